@@ -127,7 +127,10 @@ def _advice(made: SequencePlan) -> str:
         return f"No fixed degree holds the longest sequence in every group. {rest}"
     best = made.fixed[0].size
     if made.is_worth_it:
-        return f"Flexible groups: the best fixed degree, {best}, takes {made.gain:.2f}x. {rest}"
+        return (
+            f"Flexible groups (train with --hetero-sequences flexible): the best fixed degree, "
+            f"{best}, takes {made.gain:.2f}x. {rest}"
+        )
     return f"A fixed degree of {best} is enough: flexible groups gain {made.gain - 1:.1%}. {rest}"
 
 

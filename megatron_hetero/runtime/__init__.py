@@ -1,7 +1,7 @@
 """Training in Megatron's loop: everything here may import torch and Megatron.
 Rooms: `job` (from flags to `pretrain`), `model`, `parallel` (groups, boundaries, schedule),
-`gradients` (buckets, exchange, optimizer), `state` (checkpoints), `observe` (times and logs) and
-`megatron` (replaced Megatron symbols).
+`gradients` (buckets, exchange, optimizer), `state` (checkpoints), `observe` (times and logs),
+`sequences` (documents dealt to groups step by step) and `megatron` (replaced Megatron symbols).
 
 backend  CPU training: substitutes for what Megatron assumes of CUDA
 """

@@ -3,6 +3,8 @@ cost on a group; `deal`, which group trains which.
 
 tree            groups of ranks, nested in each other
 cluster_groups  the groups of a job on a described cluster
+job_plan        the plan of a job that trains in groups
 lengths         files and distributions of lengths
+step_tokens     a dealt step as ranks run it
 advice          what flexible groups gain for a file of lengths
 """

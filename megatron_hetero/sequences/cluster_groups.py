@@ -33,6 +33,7 @@ def cluster_groups(
     window: int | None = None,
     rule: ShareRule = "balanced",
     only_alike: bool = False,
+    only_gathers: bool = False,
 ) -> ClusterGroups:
     """Make the groups of a job that has every usable GPU as a data-parallel rank.
 
@@ -46,6 +47,7 @@ def cluster_groups(
         window: keys that a query sees at most; None is all before it.
         rule: of the shares of unlike GPUs in a group.
         only_alike: no group has unlike GPUs.
+        only_gathers: as in `modelled_prices`.
     Raises:
         InfeasiblePlanError: a GPU cannot hold the model beside its optimizer.
         UnsupportedError: no GPU can train in the job's precision.
@@ -94,7 +96,9 @@ def cluster_groups(
                 tuple(links), lines)  # fmt: skip
         if only_alike and len({r.gpu_name for r in of}) > 1:
             return name, ()
-        return name, modelled_prices(workload, cluster, own, of, window, rule)
+        return name, modelled_prices(
+            workload, cluster, own, of, window, rule, only_gathers=only_gathers
+        )
 
     tree = make_tree(nest, prices_of)
     return ClusterGroups(tree, devices, tuple(rates[d.node] for d in devices))

@@ -43,6 +43,9 @@ class HeteroArguments:
     megatron: tuple[str, ...]
     timeline: Path | None = None
     faults: FaultOptions = NO_FAULTS
+    sequences: str | None = None
+    cluster: Path | None = None
+    profile: Path | None = None
 
 
 def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -69,6 +72,25 @@ def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
         help="write what every stage does when, of the steps from Megatron's --profile-step-start "
         "(10) to before --profile-step-end (12); for ui.perfetto.dev and `report --measured`",
     )
+    group.add_argument(
+        "--hetero-sequences",
+        choices=("flexible",),
+        help="every document is one sequence, and those of a step are dealt to groups of GPUs of "
+        "unlike size, in shares by speed (docs/sequences.md); needs --hetero-cluster, in the place "
+        "of a plan",
+    )
+    group.add_argument(
+        "--hetero-cluster",
+        type=Path,
+        metavar="FILE",
+        help="the GPUs of a job with --hetero-sequences, as for `plan`",
+    )
+    group.add_argument(
+        "--hetero-profile",
+        type=Path,
+        metavar="FILE",
+        help="measured times of these GPUs, as `probe` writes them (default: the catalogue)",
+    )
     add_fault_arguments(group)
     return parser
 
@@ -83,6 +105,14 @@ def split_arguments(argv: Sequence[str]) -> HeteroArguments:
     ours, megatron = parser.parse_known_args(list(argv))
     if ours.hetero_layout is not None and ours.hetero_plan is not None:
         raise UsageError("give --hetero-plan or --hetero-layout, not both")
+    if ours.hetero_sequences is not None and (ours.hetero_layout or ours.hetero_plan):
+        raise UsageError(
+            "--hetero-sequences has every GPU as a replica of its own; leave --hetero-plan and "
+            "--hetero-layout out"
+        )
+    of_cluster = [n for n in ("cluster", "profile") if getattr(ours, f"hetero_{n}") is not None]
+    if ours.hetero_sequences is None and of_cluster:
+        raise UsageError(f"--hetero-{of_cluster[0]} is for --hetero-sequences; leave it out")
     return HeteroArguments(
         ours.hetero_layout,
         ours.hetero_plan,
@@ -90,6 +120,9 @@ def split_arguments(argv: Sequence[str]) -> HeteroArguments:
         tuple(megatron),
         ours.hetero_timeline,
         FaultOptions.of(ours),
+        ours.hetero_sequences,
+        ours.hetero_cluster,
+        ours.hetero_profile,
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import content_hash
@@ -51,6 +52,10 @@ from megatron_hetero.runtime.job.workload import workload_of
 from megatron_hetero.runtime.job.world import World, join
 from megatron_hetero.runtime.model import fp8, precision
 from megatron_hetero.schedule.of_plan import check_schedules
+
+if TYPE_CHECKING:
+    from megatron_hetero.runtime.job.attachments import RankContext
+    from megatron_hetero.runtime.parallel.groups import RankGroups
 
 
 class AsymmetricJob:
@@ -227,9 +232,8 @@ class AsymmetricJob:
         Raises:
             UsageError: the script asks Megatron for something that the plan decides.
         """
-        from megatron_hetero.runtime.job.attachments import RankContext, attach_all
+        from megatron_hetero.runtime.job.attachments import RankContext
         from megatron_hetero.runtime.megatron import compile_helpers
-        from megatron_hetero.runtime.model import data
         from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
         from megatron_hetero.runtime.parallel.groups import build_groups
         from megatron_hetero.runtime.state.safety import guard_checkpoints
@@ -279,23 +283,38 @@ class AsymmetricJob:
             saves_states=self._saves_states,
             loads_states=self._loads_states,
         )
-        attach_all(context)
+        self._attach(context)
         return ended(
             saver,
             pretrain,
             config,
-            data.iterators_provider(
-                self._in_own_sizes(datasets_provider),
-                self._batches,
-                groups,
-                self._job_size if shuffles_data(self._arguments.megatron) else None,
-            ),
+            self._iterators(datasets_provider, groups),
             model_type,
-            self._in_own_sizes(forward_step),
+            self._own_step(forward_step),
             p2p_communicator=communicator,
             pg_collection=groups.collection(),
             skip_model_parallel_init=True,
         )
+
+    def _attach(self, context: RankContext) -> None:
+        from megatron_hetero.runtime.job.attachments import attach_all
+
+        attach_all(context)
+
+    def _iterators(self, datasets_provider: Step, groups: RankGroups) -> Callable[..., Any]:
+        """Return Megatron's provider of this rank's data."""
+        from megatron_hetero.runtime.model import data
+
+        return data.iterators_provider(
+            self._in_own_sizes(datasets_provider),
+            self._batches,
+            groups,
+            self._job_size if shuffles_data(self._arguments.megatron) else None,
+        )
+
+    def _own_step(self, forward_step: Step) -> Step:
+        """Return the forward step of this rank."""
+        return self._in_own_sizes(forward_step)
 
     def _watch(self) -> None:
         place, world = self._position, self._world

@@ -49,6 +49,8 @@ from megatron_hetero.runtime.parallel.context_place import set_context_place
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.step import ReplicaSchedule
 from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
+from megatron_hetero.runtime.sequences.balance import Balance
+from megatron_hetero.runtime.sequences.schedule import DealtSchedule
 from megatron_hetero.runtime.state import random_states
 
 
@@ -59,7 +61,8 @@ class RankContext:
     `args` are Megatron's, `model` is its configuration of the model with the lists of hooks.
     `optimizer_weights` is [rank] -> its relative part of the optimizer's state; None if the state
     is not divided. `precisions` is [replica][stage] -> what it computes in. The attachment of the
-    schedule makes `watch`, those of the log read it.
+    schedule makes `watch`, those of the log read it; with `deals_sequences`, where each step is
+    dealt to groups of ranks, it makes `balance`.
     """
 
     plan: Plan
@@ -78,6 +81,8 @@ class RankContext:
     saves_states: bool
     loads_states: bool
     watch: StageWatch | None = None
+    deals_sequences: bool = False
+    balance: Balance | None = None
 
     @property
     def mixes_precisions(self) -> bool:
@@ -109,6 +114,10 @@ def _straggler_detector(context: RankContext) -> None:
 
 
 def _schedule(context: RankContext) -> None:
+    if context.deals_sequences:
+        context.balance = Balance()
+        forward_backward.apply(DealtSchedule(context.groups, context.balance))
+        return
     if StageRatio.applies(context.plan):
         context.watch = StageWatch()
     forward_backward.apply(ReplicaSchedule(context.batches, context.groups, context.watch))
@@ -117,7 +126,10 @@ def _schedule(context: RankContext) -> None:
 def _skipped_steps(context: RankContext) -> None:
     replica = context.position.replica
     counts = {
-        global_batch_size(plan): plan.replicas[replica].num_micro_batches
+        # A dealt step comes in one piece.
+        global_batch_size(plan): 1
+        if context.deals_sequences
+        else plan.replicas[replica].num_micro_batches
         for plan in context.batches.plans
     }
     skipped_steps.apply(counts, reads_data=reads_data(context.groups))
@@ -174,7 +186,11 @@ def _sequence_shares(context: RankContext) -> None:
 
 def _log(context: RankContext) -> None:
     training_log.add_observer(marks.after_a_step)
-    training_log.add_observer(TokenRate().observe)
+    if context.balance is None:
+        training_log.add_observer(TokenRate().observe)
+    else:
+        training_log.add_observer(TokenRate(context.balance.tokens_so_far).observe)
+        training_log.add_observer(context.balance.observe)
     if context.watch is not None:
         training_log.add_observer(StageRatio(context.plan, context.watch).observe)
         promised = prediction_of(context.plan, context.workload)

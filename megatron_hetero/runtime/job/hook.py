@@ -20,7 +20,7 @@ from megatron_hetero.runtime.job.arguments import split_arguments
 from megatron_hetero.runtime.job.steps import job_of, job_on_plan
 from megatron_hetero.runtime.job.stock import Step
 
-PLAN_FLAGS = ("--hetero-plan", "--hetero-layout")
+PLAN_FLAGS = ("--hetero-plan", "--hetero-layout", "--hetero-sequences")
 
 
 def hooked(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.flags.emit import plan_arguments
 from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
@@ -56,10 +56,27 @@ def job_of(argv: Sequence[str], of_a_script: bool = False) -> TrainingJob:
         HeteroError: the plan, its flags or the number of processes are wrong.
     """
     arguments = split_arguments(argv)
+    if arguments.sequences is not None:
+        return _sequences_job(arguments, of_a_script)
     judged = arguments
     if of_a_script:
         judged = replace(arguments, megatron=flag_table().known_part(arguments.megatron))
     return job_on_plan(requested_plan(judged), arguments, judged.megatron)
+
+
+def _sequences_job(arguments: HeteroArguments, of_a_script: bool) -> TrainingJob:
+    if of_a_script:
+        raise UnsupportedError(
+            "--hetero-sequences: a script's own batches are of one length. Train with -m "
+            "megatron_hetero.pretrain_gpt."
+        )
+    if arguments.timeline is not None:
+        raise UnsupportedError("--hetero-timeline does not go with --hetero-sequences yet")
+    if arguments.faults.is_replanned:
+        raise UnsupportedError("--hetero-on-loss replan does not go with --hetero-sequences yet")
+    from megatron_hetero.runtime.sequences.job import sequences_plan
+
+    return job_on_plan(sequences_plan(arguments), arguments, arguments.megatron)
 
 
 def job_on_plan(
@@ -95,6 +112,10 @@ def job_on_plan(
                 "what every rank does"
             )
         return StockJob(arguments.megatron, world, faults=arguments.faults)
+    if arguments.sequences is not None:
+        from megatron_hetero.runtime.sequences.job import SequencesJob
+
+        return SequencesJob(plan, arguments, world)
     if is_stock(plan) and not arguments.faults.is_replanned:
         decided = plan_arguments(plan, judged)
         if world.rank == 0:

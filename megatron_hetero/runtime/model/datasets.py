@@ -46,7 +46,7 @@ def datasets_provider(num_samples: Any) -> tuple[Any, ...]:
     They are built on the ranks that read data and on rank 0; None elsewhere.
     """
     args = get_args()
-    kind, config = _kind(args), _config(args)
+    kind, config = _kind(args), dataset_config(args)
 
     def is_built_on_this_rank() -> bool:
         # The builder lets rank 0 write the index files before all others read them.  On a plan
@@ -67,7 +67,8 @@ def _kind(args: Any) -> type:
     return NumberedFIMDataset if args.fim_data else GPTDataset
 
 
-def _config(args: Any) -> GPTDatasetConfig:
+def dataset_config(args: Any) -> GPTDatasetConfig:
+    """Return the configuration of Megatron's data sets of a GPT that the flags ask for."""
     blend, blend_per_split = get_blend_and_blend_per_split(args)
     settings = {
         "random_seed": args.seed,

@@ -57,11 +57,16 @@ def own_rotary_hook(place: ContextPlace) -> Callable[[list[Any]], list[Any]]:
     embedding of the model."""
 
     def hook(model: list[Any]) -> list[Any]:
-        for chunk in model:
-            for module in list(chunk.modules()):
-                whole = getattr(module, _NAME, None)
-                if isinstance(whole, RotaryEmbedding):
-                    setattr(module, _NAME, OwnRotaryEmbedding(whole, place))
+        replace_rotary(model, lambda whole: OwnRotaryEmbedding(whole, place))
         return model
 
     return hook
+
+
+def replace_rotary(model: list[Any], substitute: Callable[[RotaryEmbedding], nn.Module]) -> None:
+    """Put a substitute in the place of every rotary embedding of a model."""
+    for chunk in model:
+        for module in list(chunk.modules()):
+            whole = getattr(module, _NAME, None)
+            if isinstance(whole, RotaryEmbedding):
+                setattr(module, _NAME, substitute(whole))

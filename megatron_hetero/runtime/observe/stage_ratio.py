@@ -62,10 +62,16 @@ class StageWatch:
 
         It waits for the device, so call it once an interval of the log.
         """
+        seconds, num_forwards = self.take_all()
+        return seconds / num_forwards if num_forwards else float("nan")
+
+    def take_all(self) -> tuple[float, int]:
+        """Return the seconds of all passes since the last call, and the number of forwards; it
+        waits for the device."""
         if self._events:
             self._events[-1][1].synchronize()
             self._seconds += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
-        found = self._seconds / self._num_forwards if self._num_forwards else float("nan")
+        found = self._seconds, self._num_forwards
         self._events, self._seconds, self._num_forwards = [], 0.0, 0
         return found
 

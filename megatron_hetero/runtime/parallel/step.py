@@ -110,27 +110,30 @@ class ReplicaSchedule:
         if forward_only and args.sft:
             # Of conversations Megatron's validation takes the mean over micro-batches.
             reports = [{key: _mean_of(r[key]) for key in r} for r in reports]
-        return [self._job_report(reports)]
+        return [job_report(reports, self._groups)]
 
-    def _job_report(self, reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Sum the reports of all micro-batches of all replicas.
 
-        The ranks of a tensor-parallel group have equal reports, so the first one counts.
-        """
-        total = {}
-        for key in reports[0]:
-            values = [report[key].view(-1) for report in reports]
-            if values[0].numel() != 2:
-                raise UnsupportedError(
-                    f"the loss function reports {key!r} as {values[0].numel()} value(s); it must "
-                    "return [sum of losses, number of tokens], because replicas see unlike numbers "
-                    "of tokens."
-                )
-            total[key] = torch.vstack(values).sum(dim=0)
-            if self._groups.tensor.rank() != 0:
-                total[key].zero_()
-            dist.all_reduce(total[key], group=self._groups.last_stages)
-        return total
+def job_report(
+    reports: list[dict[str, torch.Tensor]], groups: RankGroups
+) -> dict[str, torch.Tensor]:
+    """Sum the reports of all micro-batches of all replicas.  Collective on last stages.
+
+    The ranks of a tensor-parallel group have equal reports, so the first one counts.
+    """
+    total = {}
+    for key in reports[0]:
+        values = [report[key].view(-1) for report in reports]
+        if values[0].numel() != 2:
+            raise UnsupportedError(
+                f"the loss function reports {key!r} as {values[0].numel()} value(s); it must "
+                "return [sum of losses, number of tokens], because replicas see unlike numbers "
+                "of tokens."
+            )
+        total[key] = torch.vstack(values).sum(dim=0)
+        if groups.tensor.rank() != 0:
+            total[key].zero_()
+        dist.all_reduce(total[key], group=groups.last_stages)
+    return total
 
 
 def _mean_of(report: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,8 @@ from megatron_hetero.sequences.tree import GroupTree
 
 _FULLER = (1.02, 1.1)
 """Parts of memory, over the mean, after which a micro-batch takes no more sequences."""
+NO_SEARCH_WAS_FASTER = "no search was faster"
+"""Why a deal is the greedy one, where nothing failed."""
 _PROMISING = 1.03
 _CLOSE = 1.01
 _MAX_MOVES = 400
@@ -152,7 +154,7 @@ def _filled_parts(table: PriceTable, fill: float) -> list[list[int]]:
 def _filled(table: PriceTable, fill: float) -> list[MicroBatch]:
     """Deal greedily, which needs no solver."""
     return [
-        made_micro_batch(packing, part, least_seconds(table.of(part)), "no search was faster")
+        made_micro_batch(packing, part, least_seconds(table.of(part)), NO_SEARCH_WAS_FASTER)
         for packing, part in greedy_parts(table, range(len(table.lengths)), fill)
     ]
 

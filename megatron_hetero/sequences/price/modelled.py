@@ -91,7 +91,7 @@ class ModelledPrice:
         widths = np.array([float(d.width) for d in self.domains])[:, None]
         if self.rule == "equal":
             return np.asarray(widths / self.size * lengths)
-        return balanced_shares(self._token_seconds(lengths), self._caps(lengths), lengths)
+        return balanced_shares(self._token_seconds(lengths), self.caps(lengths), lengths)
 
     def seconds(self, lengths: Floats) -> Floats:
         """Return the seconds that each sequence adds, shape [sequence]; infinite where it does not
@@ -100,7 +100,7 @@ class ModelledPrice:
         computing = shares * self._token_seconds(lengths)
         waiting = self._waiting(lengths, shares)
         found = computing.max(axis=0) + waiting
-        fits = (shares <= self._caps(lengths) * (1 + 1e-9)).all(axis=0)
+        fits = (shares <= self.caps(lengths) * (1 + 1e-9)).all(axis=0)
         return np.asarray(np.where(fits & np.isfinite(found), found, np.inf))
 
     def memory(self, lengths: Floats) -> Floats:
@@ -115,8 +115,9 @@ class ModelledPrice:
     def _gathered(self, lengths: Floats) -> Floats:
         return self.key_value_bytes * lengths
 
-    def _caps(self, lengths: Floats) -> Floats:
-        """Return the tokens of each sequence that each domain could hold alone."""
+    def caps(self, lengths: Floats) -> Floats:
+        """Return the tokens of each sequence that each domain could hold alone, shape [domain,
+        sequence]."""
         left = [
             d.width
             * np.maximum(d.rates.room_bytes - self._gathered(lengths), 0.0)
@@ -160,6 +161,8 @@ def modelled_prices(
     rates: Sequence[TokenRates],
     window: int | None = None,
     rule: ShareRule = "balanced",
+    *,
+    only_gathers: bool = False,
 ) -> tuple[ModelledPrice, ...]:
     """Price sequences on a group in every way that heads and GPUs allow.
 
@@ -173,24 +176,13 @@ def modelled_prices(
         rates: of each device.
         window: keys that a query sees at most; None is all before it.
         rule: of the shares of unlike domains; "balanced" makes prices with equal ones too.
+        only_gathers: every GPU is a domain, and keys and values are gathered, as training does.
     """
-    groups = workload.model.num_query_groups
     divisions: list[list[list[int]]] = [[[i] for i in range(len(devices))]]
-    by_node: dict[tuple[str, str], list[int]] = {}
-    for i, device in enumerate(devices):
-        by_node.setdefault((device.node, rates[i].gpu_name), []).append(i)
-    divisions.append(
-        [
-            members[first : first + width]
-            for members in by_node.values()
-            for width in [_widest(len(members), groups)]
-            for first in range(0, len(members), width)
-        ]
-    )
-    if len({r.gpu_name for r in rates}) == 1 and groups % len(devices) == 0:
-        divisions.append([list(range(len(devices)))])
+    if not only_gathers:
+        divisions += _with_all_to_alls(workload, devices, rates)
     betweens: tuple[Between, ...] = ("gather", "ring")
-    if not all(r.is_fused for r in rates):
+    if only_gathers or not all(r.is_fused for r in rates):
         betweens = ("gather",)
     rules: tuple[ShareRule, ...] = (rule,)
     if rule == "balanced" and len({r.gpu_name for r in rates}) > 1:
@@ -204,6 +196,27 @@ def modelled_prices(
                     _priced(workload, cluster, devices, rates, division, between, window, of)
                 )
     return tuple(made)
+
+
+def _with_all_to_alls(
+    workload: Workload, devices: Sequence[Device], rates: Sequence[TokenRates]
+) -> list[list[list[int]]]:
+    """Divide a group into domains that exchange heads: equal GPUs of a node, or the whole group."""
+    groups = workload.model.num_query_groups
+    by_node: dict[tuple[str, str], list[int]] = {}
+    for i, device in enumerate(devices):
+        by_node.setdefault((device.node, rates[i].gpu_name), []).append(i)
+    divisions = [
+        [
+            members[first : first + width]
+            for members in by_node.values()
+            for width in [_widest(len(members), groups)]
+            for first in range(0, len(members), width)
+        ]
+    ]
+    if len({r.gpu_name for r in rates}) == 1 and groups % len(devices) == 0:
+        divisions.append([list(range(len(devices)))])
+    return divisions
 
 
 def _widest(count: int, groups: int) -> int:

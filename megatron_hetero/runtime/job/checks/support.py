@@ -64,18 +64,18 @@ def check_arguments(args: Any, plan: Plan) -> None:
             "devices of its stage with that node's first GPU first, or leave the flag out."
         )
     if args.num_experts is not None:
-        _refuse(experts.REFUSED, args, "With --num-experts, an asymmetric plan cannot honour yet:")
+        refuse(experts.REFUSED, args, "With --num-experts, an asymmetric plan cannot honour yet:")
         experts.check_micro_batches(plan, args)
         experts.check_tables(plan, args)
     if args.fp8 is not None:
-        _refuse(fp8.REFUSED, args, "With --fp8-format, an asymmetric plan cannot honour:")
+        refuse(fp8.REFUSED, args, "With --fp8-format, an asymmetric plan cannot honour:")
     has_shares = any(stage.shape.shares for r in plan.replicas for stage in r.stages)
     if has_shares and args.cross_entropy_loss_fusion and args.cross_entropy_fusion_impl == "te":
         raise UnsupportedError(
             "--cross-entropy-fusion-impl te: it takes all ranks to hold equally many rows of the "
             "vocabulary, which the plan's shares divide. Use native."
         )
-    _refuse(REFUSED, args, "These flags are not supported on an asymmetric plan yet:")
+    refuse(REFUSED, args, "These flags are not supported on an asymmetric plan yet:")
 
 
 def check_context_parallel(plan: Plan, args: Any) -> None:
@@ -86,10 +86,10 @@ def check_context_parallel(plan: Plan, args: Any) -> None:
     """
     if plan.layout.has_context_parallel:
         heading = "These flags do not go with the context parallelism (cp) of a plan:"
-        _refuse(NOT_WITH_CONTEXT_PARALLEL, args, heading)
+        refuse(NOT_WITH_CONTEXT_PARALLEL, args, heading)
     if plan.layout.has_uneven_context_parallel:
         heading = "These flags do not go with unlike shares of sequences (cp2(3:1)) in a plan:"
-        _refuse(NOT_WITH_CONTEXT_SHARES, args, heading)
+        refuse(NOT_WITH_CONTEXT_SHARES, args, heading)
 
 
 def check_sharded_layers(plan: Plan, args: Any) -> None:
@@ -100,7 +100,7 @@ def check_sharded_layers(plan: Plan, args: Any) -> None:
     """
     if plan.layout.has_sharded_layers:
         heading = "These flags do not go with the sharded layers (z) of a plan:"
-        _refuse(NOT_WITH_SHARDED_LAYERS, args, heading)
+        refuse(NOT_WITH_SHARDED_LAYERS, args, heading)
 
 
 def check_precisions(plan: Plan, args: Any) -> None:
@@ -117,7 +117,7 @@ def check_precisions(plan: Plan, args: Any) -> None:
             "not go together yet. Leave one of them out of the plan."
         )
     heading = "These flags do not go with the `precision` of single stages of a plan:"
-    _refuse(precision.REFUSED, args, heading)
+    refuse(precision.REFUSED, args, heading)
 
 
 def check_orders(plan: Plan, args: Any) -> None:
@@ -129,10 +129,10 @@ def check_orders(plan: Plan, args: Any) -> None:
     """
     split = any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)
     if split:
-        _refuse(NOT_WITH_SPLIT_PASSES, args, "These flags do not go with a plan's I and W passes:")
+        refuse(NOT_WITH_SPLIT_PASSES, args, "These flags do not go with a plan's I and W passes:")
     if any(len(stage.chunks) > 1 for r in plan.replicas for stage in r.stages):
         heading = "These flags do not go with several chunks of the model on a stage:"
-        _refuse(NOT_WITH_CHUNKS, args, heading)
+        refuse(NOT_WITH_CHUNKS, args, heading)
 
 
 def check_flags(options: Sequence[Option]) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ def check_stock(args: Any) -> None:
         lambda a: a.context_parallel_size > 1,
         "let a plan say it, as in --hetero-layout tp1cp2:4",
     )
-    _refuse((rule,), args, "megatron_hetero.pretrain_gpt cannot train without a plan with:")
+    refuse((rule,), args, "megatron_hetero.pretrain_gpt cannot train without a plan with:")
 
 
 def check_entry(args: Any) -> None:
@@ -175,14 +175,23 @@ def check_entry(args: Any) -> None:
     Raises:
         UnsupportedError: the message names every such flag, with advice.
     """
-    _refuse(
+    refuse(
         NOT_IN_THIS_ENTRY,
         args,
         "megatron_hetero.pretrain_gpt cannot train with these flags:",
     )
 
 
-def _refuse(rules: Sequence[Rule], args: Any, heading: str) -> None:
+def refuse(rules: Sequence[Rule], args: Any, heading: str) -> None:
+    """Refuse flags by rules.
+
+    Args:
+        rules: flags, conditions and advice.
+        args: Megatron's parsed arguments.
+        heading: first line of the message.
+    Raises:
+        UnsupportedError: the message names every flag whose condition holds.
+    """
     found = [f"{flag}: {instead}" for flag, asks, instead in rules if asks(args)]
     if found:
         raise UnsupportedError("\n  ".join([heading, *found]))

@@ -1,0 +1,109 @@
+"""The line of the log about dealt steps: how level the ranks were, and how level they should be.
+
+A rank is busy in its forward and backward passes; what it waits in them for other members of its
+group, which have less to do, counts as busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_hetero.runtime.observe.log_values import write_values
+from megatron_hetero.runtime.observe.stage_ratio import StageWatch
+from megatron_hetero.runtime.sequences.steps import RankStep
+
+
+class Balance:
+    """Stopwatch for the passes of this rank, and observer of Megatron's log, to which it adds a
+    line; it covers the steps since the line before."""
+
+    def __init__(self) -> None:
+        self._watch = StageWatch()
+        self._is_training = False
+        self._steps: list[RankStep] = []
+        self._num_tokens = 0
+
+    def tokens_so_far(self) -> int:
+        """Count the tokens of all ranks since the job began."""
+        return self._num_tokens
+
+    @contextmanager
+    def watched(self, kind: str) -> Iterator[None]:
+        """Measure the time of a block of training if the operation computes."""
+        if not self._is_training:
+            yield
+            return
+        with self._watch.watched(kind):
+            yield
+
+    @contextmanager
+    def measured(self, step: RankStep, forward_only: bool) -> Iterator[None]:
+        """Measure a step of training; one of validation is left out."""
+        self._is_training = not forward_only
+        if self._is_training:
+            self._steps.append(step)
+            self._num_tokens += step.num_tokens
+        yield
+        self._is_training = False
+
+    def observe(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
+        """Exchange the ranks' times and print the line.  Collective at each interval of the log.
+
+        Args:
+            iteration: the step.
+            loss_dict: Megatron's losses; not read.
+            grad_norm: Megatron's norm; not read.
+        """
+        from megatron.training import get_args
+
+        num_ranks, rank = dist.get_world_size(), dist.get_rank()
+        for step in self._steps:
+            if step.note:
+                print(f" [sequences] iteration {iteration:8d} | {step.note} |", flush=True)
+        if iteration % get_args().log_interval or not self._steps:
+            return
+        seconds, _ = self._watch.take_all()
+        mine = torch.tensor([seconds], dtype=torch.float64, device="cuda")
+        found = [torch.zeros_like(mine) for _ in range(num_ranks)]
+        dist.all_gather(found, mine)
+        steps, self._steps = self._steps, []
+        if rank != num_ranks - 1:
+            return
+        busy_s = [float(x.item()) for x in found]
+        each = zip(*(step.whole.busy_s(num_ranks) for step in steps), strict=True)
+        predicted_s = [sum(of_rank) for of_rank in each]
+        line = balance_line(steps, busy_s, predicted_s)
+        print(f" [sequences] iteration {iteration:8d} | {line} |", flush=True)
+        values = {"balance/real": balance(busy_s), "balance/predicted": balance(predicted_s)}
+        write_values(values, iteration)
+
+
+def balance(busy_s: Sequence[float]) -> float:
+    """Return the seconds of the busiest rank over the mean; 1 is level."""
+    return max(busy_s) * len(busy_s) / sum(busy_s)
+
+
+def balance_line(
+    steps: Sequence[RankStep], busy_s: Sequence[float], predicted_s: Sequence[float]
+) -> str:
+    """Format the steps since the last line.
+
+    Args:
+        steps: at least one.
+        busy_s: measured seconds of every rank, in all steps.
+        predicted_s: as predicted.
+    """
+    sequences = sum(step.num_sequences for step in steps)
+    tokens = sum(step.num_tokens for step in steps)
+    longest_s, promised_s = max(busy_s) / len(steps), max(predicted_s) / len(steps)
+    return (
+        f"{sequences:,} sequences, {tokens:,} tokens | groups of the last step: "
+        f"{steps[-1].whole.sizes} | busiest over mean: {balance(busy_s):.2f}, predicted "
+        f"{balance(predicted_s):.2f} | busiest: {longest_s:.3g} s a step, predicted "
+        f"{promised_s:.3g} s"
+    )

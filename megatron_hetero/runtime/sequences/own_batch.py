@@ -1,0 +1,154 @@
+"""What one rank has of the sequences of its group: a micro-batch, and where its tokens lie.
+
+The sequences follow one another.  Of each a member has two chunks, one from the front and one, as
+far from the end, from the back (`plan.sharding.token_shares.chunk_edges`).  A member without any
+token has a filling one, which does not count: Megatron's layers do not run on none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from megatron_hetero.plan.sharding.token_shares import chunk_edges
+from megatron_hetero.runtime.sequences.documents import Tokens
+from megatron_hetero.sequences.step_tokens import GroupTokens
+
+_Places = npt.NDArray[np.int64]
+
+
+@dataclass
+class DividedSequences(PackedSeqParams):
+    """A rank's part of sequences that its group `cp_group` divides, as Megatron carries it to
+    attention and rotary positions.
+
+    Attributes:
+        positions: shape [own tokens], of each in its sequence.
+        edges: own tokens `edges[q]` to `edges[q + 1] - 1` are of sequence q; one behind the last
+            edge is the filling token.
+        orders: of each sequence, for each position, its place in the pieces of all members, each
+            filled up to `most_tokens`.
+        most_tokens: of the member that has most.
+    """
+
+    positions: Any = None
+    edges: tuple[int, ...] = (0,)
+    orders: tuple[Tensor, ...] = ()
+    most_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class OwnBatch:
+    """A rank's micro-batch; tensors have shape [1, own tokens]."""
+
+    tokens: Tensor
+    labels: Tensor
+    loss_mask: Tensor
+    position_ids: Tensor
+    sequences: DividedSequences
+
+
+def own_batch(
+    group: GroupTokens,
+    rank: int,
+    documents: Sequence[Tokens],
+    process_group: Any,
+    uncounted: int | None = None,
+    device: Any = "cpu",
+) -> OwnBatch:
+    """Take a rank's tokens of a group's documents.
+
+    Every token but the first is a label once, of the one before it; a document's last token has
+    none and does not count.
+
+    Args:
+        group: of the rank.
+        rank: the rank.
+        documents: of the group, each [tokens], in the order of its sequences.
+        process_group: of the group.
+        uncounted: a token whose successor does not count (`--eod-mask-loss`).
+        device: of the tensors.
+    """
+    places = [_places(tokens) for tokens in group.tokens]
+    own = [of[rank - group.first] for of in places]
+    tokens = [doc[at] for doc, at in zip(documents, own, strict=True)]
+    labels = [doc[_following(doc, at)] for doc, at in zip(documents, own, strict=True)]
+    counts = [at + 1 < len(doc) for doc, at in zip(documents, own, strict=True)]
+    if uncounted is not None:
+        counts = [c & (t != uncounted) for c, t in zip(counts, tokens, strict=True)]
+    starts = np.zeros(group.size, dtype=np.int64)
+    most = max(sum(of) for of in zip(*group.tokens, strict=True))
+    orders = []
+    for of in places:
+        order = np.empty(sum(map(len, of)), dtype=np.int64)
+        for member, at in enumerate(of):
+            order[at] = member * most + starts[member] + np.arange(len(at))
+            starts[member] += len(at)
+        orders.append(torch.from_numpy(order).to(device))
+    edges = np.r_[0, np.cumsum([len(at) for at in own])]
+    if not edges[-1]:
+        own = tokens = labels = [np.zeros(1, dtype=np.int64)]
+        counts = [np.zeros(1, dtype=np.bool_)]
+    return OwnBatch(
+        _row(tokens, np.int64, device),
+        _row(labels, np.int64, device),
+        _row(counts, np.float32, device),
+        _row(own, np.int64, device),
+        _divided(process_group, _row(own, np.int64, device)[0], edges, orders, most),
+    )
+
+
+def filling_batch(alone: Any, device: Any = "cpu") -> OwnBatch:
+    """Return the micro-batch of a rank that has no sequence in a step: the filling token, so that
+    every weight has a gradient, of zero, which overlapped exchanges wait for.
+
+    Args:
+        alone: the process group of this rank.
+        device: of the tensors.
+    """
+    one = [np.zeros(1, dtype=np.int64)]
+    integers, nothing = _row(one, np.int64, device), _row(one, np.float32, device)
+    sequences = _divided(alone, integers[0], one[0], [], 1)
+    return OwnBatch(integers, integers, nothing, integers, sequences)
+
+
+def _divided(
+    process_group: Any, positions: Tensor, edges: _Places, orders: Sequence[Tensor], most: int
+) -> DividedSequences:
+    longest = max([1, *map(len, orders)])
+    return DividedSequences(
+        # Angles of rotary positions come token by token, so Megatron need not know the edges.
+        qkv_format="sbhd",
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+        cp_group=process_group,
+        positions=positions,
+        edges=tuple(int(e) for e in edges),
+        orders=tuple(orders),
+        most_tokens=most,
+    )
+
+
+def _places(tokens: Sequence[int]) -> list[_Places]:
+    """Return the positions of each member's tokens in a sequence."""
+    return [
+        np.concatenate([np.arange(*front), np.arange(*back)]).astype(np.int64)
+        for front, back in chunk_edges(tokens)
+    ]
+
+
+def _following(document: Tokens, places: _Places) -> _Places:
+    """Return the place after each; the last one's is itself, which does not count."""
+    return np.minimum(places + 1, len(document) - 1)
+
+
+def _row(parts: Sequence[npt.NDArray[Any]], kind: Any, device: Any) -> Tensor:
+    """Put parts one after the other, shape [1, tokens]."""
+    return torch.from_numpy(np.concatenate(parts).astype(kind)).to(device).unsqueeze(0)

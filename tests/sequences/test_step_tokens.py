@@ -1,0 +1,81 @@
+"""A dealt step as ranks run it: shares of every sequence, sent as text and checked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron_hetero.cluster.spec import Link
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.sequences.cluster_groups import ClusterGroups, cluster_groups
+from megatron_hetero.sequences.deal.batch import deal_batch
+from megatron_hetero.sequences.price.modelled import ModelledPrice
+from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens, read_step, step_tokens
+from tests.cost.builders import FAST, SLOW, make_cluster
+from tests.sequences.test_modelled import job
+
+LENGTHS = [90_000, 40_000, 17_001, 300, 299, 1, 2, 5000]
+
+
+def mixed() -> ClusterGroups:
+    cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 2), between=Link(50e9, 1e-5))
+    return cluster_groups(cluster, job(), only_gathers=True)
+
+
+def test_every_token_has_one_rank_and_fast_ones_have_more() -> None:
+    groups = mixed()
+    deal = deal_batch(groups.tree, LENGTHS)
+    step = step_tokens(groups.tree, LENGTHS, deal)
+    assert read_step(step.text(), LENGTHS, 4) == step
+    assert step.seconds == pytest.approx(deal.seconds)
+    busy_s = np.array(step.busy_s(4))
+    assert busy_s.max() / busy_s.mean() == pytest.approx(deal.balance)
+    for groups_of in step.micro_batches:
+        for group in groups_of:
+            for k, tokens in zip(group.sequences, group.tokens, strict=True):
+                assert sum(tokens) == LENGTHS[k]
+                if len(tokens) == 4 and LENGTHS[k] > 10_000:
+                    assert tokens[0] > tokens[3]
+
+
+def test_training_is_priced_as_gathers_between_single_ranks() -> None:
+    for kind in mixed().tree.kinds:
+        for price in kind.prices:
+            assert isinstance(price, ModelledPrice) and price.between == "gather"
+            assert [d.width for d in price.domains] == [1] * kind.size
+
+
+def test_groups_of_a_rank_and_of_the_log() -> None:
+    pair, whole = GroupTokens(0, (0,), ((3, 1),), 1.0), GroupTokens(0, (2,), ((1, 1, 1),), 2.0)
+    alone = GroupTokens(2, (1,), ((2,),), 0.5)
+    step = StepTokens(((pair, alone), (whole,)))
+    assert step.of_rank(1) == [pair, whole] and step.of_rank(2) == [alone, whole]
+    assert step.sizes == "1x2 1x1; 1x3" and step.seconds == 3.0
+    assert step.busy_s(4) == [3.0, 3.0, 2.5, 0.0]
+
+
+GOOD: list[Any] = [[[0, [0], [[2, 2]], 1.0], [2, [1], [[3]], 1.0]]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s[0].pop(), "number 1 0 times"),
+        (lambda s: s[0][1].__setitem__(1, [0]), "number 0 2 times"),
+        (lambda s: s[0][1].__setitem__(1, [7]), "number 1 0 times"),
+        (lambda s: s[0][0].__setitem__(2, [[2, 3]]), r"2, 3 of sequence 0 do not add up.* 4"),
+        (lambda s: s[0][0].__setitem__(2, [[5, -1]]), "do not add up"),
+        (lambda s: s[0][0].__setitem__(2, [[2, 2], [1]]), "2 divisions of 1 sequences"),
+        (lambda s: s[0][1].__setitem__(0, 1), "ranks 1 to 1 are in two groups"),
+        (lambda s: s[0][1].__setitem__(0, 3), "not among the 3 of the job"),
+    ],
+)  # fmt: skip
+def test_a_step_that_does_not_add_up(change: Any, message: str) -> None:
+    assert read_step(json.dumps(GOOD), [4, 3], 3).sizes == "1x2 1x1"
+    broken = json.loads(json.dumps(GOOD))
+    change(broken)
+    with pytest.raises(PlanFormatError, match=message):
+        read_step(json.dumps(broken), [4, 3], 3)
