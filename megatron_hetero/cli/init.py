@@ -28,7 +28,7 @@ from megatron_hetero.cluster.inventory.skypilot import nodes_from_skypilot
 from megatron_hetero.cluster.inventory.slurm import nodes_from_slurm
 from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.makers import LIBRARIES, Library
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import ClusterError, UsageError
 from megatron_hetero.units import UnitError, parse_bandwidth, parse_bytes, parse_duration
 from megatron_hetero.units import parse_flops as parse_peak
 
@@ -173,7 +173,12 @@ def _node(text: str, own: Mapping[str, TypeDraft]) -> NodeDraft:
 
 def _cards(count: str, gpu: str, own: Mapping[str, TypeDraft]) -> CardsDraft:
     described = own.get(gpu)
-    name = gpu if described else gpu_type(gpu).name
+    try:
+        name = gpu if described else gpu_type(gpu).name
+    except ClusterError as error:
+        raise ClusterError(
+            f"{error} (here: --own-type {gpu}=24 GB,900 GB/s,120 TFLOPS, with your numbers)"
+        ) from None
     return CardsDraft(name, int(count), link_guess(name), described=described)
 
 

@@ -211,6 +211,12 @@ def test_flags_that_cannot_be(more: list[str], words: str, tmp_path: Path, capsy
     assert not output.exists()
 
 
+def test_a_gpu_that_the_catalogue_lacks_is_answered_with_the_flag(tmp_path: Path, capsys) -> None:
+    output = tmp_path / "c.yaml"
+    assert main(["init", "--node", "a=2xMyGPU", "-o", str(output)]) == 4
+    assert "--own-type MyGPU=24 GB,900 GB/s,120 TFLOPS" in capsys.readouterr().err
+
+
 def test_unlike_gpus_of_one_machine_are_one_answer(tmp_path: Path) -> None:
     person = Person(
         GPU_of_kind_1=["1xRTX-4090+RTX-3090", "1xRTX-4090+2xown", "1x rtx 4090 + 2xRTX-3090"],
