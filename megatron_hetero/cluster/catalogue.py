@@ -133,6 +133,11 @@ def _normalise(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", with_sizes.lower())
 
 
+def _part_of_peak(entry: _CatalogueEntry) -> float | None:
+    peak = entry.bf16 or entry.fp16
+    return entry.best_product / peak if entry.best_product and peak else None
+
+
 @cache
 def _load() -> tuple[dict[str, GpuType], dict[str, str], dict[str, SheetLink]]:
     """Read GPU types by name, names by normalised name or alias, and links by name."""
@@ -156,7 +161,7 @@ def _load() -> tuple[dict[str, GpuType], dict[str, str], dict[str, SheetLink]]:
             source=entry.source,
             library=entry.library,
             launch_s=catalogue.launch_time,
-            best_product=entry.best_product,
+            best_product=_part_of_peak(entry),
             half_rate=entry.half_rate,
         )
         links[entry.name] = SheetLink(entry.link, entry.link_bandwidth, entry.bridge_bandwidth)

@@ -39,7 +39,7 @@ class GpuType:
     """Communication library of its machines; GPUs of one job have one (`cluster.makers`)."""
     launch_s: float = 0.0  # of the host, for each operator (`cost.work.launches`)
     best_product: float | None = None
-    """FLOP/s of the fastest 16-bit matrix products measured on the type; None if unknown."""
+    """Part of the 16-bit peak in the fastest products measured on the type; None if unknown."""
     half_rate: bool = False
     """Whether 16-bit products that add in fp32 run at half the rate of its tensor cores."""
 

@@ -76,7 +76,7 @@ def test_sound_machines_get_no_finding() -> None:
         ("nccl-versions-differ", {"nccl": "2.26.2"}),
         ("megatron-versions-differ", {"megatron_core": "0.19.1"}),
         ("te-versions-differ", {"transformer_engine": "2.7"}),
-        ("gpu-architecture-not-built", {"gpu_architectures": ("sm_70", "sm_80", "sm_86")}),
+        ("gpu-architecture-not-built", {"gpu_architectures": ("sm_60", "sm_70")}),
         ("gpu-type-differs", {"gpu_name": "NVIDIA A10", "gpu_capability": "8.6"}),
         ("host-differs", {"host_names": ("elsewhere",), "addresses": ()}),
         ("memory-taken", {"free_bytes": GIB // 8}),

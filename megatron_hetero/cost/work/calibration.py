@@ -83,10 +83,9 @@ class Calibration:
         usual = self.gemm[DEFAULT, kind]
         if kind == "fp32":
             return usual
-        peak = _half_peak(gpu)
-        if gpu.best_product and peak and self._parts_of_best:
+        if gpu.best_product and self._parts_of_best:
             part = median(self._parts_of_best)
-            return replace(usual, max_efficiency=part * gpu.best_product / peak)
+            return replace(usual, max_efficiency=part * gpu.best_product)
         if gpu.half_rate and self._half_rate:
             return replace(usual, max_efficiency=median(self._half_rate))
         return usual
@@ -95,9 +94,9 @@ class Calibration:
     def _parts_of_best(self) -> tuple[float, ...]:
         """Return what layers of measured types reach, over their fastest products."""
         return tuple(
-            curve.max_efficiency * peak / gpu.best_product
+            curve.max_efficiency / gpu.best_product
             for gpu, curve in self._measured
-            if gpu.best_product and (peak := _half_peak(gpu))
+            if gpu.best_product
         )
 
     @cached_property
@@ -119,10 +118,6 @@ class Calibration:
         name = self.same_chip.get(gpu.name, gpu.name)
         efficiency = self.memory_efficiency.get(name, self.memory_efficiency[DEFAULT])
         return gpu.memory_bytes_per_s * efficiency
-
-
-def _half_peak(gpu: GpuType) -> float | None:
-    return gpu.peak_flops.get("bf16") or gpu.peak_flops.get("fp16")
 
 
 @cache

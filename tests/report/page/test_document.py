@@ -161,7 +161,10 @@ def test_memory_bars_add_up_to_the_peak(content: Content) -> None:
     assert sorted(rows.values()) == pytest.approx(peaks, abs=0.4)
 
 
-def test_what_if_moves_the_right_way(content: Content) -> None:
+def test_what_if_moves_the_right_way() -> None:
+    # Without the host's launches, for which passes of so small a model wait whatever the GPU.
+    nodes = tuple(replace(n, gpu_type=replace(n.gpu_type, launch_s=0.0)) for n in CLUSTER.nodes)
+    content = gather(PLAN, replace(CLUSTER, nodes=nodes))
     change = {v.what: v.change for v in content.what_if}
     assert change["network between machines at twice its speed"] <= 1e-9
     assert change["network between machines at half its speed"] >= -1e-9
