@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis
+import pytest
 
 # Machines of CI are shared: a slow example is no fault.  Whole tests have pytest's timeout.
 # A run says the same of the same code: what fails is a fault of the change at hand.  New examples
@@ -10,3 +11,10 @@ import hypothesis
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("random", deadline=None, derandomize=False)
 hypothesis.settings.load_profile("same")
+
+LONGEST = ("test_examples.py", "test_pages.py")
+"""Begun first, or one core would work on them alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
