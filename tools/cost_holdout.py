@@ -46,9 +46,9 @@ def chip(gpu: str) -> tuple[str, ...]:
 
 def layer_errors(
     folder: Path, points: Sequence[LayerPoint], links: dict
-) -> dict[str, tuple[Calibration, float]]:
-    """Print both tables of layers, GPU types left out and widths left out; return the constants
-    without each type."""
+) -> tuple[tuple[Calibration, float], dict[str, tuple[Calibration, float]]]:
+    """Print both tables of layers, GPU types left out and widths left out; return the constants of
+    all, and those without each type."""
     every = constants(folder)
     without_gpu = {g: constants(folder, chip(g)) for g in CATALOGUE_NAMES}
     without_width = {w: constants(folder, (), [v for v in WIDTHS if v != w]) for w in WIDTHS}
@@ -58,7 +58,7 @@ def layer_errors(
         ("fp32, nothing left out (layers of width 1 alone are fitted)", lambda p: every),
     ):
         error_table(title, points, lambda p, choose=choose: error(p, links, *choose(p)))
-    return without_gpu
+    return every, without_gpu
 
 
 def constants(
@@ -217,11 +217,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     points = layer_points(folder)
     links = {(p.gpu, p.width): fit_link(folder, p.gpu, p.width) for p in points}
-    without_gpu = layer_errors(folder, points, links)
+    every, without_gpu = layer_errors(folder, points, links)
     operator_errors(folder)
     collective_errors(folder, groups=False)
     collective_errors(folder, groups=True)
-    every = constants(folder)
     profile_errors(points, {p: 1 / (1 + error(p, links, *every)) for p in points})
     floor_table(points, links, without_gpu)
 

@@ -10,7 +10,7 @@ or the median.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import median
@@ -83,26 +83,29 @@ class Calibration:
         usual = self.gemm[DEFAULT, kind]
         if kind == "fp32":
             return usual
-        if gpu.best_product and self._parts_of_best:
-            part = median(self._parts_of_best)
-            return replace(usual, max_efficiency=part * gpu.best_product)
+        if gpu.best_product and self._part_of_best:
+            return GemmEfficiency(self._part_of_best * gpu.best_product, usual.overhead_s)
         if gpu.half_rate and self._half_rate:
-            return replace(usual, max_efficiency=median(self._half_rate))
+            return GemmEfficiency(self._half_rate, usual.overhead_s)
         return usual
 
     @cached_property
-    def _parts_of_best(self) -> tuple[float, ...]:
-        """Return what layers of measured types reach, over their fastest products."""
-        return tuple(
+    def _part_of_best(self) -> float | None:
+        """Return the median of what layers of measured types reach over their fastest products;
+        None without such types."""
+        parts = [
             curve.max_efficiency / gpu.best_product
             for gpu, curve in self._measured
             if gpu.best_product
-        )
+        ]
+        return median(parts) if parts else None
 
     @cached_property
-    def _half_rate(self) -> tuple[float, ...]:
-        """Return the parts of their peaks that measured cards of half rate reach."""
-        return tuple(curve.max_efficiency for gpu, curve in self._measured if gpu.half_rate)
+    def _half_rate(self) -> float | None:
+        """Return the median part of the peak that measured cards of half rate reach; None without
+        such cards."""
+        parts = [curve.max_efficiency for gpu, curve in self._measured if gpu.half_rate]
+        return median(parts) if parts else None
 
     @cached_property
     def _measured(self) -> tuple[tuple[GpuType, GemmEfficiency], ...]:

@@ -143,9 +143,7 @@ class Profile:
         width, if possible of the same recomputation and sequence parallelism, and then the nearest
         micro-batch size."""
         training = workload.training
-        keys = self._keys_of.get(
-            (gpu_name, training.precision, piece, _shape_key(workload.model)), ()
-        )
+        keys = self._keys(workload, gpu_name, piece)
         if not keys:
             return None
 
@@ -165,9 +163,12 @@ class Profile:
 
     def layer_sizes(self, workload: Workload, gpu_name: str) -> frozenset[int]:
         """Return the micro-batch sizes at which layers of this model were measured on a type."""
-        piece: Piece = "decoder_layer"
+        keys = self._keys(workload, gpu_name, "decoder_layer")
+        return frozenset(size for key in keys for size, _ in self.points[key])
+
+    def _keys(self, workload: Workload, gpu_name: str, piece: Piece) -> Sequence[PointKey]:
         of = gpu_name, workload.training.precision, piece, _shape_key(workload.model)
-        return frozenset(size for key in self._keys_of.get(of, ()) for size, _ in self.points[key])
+        return self._keys_of.get(of, ())
 
     @cached_property
     def _keys_of(self) -> Mapping[tuple[str, str, Piece, tuple[int, ...]], Sequence[PointKey]]:

@@ -56,9 +56,7 @@ class GatheredAttention(MaskedAttention):
         place = context_place(self.config, len(query), self._group)
         positions, order = place.positions(query.device), place.order_of_gathered(query.device)
         gathered = (
-            gather_from_sequence_parallel_region(
-                _filled_up(part, place.most_tokens), group=self._group
-            ).index_select(0, order)
+            gathered_pieces(part, place.most_tokens, self._group).index_select(0, order)
             for part in (key, value)
         )
         later = torch.arange(len(order), device=query.device) > positions.unsqueeze(1)
@@ -66,7 +64,16 @@ class GatheredAttention(MaskedAttention):
         return super().forward(query, *gathered, mask, None, attention_bias, packed_seq_params)
 
 
-def _filled_up(part: Tensor, num_tokens: int) -> Tensor:
-    """Return keys or values `[s_r, b, groups, d]` of `num_tokens` tokens, the last ones zero."""
+def gathered_pieces(part: Tensor, num_tokens: int, group: Any) -> Tensor:
+    """Gather keys or values from all ranks of a group, in rank order; the gradients come back
+    summed.
+
+    Args:
+        part: the rank's own, shape `[s_r, b, groups, d]`.
+        num_tokens: to which shorter pieces are filled up with zeros: most that a rank has.
+        group: the ranks.
+    """
     missing = num_tokens - len(part)
-    return pad(part, (0, 0, 0, 0, 0, 0, 0, missing)) if missing else part
+    if missing:
+        part = pad(part, (0, 0, 0, 0, 0, 0, 0, missing))
+    return gather_from_sequence_parallel_region(part, group=group)

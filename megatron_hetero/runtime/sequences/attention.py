@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
-from torch.nn.functional import pad
 
+from megatron_hetero.runtime.parallel.context_attention import gathered_pieces
 from megatron_hetero.runtime.parallel.masked_attention import MaskedAttention
 from megatron_hetero.runtime.sequences.own_batch import DividedSequences
 
@@ -43,8 +42,7 @@ class DividedAttention(MaskedAttention):
         if own.cp_group.size() > 1:
             # Together: one message instead of two.
             both = torch.cat([key, value], dim=-1)
-            both = pad(both, (0, 0, 0, 0, 0, 0, 0, own.most_tokens - len(both)))
-            both = gather_from_sequence_parallel_region(both, group=own.cp_group)
+            both = gathered_pieces(both, own.most_tokens, own.cp_group)
             key, value = both.split([key.size(-1), value.size(-1)], dim=-1)
         found = []
         for q, order in enumerate(own.orders):
