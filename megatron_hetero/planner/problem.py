@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -73,6 +73,11 @@ def unit_of(stage: PlacedStage) -> Unit:
         indices.setdefault(device.node, []).append(device.index)
     (first, *beyond) = [(node, tuple(found)) for node, found in indices.items()]
     return Unit(*first, stage.context_parallel, tuple(beyond))
+
+
+def divides(structure: Iterable[Chain]) -> bool:
+    """Return whether any stage of a structure has several groups, which divide sequences."""
+    return any(unit.context_parallel > 1 for chain in structure for unit in chain)
 
 
 def joined_units(units: Sequence[Unit]) -> Unit:

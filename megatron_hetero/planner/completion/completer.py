@@ -21,7 +21,7 @@ from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 _NEGLIGIBLE = 0.01
@@ -168,7 +168,7 @@ class Completer:
             and not self.problem.workload.model.num_experts
             and len(structure) > 1
             and len({len(chain) for chain in structure}) == 1
-            and all(unit.context_parallel == 1 for chain in structure for unit in chain)
+            and not divides(structure)
         )
 
     def _sharded(self, structure: tuple[Chain, ...], size: int) -> tuple[Completion | None, float]:

@@ -7,7 +7,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.completion.filled import Filled
 from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions
-from megatron_hetero.planner.problem import Chain
+from megatron_hetero.planner.problem import Chain, divides
 
 Options = list[tuple[tuple[StageOption, ...], tuple[float, ...]]]
 """By stage: its options by layers, and their seconds."""
@@ -36,7 +36,7 @@ def holders_of(structure: tuple[Chain, ...]) -> StateHolders:
     tied = sum(
         [first + (len(c) > 1) * last for c, (first, last) in zip(structure, ends, strict=True)]
     )
-    if all(unit.context_parallel == 1 for chain in structure for unit in chain):
+    if not divides(structure):
         return StateHolders(len(structure), tied)
     fewest = sum([min([unit.context_parallel for unit in chain]) for chain in structure])
     return StateHolders(fewest, tied, sum(n for n, _ in ends), sum(n for _, n in ends))

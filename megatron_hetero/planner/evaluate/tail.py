@@ -15,7 +15,7 @@ from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.parameters import layer_params
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.planner.completion.completer import Completion
-from megatron_hetero.planner.problem import Problem, Unit
+from megatron_hetero.planner.problem import Problem, Unit, divides
 
 
 class Tails:
@@ -41,7 +41,7 @@ class Tails:
         """Return seconds of the gradient exchange, about."""
         chains = found.structure
         seconds: dict[tuple[str, str] | str, float] = {}
-        is_divided = any(unit.context_parallel > 1 for chain in chains for unit in chain)
+        is_divided = divides(chains)
         if self.tied:
             ends = [unit for chain in chains for unit in {chain[0], chain[-1]}]
             self._ring(seconds, ends, self.word_bytes)

@@ -10,7 +10,7 @@ from itertools import combinations, zip_longest
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.moves.divisions import divisions
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
 
 Structure = tuple[Chain, ...]
 Shape = Callable[[Chain], Hashable]
@@ -65,7 +65,7 @@ def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Str
         for others in alike[i:]:
             yield from _between(structure, members, others)
     yield from _new_replicas(problem, structure, idle)
-    if any(unit.context_parallel > 1 for chain in structure for unit in chain):
+    if divides(structure):
         yield from divisions(problem, structure, alike, idle)
 
 
