@@ -6,10 +6,11 @@
 The first FOLDER is another checkout of this repository, for example ``git worktree add FOLDER
 COMMIT``.  The jobs are those of `bench_gaps`, the first N of seed 1 of `bench_large`, and those of
 `bench_scale` of the sizes given.  Both trees search in processes of their own, one after the other,
-without the lower bound; both plans are then simulated by this tree.  A plan of the other tree that
-this one refuses is listed and not counted.  With --without this tree's search leaves strategies
-out (the names are those of classes).  Plans kept in the folder given with --plans are not searched
-again: a folder is for two states of the code, which its files do not name.
+without the lower bound; both plans are then simulated by this tree.  Of every GPU both keep 1 GiB
+free, the default of the first releases.  A plan of the other tree that this one refuses, or whose
+memory it finds too large, is listed and not counted.  With --without this tree's search leaves
+strategies out (the names are those of classes).  Plans kept in the folder given with --plans are
+not searched again: a folder is for two states of the code, which its files do not name.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
@@ -32,13 +36,14 @@ if __name__ == "__main__":
 from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
 from megatron_hetero.cost.model import CostModel  # noqa: E402
 from megatron_hetero.cost.placement import placement_of  # noqa: E402
-from megatron_hetero.errors import HeteroError  # noqa: E402
+from megatron_hetero.errors import HeteroError, InfeasiblePlanError  # noqa: E402
 from megatron_hetero.files import canonical_json  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.checks.validate import validate_plan  # noqa: E402
 from megatron_hetero.plan.file import load_plan  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
 from megatron_hetero.schedule.estimate import plan_cost  # noqa: E402
+from megatron_hetero.units import format_bytes  # noqa: E402
 from tools.bench_gaps import Job, jobs  # noqa: E402
 from tools.bench_large import large_jobs  # noqa: E402
 from tools.bench_scale import write_case  # noqa: E402
@@ -86,7 +91,16 @@ def all_jobs(
         model.write_text(" ".join(large.flags()))
         found.append(Job(f"large {number}: {large.num_gpus} GPUs, {large.model}", cluster, model))
     found += [Job(f"scale: {size:,} GPUs", *write_case(size, folder)) for size in sizes]
-    return [job for job in found if not only or any(text in job.name for text in only)]
+    found = [job for job in found if not only or any(text in job.name for text in only)]
+    return [with_equal_memory(job, folder / f"equal-{n}.yaml") for n, job in enumerate(found)]
+
+
+def with_equal_memory(job: Job, path: Path) -> Job:
+    """Write the job's cluster with `limits.memory_reserve` of 1 GiB; return the job with it."""
+    cluster = yaml.safe_load(job.cluster.read_text())
+    cluster.setdefault("limits", {})["memory_reserve"] = "1GiB"
+    path.write_text(canonical_json(cluster))
+    return replace(job, cluster=path)
 
 
 def planned(tree: Path, job: Job, plan: Path, without: Sequence[str] = ()) -> float:
@@ -112,12 +126,14 @@ def step_of(job: Job, path: Path) -> tuple[float, str]:
     """Return the seconds of a plan's step as this tree simulates it, and its layout.
 
     Raises:
-        HeteroError: this tree refuses the plan.
+        HeteroError: this tree refuses the plan, or finds that a GPU's memory does not hold it.
     """
     cluster, plan = load_cluster(job.cluster), load_plan(path)
     validate_plan(plan, cluster)
     costs = CostModel(cluster, load_workload(job.model, job.flags))
     cost = plan_cost(plan, costs, placement_of(plan, cluster))
+    if cost.missing_bytes > 0:
+        raise InfeasiblePlanError(f"a GPU lacks {format_bytes(cost.missing_bytes)}")
     return cost.step_time_s, format_layout(plan.layout)
 
 
