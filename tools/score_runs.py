@@ -105,7 +105,7 @@ def _score_run(run: Run, path: Path) -> Iterator[Score]:
         raise UsageError(f"{path}: run {run.name!r}: {run.plan} does not say which model it is for")
     plan = replace(plan, estimates=None)
     validate_plan(plan, cluster, run.plan)
-    predicted = estimate_plan(plan, cluster, profile)
+    predicted = estimate_plan(plan, cluster, profile, bounded=False)
     for term, where, a, b in _figures(run, predicted, path):
         yield Score(run.name, term, where, a, b)
 

@@ -46,7 +46,7 @@ def estimates_of(
     *,
     in_parts: bool = False,
     is_stock: bool = False,
-    prove: Prove = thorough_bound,
+    prove: Prove | None = thorough_bound,
 ) -> Estimates:
     """Return the figures of an already priced placement in the form that plan.json holds.
 
@@ -55,7 +55,7 @@ def estimates_of(
             alone, which holds for them too.
         is_stock: `cost` is as stock Megatron runs the placement, whose exchange of gradients is
             another than the one that the bound is of.
-        prove: what finds the bound.
+        prove: what finds the bound; None where nobody asks for it.
 
     A plan that exchanges gradients by groups of machines has the bound of the work alone, which
     holds for any exchange.
@@ -68,7 +68,11 @@ def estimates_of(
     workload = costs.workload
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
-    bound = _bound_of(costs, placement, cost, prove, in_parts=in_parts, is_stock=is_stock)
+    bound = (
+        _bound_of(costs, placement, cost, prove, in_parts=in_parts, is_stock=is_stock)
+        if prove is not None
+        else None
+    )
     divided_s = None if bound is None else bound_with_context_parallel_s(costs, bound.step_time_s)
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):

@@ -61,7 +61,7 @@ def memory_suffices(
     if plan.workload is None:
         return
     try:
-        estimates = estimate_plan(plan, cluster, profile)
+        estimates = estimate_plan(plan, cluster, profile, bounded=False)
     except UnsupportedError as error:
         yield Finding(
             "memory-unknown",

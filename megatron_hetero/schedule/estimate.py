@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_hetero.bounds.estimate import estimates_of, workload_of
+from megatron_hetero.bounds.step_time import thorough_bound
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement, placement_of
@@ -19,7 +20,9 @@ _MAX_STOCK_MESSAGES = 10_000
 """Steps of stock Megatron with more messages are not simulated whole, which takes seconds."""
 
 
-def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Estimates:
+def estimate_plan(
+    plan: Plan, cluster: Cluster, profile: Profile | None = None, *, bounded: bool = True
+) -> Estimates:
     """Predict time and memory of a validated plan, whether or not it fits.
 
     The prediction includes queues on shared paths, chunks and orders of computations as they run,
@@ -32,6 +35,7 @@ def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) 
         plan: validated, with devices of `cluster`.
         cluster: the machines and links.
         profile: measured times; None has the analytic model for all.
+        bounded: prove the lower bound too, which takes far longer than the prediction.
     Raises:
         UsageError: the plan carries no workload.
         PlanFormatError: it names no devices, or devices that the cluster lacks.
@@ -40,7 +44,14 @@ def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) 
     costs = CostModel(cluster, workload_of(plan), profile)
     placement = placement_of(plan, cluster)
     cost = plan_cost(plan, costs, placement)
-    return estimates_of(costs, placement, cost, in_parts=_has_parts(plan), is_stock=is_stock(plan))
+    return estimates_of(
+        costs,
+        placement,
+        cost,
+        in_parts=_has_parts(plan),
+        is_stock=is_stock(plan),
+        prove=thorough_bound if bounded else None,
+    )
 
 
 def plan_cost(

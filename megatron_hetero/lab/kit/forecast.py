@@ -94,7 +94,8 @@ def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Pla
     training = replace(workload.training, flash_attention=False, fused_activation=False)
     priced = replace(workload, training=training)
     plan = place_in_order(plan_from_layout(parse_layout(_LAYOUT), priced), cluster)
-    plan = replace(plan, estimates=estimate_plan(plan, cluster, load_profile(profile)))
+    estimates = estimate_plan(plan, cluster, load_profile(profile), bounded=False)
+    plan = replace(plan, estimates=estimates)
     assert plan.estimates is not None
     return plan, plan.estimates.devices["here:0"]
 

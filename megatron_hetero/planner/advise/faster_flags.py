@@ -75,7 +75,7 @@ def faster_flags(
     if plan.workload is None:
         return ()
     try:
-        from_s = estimate_plan(plan, cluster, profile).step_time_s
+        from_s = estimate_plan(plan, cluster, profile, bounded=False).step_time_s
         found = list(_precision_gains(plan, plan.workload, cluster, profile, from_s))
         if len(plan.replicas) > 1 and not _splits_passes(plan):
             found += _gains(plan, plan.workload, cluster, profile, from_s)
@@ -94,7 +94,7 @@ def _gains(
         if not lacking or frozenset(lacking) in best_of:
             continue
         asked = replace(plan, workload=_with_flags(workload, lacking))
-        estimates = estimate_plan(asked, cluster, profile)
+        estimates = estimate_plan(asked, cluster, profile, bounded=False)
         if any(d.peak_bytes > d.capacity_bytes for d in estimates.devices.values()):
             continue
         step_s = best_of[frozenset(lacking)] = estimates.step_time_s

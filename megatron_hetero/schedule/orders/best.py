@@ -46,11 +46,12 @@ def best_of_orders(
         for made in kinds:
             if made.plan is None or made.slowest_s >= plain.slowest_s:
                 continue
-            estimates = estimate_plan(made.plan, cluster, profile)
-            if estimates.step_time_s < found_s:
-                found, found_s = replace(made.plan, estimates=estimates), estimates.step_time_s
+            step_s = estimate_plan(made.plan, cluster, profile, bounded=False).step_time_s
+            if step_s < found_s:
+                found, found_s = made.plan, step_s
         if left <= 0:
             break
     if found is not best:
+        found = replace(found, estimates=estimate_plan(found, cluster, profile))
         validate_plan(found, cluster)
     return found
