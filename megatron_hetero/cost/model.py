@@ -39,6 +39,7 @@ from megatron_hetero.cost.sync.least import (
     least_ends_sync_s,
     least_sync,
 )
+from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
 from megatron_hetero.cost.unit_prices import UnitPrices
 from megatron_hetero.cost.work.compute import PassTimes, update_time_s
 from megatron_hetero.cost.work.profile import Profile
@@ -117,24 +118,38 @@ class CostModel(UnitPrices):
         """Price a stage with sharded layers.
 
         All replicas gather each of these layers together, so every pass lasts as long as that of
-        the slowest; nothing hides the exchanges.
+        the slowest.
         """
         own = self.stage(replica.without_sharding, index, rows)
         passes = [self.stage(peer, index, rows).times for peer in sharding.replicas]
         reduce_s, gather_s = self.layer_exchange_s(
             [peer.stages[index] for peer in sharding.replicas]
         )
+        ends = [self._ends(peer, index, rows) for peer in sharding.replicas]
+        waits = exchange_times(
+            sharding.num_layers,
+            gather_s,
+            reduce_s,
+            slowest_layer(passes, ends, own.num_layers),
+            overlaps=self.workload.training.overlap_param_gather,
+        )
         memories = self.stage_memories(replica, index, rows)
         return replace(
             own,
-            times=PassTimes(
-                max(times.forward_s for times in passes) + sharding.num_layers * gather_s,
-                max(times.backward_s for times in passes)
-                + sharding.num_layers * (gather_s + reduce_s),
+            times=waits
+            + PassTimes(
+                max(times.forward_s for times in passes),
+                max(times.backward_s for times in passes),
             ),
             memory=tightest(memories, own.num_layers),
             unlike_memories=memories if len(set(map(id, memories))) > 1 else (),
         )
+
+    def _ends(self, replica: PlacedReplica, index: int, rows: int) -> PassTimes:
+        """Return the part of a stage's passes that is no layer's: embedding, head and loss."""
+        costs, stage = self._of_stage(replica, index), replica.stages[index]
+        pieces = costs.variant(recompute=stage.recompute).stage_pieces(stage, rows)
+        return pieces.stage(0, index == 0, index == len(replica.stages) - 1)
 
     def layer_exchange_s(self, stages: Sequence[PlacedStage]) -> tuple[float, float]:
         """Return the seconds in which the gradients of a sharded layer go to their owners, and in
@@ -221,6 +236,7 @@ class CostModel(UnitPrices):
                 part,
                 is_cut_alike=is_cut_alike,
                 sums_apart=sums_apart,
+                overlaps=self.workload.training.overlap_param_gather,
             )
             for memory in whole
         }

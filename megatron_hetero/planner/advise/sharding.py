@@ -34,24 +34,25 @@ def sharded_stages(costs: CostModel, placement: Placement) -> Iterator[ShardedSt
     for s, stage in enumerate(first.stages):
         if stage.sharding is None:
             continue
-        saved, missing = [], []
+        saved, missing, passes = [], [], []
         for replica in placement.replicas:
             pairs = zip(
                 costs.stage_memories(replica.without_sharding, s, rows),
                 costs.stage_memories(replica, s, rows),
                 strict=True,
             )
+            passes.append(costs.stage(replica.without_sharding, s, rows).times)
             for whole, sharded in pairs:
                 peak = whole.peak_bytes(stage.num_layers)
                 saved.append(peak - sharded.peak_bytes(stage.num_layers))
                 missing.append(peak - whole.capacity_bytes)
-        reduce_s, gather_s = costs.layer_exchange_s([r.stages[s] for r in placement.replicas])
-        passes = first.num_rounds * stage.num_sharded_layers
+        whole_s = max(t.forward_s for t in passes) + max(t.backward_s for t in passes)
+        exchange_s = costs.stage(first, s, rows).times.total_s - whole_s
         yield ShardedStage(
             s,
             stage.num_sharded_layers,
             stage.num_layers,
-            passes * (2 * gather_s + reduce_s),
+            first.num_rounds * exchange_s,
             min(saved),
             max(missing),
         )

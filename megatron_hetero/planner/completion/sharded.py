@@ -17,6 +17,8 @@ from megatron_hetero.cost.memory.device import (
     with_some_layers_recomputed,
 )
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
+from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
 
 
@@ -47,7 +49,9 @@ class ShardedOptions:
         self._options = options
         self._part = 1 / num_holders
         self._is_cut_alike = is_cut_alike
-        self._sums_apart = state_bytes(options.costs.workload.training).gradient < 4
+        training = options.costs.workload.training
+        self._sums_apart = state_bytes(training).gradient < 4
+        self._overlaps = training.overlap_param_gather
         self._found: dict[tuple[Hashable, int, int], StageOption | None] = {}
         self._shared: dict[Hashable, tuple[SharedOption, ...]] = {}
 
@@ -69,12 +73,26 @@ class ShardedOptions:
         self, places: Sequence[StagePlace], gather_s: float, reduce_s: float
     ) -> tuple[SharedOption, ...]:
         found = []
+        recompute = self._options.choices[0]
+        ends = [
+            self._options.pieces(recompute, place).stage(0, place.first, place.last)
+            for place in places
+        ]
         for num_layers in range(1, self._options.costs.workload.model.num_layers + 1):
             best: SharedOption | None = None
             for num_sharded in range(num_layers + 1):
-                made = self._together(places, num_layers, num_sharded, gather_s, reduce_s)
-                if made is None:
+                own = self._own(places, num_layers, num_sharded)
+                if own is None:
                     continue
+                passes = [PassTimes(option.forward_s, option.backward_s) for option in own]
+                waits = exchange_times(
+                    num_sharded,
+                    gather_s,
+                    reduce_s,
+                    slowest_layer(passes, ends, num_layers),
+                    overlaps=self._overlaps,
+                )
+                made = _together(own, num_sharded, waits)
                 if best is None or made.time_s < best.time_s:
                     best = made
                 if all(self._keeps_all(option) for option in made.options):
@@ -88,22 +106,12 @@ class ShardedOptions:
         of = self._options
         return (option.recompute or of.own) == "none" or "none" not in of.choices
 
-    def _together(
-        self,
-        places: Sequence[StagePlace],
-        num_layers: int,
-        num_sharded: int,
-        gather_s: float,
-        reduce_s: float,
-    ) -> SharedOption | None:
+    def _own(
+        self, places: Sequence[StagePlace], num_layers: int, num_sharded: int
+    ) -> list[StageOption] | None:
         found = [self.option(place, num_layers, num_sharded) for place in places]
         own = [option for option in found if option is not None]
-        if len(own) < len(found):
-            return None
-        forward_s = max(o.forward_s for o in own) + num_sharded * gather_s
-        backward_s = max(o.backward_s for o in own) + num_sharded * (gather_s + reduce_s)
-        made = [StageOption(forward_s, backward_s, o.recompute, o.num_recomputed) for o in own]
-        return SharedOption(num_sharded, tuple(made))
+        return own if len(own) == len(found) else None
 
     def option(self, place: StagePlace, num_layers: int, num_sharded: int) -> StageOption | None:
         """Return the fastest option of one stage, without exchanges; None where it does not fit.
@@ -174,7 +182,17 @@ class ShardedOptions:
                     self._part,
                     is_cut_alike=self._is_cut_alike,
                     sums_apart=self._sums_apart,
+                    overlaps=self._overlaps,
                 )
             if memory.peak_bytes(num_layers) > memory.capacity_bytes:
                 return False
         return True
+
+
+def _together(own: Sequence[StageOption], num_sharded: int, waits: PassTimes) -> SharedOption:
+    """Return the options of all replicas, each with the passes of the slowest and what they wait
+    for."""
+    forward_s = max(o.forward_s for o in own) + waits.forward_s
+    backward_s = max(o.backward_s for o in own) + waits.backward_s
+    made = [StageOption(forward_s, backward_s, o.recompute, o.num_recomputed) for o in own]
+    return SharedOption(num_sharded, tuple(made))

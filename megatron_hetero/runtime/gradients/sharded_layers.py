@@ -6,6 +6,9 @@ storage and all. Behind a backward pass the gradients go to the owners, which ad
 micro-batches. Slices, buckets and owners are those of the gradient sync, so replicas may differ in
 width, in shares and in what part they own.
 
+With `--overlap-param-gather` the weights of the next layer of a pass travel while a layer computes,
+and its gradients while the next one does (`ShardedLayer.before`, `after`).
+
 All holders come to the passes of a layer in one order (`plan.checks.sharding`). A replica of one
 stage that has fewer micro-batches than others gives its parts for theirs as well (`idle_rounds`).
 """
@@ -13,6 +16,8 @@ stage that has fewer micro-batches than others gives its parts for theirs as wel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,6 +77,15 @@ def show_sharded(model: list[Any]) -> list[Any]:
             if getattr(parameter, _MARK, False):
                 parameter.requires_grad_(True)
     return model
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Gradients on their way to the owners: `flat` leaves this rank, `received` arrives."""
+
+    flat: torch.Tensor
+    received: torch.Tensor
+    work: Any
 
 
 class ShardedBucket:
@@ -160,8 +174,8 @@ class ShardedBucket:
 
         return finish
 
-    def reduce(self, weight: float, gradients: torch.Tensor | None) -> None:
-        """Add the gradients of one micro-batch of every holder to those of the owners.
+    def send(self, weight: float, gradients: torch.Tensor | None) -> Sent:
+        """Start to send the gradients of one micro-batch of every holder to the owners.
 
         Args:
             weight: of this rank's gradients.
@@ -182,12 +196,16 @@ class ShardedBucket:
             flat[start:stop] = 0.0
         size, num_holders = self.division.sizes[self._own], len(self.division.sizes)
         received = flat.new_empty(size * num_holders)
-        dist.all_to_all_single(
-            received, flat, [size] * num_holders, list(self.division.sizes), group=self.group
-        )
+        sizes = [size] * num_holders, list(self.division.sizes)
+        work = dist.all_to_all_single(received, flat, *sizes, group=self.group, async_op=True)
         self._traffic.count_sharded(flat)
+        return Sent(flat, received, work)
+
+    def add(self, sent: Sent) -> None:
+        """Wait for what was sent, and add it up."""
+        sent.work.wait()
         total = self.gradients.float()  # itself where gradients are in fp32
-        for part in received.view(num_holders, -1):
+        for part in sent.received.view(len(self.division.sizes), -1):
             total.add_(part)
         if total is not self.gradients:
             self.gradients.copy_(total)
@@ -204,7 +222,12 @@ class ShardedBucket:
 
 
 class ShardedLayer:
-    """One layer: its weights are whole from before a pass until after it, and not in between."""
+    """One layer: its weights are whole from before a pass until after it, and not in between.
+
+    `before` and `after` are its neighbours in a forward pass where exchanges travel while layers
+    compute: what the next one needs is asked for before a layer computes. All holders do so in one
+    order. None: nothing travels meanwhile, or there is no such layer.
+    """
 
     def __init__(
         self, module: torch.nn.Module, buckets: Sequence[ShardedBucket], weight: float
@@ -223,6 +246,10 @@ class ShardedLayer:
             parameter.data = part
         self._num_bytes = self._flat.untyped_storage().nbytes()
         self.is_whole = True
+        self.before: ShardedLayer | None = None
+        self.after: ShardedLayer | None = None
+        self._arriving: list[Callable[[], None]] = []
+        self._sent: list[tuple[ShardedBucket, Sent]] = []
         self._gradients: torch.Tensor | None = None
         for bucket in self.buckets:
             bucket.arrange()
@@ -242,14 +269,27 @@ class ShardedLayer:
             offset += parameter.numel()
 
     @torch.no_grad()
-    def gather(self) -> None:
-        """Make the weights whole; nothing to do where they are."""
-        if self.is_whole:
+    def ask(self) -> None:
+        """Start to gather the weights, unless they are whole or asked for."""
+        if self.is_whole or self._arriving:
             return
         self._flat.untyped_storage().resize_(self._num_bytes)
-        for finish in [bucket.gather_weights() for bucket in self.buckets]:
+        self._arriving = [bucket.gather_weights() for bucket in self.buckets]
+
+    def gather(self) -> None:
+        """Make the weights whole; nothing to do where they are."""
+        self.ask()
+        for finish in self._arriving:
             finish()
+        self._arriving = []
         self.is_whole = True
+
+    def begin(self, *, backward: bool) -> None:
+        """Make the weights whole, and ask for those of the layer that the pass comes to next."""
+        self.gather()
+        following = self.before if backward else self.after
+        if following is not None:
+            following.ask()
 
     def release(self) -> None:
         """Give back the memory of the whole weights."""
@@ -258,7 +298,7 @@ class ShardedLayer:
 
     def begin_backward(self) -> None:
         """Prepare for a backward pass: whole weights, and gradients of zero."""
-        self.gather()
+        self.begin(backward=True)
         self.allocate_gradients()
 
     def allocate_gradients(self) -> None:
@@ -276,17 +316,29 @@ class ShardedLayer:
 
     @torch.no_grad()
     def end_backward(self) -> None:
-        """Drop the weights, send the gradients of a backward pass to their owners, and drop
-        these."""
+        """Drop the weights, and send the gradients of a backward pass to their owners.
+
+        With a layer before it that computes meanwhile, its end adds them up.
+        """
         self.release()
-        for bucket in self.buckets:
-            bucket.reduce(self._weight, self._gradients)
+        if self.after is not None:
+            self.after.add_gradients()
+        self._sent = [(each, each.send(self._weight, self._gradients)) for each in self.buckets]
         self.drop_gradients()
+        if self.before is None:
+            self.add_gradients()
+
+    @torch.no_grad()
+    def add_gradients(self) -> None:
+        """Wait for the gradients that the owners get, and add them up."""
+        for bucket, sent in self._sent:
+            bucket.add(sent)
+        self._sent = []
 
     def _before_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self.gather()
+        self.begin(backward=_is_in_backward())
         if not torch.is_grad_enabled():
             return None
         if "hidden_states" in kwargs:
@@ -298,9 +350,13 @@ class ShardedLayer:
         if torch.is_grad_enabled():
             hidden = output[0] if isinstance(output, tuple) else output
             hidden.register_hook(lambda gradient: self.begin_backward())
-            if torch._C._current_graph_task_id() != -1:
-                return  # recomputed inside a backward pass, which goes on with this layer
+            if _is_in_backward():
+                return  # recomputed, and the backward pass goes on with this layer
         self.release()
+
+
+def _is_in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 class _EndOfBackward(torch.autograd.Function):
@@ -324,13 +380,22 @@ def _accumulate(parameter: torch.Tensor) -> None:
 
 
 class ShardedLayers:
-    """All sharded layers of one rank, in the order of a forward pass."""
+    """All sharded layers of one rank, in the order of a forward pass.
+
+    Args:
+        model: the rank's chunks.
+        buckets: number of a layer -> its buckets.
+        weight: of this rank's gradients.
+        overlaps: exchanges travel while other layers compute (`--overlap-param-gather`).
+    """
 
     def __init__(
         self,
         model: Sequence[torch.nn.Module],
         buckets: Mapping[int, Sequence[ShardedBucket]],
         weight: float,
+        *,
+        overlaps: bool = False,
     ) -> None:
         self.layers = [
             ShardedLayer(module, buckets[number], weight)
@@ -338,6 +403,8 @@ class ShardedLayers:
             if number in buckets
         ]
         self.parameters = {p for layer in self.layers for p in layer.parameters}
+        for one, other in pairwise(self.layers) if overlaps else ():
+            one.after, other.before = other, one
 
     def __bool__(self) -> bool:
         return bool(self.layers)
@@ -386,8 +453,8 @@ class ShardedLayers:
         """
         for _ in range(number):
             for layer in self.layers:
-                layer.gather()
+                layer.begin(backward=False)
                 layer.release()
             for layer in [] if forward_only else reversed(self.layers):
-                layer.gather()
+                layer.begin(backward=True)
                 layer.end_backward()

@@ -72,8 +72,8 @@ class GradientSync:
     Args:
         optimizer_weights: [rank] -> relative part of the shared optimizer state that it keeps
             (`--use-distributed-optimizer`); None: every holder keeps all.
-        overlaps_gathers: the new weights travel until the forward pass needs them
-            (`--overlap-param-gather`).
+        overlaps_gathers: the new weights travel until the forward pass needs them, and sharded
+            layers' exchanges while other layers compute (`--overlap-param-gather`).
         precisions: [rank] -> what it computes in; None: all in one.
     """
 
@@ -142,7 +142,7 @@ class GradientSync:
             number: [self._sharded_bucket(*pair) for pair in pairs]
             for number, pairs in sharded.items()
         }
-        self.sharded = ShardedLayers(model, made, self._weight)
+        self.sharded = ShardedLayers(model, made, self._weight, overlaps=overlaps_gathers)
         self._chunks = [
             ChunkGradients(chunk, self.launch_ready, self.sharded.zero_gradients) for chunk in model
         ]
