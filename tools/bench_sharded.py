@@ -1,11 +1,12 @@
 """What sharded layers bring on small machines of unlike cards: steps, and the largest models.
 
-    python tools/bench_sharded.py [--only TEXT ...] [--batch 32]
+    python tools/bench_sharded.py [--only TEXT ...] [--batch 32] [--overlap]
 
 For each machine of `benchmarks/sharded` and models of 1.3, 2.7 and 6.7 billion parameters, with the
 distributed optimizer: the step of the best plan with whole layers and of the best with sharded ones
 allowed (`plan --shard-layers`); the largest number of layers of that width that trains either way;
-and both steps at nine tenths of the largest with whole layers.
+and both steps at nine tenths of the largest with whole layers.  With --overlap the jobs have
+`--overlap-grad-reduce` and `--overlap-param-gather`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ TITLES = (
 )
 
 
-def workload_of(num_layers: int, hidden: int, heads: int, batch: int) -> Workload:
+def workload_of(
+    num_layers: int, hidden: int, heads: int, batch: int, *, overlap: bool = False
+) -> Workload:
     """Return a GPT in bf16 with the distributed optimizer."""
     model = ModelSpec(
         num_layers=num_layers,
@@ -60,6 +63,8 @@ def workload_of(num_layers: int, hidden: int, heads: int, batch: int) -> Workloa
         global_batch_size=batch,
         micro_batch_size=1,
         use_distributed_optimizer=True,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
         attention_dropout=0.0,
         hidden_dropout=0.0,
     )
@@ -106,9 +111,9 @@ def _step_s(plan: Plan) -> float:
     return plan.estimates.step_time_s
 
 
-def row(name: str, cluster: Cluster, model: str, batch: int) -> list[str]:
+def row(name: str, cluster: Cluster, model: str, batch: int, *, overlap: bool) -> list[str]:
     """Plan one machine and model all ways."""
-    workload = workload_of(*MODELS[model], batch)
+    workload = workload_of(*MODELS[model], batch, overlap=overlap)
     pair = [planned(cluster, workload, shards=shards) for shards in (False, True)]
     own = workload.model.num_layers
     whole = most_layers(cluster, workload, shards=False, least=own)
@@ -129,16 +134,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="rows whose name contains one")
     parser.add_argument("--batch", type=int, default=32, help="sequences of a step (32)")
+    parser.add_argument("--overlap", action="store_true", help="exchanges beside computations")
     options = parser.parse_args(arguments)
     print("| " + " | ".join(TITLES) + " |\n|" + " --- |" * len(TITLES))
     for path in sorted(FOLDER.glob("*.yaml")):
         cluster = load_cluster(path)
         for model in MODELS:
             if any(text in f"{path.stem} {model}" for text in options.only or [""]):
-                print(
-                    "| " + " | ".join(row(path.stem, cluster, model, options.batch)) + " |",
-                    flush=True,
-                )
+                cells = row(path.stem, cluster, model, options.batch, overlap=options.overlap)
+                print("| " + " | ".join(cells) + " |", flush=True)
     return 0
 
 
