@@ -7,6 +7,7 @@ the two equal.  Splitting follows argparse with `allow_abbrev=False`, as Megatro
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Literal
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.files import read_json
 
 TABLE_PATH = Path(__file__).with_name("flag_table.json")
 
@@ -180,7 +180,8 @@ def last_of_each(options: Iterable[Option]) -> tuple[Option, ...]:
 @lru_cache(maxsize=1)
 def flag_table() -> FlagTable:
     """Return the committed table of the supported Megatron release."""
-    data = read_json(TABLE_PATH).data
+    # Our own file, read at every start: nobody needs the places of its values.
+    data = json.loads(TABLE_PATH.read_text(encoding="utf-8"))
     return FlagTable(
         data["megatron_core_version"],
         tuple(
