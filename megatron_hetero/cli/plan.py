@@ -15,7 +15,6 @@ from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, object
 from megatron_hetero.cli.memory import run_memory
 from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
 from megatron_hetero.cli.output import Output
-from megatron_hetero.cli.sequences import run_sequences
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.utilization import utilization_of
@@ -159,6 +158,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     cluster = load_cluster(arguments.cluster).without(arguments.without)
     profile = load_profile(arguments.profile) if arguments.profile else None
     if arguments.sequences is not None:
+        from megatron_hetero.cli.sequences import run_sequences  # a third of a second
+
         return run_sequences(arguments, output, cluster, profile)
     check_near_arguments(arguments)
     if arguments.near is not None:
