@@ -41,20 +41,35 @@ class Variants:
         recompute, division of the optimizer's states, or precision beside others; None keeps the
         setting of this list."""
         training = self.workload.training
-        changed = replace(
-            training,
-            micro_batch_size=micro_batch_size or training.micro_batch_size,
-            recompute=recompute or training.recompute,
-            precision=precision or training.precision,
-            mixes_precisions=training.mixes_precisions or precision is not None,
+        own = (
+            training.micro_batch_size,
+            training.recompute,
+            training.precision,
+            training.mixes_precisions,
+            self.holders,
         )
-        key = (changed, holders or self.holders)
-        if key == (training, self.holders):
+        # Lists of one job share what is known; they differ in nothing else.
+        key = (
+            micro_batch_size or training.micro_batch_size,
+            recompute or training.recompute,
+            precision or training.precision,
+            training.mixes_precisions or precision is not None,
+            holders or self.holders,
+        )
+        if key == own:
             return self
         if key not in self._variants:
+            size, kind, in_precision, mixes, made_holders = key
+            changed = replace(
+                training,
+                micro_batch_size=size,
+                recompute=kind,
+                precision=in_precision,
+                mixes_precisions=mixes,
+            )
             made = copy(self)
             made.workload = replace(self.workload, training=changed)
-            made.holders = holders or self.holders
+            made.holders = made_holders
             made._forget()
             self._variants[key] = made
         return self._variants[key]
