@@ -68,6 +68,16 @@ def test_errors_are_those_of_the_prediction(folder: Path) -> None:
     assert "| bytes | 1 | 50.0% | 50.0% | 50.0% |" in text
 
 
+def test_bytes_of_tensors_are_compared_by_the_parts_that_were_counted(folder: Path) -> None:
+    cluster = load_cluster(folder / "cluster.yaml")
+    of = estimate_plan(score_runs.load_plan(folder / "plan.json"), cluster).devices["a:1"]
+    parts = {"weights": of.parts_bytes["weights"], "gradients": 2 * of.parts_bytes["gradients"]}
+    path = runs_file(folder, step_time_s=1.0, live_bytes={"a:1": parts})
+    (found,) = [one for one in score_runs.score(path) if one.term == "live bytes"]
+    predicted = of.parts_bytes["weights"] + of.parts_bytes["gradients"]
+    assert found.error == pytest.approx(predicted / sum(parts.values()) - 1)
+
+
 @pytest.mark.parametrize(
     ("measured", "said"),
     [
@@ -75,6 +85,11 @@ def test_errors_are_those_of_the_prediction(folder: Path) -> None:
         ({"step_time_s": 1.0, "steps": 3}, "steps"),
         ({"step_time_s": 1.0, "stage_times_s": [[1.0]]}, "put null where"),
         ({"step_time_s": 1.0, "peak_bytes": {"b:7": 1}}, "which the plan does not use"),
+        (
+            {"step_time_s": 1.0, "live_bytes": {"b:7": {"weights": 1}}},
+            "which the plan does not use",
+        ),
+        ({"step_time_s": 1.0, "live_bytes": {"a:0": {"libraries": 1}}}, "live_bytes"),
     ],
 )
 def test_a_wrong_file_is_refused(

@@ -70,7 +70,8 @@ gpu_types:
   CPU: {{memory: 4 GiB, memory_bandwidth: {memory:.3f} GB/s, fp32: {fp32:.4f} TFLOPS}}
 links:
   inside_node: {{CPU: {{bandwidth: {link:.3f} GB/s, latency: {latency:.1f} us}}}}
-limits: {{max_tensor_parallel: 1, memory_reserve: 256 MiB, as_given: [micro_batch_size]{more}}}
+limits: {{max_tensor_parallel: {width}, memory_reserve: 256 MiB, as_given: [micro_batch_size]
+         {more}}}
 """
 
 
@@ -163,6 +164,7 @@ def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
                 fp32=rates["product"] / 1e12,
                 link=two.result["link"]["bytes_per_s"] / 1e9,
                 latency=two.result["link"]["latency_s"] * 1e6,
+                width=1,
                 more=more,
             )
         )
@@ -188,9 +190,11 @@ def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def train(folder: Path, plan_path: Path, num_ranks: int, steps: int) -> tuple[float, float]:
+def train(
+    folder: Path, plan_path: Path, num_ranks: int, steps: int, model: Sequence[str] = MODEL
+) -> tuple[float, float]:
     """Return the median seconds of a step by the wall, and in CPU seconds of the last rank."""
-    argv = (*MODEL, *TRAINING, f"--train-iters={steps}", f"--data-cache-path={folder / 'cache'}",
+    argv = (*model, *TRAINING, f"--train-iters={steps}", f"--data-cache-path={folder / 'cache'}",
             f"--hetero-plan={plan_path}")  # fmt: skip
 
     def rank_main(rank: int) -> None:

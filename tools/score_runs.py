@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,6 +32,7 @@ from megatron_hetero.schedule.estimate import estimate_plan
 
 _Seconds = Annotated[float, Field(gt=0, le=1e5)]
 _Bytes = Annotated[int, Field(gt=0)]
+_Part = Literal["weights", "gradients", "optimizer", "activations", "buffers"]
 
 
 class _Strict(BaseModel):
@@ -42,7 +43,8 @@ class Measured(_Strict):
     """Measured figures, in the words of `plan.json`'s estimates; several steps give a median.
 
     `stage_times_s` and `boundary_times_s` are [replica][stage or boundary], null where not
-    measured; `peak_bytes` is by device.
+    measured; `peak_bytes` is by device, and so are `live_bytes`, those of tensors by part (weights,
+    gradients, optimizer, activations, buffers), as far as they were counted.
     """
 
     step_time_s: _Seconds | list[_Seconds]
@@ -50,6 +52,7 @@ class Measured(_Strict):
     stage_times_s: list[list[_Seconds | None]] = []
     boundary_times_s: list[list[_Seconds | None]] = []
     peak_bytes: dict[str, _Bytes] = {}
+    live_bytes: dict[str, dict[_Part, Annotated[int, Field(ge=0)]]] = {}
 
 
 class Run(_Strict):
@@ -133,14 +136,20 @@ def _figures(run: Run, predicted: Estimates, path: Path) -> Iterator[tuple[str, 
                 if seconds is not None:
                     yield term, f"replica {r}, {term} {i}", of[r][i], seconds
     for device, num_bytes in measured.peak_bytes.items():
-        if device not in predicted.devices:
-            raise FileFormatError(
-                f"{path}: run {run.name!r}: peak_bytes of {device}, which the plan does not use; "
-                f"it has {', '.join(predicted.devices)}"
-            )
-        estimate = predicted.devices[device]
-        held = estimate.tensor_bytes
-        yield "bytes", device, held, num_bytes
+        _check_device(run, device, predicted, "peak_bytes", path)
+        yield "bytes", device, predicted.devices[device].tensor_bytes, num_bytes
+    for device, parts in measured.live_bytes.items():
+        _check_device(run, device, predicted, "live_bytes", path)
+        of = predicted.devices[device].parts_bytes
+        yield "live bytes", device, sum(of.get(part, 0) for part in parts), sum(parts.values())
+
+
+def _check_device(run: Run, device: str, predicted: Estimates, key: str, path: Path) -> None:
+    if device not in predicted.devices:
+        raise FileFormatError(
+            f"{path}: run {run.name!r}: {key} of {device}, which the plan does not use; "
+            f"it has {', '.join(predicted.devices)}"
+        )
 
 
 def tables(scores: Sequence[Score]) -> Iterator[str]:

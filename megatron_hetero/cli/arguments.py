@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT
+from megatron_hetero.model.spec import Sends, Workload
 
 
 def at_least_one(text: str) -> int:
@@ -26,6 +29,28 @@ def add_master_port(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help=f"port of the rendezvous on the first host (default: {DEFAULT_MASTER_PORT})",
     )
+
+
+def add_sends_argument(parser: argparse.ArgumentParser, default: str) -> None:
+    """Declare `--sends`.
+
+    Args:
+        default: what holds where it is not given, in words.
+    """
+    parser.add_argument(
+        "--sends",
+        choices=get_args(Sends),
+        help="how stages send, for predictions: as the trainer of the plan does (stock Megatron "
+        "waits until each tensor has arrived), or buffered, as this project's runtime and trainers "
+        f"that go on after a send do (default: {default})",
+    )
+
+
+def with_sends(workload: Workload, sends: Sends | None) -> Workload:
+    """Return the job whose plans are priced with these sends; as it is where none are given."""
+    if sends is None:
+        return workload
+    return replace(workload, training=replace(workload.training, sends=sends))
 
 
 def check_new_folder(folder: Path, name: str) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from megatron_hetero.cli.arguments import with_sends
 from megatron_hetero.cli.goal import objective_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
@@ -89,6 +90,8 @@ def run_near(
         if old.workload is not None and workload.training.precision == "fp32":
             # The job names none: as it was chosen for the old plan.
             workload = with_precision(workload, old.workload.training.precision)
+    of_old = None if old.workload is None else old.workload.training.sends
+    workload = with_sends(workload, arguments.sends or of_old)
     check_user_flags(workload.megatron_args)
     start_s = time.perf_counter()
     with output.search_progress() as progress:

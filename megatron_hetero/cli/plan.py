@@ -11,6 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import get_args
 
+from megatron_hetero.cli.arguments import add_sends_argument, with_sends
 from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, objective_of
 from megatron_hetero.cli.memory import run_memory
 from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
@@ -108,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(bf16 on V100, T4, RTX 20) in fp16, or fp32 where there is neither, which rounds "
         "otherwise (docs/precision.md)",
     )
+    add_sends_argument(parser, "as-run")
     parser.add_argument(
         "--prove",
         action="store_true",
@@ -164,7 +166,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     check_near_arguments(arguments)
     if arguments.near is not None:
         return run_near(arguments, output, cluster, profile)
-    workload = load_workload(arguments.model, arguments.megatron_args)
+    workload = with_sends(load_workload(arguments.model, arguments.megatron_args), arguments.sends)
     check_user_flags(workload.megatron_args)
     if arguments.stage_precision == "mixed":
         if arguments.strategy == STOCK:

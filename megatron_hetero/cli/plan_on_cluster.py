@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from megatron_hetero.cli.arguments import add_sends_argument, with_sends
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile, load_profile
@@ -45,6 +46,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", type=Path, metavar="PROFILE.JSON", help="measured times of the model's blocks"
     )
+    add_sends_argument(parser, "the plan's own")
 
 
 def read_plan_on_cluster(arguments: argparse.Namespace) -> PlanOnCluster:
@@ -59,6 +61,7 @@ def read_plan_on_cluster(arguments: argparse.Namespace) -> PlanOnCluster:
     if arguments.layout is not None:
         layout = parse_layout(arguments.layout)
         workload = load_workload(arguments.model, arguments.megatron_args)
+        workload = with_sends(workload, arguments.sends)
         plan = replace(plan_from_layout(layout, workload), workload=workload)
         return PlanOnCluster(place_in_order(plan, cluster), cluster, profile)
     plan = load_plan(arguments.plan)
@@ -72,6 +75,7 @@ def read_plan_on_cluster(arguments: argparse.Namespace) -> PlanOnCluster:
             f"{arguments.plan} says which model it is for; --model and Megatron flags go with "
             "--layout"
         )
-    plan = place_in_order(replace(plan, estimates=None), cluster)
+    plan = replace(plan, workload=with_sends(plan.workload, arguments.sends), estimates=None)
+    plan = place_in_order(plan, cluster)
     validate_plan(plan, cluster, str(arguments.plan))
     return PlanOnCluster(plan, cluster, profile)

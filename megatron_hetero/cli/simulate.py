@@ -34,22 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the timeline for ui.perfetto.dev or chrome://tracing",
     )
-    parser.add_argument(
-        "--sends",
-        choices=("as-run", "buffered"),
-        default="as-run",
-        help="how stages send: as the trainer of this plan does (stock Megatron waits until each "
-        "tensor has arrived; the default), or buffered, as this project's runtime and trainers "
-        "that go on after a send do",
-    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Simulate and report."""
     found = read_plan_on_cluster(arguments)
-    is_stock = None if arguments.sends == "as-run" else False
-    simulation = simulate_plan(found.plan, found.cluster, profile=found.profile, is_stock=is_stock)
+    simulation = simulate_plan(found.plan, found.cluster, profile=found.profile)
     if arguments.trace:
         write_json(
             arguments.trace,

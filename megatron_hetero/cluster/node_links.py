@@ -31,6 +31,8 @@ class Link:
     where that hides behind the link.  `cost.network.link_terms` prices it, and `incast`.
     `group_bytes_per_s`: (ranks, bandwidth), ascending, of rings of so many ranks or more, which
     crowd a bus that a pair has for itself.
+    `nic_bytes_per_s`: between machines of which one has several NICs, what the network carries of
+    one pair of GPUs, over one NIC at each end; `bytes_per_s` is that of all GPUs of the two.
     """
 
     bytes_per_s: float
@@ -39,6 +41,7 @@ class Link:
     reduce_bytes_per_s: float = inf
     incast: Incast | None = None
     group_bytes_per_s: tuple[tuple[int, float], ...] = ()
+    nic_bytes_per_s: float = inf
 
     def ring_bytes_per_s(self, num_ranks: int) -> float:
         """Return what each of `num_ranks` ranks in a ring gets.
@@ -55,6 +58,7 @@ class Link:
             self,
             bytes_per_s=factor * self.bytes_per_s,
             group_bytes_per_s=tuple((n, factor * speed) for n, speed in self.group_bytes_per_s),
+            nic_bytes_per_s=factor * self.nic_bytes_per_s,
         )
 
     @property

@@ -12,6 +12,7 @@ from megatron_hetero.cluster.lines import Line as Line
 from megatron_hetero.cluster.lines import SitePair, node_uplink
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, Library
 from megatron_hetero.cluster.names import device_place, machine_of
+from megatron_hetero.cluster.nics import Nics, nic_name
 from megatron_hetero.cluster.node_links import Incast as Incast
 from megatron_hetero.cluster.node_links import Link as Link
 from megatron_hetero.cluster.node_links import (
@@ -74,6 +75,8 @@ class Node:
     uplink_bytes_per_s: float = inf
     gpu_indices: tuple[int, ...] = ()
     """Empty: 0 to `num_gpus - 1`."""
+    nics: Nics | None = None
+    """Of the machine, where it has several; `uplink_bytes_per_s` is no more than their sum."""
     root_complex_bytes_per_s: float = inf
     """Bandwidth that all traffic between the machine's islands shares."""
 
@@ -86,6 +89,11 @@ class Node:
     def is_island(self) -> bool:
         """Return whether the machine has other GPUs, of another kind or joined otherwise."""
         return self.machine != self.name
+
+    def with_faster_network(self, factor: float) -> Node:
+        """Return the node with `factor` times what its NICs carry, one by one and together."""
+        nics = self.nics and self.nics.faster(factor)
+        return replace(self, uplink_bytes_per_s=factor * self.uplink_bytes_per_s, nics=nics)
 
     @cached_property
     def indices(self) -> tuple[int, ...]:
@@ -295,11 +303,73 @@ class Cluster:
             shared = *shared, node_uplink(other.machine, other.uplink_bytes_per_s)[1]
         return shared
 
+    @cached_property
+    def without_nics(self) -> Cluster:
+        """Return the same cluster with GPUs that share all NICs of their machine: nothing is
+        slower.  Itself if no machine has several."""
+        if not self.has_nics:
+            return self
+        links = mapped_links(self.node_links, lambda link: replace(link, nic_bytes_per_s=inf))
+        return replace(
+            self, nodes=tuple(replace(n, nics=None) for n in self.nodes), node_links=links
+        )
+
+    @cached_property
+    def has_nics(self) -> bool:
+        """Return whether a machine has several NICs, so that its GPUs do not share one."""
+        return any(node.nics is not None for node in self.nodes)
+
+    def nic_of(self, device: Device) -> str:
+        """Return the NIC over which a GPU sends: `NIC 0 of a`, or the one that all GPUs of its node
+        share, by the node's name."""
+        number = self.nic_number(device)
+        return device.node if number is None else nic_name(machine_of(device.node), number)
+
+    def nic_number(self, device: Device) -> int | None:
+        """Return which NIC of its machine is near a GPU; None where it is said to have one."""
+        nics = self.node_by_name[device.node].nics if self.has_nics else None
+        return None if nics is None else nics.near[device.index]
+
+    def nic_bytes_per_s(self, device: Device, link: Link) -> float:
+        """Return what the NIC near a GPU carries over a link to another node; infinite where its
+        machine has no NICs of its own."""
+        nics = self.node_by_name[device.node].nics
+        return inf if nics is None else min(nics.bytes_per_s, link.nic_bytes_per_s)
+
+    def is_path_of_nics(self, here: str, there: str) -> bool:
+        """Return whether the NICs of two nodes are all that messages between them wait for, so that
+        the path has no limit of its own."""
+        ends = [self.node_by_name[name].nics for name in (here, there)]
+        return None not in ends and self.node_links[here, there].nic_bytes_per_s < inf
+
+    def lines_beside_nics(self, here: str, there: str) -> tuple[Line, ...]:
+        """Return `lines` without the uplinks that are but the sum of a machine's NICs."""
+        if not self.has_nics:
+            return self.lines(here, there)
+        sums = {
+            line.name
+            for node in (self.node_by_name[here], self.node_by_name[there])
+            if node.nics is not None and node.uplink_bytes_per_s >= node.nics.total_bytes_per_s
+            for line in node_uplink(node.machine, inf)
+        }
+        return tuple(line for line in self.lines(here, there) if line.name not in sums)
+
     def gpu_type(self, device: Device) -> GpuType:
         return self.node_by_name[device.node].gpu_type
 
-    def link(self, sender: Device, receiver: Device) -> Link:
-        """Return the path from one device to another (not itself)."""
+    def path(self, sender: Device, receiver: Device) -> Link:
+        """Return the path between the nodes of two devices, as all their GPUs share it; of one
+        node its link."""
         if sender.node == receiver.node:
             return self.node_by_name[sender.node].link
         return self.node_links[sender.node, receiver.node]
+
+    def link(self, sender: Device, receiver: Device) -> Link:
+        """Return the path from one device to another (not itself), as these two alone have it:
+        between nodes over one NIC at each end."""
+        path = self.path(sender, receiver)
+        if not self.has_nics or sender.node == receiver.node:
+            return path
+        ends = [self.nic_bytes_per_s(end, path) for end in (sender, receiver)]
+        speed = min(path.bytes_per_s, path.nic_bytes_per_s, *ends)
+        return path if speed == path.bytes_per_s else replace(path, bytes_per_s=speed)

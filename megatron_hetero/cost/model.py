@@ -29,6 +29,7 @@ from megatron_hetero.cost.step_cost import (
     ReplicaCost,
     StageCost,
     boundary_bytes,
+    nic_seconds,
     path_seconds,
 )
 from megatron_hetero.cost.sync.gradients import Carried, GradientExchangePrices, StageEnd
@@ -289,6 +290,7 @@ class CostModel(UnitPrices):
         if self.cluster.has_lines:
             crossing = boundary_bytes(placement, replicas)
             lines = line_seconds(self.cluster, ((pair, size) for _, pair, size in crossing))
+            lines = {**lines, **nic_seconds(self.cluster, placement, replicas)}
         carried = Carried(path_seconds(placement, replicas), lines)
         pipelines_s = max(carried.busiest_s, *(r.pipeline_s for r in replicas))
         ends = self._stage_ends(replicas, pipelines_s)

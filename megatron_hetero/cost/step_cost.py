@@ -8,7 +8,9 @@ from functools import cached_property
 from itertools import pairwise
 
 from megatron_hetero.cluster.node_links import NodePair
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.network.nics import port_name
 from megatron_hetero.cost.network.seconds import BoundaryTime, between
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.work.compute import PassTimes
@@ -112,9 +114,27 @@ def path_seconds(
                 ((here, there), cost.forward_hops[i]),
                 ((there, here), cost.backward_hops[i]),
             ):
-                busy_s = placed.num_micro_batches * hop.serialisation_s
+                busy_s = placed.num_micro_batches * hop.on_path_s
                 card_s[path] = card_s.get(path, 0.0) + busy_s
     return card_s
+
+
+def nic_seconds(
+    cluster: Cluster, placement: Placement, replicas: Sequence[ReplicaCost]
+) -> dict[str, float]:
+    """Return the seconds for which boundaries occupy each NIC, of machines with several, in a
+    step."""
+    found: dict[str, float] = {}
+    for placed, cost in zip(placement.replicas, replicas, strict=True):
+        for i, (here, there) in enumerate(pairwise(placed.stages)):
+            for ends, hop in (
+                ((there, here), cost.forward_hops[i]),
+                ((here, there), cost.backward_hops[i]),
+            ):
+                for sends, place, seconds in hop.nics:
+                    name = port_name((cluster.nic_of(ends[sends].devices[place]), sends))
+                    found[name] = found.get(name, 0.0) + placed.num_micro_batches * seconds
+    return found
 
 
 def boundary_bytes(

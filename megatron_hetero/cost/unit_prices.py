@@ -204,7 +204,7 @@ class UnitPrices(Variants):
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
         """Time one crossing of a stage boundary."""
-        key = (*[d.node for d in senders], "to", *[d.node for d in receivers])
+        key = (*self._ends(senders), "to", *self._ends(receivers))
         if key not in self._hops:
             self._hops[key] = boundary_time(
                 self.cluster,
@@ -215,6 +215,12 @@ class UnitPrices(Variants):
             )
         return self._hops[key]
 
+    def _ends(self, devices: Sequence[Device]) -> list[str]:
+        """Return what a group's GPUs send over to other nodes."""
+        if not self.cluster.has_nics:
+            return [device.node for device in devices]
+        return [self.cluster.nic_of(device) for device in devices]
+
     def stage_hop(self, senders: PlacedStage, receivers: PlacedStage) -> BoundaryTime:
         """Time one crossing from a stage to another."""
         context = senders.context_parallel, receivers.context_parallel
@@ -223,9 +229,9 @@ class UnitPrices(Variants):
         if context == (1, 1) and own == (None, None):
             return self.hop(senders.devices, receivers.devices)
         key = (
-            *(d.node for d in senders.devices),
+            *self._ends(senders.devices),
             "to",
-            *(d.node for d in receivers.devices),
+            *self._ends(receivers.devices),
             context,
             tokens,
             own,

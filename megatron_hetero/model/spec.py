@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Sends = Literal["as-run", "buffered"]
 MAX_LAYERS = 100_000
 """Of a model that is read: a line of text must not be able to fill the memory."""
 ONLY_IF_SET: Mapping[str, bool] = {"only_if_set": True}
@@ -151,8 +152,10 @@ class TrainingSpec:
     less than torch's own operations do.  `fp8`: Transformer Engine's products in fp8, weights and
     activations as `precision` has them.  `fp32_residual_connection`: what layers hand on is in
     fp32.  `mixes_precisions`: a plan may let stages whose GPUs lack
-    `precision` compute in fp16 or fp32; gradients are in fp32 then.  Bytes of optimizer states
-    follow from precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
+    `precision` compute in fp16 or fp32; gradients are in fp32 then.  `sends`: how predictions have
+    stages send: "as-run", as the trainer of the plan does (stock Megatron waits for its sends), or
+    "buffered", as trainers do that go on after a send.  Bytes of optimizer states follow from
+    precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
     global_batch_size: int
@@ -173,6 +176,12 @@ class TrainingSpec:
     fp8: bool = False
     mixes_precisions: bool = field(default=False, metadata=ONLY_IF_SET)
     fp32_residual_connection: bool = field(default=False, metadata=ONLY_IF_SET)
+    sends: Sends = field(default="as-run", metadata=ONLY_IF_SET)
+
+    @property
+    def stock_waits(self) -> bool:
+        """Return whether what stock Megatron runs is priced with its waiting for its sends."""
+        return self.sends == "as-run"
 
     @property
     def element_bytes(self) -> int:

@@ -353,8 +353,9 @@ def plan_of(
     prove: Prove = thorough_bound,
 ) -> Plan:
     """Return the validated plan of a candidate; `reasons` says why its idle devices are idle."""
+    is_stock = best.is_stock and problem.workload.training.stock_waits
     estimates = estimates_of(
-        problem.costs, best.placement, best.cost, is_stock=best.is_stock, prove=prove
+        problem.costs, best.placement, best.cost, is_stock=is_stock, prove=prove
     )
     plan = replace(bare_plan(problem, best, reasons, interrupted), estimates=estimates)
     validate_plan(plan, problem.cluster)

@@ -93,9 +93,7 @@ def _with_network(cluster: Cluster, faster: float, later: float) -> Cluster:
 
     return replace(
         cluster,
-        nodes=tuple(
-            replace(n, uplink_bytes_per_s=n.uplink_bytes_per_s * faster) for n in cluster.nodes
-        ),
+        nodes=tuple(n.with_faster_network(faster) for n in cluster.nodes),
         node_links=mapped_links(cluster.node_links, change),
         site_lines=faster_lines(cluster.site_lines, faster),
     )

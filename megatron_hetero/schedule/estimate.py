@@ -14,7 +14,7 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.schedule.simulator.shared_paths import num_messages, queued
 from megatron_hetero.schedule.simulator.step import simulate_plan
-from megatron_hetero.schedule.stock import is_stock
+from megatron_hetero.schedule.stock import sends_as_stock
 
 _MAX_STOCK_MESSAGES = 10_000
 """Steps of stock Megatron with more messages are not simulated whole, which takes seconds."""
@@ -49,7 +49,7 @@ def estimate_plan(
         placement,
         cost,
         in_parts=_has_parts(plan),
-        is_stock=is_stock(plan),
+        is_stock=sends_as_stock(plan),
         prove=thorough_bound if bounded else None,
     )
 
@@ -66,7 +66,7 @@ def plan_cost(
         placement: the plan's.
         priced: the price by `costs` alone, if that is known.
     """
-    stock, cost = is_stock(plan), priced or costs.placement(placement)
+    stock, cost = sends_as_stock(plan, costs.workload), priced or costs.placement(placement)
     if not (has_orders(plan) or (stock and _is_small(placement))):
         return queued(costs, placement, cost, is_stock=stock)
     run = simulate_plan(plan, costs.cluster, costs.workload, costs.profile, is_stock=stock)

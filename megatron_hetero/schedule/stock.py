@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.schedule import default_launched_forwards
 from megatron_hetero.plan.checks.workload import divided_sizes
 from megatron_hetero.plan.chunks import chain, stage_chunks
@@ -29,6 +30,17 @@ def is_stock(plan: Plan) -> bool:
     orders.  `plan` is valid.
     """
     return not reasons_not_stock(plan)
+
+
+def sends_as_stock(plan: Plan, workload: Workload | None = None) -> bool:
+    """Return whether a plan is priced as stock Megatron runs it, which waits for its sends: where
+    it can run it, unless the job says otherwise (`TrainingSpec.sends`).
+
+    Args:
+        workload: the job, where it is not the plan's own.
+    """
+    job = workload or plan.workload
+    return (job is None or job.training.stock_waits) and is_stock(plan)
 
 
 def reasons_not_stock(plan: Plan) -> tuple[str, ...]:

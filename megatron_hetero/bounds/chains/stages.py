@@ -215,7 +215,10 @@ class _Crossings:
     """The least boundary between groups of two classes."""
 
     def __init__(self, costs: CostModel, classes: Sequence[GpuClass]) -> None:
-        self._costs = costs
+        free = costs.cluster.without_nics
+        is_free = free is costs.cluster
+        # Which GPUs a group has, and so how many NICs, is not known here.
+        self._costs = costs if is_free else type(costs)(free, costs.workload, costs.profile)
         self._classes = classes
         self._pairs: dict[tuple[int, int], list[tuple[str, str]]] = {}
 

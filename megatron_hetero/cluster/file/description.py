@@ -12,9 +12,11 @@ from megatron_hetero.cluster.file.islands import Island, islands_of
 from megatron_hetero.cluster.file.limits import TENSOR_PARALLEL_CLASSES, resolve_limits
 from megatron_hetero.cluster.file.lines import capped, resolve_site_lines
 from megatron_hetero.cluster.file.links import entry_of_sites, resolve_node_links
+from megatron_hetero.cluster.file.nics import capacity_of, nics_of, with_nics
 from megatron_hetero.cluster.file.references import References
 from megatron_hetero.cluster.file.schema import ClusterSection, NodeSection
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY
+from megatron_hetero.cluster.nics import Nics
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, GpuType, Link, Node
 from megatron_hetero.errors import ClusterError, FileFormatError
@@ -62,11 +64,20 @@ def load_cluster(path: Path | str) -> Cluster:
     islands, island_links = _islands(file, gpu_types, references)
     entries = entry_of_sites(file.links, references)
     links = resolve_node_links(file.links, islands, island_links, references)
+    nics = {
+        section.name: found
+        for place, section in enumerate(file.nodes)
+        if (found := nics_of(place, section, references)) is not None
+    }
+    uplinks = {i.name: capacity_of(i.section, nics.get(i.section.name)) for i in islands}
     site_lines = resolve_site_lines(file.links, file.sites, entries, links, references)
     gpu_prices = {gpu_types[name].name: g.price_per_hour for name, g in file.gpu_types.items()}
     return Cluster(
-        nodes=tuple(_node(island, gpu_prices) for island in islands),
-        node_links=capped(links, islands, site_lines),
+        nodes=tuple(
+            _node(island, gpu_prices, uplinks[island.name], nics.get(island.section.name))
+            for island in islands
+        ),
+        node_links=capped(with_nics(links, islands, nics), islands, site_lines, uplinks),
         limits=resolve_limits(file.limits, islands, references),
         source=str(path),
         prices_per_gb=_prices_per_gb(file, entries),
@@ -143,6 +154,7 @@ def _node_content(node: Node) -> dict[str, Any]:
             gpu_indices=list(node.gpu_indices) or None,
             root_complex_bytes_per_s=_finite(node.root_complex_bytes_per_s),
             uplink_bytes_per_s=_finite(node.uplink_bytes_per_s),
+            nics=node.nics and [float(node.nics.bytes_per_s), list(node.nics.near)],
         ),
     }
 
@@ -168,6 +180,7 @@ def _link_content(link: Link) -> list[Any]:
         reduce_bytes_per_s=None if link.reduce_bytes_per_s == inf else link.reduce_bytes_per_s,
         incast=link.incast and [link.incast.num_senders, link.incast.slowdown],
         groups=[[size, float(speed)] for size, speed in link.group_bytes_per_s] or None,
+        nic_bytes_per_s=_finite(link.nic_bytes_per_s),
     )
     return [float(link.bytes_per_s), float(link.latency_s), *jitter, *([terms] if terms else [])]
 
@@ -209,7 +222,9 @@ def _islands(
     return islands, links
 
 
-def _node(island: Island, gpu_prices: Mapping[str, float | None]) -> Node:
+def _node(
+    island: Island, gpu_prices: Mapping[str, float | None], uplink: float, nics: Nics | None
+) -> Node:
     section, gpu = island.section, island.gpu
     is_whole = island.name == section.name
     return Node(
@@ -223,7 +238,8 @@ def _node(island: Island, gpu_prices: Mapping[str, float | None]) -> Node:
         price_per_hour=section.price_per_hour,
         gpu_price_per_hour=gpu_prices.get(gpu.name),
         gpu_indices=() if is_whole else island.indices,
-        uplink_bytes_per_s=section.uplink or inf,
+        uplink_bytes_per_s=uplink,
+        nics=nics,
         root_complex_bytes_per_s=section.root_complex or inf if not is_whole else inf,
     )
 

@@ -71,16 +71,19 @@ def resolve_site_lines(
 
 
 def capped(
-    links: NodeLinks, nodes: Sequence[Island], site_lines: Mapping[SitePair, Sequence[Line]]
+    links: NodeLinks,
+    nodes: Sequence[Island],
+    site_lines: Mapping[SitePair, Sequence[Line]],
+    uplinks: Mapping[str, float],
 ) -> NodeLinks:
     """Slow down links that are faster than a line that they lead over.
 
     Args:
         links: of each pair of nodes.
-        nodes: with their sites and uplinks.
+        nodes: with their sites.
         site_lines: by (site, site), the lines of each pair.
+        uplinks: of each node, infinite where it has none.
     """
-    uplinks = {node.name: node.section.uplink or inf for node in nodes}
     fastest: dict[str, float] = {}
     for node in nodes:
         fastest[node.site] = max(fastest.get(node.site, 0.0), uplinks[node.name])

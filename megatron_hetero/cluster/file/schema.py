@@ -36,6 +36,7 @@ Price = Annotated[
     Field(ge=0, le=1e9, strict=False, description="In any one currency, the same everywhere."),
 ]
 
+_GpuIndex = Annotated[int, Field(ge=0, lt=MAX_GPUS_PER_NODE)]
 _UPLINK = Field(description="Most bytes per second that all of it together sends, or receives.")
 
 
@@ -128,10 +129,16 @@ class CardPairSection(LinkSection):
     """The path between any two of these cards, by their places on the PCI bus: an NVLink bridge, a
     slot of few lanes."""
 
-    cards: Annotated[
-        tuple[Annotated[int, Field(ge=0, lt=MAX_GPUS_PER_NODE)], ...],
-        Field(min_length=2, max_length=MAX_GPUS_PER_NODE),
-    ]
+    cards: Annotated[tuple[_GpuIndex, ...], Field(min_length=2, max_length=MAX_GPUS_PER_NODE)]
+
+
+class NicsSection(_Section):
+    """NICs of a machine, all alike.  `gpus` are the GPUs near each, by their places on the PCI bus;
+    left out, the GPUs are divided among them in order, as evenly as they go."""
+
+    count: Annotated[int, Field(ge=1, le=MAX_GPUS_PER_NODE)]
+    bandwidth: Bandwidth
+    gpus: Annotated[tuple[tuple[_GpuIndex, ...], ...], Field(max_length=MAX_GPUS_PER_NODE)] = ()
 
 
 class NodeSection(_Section):
@@ -153,6 +160,7 @@ class NodeSection(_Section):
     pairs: Annotated[tuple[CardPairSection, ...], Field(max_length=MAX_PAIRS_PER_NODE)] = ()
     root_complex: Bandwidth | None = None
     uplink: Annotated[Bandwidth | None, _UPLINK] = None
+    nics: NicsSection | None = None
     price_per_hour: Price | None = None
 
     @model_validator(mode="after")

@@ -84,7 +84,7 @@ def _priced(cluster: Cluster, devices: Sequence[Device], plan: ExchangePlan) -> 
     slowest: dict[tuple[int, int], float] = {}
     for number, sender, receiver, _ in rows:
         here, there = devices[sender], devices[receiver]
-        link = cluster.link(here, there)
+        link = cluster.path(here, there)
         latency_s[number] = max(latency_s[number], link.latency_s)
         place = number, receiver
         slowest[place] = min(slowest.get(place, np.inf), link.reduce_bytes_per_s)
@@ -97,7 +97,7 @@ def _priced(cluster: Cluster, devices: Sequence[Device], plan: ExchangePlan) -> 
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for number, sender, receiver, part in rows:
         here, there = devices[sender], devices[receiver]
-        link = cluster.link(here, there)
+        link = cluster.path(here, there)
         port = there if here.node == there.node else there.node
         num_senders = len(heard.get((number, port, link.incast), ())) or 1
         carried, seconds = found.get((sender, receiver), (0.0, 0.0))

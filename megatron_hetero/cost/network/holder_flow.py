@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.network.group_flow import group_transfers
 from megatron_hetero.cost.network.lines import LineTable
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
+from megatron_hetero.cost.network.nics import group_seconds
 from megatron_hetero.cost.network.ring import held_fraction, pass_latency_s, ring
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.exchange.plan import Purpose
@@ -117,6 +120,7 @@ class HolderFlows:
             np.repeat([_OUT, _IN], len(inside)),
             np.tile(hop_s[inside], 2),
             num_passes * pass_latency_s(hops),
+            nics=self._nics((hop.sender, hop.receiver, once) for hop in hops),
         )
 
     def to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:
@@ -164,6 +168,7 @@ class HolderFlows:
             np.tile(ports_s, 2),
             latency_s,
             added_s,
+            self._nics((a, b, 1 / num) for a, b in permutations(stages, 2)),
         )
 
     def by_groups(
@@ -199,7 +204,23 @@ class HolderFlows:
             list(ports.values()),
             found.latency_s,
             found.adding_s_per_byte,
+            self._nics((stages[t.sender], stages[t.receiver], t.part) for t in found.transfers),
         )
+
+    def _nics(
+        self, carried: Iterable[tuple[PlacedStage, PlacedStage, float]]
+    ) -> Mapping[int, float]:
+        """Load the NICs of machines with several, by the number of the line: from and to whom, and
+        what of each byte."""
+        found: dict[int, float] = {}
+        if not self._cluster.has_nics:
+            return found
+        for sender, receiver, part in carried:
+            ends = sender.devices, receiver.devices
+            for name, seconds in group_seconds(self._cluster, *ends, part).items():
+                line = self.line_table.numbers[name]
+                found[line] = found.get(line, 0.0) + seconds
+        return found
 
     def _holder_flow(
         self,
@@ -211,15 +232,20 @@ class HolderFlows:
         ports_s: Floats | Sequence[float],
         latency_s: float,
         added_s: float = 0.0,
+        nics: Mapping[int, float] = MappingProxyType({}),
     ) -> HolderFlow:
         """Combine the loads of the paths between `nodes`, which carry `parts` of each byte, with
-        one direction each of the ports of the holders at `places`."""
+        one direction each of the ports of the holders at `places`, and with NICs."""
         senders, receivers = nodes
         paths = senders * len(self.node_number) + receivers
         if self._cluster.has_lines:
             lines, lines_s = self.line_table.loads(senders, receivers, parts)
             paths = np.concatenate([paths, self.first_line + lines])
             paths_s = np.concatenate([paths_s, lines_s])
+        if nics:
+            numbers = np.array(list(nics), np.int64)
+            paths = np.concatenate([paths, self.first_line + numbers])
+            paths_s = np.concatenate([paths_s, np.array(list(nics.values()))])
         return HolderFlow(
             np.concatenate([paths, np.full(len(places), -1)]),
             np.concatenate([paths_s, np.asarray(ports_s, np.float64)]),

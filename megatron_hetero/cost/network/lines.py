@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_hetero.cluster.lines import Line, node_uplink
+from megatron_hetero.cluster.nics import nic_name
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.network.nics import port_name
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -54,8 +56,13 @@ class LineTable:
         """Line between two machines, one of them with islands, or inside such a machine."""
         if any(node.is_island for node in cluster.nodes):
             self._number_machines(cluster)
+        for node in cluster.nodes:
+            if node.nics is not None:
+                for number, sends in product(range(node.nics.num), (True, False)):
+                    name = port_name((nic_name(node.machine, number), sends))
+                    self._number(Line(name, node.nics.bytes_per_s))
         self.bytes_per_s = np.array(self._bytes_per_s)
-        """[line]."""
+        """[line]; those of NICs too, whose loads come from the groups (`cost.network.nics`)."""
 
     def loads(self, senders: Ints, receivers: Ints, num_bytes: Floats) -> tuple[Ints, Floats]:
         """Return the numbers of the lines that some messages take, and the seconds of each.

@@ -56,7 +56,7 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
         here, there = sender.devices[0], receiver.devices[0]
         key = here.node, there.node, sent, received
         if key not in prices:
-            link = cluster.link(here, there)
+            link = cluster.path(here, there)
             part = share * max(sent, received) if here.node == there.node else share
             # Each rank adds its own part, also behind a shared NIC.
             added_s = adding_s(share * received, 1, link)

@@ -17,6 +17,7 @@ from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
+from megatron_hetero.cost.network.nics import message_seconds
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 
 Tokens = tuple[int, ...] | None
@@ -30,11 +31,21 @@ class BoundaryTime:
 
     `parts`: (sender, receiver, bytes) of what goes between nodes, sums over pairs of nodes; each is
     the place in its group of the first GPU of its node.
+    Where machines have several NICs, the message takes the path between the nodes for `path_s`
+    (None: for as long as it lasts), and `nics`: (whether of the senders, the place in its group of
+    the first GPU near it, seconds).
     """
 
     serialisation_s: float
     latency_s: float
     parts: tuple[tuple[int, int, float], ...] = ()
+    path_s: float | None = None
+    nics: tuple[tuple[bool, int, float], ...] = ()
+
+    @property
+    def on_path_s(self) -> float:
+        """Return the seconds for which the path between two nodes is taken."""
+        return self.serialisation_s if self.path_s is None else self.path_s
 
     @property
     def total_s(self) -> float:
@@ -127,11 +138,13 @@ def boundary_time(
     busy_s = max(line_seconds(cluster, between(parts, senders, receivers)).values(), default=0.0)
     latency_s = 0.0
     for sender, receiver, _ in messages:
-        link = cluster.link(sender, receiver)
+        link = cluster.path(sender, receiver)
         busiest_bytes = max(carried[path] for path in _paths(sender, receiver))
         fan_in = _num_senders(cluster, messages, sender, receiver) if link.incast else 1
         busy_s = max(busy_s, transfer_s(busiest_bytes, link, fan_in))
         latency_s = max(latency_s, link.latency_s + link.jitter_s)
+    path_s, nics = busy_s, message_seconds(cluster, messages)
+    busy_s = max(busy_s, *nics.values()) if nics else busy_s
     gather_s = 0.0
     width = there.width
     if width > 1 and not sequence_parallel:
@@ -139,7 +152,11 @@ def boundary_time(
             ring_all_gather_s(num_bytes * there.part(rank), width, slowest_link(cluster, group))
             for rank, group in enumerate(groups_of(receivers, width))
         )
-    return BoundaryTime(busy_s, latency_s + gather_s, parts)
+    if not nics:
+        return BoundaryTime(busy_s, latency_s + gather_s, parts)
+    near = {True: [*map(cluster.nic_of, senders)], False: [*map(cluster.nic_of, receivers)]}
+    placed = tuple((sends, near[sends].index(nic), s) for (nic, sends), s in nics.items())
+    return BoundaryTime(busy_s, latency_s + gather_s, parts, path_s, placed)
 
 
 def _parts(

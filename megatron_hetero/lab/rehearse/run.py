@@ -36,10 +36,11 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.steps import job_of
 from megatron_hetero.schedule.exchange.stock_buckets import stock_bucket_elements
 from megatron_hetero.schedule.simulator.stage_times import plan_times
 from megatron_hetero.schedule.simulator.step import simulate_plan
-from megatron_hetero.schedule.stock import is_stock
+from megatron_hetero.schedule.stock import is_stock, sends_as_stock
 
 RANK_BYTES = 400 << 20
 """Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
@@ -110,7 +111,7 @@ def rehearse(
         UnsupportedError: the plan has sharded layers, or shrinks to a plan of another kind.
         RankFailedError: a process failed.
     """
-    stock, cluster = is_stock(plan), cluster.without_link_terms
+    stock, cluster = sends_as_stock(plan), cluster.without_link_terms
     played = options.rehearsed_plan or plan
     if played.layout.has_sharded_layers:
         raise UnsupportedError(
@@ -219,7 +220,7 @@ class _RehearsalJob:
             watched = self._rank(rank)
             watched.install()
             with suppress(RehearsalDone):
-                entry.main(argv, watched)
+                entry.train(job_of(argv, in_our_runtime=not sends_as_stock(self._plan)), watched)
             watched.pace.save(self.record(rank))
 
         return LocalJob("rehearsal", len(self._table), train, self._folder / "ranks")

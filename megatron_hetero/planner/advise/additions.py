@@ -84,10 +84,7 @@ def _with_faster_sites(cluster: Cluster, sites: set[str]) -> Cluster:
         links = changed(links)
     return replace(
         cluster,
-        nodes=tuple(
-            replace(n, uplink_bytes_per_s=FASTER * n.uplink_bytes_per_s) if n.site in sites else n
-            for n in cluster.nodes
-        ),
+        nodes=tuple(n.with_faster_network(FASTER) if n.site in sites else n for n in cluster.nodes),
         node_links=links,
         site_lines=faster_lines(cluster.site_lines, FASTER, lambda pair: set(pair) == sites),
     )

@@ -37,7 +37,7 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
         # Nodes that are alike, with as many idle GPUs, are tried once.
         kind = (
             *(node.gpu_type.name, node.site, len(idle), problem.widths[node.name], node.link),
-            node.uplink_bytes_per_s,
+            *(node.uplink_bytes_per_s, node.nics),
         )
         if kind in known:
             reasons.update({Device(node.name, i).name: known[kind] for i in idle})

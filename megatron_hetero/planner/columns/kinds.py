@@ -53,6 +53,7 @@ def kinds_of(problem: Problem) -> tuple[Kind, ...]:
             problem.widths[node.name],
             node.link,
             node.uplink_bytes_per_s,
+            node.nics,
             node.name in first,
             node.name in last,
         )

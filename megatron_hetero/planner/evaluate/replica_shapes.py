@@ -25,7 +25,7 @@ class Likeness:
         """Return equal for nodes with the same GPUs and the same link between them."""
         if name not in self._nodes:
             node = self.cluster.node_by_name[name]
-            content = node.gpu_type.name, node.gpu_type.memory_bytes, node.link
+            content = node.gpu_type.name, node.gpu_type.memory_bytes, node.link, node.nics
             self._nodes[name] = self._numbers.setdefault(content, len(self._numbers))
         return self._nodes[name]
 
@@ -70,5 +70,8 @@ class ReplicaShapes:
             group: Hashable = self.likeness.node(first)
         else:  # links inside the group count as well: it is like no other
             group = tuple([device.node for device in devices])
+        cluster = self.likeness.cluster
+        if cluster.has_nics:
+            group = group, tuple(map(cluster.nic_number, devices))
         divided = stage.context_parallel, stage.context_shares
         return group, len(devices), divided, stage.shares, stage.state_parts

@@ -85,6 +85,10 @@ class Rescorer:
         best = min(rescored, key=lambda candidate: candidate.key, default=self.board.best_stock)
         return best if best is not None and best.keeps_limits else None
 
+    def sends_as_stock(self, candidate: Candidate) -> bool:
+        """Return whether it is priced with stock Megatron's waiting for sends."""
+        return candidate.is_stock and self.costs.workload.training.stock_waits
+
     def may_simulate(self, candidate: Candidate) -> bool:
         """Return whether the messages of the candidate are few enough for what is left of the
         limit."""
@@ -96,7 +100,7 @@ class Rescorer:
         if (placement, candidate.rank_order) in self.board.with_queues:
             return 0
         return num_simulated(
-            self.costs.cluster, placement, candidate.cost, is_stock=candidate.is_stock
+            self.costs.cluster, placement, candidate.cost, is_stock=self.sends_as_stock(candidate)
         )
 
     def with_queues(self, candidate: Candidate) -> Candidate:
@@ -105,7 +109,7 @@ class Rescorer:
         self._left -= self.num_messages(candidate)
         known, key = self.board.with_queues, (placement, candidate.rank_order)
         if key not in known:
-            if candidate.is_stock:
+            if self.sends_as_stock(candidate):
                 plan = bare_plan(self.board.problem, candidate, {})
                 known[key] = plan_cost(plan, self.costs, placement, candidate.cost)
             else:
@@ -115,7 +119,7 @@ class Rescorer:
     def _simulated(self, candidate: Candidate) -> tuple[int, ...]:
         """Return replicas whose pipelines the cost model times too short."""
         placement = candidate.placement
-        if candidate.is_stock:
+        if self.sends_as_stock(candidate):
             return tuple(range(len(placement.replicas)))
         return sharing_replicas(self.costs.cluster, placement)
 

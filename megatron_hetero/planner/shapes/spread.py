@@ -160,5 +160,5 @@ class _SpreadTraffic:
             pair = here.node, there.node
             carried = [(pair, size) for *_, size in hop.parts]
             lines = line_seconds(self._costs.cluster, carried)
-            self._message_s[key] = [(pair, hop.serialisation_s), *lines.items()]
+            self._message_s[key] = [(pair, hop.on_path_s), *lines.items()]
         return self._message_s[key]

@@ -53,6 +53,7 @@ class StockCase:
     def __init__(self, problem: Problem, grid: StockGrid, settings: StockSettings) -> None:
         self.problem, self.grid, self.settings = problem, grid, settings
         training = problem.workload.training
+        self._waits = training.stock_waits
         sequences = training.global_batch_size // len(grid.chains)
         self.num_micro_batches = sequences // settings.micro_batch_size
         own = "none" if settings.recompute == "as needed" else settings.recompute
@@ -93,8 +94,8 @@ class StockCase:
         hops_s = [0.0]
         for here, there in pairwise([PlacedStage(unit.devices, 1) for unit in chain]):
             both = (
-                crossing(self._costs, here, there, True),
-                crossing(self._costs, there, here, True),
+                crossing(self._costs, here, there, self._waits),
+                crossing(self._costs, there, here, self._waits),
             )
             hops_s.append(hops_s[-1] + sum(c.serialisation_s + c.latency_s for c in both))
         weights = fixed_s = 0.0
@@ -157,8 +158,8 @@ class StockCase:
             ]
             placed = [PlacedStage(unit.devices, 1) for unit in chain]
             hops = list(pairwise([placed[s] for s in schedule.chain]))
-            there = [crossing(self._costs, a, b, True) for a, b in hops]
-            back = [crossing(self._costs, b, a, True) for a, b in hops]
+            there = [crossing(self._costs, a, b, self._waits) for a, b in hops]
+            back = [crossing(self._costs, b, a, self._waits) for a, b in hops]
             ends.append(stage_ends_s(schedule, times, there, back, self.sends))
         last_s = self._after_exchange(ends, stages)
         return np.where(recomputed < NEVER, last_s + self._update_s(stages), np.inf)
@@ -166,7 +167,7 @@ class StockCase:
     @property
     def sends(self) -> SendMode:
         """Stock Megatron overlaps the messages of interleaved stages, and waits for others."""
-        return "waited" if self.settings.num_chunks == 1 else "buffered"
+        return "waited" if self._waits and self.settings.num_chunks == 1 else "buffered"
 
     @property
     def schedule(self) -> Schedule:
@@ -284,9 +285,10 @@ class StockCase:
         """Return seconds without layers and what each layer adds, of the gradients and of the new
         weights of each stage; then seconds of each replica's tied embeddings.
 
-        What overlaps has as many buckets as there are layers, and is left out.
+        What overlaps has as many buckets as there are layers, and is left out; so is the exchange
+        of another trainer.
         """
-        is_overlapped = self.problem.workload.training.overlap_grad_reduce
+        is_left_out = self.problem.workload.training.overlap_grad_reduce or not self._waits
         num_stages = self.grid.num_stages
         one, two = (
             GradientExchange(self._costs, self._frame([n] * num_stages), self._rows, {}, {}).stock()
@@ -295,9 +297,9 @@ class StockCase:
         lines: list[list[_Line]] = []
         for of_one, of_two in zip(one, two, strict=True):
             pairs = [(_of_stage_s(of_one, p), _of_stage_s(of_two, p)) for p in range(num_stages)]
-            lines.append([(0.0, 0.0) if is_overlapped else (2 * a - b, b - a) for a, b in pairs])
+            lines.append([(0.0, 0.0) if is_left_out else (2 * a - b, b - a) for a, b in pairs])
         tied_s = [_seconds(c) for c in one[0] if len({stage for _, stage in c.holders}) > 1]
-        return lines[0], lines[1], tied_s
+        return lines[0], lines[1], tied_s if self._waits else []
 
 
 _Line = tuple[float, float]

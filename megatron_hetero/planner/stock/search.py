@@ -285,7 +285,8 @@ class _StockSearch:
         recomputed = int(case.layers_to_recompute(stages)[0])
         plan = stock_plan(case, division, recomputed)
         problem = self._problem
-        step = simulate_plan(plan, problem.cluster, profile=problem.costs.profile, is_stock=True)
+        waits = problem.workload.training.stock_waits
+        step = simulate_plan(plan, problem.cluster, profile=problem.costs.profile, is_stock=waits)
         if any(peak > s.capacity_bytes for s in step.timelines for peak in s.device_peak_bytes):
             return False
         shape = _shape(plan)

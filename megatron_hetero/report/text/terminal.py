@@ -20,6 +20,7 @@ from megatron_hetero.plan.plan import Estimates, Plan, TrafficEstimate
 from megatron_hetero.planner.mixture import mixture_words
 from megatron_hetero.report.text.stage_tables import replica_tables
 from megatron_hetero.report.text.words import count, devices_by_node
+from megatron_hetero.schedule.stock import is_stock, sends_as_stock
 from megatron_hetero.units import format_bytes, format_duration
 
 NOT_MEASURED = "predicted from the catalogue and an analytic model, not measured"
@@ -53,12 +54,24 @@ def plan_heading(plan: Plan, utilization: Utilization | None = None) -> tuple[Re
                 ),
                 ("devices", _device_count(plan)),
                 *([("precision", words)] if (words := mixture_words(plan)) else []),
+                *([("sends", words)] if (words := sends_words(plan)) else []),
                 *_schedule(plan),
             )
         )
     if plan.estimates is not None:
         lines.append(facts(*_speed(plan.estimates, utilization)))
     return tuple(lines)
+
+
+def sends_words(plan: Plan) -> str:
+    """Say that a plan is not priced as the trainer sends that it is for; nothing of others."""
+    has_boundaries = any(len(replica.stages) > 1 for replica in plan.replicas)
+    if sends_as_stock(plan) or not (has_boundaries and is_stock(plan)):
+        return ""
+    return (
+        "buffered (--sends): a trainer that goes on after a send; stock Megatron, whose flags "
+        "`flags` prints for this plan, waits and is slower"
+    )
 
 
 def _schedule(plan: Plan) -> Iterator[tuple[str, str]]:

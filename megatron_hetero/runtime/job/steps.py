@@ -46,12 +46,15 @@ class TrainingJob(Protocol):
         ...
 
 
-def job_of(argv: Sequence[str], of_a_script: bool = False) -> TrainingJob:
+def job_of(
+    argv: Sequence[str], of_a_script: bool = False, *, in_our_runtime: bool = False
+) -> TrainingJob:
     """Return the job of a command line; activate the CPU backend where there is no GPU.
 
     Args:
         argv: the command line.
         of_a_script: flags that Megatron does not know are a script's own, for its parser.
+        in_our_runtime: train there also on a plan that stock Megatron runs.
     Raises:
         HeteroError: the plan, its flags or the number of processes are wrong.
     """
@@ -61,7 +64,8 @@ def job_of(argv: Sequence[str], of_a_script: bool = False) -> TrainingJob:
     judged = arguments
     if of_a_script:
         judged = replace(arguments, megatron=flag_table().known_part(arguments.megatron))
-    return job_on_plan(requested_plan(judged), arguments, judged.megatron)
+    plan = requested_plan(judged)
+    return job_on_plan(plan, arguments, judged.megatron, in_our_runtime=in_our_runtime)
 
 
 def _sequences_job(arguments: HeteroArguments, of_a_script: bool) -> TrainingJob:
@@ -80,7 +84,11 @@ def _sequences_job(arguments: HeteroArguments, of_a_script: bool) -> TrainingJob
 
 
 def job_on_plan(
-    plan: Plan | None, arguments: HeteroArguments, judged: Sequence[str]
+    plan: Plan | None,
+    arguments: HeteroArguments,
+    judged: Sequence[str],
+    *,
+    in_our_runtime: bool = False,
 ) -> TrainingJob:
     """Return the job of a plan that is read already.
 
@@ -88,6 +96,7 @@ def job_on_plan(
         plan: the plan; None for stock Megatron.
         arguments: our flags, and all others.
         judged: the flags that Megatron knows, which the plan must not contradict.
+        in_our_runtime: as `job_of`.
     Raises:
         HeteroError: the number of processes or the flags are wrong.
     """
@@ -116,7 +125,7 @@ def job_on_plan(
         from megatron_hetero.runtime.sequences.job import SequencesJob
 
         return SequencesJob(plan, arguments, world)
-    if is_stock(plan) and not arguments.faults.is_replanned:
+    if is_stock(plan) and not (in_our_runtime or arguments.faults.is_replanned):
         decided = plan_arguments(plan, judged)
         if world.rank == 0:
             print(f"> this plan is stock Megatron's own: {' '.join(decided)}", flush=True)

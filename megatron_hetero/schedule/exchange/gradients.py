@@ -285,7 +285,7 @@ class GradientExchange:
                 if sender is receiver:
                     continue
                 part = num_bytes * weight / sum(weights)
-                link = cluster.link(sender.device, receiver.device)
+                link = cluster.path(sender.device, receiver.device)
                 latency_s = max(latency_s, link.latency_s)
                 added_s = max(added_s, adding_s(part, len(weights) - 1, link))
                 num_senders = fan_in.num_senders(sender.device.node, receiver.device.node, link)

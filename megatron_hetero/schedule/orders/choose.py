@@ -25,7 +25,7 @@ from megatron_hetero.schedule.orders.synthesise import synthesise
 from megatron_hetero.schedule.orders.zero_bubble import zero_bubble
 from megatron_hetero.schedule.simulator.pipeline import simulate
 from megatron_hetero.schedule.simulator.step import simulate_plan
-from megatron_hetero.schedule.stock import is_stock
+from megatron_hetero.schedule.stock import sends_as_stock
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Maker:
             times_s.append(simulated.makespan_s)
             peaks.append(simulated.peak_in_flight)
         check_schedules(made)
-        if is_stock(made):  # which waits for its sends
+        if sends_as_stock(made):  # which waits for its sends
             run = simulate_plan(made, self.costs.cluster, profile=self.costs.profile, is_stock=True)
             times_s = [max(stage.compute_end_s for stage in stages) for stages in run.stages]
         return ScheduledPlan(name, made, tuple(times_s), tuple(peaks))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from megatron_hetero.cluster.names import machine_of, node_words
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.nics import group_seconds
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.schedule.simulator.parts import Crossing
 
@@ -30,27 +31,33 @@ def hops(
     Args:
         senders, receivers: the two groups, each on one node.
         seconds: for which it takes what only these two groups, or their nodes, have.
-        num_bytes: of it, on the lines that others share.
+        num_bytes: of it, on the lines that others share, NICs of a machine with several among them.
     """
     here, there = senders[0].node, receivers[0].node
     if here == there:
         return (f"{group_name(senders)} out", seconds), (f"{group_name(receivers)} in", seconds)
-    shared = [(line.name, num_bytes / line.bytes_per_s) for line in cluster.lines(here, there)]
+    lines = cluster.lines_beside_nics(here, there)
+    shared = [(line.name, num_bytes / line.bytes_per_s) for line in lines]
+    shared += group_seconds(cluster, senders, receivers, num_bytes).items()
     if has_no_own(cluster, here, there):
         return tuple(shared)
     return (path_name(here, there), seconds), *shared
 
 
-def path_names(cluster: Cluster, here: str, there: str) -> tuple[str, ...]:
-    """Return the names of the paths that a message from one node to another takes."""
-    shared = [line.name for line in cluster.lines(here, there)]
-    return tuple(shared) if has_no_own(cluster, here, there) else (path_name(here, there), *shared)
+def path_names(
+    cluster: Cluster, senders: Sequence[Device], receivers: Sequence[Device]
+) -> tuple[str, ...]:
+    """Return the names of the paths that a message from one group to another, on two nodes,
+    takes."""
+    return tuple(name for name, _ in hops(cluster, senders, receivers, 0.0, 0.0))
 
 
 def has_no_own(cluster: Cluster, here: str, there: str) -> bool:
     """Return whether a message from one node to another never waits for the path of these two
-    alone: some line on it, which others share, is no faster."""
-    lines = cluster.lines(here, there)
+    alone: some line on it, which others share, is no faster; or NICs are all that it takes."""
+    if cluster.has_nics and cluster.is_path_of_nics(here, there):
+        return True
+    lines = cluster.lines_beside_nics(here, there)
     if not lines:
         return False
     link = cluster.node_links[here, there]
@@ -84,9 +91,9 @@ def crossing(
     num_bytes: float = costs.activation_bytes
     if not is_stock:
         time = costs.stage_hop(senders, receivers)
-        taken = hops(cluster, *ends, time.serialisation_s, num_bytes)
+        taken = hops(cluster, *ends, time.on_path_s, num_bytes)
         return Crossing(taken, time.latency_s, num_bytes)
-    link = cluster.link(senders.devices[0], receivers.devices[0])
+    link = cluster.path(senders.devices[0], receivers.devices[0])
     if costs.workload.training.sequence_parallel:
         num_bytes /= senders.width
     if senders.devices[0].node != receivers.devices[0].node:

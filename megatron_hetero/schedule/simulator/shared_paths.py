@@ -161,8 +161,8 @@ _Paths = Sequence[Sequence[str]]
 
 
 def _paths(cluster: Cluster, replica: PlacedReplica) -> _Paths:
-    nodes = [stage.devices[0].node for stage in replica.stages]
-    hops = [(a, b) for a, b in pairwise(nodes) if a != b]
+    ends = pairwise([stage.devices for stage in replica.stages])
+    hops = [(a, b) for a, b in ends if a[0].node != b[0].node]
     return [path_names(cluster, a, b) for a, b in hops + [(b, a) for a, b in hops]]
 
 

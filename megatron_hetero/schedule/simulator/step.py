@@ -43,7 +43,7 @@ from megatron_hetero.schedule.simulator.timelines import (
     link_timelines,
     stage_timeline,
 )
-from megatron_hetero.schedule.stock import is_stock as can_be_stock
+from megatron_hetero.schedule.stock import sends_as_stock
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def simulate_plan(
         profile: measured times; None has the analytic model for all.
         workload: what is trained; by default the plan's own.
         is_stock: whether stock Megatron runs the plan, which waits for its sends; by default where
-            it can, as `flags` emits it.
+            it can, as `flags` emits it, and the job's `sends` does not say otherwise.
     Raises:
         UsageError: neither the plan nor the caller says which model it is.
         PlanFormatError: the plan names no devices, or devices that the cluster lacks.
@@ -133,7 +133,7 @@ def simulate_plan(
     workload = workload or workload_of(plan)
     placement = placement_of(plan, cluster)
     if is_stock is None:
-        is_stock = can_be_stock(plan)
+        is_stock = sends_as_stock(plan, workload)
     costs = CostModel(cluster, workload, profile).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
     sends = _sends(plan, is_stock)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.cli.arguments import with_sends
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.lab.rehearse import run as rehearse_run
@@ -14,6 +15,7 @@ from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, SLOW, make_cluster
 from tests.runtime.schedules import with_interleaving
@@ -90,6 +92,19 @@ def test_stock_megatrons_interleaved_stages_are_rehearsed(
             for s in (stage, predicted)
         ]
         assert orders[0] == orders[1]
+
+
+def test_a_stock_plan_with_buffered_sends_is_rehearsed_in_our_runtime(tmp_path: Path) -> None:
+    """Prediction and processes both go on after a send, where stock Megatron would wait."""
+    sizes = {"hidden_size": 1024, "seq_length": 1024, "max_position_embeddings": 1024}
+    plan = placed("tp1:3,tp1:1 @4", ["a:0", "b:0"], tied_embeddings=False, **sizes)
+    plan = with_hosts(plan, mixed_cluster())
+    assert is_stock(plan) and plan.workload is not None
+    found = run(replace(plan, workload=with_sends(plan.workload, "buffered")), tmp_path)
+    assert not found.is_stock and found.predicted.sends == "buffered"
+    assert abs(found.error) < 0.08, rehearsal_to_data(found, plan)
+    waiting_s = simulate_plan(plan, mixed_cluster()).step_time_s
+    assert waiting_s > 1.1 * found.predicted.step_time_s
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 
 from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.spec import Cluster, Device
@@ -93,7 +93,8 @@ class Network:
         here, there = self._devices[sender], self._devices[receiver]
         ways: dict[float, list[int]] = {}
         for name, bytes_per_s in self._speeds(here, there):
-            ways.setdefault(bytes_per_s, []).append(self._numbers[name])
+            if bytes_per_s < inf:
+                ways.setdefault(bytes_per_s, []).append(self._numbers[name])
         paths = tuple((tuple(numbers), bytes_per_s) for bytes_per_s, numbers in ways.items())
         return RankHop(paths, self._cluster.link(here, there).latency_s * self._factor(here, there))
 
@@ -107,15 +108,27 @@ class Network:
     def _speeds(self, here: Device, there: Device) -> list[tuple[str, float]]:
         """Return the name and bandwidth of everything on the route of a message.
 
-        Inside a node these are the ports of the two GPUs; otherwise the path between the two nodes
-        and every line on it.
+        Inside a node these are the ports of the two GPUs; otherwise the path between the two nodes,
+        every line on it, and of machines with several NICs those near the GPUs.  The path comes
+        first, infinite where NICs are all that a message waits for.
         """
-        bytes_per_s = self._cluster.link(here, there).bytes_per_s / self._factor(here, there)
+        path = self._cluster.path(here, there)
+        bytes_per_s = path.bytes_per_s / self._factor(here, there)
         if here.node == there.node:
             return [(f"{here.name} out", bytes_per_s), (f"{there.name} in", bytes_per_s)]
-        lines = self._cluster.lines(here.node, there.node)
-        own = (f"{here.node} -> {there.node}", bytes_per_s)
-        return [own, *((line.name, line.bytes_per_s) for line in lines)]
+        lines = self._cluster.lines_beside_nics(here.node, there.node)
+        has_limit = not self._cluster.is_path_of_nics(here.node, there.node)
+        own = (f"{here.node} -> {there.node}", bytes_per_s if has_limit else inf)
+        slower = self._factor(here, there)
+        nics = [
+            (
+                f"{self._cluster.nic_of(end)} {way}",
+                self._cluster.nic_bytes_per_s(end, path) / slower,
+            )
+            for end, way in ((here, "out"), (there, "in"))
+            if self._cluster.nic_number(end) is not None
+        ]
+        return [own, *((line.name, line.bytes_per_s) for line in lines), *nics]
 
     def ring(self, ranks: Sequence[int], hop_bytes: float, num_passes: int) -> Ring:
         """Build a collective in which every rank sends `hop_bytes` to the next rank of a ring.
@@ -200,7 +213,8 @@ class Network:
             part = num_bytes / carried[here.node, there.node]
             ends_s = [total / speed for total, speed in (cards[here.node, 0], cards[there.node, 1])]
             seconds = max(num_bytes / own[1], *(part * end_s for end_s in ends_s))
-            hops.append(((self._numbers[own[0]],), seconds))
+            if own[1] < inf:
+                hops.append(((self._numbers[own[0]],), seconds))
             hops += [((self._numbers[line],), num_bytes / speed) for line, speed in lines]
         return Ring(tuple(hops), sum(latest_s.values()))
 

@@ -1,0 +1,113 @@
+"""NICs of cluster files: the one near each GPU, and what they do to links between machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
+from math import inf
+
+from megatron_hetero.cluster.file.islands import Island
+from megatron_hetero.cluster.file.references import References
+from megatron_hetero.cluster.file.schema import NodeSection
+from megatron_hetero.cluster.names import machine_of
+from megatron_hetero.cluster.nics import Nics
+from megatron_hetero.cluster.node_links import Link, NodeLinks
+
+
+def nics_of(place: int, section: NodeSection, references: References) -> Nics | None:
+    """Return the NICs of a machine; None where its entry has none.
+
+    Args:
+        place: the machine's number in the file.
+    Raises:
+        ClusterError: there are more than GPUs, or a GPU is not near exactly one.
+    """
+    nics = section.nics
+    if nics is None:
+        return None
+    keypath, num_gpus = ("nodes", place, "nics"), section.num_cards
+    if nics.count > num_gpus:
+        references.fail(
+            (*keypath, "count"),
+            f"{nics.count} NICs for {num_gpus} GPU{'s' * (num_gpus > 1)}: a GPU sends over one; "
+            "write as many as GPUs, each with the bandwidth that a GPU gets",
+        )
+    if not nics.gpus:
+        # In the order of the bus, as even as they go.
+        return Nics(nics.bandwidth, tuple(g * nics.count // num_gpus for g in range(num_gpus)))
+    if len(nics.gpus) != nics.count:
+        references.fail(
+            (*keypath, "gpus"),
+            f"{len(nics.gpus)} lists for {nics.count} NICs; write one for each, for example "
+            "[[0, 1], [2, 3]]",
+        )
+    near: dict[int, int] = {}
+    for number, gpus in enumerate(nics.gpus):
+        at = (*keypath, "gpus", number)
+        if not gpus:
+            references.fail(at, f"no GPU is near NIC {number}; leave such a NIC out of the count")
+        for gpu in gpus:
+            if gpu >= num_gpus:
+                references.fail(
+                    at,
+                    f"machine {section.name} has no GPU {gpu}; it has {num_gpus} "
+                    f"(0-{num_gpus - 1})",
+                )
+            if near.setdefault(gpu, number) != number or gpus.count(gpu) > 1:
+                references.fail(at, f"GPU {gpu} stands in two places; a GPU sends over one NIC")
+    left = [gpu for gpu in range(num_gpus) if gpu not in near]
+    if left:
+        references.fail(
+            (*keypath, "gpus"),
+            f"GPU {left[0]} is near no NIC; write every GPU of the machine into one of the lists",
+        )
+    return Nics(nics.bandwidth, tuple(near[gpu] for gpu in range(num_gpus)))
+
+
+def with_nics(links: NodeLinks, nodes: Sequence[Island], nics: Mapping[str, Nics]) -> NodeLinks:
+    """Widen the links between machines of one site that have NICs: what the file says of one pair
+    of GPUs, over a NIC at each end, their NICs have side by side.
+
+    A link between sites stays one path for all GPUs of two machines.
+
+    Args:
+        links: of each pair of nodes, as one pair of GPUs sees them.
+        nodes: all nodes, islands apart.
+        nics: by the name of the machine.
+    """
+    if not nics:
+        return links
+    of_site: dict[str, set[Nics | None]] = {}
+    for node in nodes:
+        own = nics.get(machine_of(node.name))
+        of_site.setdefault(node.site, set()).add(own and replace(own, near=tuple(range(own.num))))
+    classes = dict(links.site_links)
+    pairs = dict(links.pair_links)
+    for site, kinds in of_site.items():
+        own_class = links.site_links.get((site, site))
+        if len(kinds) == 1 and own_class is not None:
+            (kind,) = kinds
+            classes[site, site] = _widened(own_class, kind, kind)
+    mixed = [node.name for node in nodes if len(of_site[node.site]) > 1]
+    for a, b in dict.fromkeys((*pairs, *permutations(mixed, 2))):
+        here, there = machine_of(a), machine_of(b)
+        if here != there and links.sites[a] == links.sites[b]:
+            pairs[a, b] = _widened(links[a, b], nics.get(here), nics.get(there))
+    return NodeLinks(links.sites, classes, pairs)
+
+
+def _widened(link: Link, one: Nics | None, other: Nics | None) -> Link:
+    """Return the path between two machines of one site."""
+    wide = replace(link, nic_bytes_per_s=link.bytes_per_s)
+    if one is None or other is None:
+        return link if one is other else wide
+    total = min(one.total_bytes_per_s, other.total_bytes_per_s)
+    num_lanes = total / min(one.bytes_per_s, other.bytes_per_s)
+    return replace(wide, bytes_per_s=num_lanes * link.bytes_per_s)
+
+
+def capacity_of(section: NodeSection, nics: Nics | None) -> float:
+    """Return what a machine sends to others in all, or receives: its uplink, and no more than its
+    NICs together."""
+    return min(section.uplink or inf, inf if nics is None else nics.total_bytes_per_s)
