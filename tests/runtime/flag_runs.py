@@ -17,6 +17,8 @@ from typing import Any
 
 from megatron.training import get_args
 
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
@@ -76,19 +78,23 @@ class Log:
 def plan_job(
     folder: Path,
     flags: Sequence[str],
-    layout: str = LAYOUT,
+    layout: str | Plan = LAYOUT,
     data: Sequence[str] = ("--mock-data",),
 ) -> LocalJob:
     """The plan through the door that users take; its log is `read_log`'s."""
-    asked = plan(layout).layout
+    asked = plan(layout) if isinstance(layout, str) else layout
+    door = f"--hetero-layout={layout}"
+    if isinstance(layout, Plan):
+        save_plan(layout, folder.with_suffix(".plan.json"))
+        door = f"--hetero-plan={folder.with_suffix('.plan.json')}"
     argv = [*_small(flags), *data, f"{_VOCABULARY}=4", f"--data-cache-path={folder / 'cache'}"]
     argv += flags
 
     def train(rank: int) -> None:
         _begin(folder)
-        entry.main([*argv, f"--hetero-layout={layout}"])
+        entry.main([*argv, door])
 
-    return LocalJob(folder.name, asked.num_devices, train, folder)
+    return LocalJob(folder.name, asked.layout.num_devices, train, folder)
 
 
 def one_process_job(

@@ -92,6 +92,11 @@ def test_profiler_traces_lie_beside_the_folder_of_tensorboard(tmp_path: Path) ->
         (["--tokenizer-type=TikTokenizer"], "tiktoken", EnvironmentMismatchError, "pip install t"),
         (["--tokenizer-type=Llama2Tokenizer"], "sentencepiece", EnvironmentMismatchError, "pip"),
         ([], "transformers", EnvironmentMismatchError, "--tokenizer-type GPT2BPETokenizer"),
+        (
+            ["--enable-ft-package"], "nvidia-resiliency-ext", EnvironmentMismatchError,
+            "pip install nvidia-resiliency-ext",
+        ),
+        (["--enable-ft-package"], None, UsageError, "--save FOLDER"),
         (["--adlr-autoresume"], None, UsageError, "NVIDIA's own cluster"),
         (["--profile"], None, UsageError, "--use-pytorch-profiler"),
         (["--profile", "--use-pytorch-profiler"], None, UsageError, "--tensorboard-dir FOLDER"),

@@ -255,5 +255,5 @@ def _on_hosts(asked: Plan) -> Plan:
 
 def test_nothing_is_printed_before_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     """Megatron prints some thousand lines of arguments as it parses them."""
-    refuse([*MODEL, f"--hetero-layout={LAYOUT}", "--qk-clip"], HeteroError)
+    refuse([*MODEL, f"--hetero-layout={LAYOUT}", "--tp-comm-overlap"], HeteroError)
     assert "num_layers" not in capsys.readouterr().out

@@ -72,6 +72,17 @@ FOLLOWED: tuple[Support, ...] = (
         "shown to write what one process does (tests/runtime/test_dumps.py)",
     ),
     Support(
+        "proved",
+        "--qk-clip --qk-clip-alpha --qk-clip-threshold --log-max-attention-logit",
+        "shown to clip and report as one process (tests/runtime/test_attention_logits.py)",
+    ),
+    Support(
+        "proved",
+        "--enable-ft-package --calc-ft-timeouts --ft-num-warmup-iters",
+        "every rank shown to tell its monitor what one process does "
+        "(tests/runtime/test_rank_monitor.py)",
+    ),
+    Support(
         "refused",
         "--adlr-autoresume --checkpoint-activations --no-pad-vocab-size --warmup "
         "--freeze-all-layers --lazy-mpu-init --heterogeneous-layers-config-encoded-json",

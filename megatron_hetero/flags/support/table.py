@@ -78,7 +78,6 @@ SUPPORT: tuple[Support, ...] = (
         "--hybrid-context-parallel "
         "--perform-rl-step --cuda-graph-impl "
         "--experimental-attention-variant "
-        "--qk-clip --log-max-attention-logit "
         "--tp-comm-overlap "
         "--ckpt-format --use-mp-args-from-checkpoint-args "
         "--delay-wgrad-compute "
@@ -105,7 +104,7 @@ SUPPORT: tuple[Support, ...] = (
         "--fake-process-group --optimizer-cuda-graph --overlap-moe-expert-parallel-comm "
         "--vision-pretraining --logits-save-dir --logits-load-dir "
         "--fine-grained-activation-offloading --cpu-offloading-num-layers "
-        "--overlap-param-gather-with-optimizer-step --enable-ft-package "
+        "--overlap-param-gather-with-optimizer-step "
         "--init-model-with-meta-device --replication "
         "--run-workload-inspector-server",
         by_presence=True,
@@ -225,7 +224,7 @@ SUPPORT: tuple[Support, ...] = (
     Support(
         "elsewhere",
         "--mamba-* --linear-* --disable-mamba-mem-eff-path --dsa-* --no-dsa-* --mtp-* "
-        "--kitchen-* --use-kitchen-attention --qk-clip-* --hierarchical-context-parallel-sizes "
+        "--kitchen-* --use-kitchen-attention --hierarchical-context-parallel-sizes "
         "--max-seqlen-per-dp-cp-rank --muon-* --lion-* "
         "--no-use-layer-wise-param-layout",
         "details of a model, an optimizer or a parallelism that is refused",
@@ -242,7 +241,7 @@ SUPPORT: tuple[Support, ...] = (
         "--no-pin-cpu-* --exp-avg-dtype --exp-avg-sq-dtype --main-grads-dtype "
         "--main-params-dtype --tp-comm-* --no-tp-comm-* --wgrad-deferral-limit "
         "--logits-* --fim-* --inprocess-* "
-        "--non-persistent-* --calc-ft-timeouts --ft-num-warmup-iters --ckpt-convert-*",
+        "--non-persistent-* --ckpt-convert-*",
         "details of a feature that is refused",
     ),
 )

@@ -122,7 +122,7 @@ TABLE: tuple[Entry, ...] = (
         "--moe-token-dispatcher-type --use-fused-weighted-squared-relu --deterministic-mode "
         "--use-precision-aware-optimizer --exp-avg-dtype --exp-avg-sq-dtype --main-grads-dtype "
         "--main-params-dtype --te-precision-config-file --use-kitchen-attention "
-        "--moe-enable-deepep --fp32-residual-connection",
+        "--moe-enable-deepep --fp32-residual-connection --qk-clip --qk-clip-*",
         _KERNELS,
     ),
     Entry("left out", "--fp8-* --no-fp8-wgrad --first-last-layers-bf16", _FP8),
@@ -280,7 +280,7 @@ TABLE: tuple[Entry, ...] = (
         "--exit-signal --exit-signal-* --distributed-timeout-* --disable-gloo-process-groups "
         "--local-rank --manual-gc --manual-gc-interval --no-manual-gc-eval "
         "--train-sync-interval --empty-unused-memory-level --enable-ft-package "
-        "--replication",
+        "--calc-ft-timeouts --ft-num-warmup-iters --replication",
         _MACHINE,
     ),
     Entry(

@@ -22,6 +22,7 @@ from megatron_hetero.runtime.gradients.optimizer import build_optimizer
 from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.megatron import (
+    attention_logits,
     checkpoint_metadata,
     context_batch,
     forward_backward,
@@ -38,6 +39,7 @@ from megatron_hetero.runtime.megatron import (
 from megatron_hetero.runtime.model import expert_bias, experts, hooks, prediction
 from megatron_hetero.runtime.model.data import reads_data
 from megatron_hetero.runtime.model.precision import DTYPES
+from megatron_hetero.runtime.model.reported_logits import reports_logits
 from megatron_hetero.runtime.model.rotary import own_rotary_hook
 from megatron_hetero.runtime.observe import straggler
 from megatron_hetero.runtime.observe.stage_ratio import StageRatio, StageWatch
@@ -161,6 +163,11 @@ def _dumps(context: RankContext) -> None:
         weight_hashes.apply(hooks.weights_are_equal)
 
 
+def _attention_logits(context: RankContext) -> None:
+    if reports_logits(context.args):
+        attention_logits.apply(context.args.num_attention_heads)
+
+
 def _jit_warm_up(context: RankContext) -> None:
     args = context.args
     if args.swiglu and args.ffn_hidden_size // context.groups.tensor.size() % 2:
@@ -251,6 +258,7 @@ ATTACHMENTS = (
     Attachment(_expert_routing, "before the model is built, whose routers then report"),
     Attachment(_further_tokens, "before the log, which sums their losses"),
     Attachment(_dumps, "before the first step, which may write"),
+    Attachment(_attention_logits, "before the first step, after which heads are clipped"),
     Attachment(_jit_warm_up, "before Megatron's set-up, which warms up at a size no rank has"),
     Attachment(_value_channels, "before the model is built, whose attention says their width"),
     Attachment(_vocabulary_rows, "before the model is built, whose embedding asks for its rows"),

@@ -20,6 +20,7 @@ jit_warm_up          a warm-up at a size that no rank has
 mtp_spec             parts of the layers that predict more tokens
 mtp_losses           their losses, of the whole job
 state_dumps          dumps of gradients and activations, by one copy of the model
+attention_logits     the largest attention logits of the whole job
 weight_hashes        equal weights on all holders
 compile_helpers      the wheel has no Makefile
 flag_texts           help texts of flags, read once for all ranks of a machine

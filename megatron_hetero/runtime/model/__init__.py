@@ -11,6 +11,7 @@ experts             mixture of experts
 dealt_experts       whole experts dealt out to the ranks of a stage
 expert_bias         bias of experts by the tokens of the whole job
 latent_attention    multi-latent attention on a group
+reported_logits     the largest attention logit of each head
 prediction          layers that predict further tokens
 rotary              rotary positions of a rank's own tokens
 spec_parts          parts of layer specs, replaced

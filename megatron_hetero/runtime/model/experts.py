@@ -34,7 +34,12 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda a: a.add_bias_linear and a.transformer_impl == "local",
         "add --disable-bias-linear; Megatron's local experts fail in the backward pass with them",
     ),
-    ("--moe-latent-size", lambda a: a.moe_latent_size is not None, "leave it out"),
+    (
+        "--moe-latent-size",
+        lambda a: a.moe_latent_size is not None,
+        "leave it out; its projections, which Megatron has in Transformer Engine alone, are in no "
+        "price yet",
+    ),
     (
         "--moe-router-load-balancing-type",
         lambda a: not _BALANCED_BY.issuperset(_names(a.moe_router_load_balancing_type)),
@@ -51,7 +56,12 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda a: a.moe_token_dispatcher_type == "flex",
         "use allgather or alltoall",
     ),
-    ("--moe-use-upcycling", lambda a: a.moe_use_upcycling, "leave it out"),
+    (
+        "--moe-use-upcycling",
+        lambda a: a.moe_use_upcycling,
+        "leave it out; Megatron 0.19 builds the dense model, whose weights it would copy, from the "
+        "configuration with experts",
+    ),
     (
         "--moe-input-jitter-eps",
         lambda a: a.moe_input_jitter_eps is not None,

@@ -36,6 +36,7 @@ from megatron_hetero.runtime.model.latent_attention import LatentSelfAttention
 from megatron_hetero.runtime.model.norm import SequenceParallelTorchNorm, local_block_spec
 from megatron_hetero.runtime.model.packed import PackedAttention, is_packed, packed_parameters
 from megatron_hetero.runtime.model.prediction import predicting_spec
+from megatron_hetero.runtime.model.reported_logits import ReportingAttention, reports_logits
 from megatron_hetero.runtime.model.spec_parts import with_parts
 from megatron_hetero.runtime.parallel.context_attention import GatheredAttention
 
@@ -204,4 +205,6 @@ def _parts(config: Any) -> dict[Any, Any]:
         parts[DotProductAttention] = GatheredAttention
     elif config.transformer_impl == "local" and is_packed(get_args()):
         parts[DotProductAttention] = PackedAttention
+    elif config.transformer_impl == "local" and reports_logits(get_args()):
+        parts[DotProductAttention] = ReportingAttention
     return parts

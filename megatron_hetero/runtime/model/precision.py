@@ -51,6 +51,11 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda a: a.check_weight_hash_across_dp_replicas_interval is not None,
         "leave it out; the same weight is rounded otherwise on stages of other precisions",
     ),
+    (
+        "--qk-clip",
+        lambda a: a.qk_clip,
+        "leave it out; clipping weights of unlike precisions is not tried yet",
+    ),
     ("--main-grads-dtype", lambda a: a.main_grads_dtype != torch.float32, "use fp32"),
     ("--fp16-lm-cross-entropy", lambda a: a.fp16_lm_cross_entropy, "leave it out"),
     (

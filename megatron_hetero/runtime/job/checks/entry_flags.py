@@ -5,6 +5,7 @@ from __future__ import annotations
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks.refused_flags import Rule
 from megatron_hetero.runtime.model.packed import is_packed
+from megatron_hetero.runtime.model.reported_logits import reports_logits
 
 NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     (
@@ -53,6 +54,12 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         "--sft / --dataloader-inter-document-masking with --multi-latent-attention and "
         "--transformer-impl local",
         lambda a: is_packed(a) and a.multi_latent_attention and a.transformer_impl == "local",
+        "use --transformer-impl transformer_engine",
+    ),
+    (
+        "--sft / --dataloader-inter-document-masking with --qk-clip / --log-max-attention-logit "
+        "and --transformer-impl local",
+        lambda a: is_packed(a) and reports_logits(a) and a.transformer_impl == "local",
         "use --transformer-impl transformer_engine",
     ),
     (

@@ -53,6 +53,7 @@ def check_needs(
             "the job as if it were done. Leave it out; --exit-duration-in-mins and "
             "--exit-signal-handler end a job with a checkpoint."
         )
+    _check_monitor(options)
     _check_profiler(options, cuda=cuda)
     return tuple(_tensorboard_warnings(options))
 
@@ -87,6 +88,17 @@ def _check_wandb(options: Mapping[str, Option]) -> None:
         raise UsageError(
             "--wandb-project without a folder: add --wandb-save-dir, or --save, beside which "
             "Megatron puts it."
+        )
+
+
+def _check_monitor(options: Mapping[str, Option]) -> None:
+    if "--enable-ft-package" not in options:
+        return
+    _need_package("--enable-ft-package", "nvidia-resiliency-ext")
+    if not _word(options, "--save"):
+        raise UsageError(
+            "--enable-ft-package without --save: it keeps the times that it waits there. Add "
+            "--save FOLDER."
         )
 
 
@@ -127,7 +139,7 @@ def _need_package(flag: str, package: str) -> None:
 
 
 def _is_installed(package: str) -> bool:
-    return find_spec(package) is not None
+    return find_spec(package.replace("-", "_")) is not None
 
 
 def _word(options: Mapping[str, Option], name: str) -> str | None:

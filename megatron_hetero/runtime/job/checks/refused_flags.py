@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_hetero.runtime.model.packed import is_packed
+from megatron_hetero.runtime.model.reported_logits import reports_logits
 
 Rule = tuple[str, Callable[[Any], bool], str]
 """(flag as the user knows it, condition on the parsed arguments, advice)."""
@@ -17,7 +18,11 @@ REFUSED: tuple[Rule, ...] = (
         lambda a: a.use_precision_aware_optimizer,
         "leave it out; the distributed optimizer of asymmetric plans keeps fp32 state",
     ),
-    ("--optimizer-cpu-offload", lambda a: a.optimizer_cpu_offload, "leave it out"),
+    (
+        "--optimizer-cpu-offload",
+        lambda a: a.optimizer_cpu_offload,
+        "leave it out; Megatron offloads what its own distributed optimizer divides",
+    ),
     (
         "--num-distributed-optimizer-instances",
         lambda a: a.num_distributed_optimizer_instances > 1,
@@ -70,8 +75,11 @@ REFUSED: tuple[Rule, ...] = (
         lambda a: a.experimental_attention_variant is not None,
         "use standard attention",
     ),
-    ("--qk-clip", lambda a: a.qk_clip, "leave it out; each replica would clip by its own logits"),
-    ("--log-max-attention-logit", lambda a: a.log_max_attention_logit, "leave it out"),
+    (
+        "--qk-clip with --use-distributed-optimizer",
+        lambda a: a.qk_clip and a.use_distributed_optimizer,
+        "leave one of them out; Megatron clips whole main weights, of which a rank has pieces",
+    ),
     (
         "--tensor-parallel-num-weight-shards",
         lambda a: a.gtp_weight_remat_size > 1,
@@ -132,6 +140,11 @@ REFUSED: tuple[Rule, ...] = (
 """Flags refused on an asymmetric plan."""
 
 NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
+    (
+        "--qk-clip / --log-max-attention-logit",
+        reports_logits,
+        "leave them out, or use a plan without cp; attention to parts of sequences reports none",
+    ),
     (
         "--sft / --dataloader-inter-document-masking",
         is_packed,
@@ -201,6 +214,7 @@ NOT_WITH_SHARDED_LAYERS: tuple[Rule, ...] = (
         "gathered in another order than elsewhere",
     ),
     ("--fp8-format", lambda a: a.fp8 is not None, "train in bf16, or use a plan without z"),
+    ("--qk-clip", lambda a: a.qk_clip, "leave it out; it clips weights that are on other ranks"),
 )
 """Flags refused on a plan with sharded layers."""
 NOT_WITH_CHUNKS: tuple[Rule, ...] = (
