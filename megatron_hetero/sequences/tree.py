@@ -4,6 +4,8 @@ A group is a run of the job's ranks.  Any two are nested or apart, so that ranks
 them (about log2 of their number), and process groups can be made once and kept.  Groups of one kind
 have the same prices and divide into groups of the same kinds: a deal needs to know how many of each
 kind it uses, never which.
+
+Each rank holds the whole model.  In a job on a plan the replicas of the plan stand for the ranks.
 """
 
 from __future__ import annotations
@@ -48,10 +50,15 @@ class TreeGroup:
 
 @dataclass(frozen=True)
 class GroupTree:
-    """All groups of a job.  `kinds` and `groups` begin with the whole job; parts come later."""
+    """All groups of a job.  `kinds` and `groups` begin with the whole job; parts come later.
+
+    `num_stages`: of the longest pipeline among the ranks; a pipeline has the prices of its slowest
+    stage.
+    """
 
     kinds: tuple[GroupKind, ...]
     groups: tuple[TreeGroup, ...]
+    num_stages: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -89,6 +96,21 @@ class GroupTree:
                 for part in self.groups[group].parts:
                     free.setdefault(self.groups[part].kind, []).append(part)
         return found
+
+
+def step_seconds(seconds: Sequence[float], num_stages: int) -> float:
+    """Return the seconds of micro-batches one after the other, through a pipeline.
+
+    All stages are taken to be as slow as the slowest: the last one is done when the longest
+    micro-batch has passed through the others too.  That is exact in a flow shop of equal stages
+    (Pinedo, Scheduling, section 6.1, proportionate flow shops), and at most some percent too long
+    for 1F1B of micro-batches that are sorted by length.
+
+    Args:
+        seconds: of each micro-batch on the slowest stage.
+        num_stages: of the pipeline.
+    """
+    return sum(seconds) + (num_stages - 1) * max(seconds, default=0.0)
 
 
 def halved(ranks: Sequence[int]) -> Nest:

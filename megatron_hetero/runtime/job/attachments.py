@@ -115,8 +115,9 @@ def _straggler_detector(context: RankContext) -> None:
 
 def _schedule(context: RankContext) -> None:
     if context.deals_sequences:
-        context.balance = Balance()
-        forward_backward.apply(DealtSchedule(context.groups, context.balance))
+        context.balance = Balance([place.replica for place in rank_table(context.plan)])
+        schedule = DealtSchedule(context.plan, context.groups, context.balance)
+        forward_backward.apply(schedule)
         return
     if StageRatio.applies(context.plan):
         context.watch = StageWatch()
@@ -132,7 +133,9 @@ def _skipped_steps(context: RankContext) -> None:
         else plan.replicas[replica].num_micro_batches
         for plan in context.batches.plans
     }
-    skipped_steps.apply(counts, reads_data=reads_data(context.groups))
+    # All ranks ask for a dealt step together.
+    reads = context.deals_sequences or reads_data(context.groups)
+    skipped_steps.apply(counts, reads_data=reads)
 
 
 def _checkpoint_metadata(context: RankContext) -> None:

@@ -1,7 +1,7 @@
-"""The line of the log about dealt steps: how level the ranks were, and how level they should be.
+"""The line of the log about dealt steps: how level replicas were, and how level they should be.
 
-A rank is busy in its forward and backward passes; what it waits in them for other members of its
-group, which have less to do, counts as busy.
+A rank is busy in its forward and backward passes, a replica as long as its busiest rank; what it
+waits in them for other members of its group, which have less to do, counts as busy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ class Balance:
     """Stopwatch for the passes of this rank, and observer of Megatron's log, to which it adds a
     line; it covers the steps since the line before."""
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: Sequence[int]) -> None:
+        """Begin with no steps.
+
+        Args:
+            replicas: of every rank.
+        """
+        self._replicas = replicas
         self._watch = StageWatch()
         self._is_training = False
         self._steps: list[RankStep] = []
@@ -74,8 +80,8 @@ class Balance:
         steps, self._steps = self._steps, []
         if rank != num_ranks - 1:
             return
-        busy_s = [float(x.item()) for x in found]
-        each = zip(*(step.whole.busy_s(num_ranks) for step in steps), strict=True)
+        busy_s = slowest_of_each([float(x.item()) for x in found], self._replicas)
+        each = zip(*(step.whole.busy_s(len(busy_s)) for step in steps), strict=True)
         predicted_s = [sum(of_rank) for of_rank in each]
         line = balance_line(steps, busy_s, predicted_s)
         print(f" [sequences] iteration {iteration:8d} | {line} |", flush=True)
@@ -83,8 +89,21 @@ class Balance:
         write_values(values, iteration)
 
 
+def slowest_of_each(seconds: Sequence[float], replicas: Sequence[int]) -> list[float]:
+    """Return the seconds of the busiest rank of each replica; a pipeline is as fast as that.
+
+    Args:
+        seconds: of every rank.
+        replicas: of every rank.
+    """
+    found = [0.0] * (max(replicas) + 1)
+    for busy_s, replica in zip(seconds, replicas, strict=True):
+        found[replica] = max(found[replica], busy_s)
+    return found
+
+
 def balance(busy_s: Sequence[float]) -> float:
-    """Return the seconds of the busiest rank over the mean; 1 is level."""
+    """Return the seconds of the busiest replica over the mean; 1 is level."""
     return max(busy_s) * len(busy_s) / sum(busy_s)
 
 
@@ -95,7 +114,7 @@ def balance_line(
 
     Args:
         steps: at least one.
-        busy_s: measured seconds of every rank, in all steps.
+        busy_s: measured seconds of every replica, in all steps.
         predicted_s: as predicted.
     """
     sequences = sum(step.num_sequences for step in steps)

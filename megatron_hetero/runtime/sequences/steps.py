@@ -17,9 +17,11 @@ import torch.distributed as dist
 
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
 from megatron_hetero.runtime.parallel.texts import broadcast_text
+from megatron_hetero.runtime.sequences.documents import Tokens
+from megatron_hetero.runtime.sequences.groups import GroupPlace
 from megatron_hetero.runtime.sequences.own_batch import OwnBatch, filling_batch, own_batch
 from megatron_hetero.sequences.deal.batch import NO_SEARCH_WAS_FASTER, deal_batch, greedy_deal
-from megatron_hetero.sequences.step_tokens import StepTokens, read_step, step_tokens
+from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens, read_step, step_tokens
 from megatron_hetero.sequences.tree import GroupTree
 
 _FAULT = "!"
@@ -72,6 +74,31 @@ def dealt_tokens(tree: GroupTree, documents: Documents) -> Dealt:
     return step_tokens(tree, lengths, deal), note
 
 
+def own_groups(step: StepTokens, place: GroupPlace) -> Sequence[GroupTokens | None]:
+    """Return the groups in which a rank trains one after the other; None is the filling batch, of a
+    rank that would have no other.
+
+    Members of a group wait for each other in its forward and in its backward pass.  A pipeline has
+    others between these, whose order depends on how many came before: where groups divide
+    sequences, pipelines of equally many stages keep step only if none leaves a micro-batch out.
+    Else each has its own from short to long, as `sequences.tree.step_seconds` has them.
+
+    Args:
+        step: as dealt.
+        place: of the rank.
+    """
+    divides = any(group.size > 1 for groups in step.micro_batches for group in groups)
+    if place.num_stages > 1 and divides:
+        return [
+            next((group for group in groups if place.replica in group.ranks), None)
+            for groups in step.micro_batches
+        ]
+    own = step.of_rank(place.replica)
+    if place.num_stages > 1:
+        own.sort(key=lambda group: group.seconds)
+    return own or [None]
+
+
 class DealtSteps:
     """Iterator of this rank's steps; all ranks ask for each step together."""
 
@@ -81,7 +108,7 @@ class DealtSteps:
         batch_size: int,
         consumed: int,
         deal: Callable[[Documents], Dealt],
-        groups: Mapping[tuple[int, int], dist.ProcessGroup],
+        place: GroupPlace,
         uncounted: int | None = None,
     ) -> None:
         """Prepare the steps from a document on.
@@ -91,11 +118,11 @@ class DealtSteps:
             batch_size: documents of a step.
             consumed: documents that were read before.
             deal: from documents to what ranks have of them; called on rank 0 alone.
-            groups: by first rank and rank behind the last, those of this rank.
+            place: of this rank.
             uncounted: as in `own_batch`.
         """
         self._dataset, self._size, self._next = dataset, batch_size, consumed
-        self._deal, self._groups, self._uncounted = deal, groups, uncounted
+        self._deal, self._place, self._uncounted = deal, place, uncounted
         self._ahead: Future[Dealt] | None = None
         self._thread = ThreadPoolExecutor(1, "deal") if dist.get_rank() == 0 else None
 
@@ -109,10 +136,10 @@ class DealtSteps:
             StopIteration: the data end before the step does.
             InfeasiblePlanError: rank 0 could not deal it; the message is the same on all ranks.
         """
-        first, rank = self._next, dist.get_rank()
+        first, place = self._next, self._place
         if first + self._size > len(self._dataset):
             raise StopIteration
-        text, note = self._dealt_text(first) if rank == 0 else (None, "")
+        text, note = self._dealt_text(first) if dist.get_rank() == 0 else (None, "")
         text = broadcast_text(text)
         if text.startswith(_FAULT):
             raise InfeasiblePlanError(text.removeprefix(_FAULT))
@@ -121,22 +148,23 @@ class DealtSteps:
             self._ahead = self._thread.submit(self._dealt, self._next)
         documents = [self._dataset[first + k]["tokens"] for k in range(self._size)]
         lengths = [len(document) for document in documents]
-        whole = read_step(text, lengths, dist.get_world_size())
-        device = torch.cuda.current_device()
-        batches = tuple(
-            own_batch(
-                group,
-                rank,
-                [documents[k] for k in group.sequences],
-                self._groups[group.first, group.ranks.stop],
-                self._uncounted,
-                device,
-            )
-            for group in whole.of_rank(rank)
-        )
-        if not batches:
-            batches = (filling_batch(self._groups[rank, rank + 1], device),)
+        whole = read_step(text, lengths, place.num_replicas)
+        batches = tuple(self._own_batch(group, documents) for group in own_groups(whole, place))
         return RankStep(whole, self._size, sum(lengths), batches, note)
+
+    def _own_batch(self, group: GroupTokens | None, documents: Sequence[Tokens]) -> OwnBatch:
+        """Return the micro-batch of a group; the filling one without."""
+        device, place = torch.cuda.current_device(), self._place
+        if group is None:
+            return filling_batch(place.groups[place.replica, place.replica + 1], device)
+        return own_batch(
+            group,
+            place.replica,
+            [documents[k] for k in group.sequences],
+            place.groups[group.first, group.ranks.stop],
+            self._uncounted,
+            device,
+        )
 
     def _dealt(self, first: int) -> Dealt:
         return self._deal([self._dataset[first + k] for k in range(self._size)])
