@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from itertools import accumulate
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placement import own_launch_counts, placement_of
@@ -37,7 +38,6 @@ def replica_groups(
         InfeasiblePlanError: a replica cannot hold a single token.
     """
     refuse_models(workload)
-    num_stages = [len(replica.stages) for replica in plan.replicas]
     # Filled pipelines, whatever the deals.
     full = tuple(
         replace(r, num_micro_batches=max(r.num_micro_batches, *launch_counts(r)))
@@ -66,14 +66,17 @@ def replica_groups(
         return prices, prices
 
     nest: list[Nest] = [nested(list(run)) for run in runs]
-    return replace(make_tree(nested(nest), prices_of), num_stages=max(num_stages))
+    return replace(
+        make_tree(nested(nest), prices_of), other_stages=tuple(of.other_stages for of in rates)
+    )
 
 
 def launch_counts(replica: Replica) -> list[int]:
     """Return the forwards that each stage launches before its first backward, of enough
-    micro-batches."""
+    micro-batches; none fewer than the next one."""
     own = own_launch_counts(len(replica.stages))
-    return [s.num_launched_forwards or n for s, n in zip(replica.stages, own, strict=True)]
+    asked = [s.num_launched_forwards or n for s, n in zip(replica.stages, own, strict=True)]
+    return list(accumulate(reversed(asked), max))[::-1]
 
 
 def replica_ranks(plan: Plan) -> list[tuple[int, ...]]:

@@ -62,10 +62,20 @@ class StepTokens:
                     found[rank] += group.seconds
         return found
 
-    @property
-    def seconds(self) -> float:
-        """Return the predicted seconds of all micro-batches, one after the other."""
-        return sum(max(group.seconds for group in groups) for groups in self.micro_batches)
+    def step_s(self, tree: GroupTree) -> float:
+        """Return the predicted seconds until all ranks are done.  A group begins when all of its
+        members have done what they had before; others do not wait.
+
+        Args:
+            tree: the groups of the job.
+        """
+        done, longest = [0.0] * tree.num_ranks, [0.0] * tree.num_ranks
+        for group in (group for groups in self.micro_batches for group in groups):
+            end = max(done[rank] for rank in group.ranks) + group.seconds
+            for rank in group.ranks:
+                done[rank], longest[rank] = end, max(longest[rank], group.seconds)
+        others = tree.other_stages or [0.0] * tree.num_ranks
+        return max(d + other * m for d, other, m in zip(done, others, longest, strict=True))
 
     @property
     def sizes(self) -> str:

@@ -52,13 +52,18 @@ class TreeGroup:
 class GroupTree:
     """All groups of a job.  `kinds` and `groups` begin with the whole job; parts come later.
 
-    `num_stages`: of the longest pipeline among the ranks; a pipeline has the prices of its slowest
-    stage.
+    `other_stages`: of each rank that is a pipeline, which has the prices of its slowest stage, the
+    seconds of its other stages and its boundaries over those; empty where no rank is one.
     """
 
     kinds: tuple[GroupKind, ...]
     groups: tuple[TreeGroup, ...]
-    num_stages: int = 1
+    other_stages: tuple[float, ...] = ()
+
+    @property
+    def most_other_stages(self) -> float:
+        """Return the largest of `other_stages`, by which whole steps are priced."""
+        return max(self.other_stages, default=0.0)
 
     @property
     def num_ranks(self) -> int:
@@ -98,19 +103,19 @@ class GroupTree:
         return found
 
 
-def step_seconds(seconds: Sequence[float], num_stages: int) -> float:
+def step_seconds(seconds: Sequence[float], other_stages: float) -> float:
     """Return the seconds of micro-batches one after the other, through a pipeline.
 
-    All stages are taken to be as slow as the slowest: the last one is done when the longest
-    micro-batch has passed through the others too.  That is exact in a flow shop of equal stages
-    (Pinedo, Scheduling, section 6.1, proportionate flow shops), and at most some percent too long
-    for 1F1B of micro-batches that are sorted by length.
+    The step is over when the slowest stage has done all and the longest micro-batch has passed
+    through the others too.  That is exact in a flow shop of equal stages (Pinedo, Scheduling,
+    section 6.1, proportionate flow shops), and at most some percent too long for 1F1B of
+    micro-batches that are sorted by length.
 
     Args:
         seconds: of each micro-batch on the slowest stage.
-        num_stages: of the pipeline.
+        other_stages: of the pipeline, as in `GroupTree`.
     """
-    return sum(seconds) + (num_stages - 1) * max(seconds, default=0.0)
+    return sum(seconds) + other_stages * max(seconds, default=0.0)
 
 
 def halved(ranks: Sequence[int]) -> Nest:

@@ -50,6 +50,13 @@ def test_a_layout_gets_the_gpus_rank_by_rank_and_micro_batches_of_one() -> None:
     plan = dealt_plan(cluster, asked(PAIR), job(global_batch_size=8))
     assert str(plan.layout) == "tp1:4,tp1:4 @4x1 | tp2:8 @4x1"
     assert [p.device for p in rank_table(plan)] == ["b:0", "b:1", "a:0", "a:1"]
+    # What the plan was made for is one micro-batch of two sequences on each.
+    made = replace(
+        asked("tp1:4,tp1:4 @2 | tp2:8 @2"), workload=job(global_batch_size=8, micro_batch_size=2)
+    )
+    of_two = dealt_plan(cluster, made, job(global_batch_size=8))
+    assert of_two.layout == plan.layout and of_two.workload is not None
+    assert of_two.workload.training.micro_batch_size == 1
     # A plan with devices keeps them.
     assert dealt_plan(cluster, plan, job(global_batch_size=8)) == plan
     with pytest.raises(PlanFormatError):

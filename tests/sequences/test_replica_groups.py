@@ -21,7 +21,7 @@ from megatron_hetero.sequences.deal.batch import deal_batch
 from megatron_hetero.sequences.job_plan import dealt_plan
 from megatron_hetero.sequences.price.group_price import longest_sequence
 from megatron_hetero.sequences.price.token_rates import at_length
-from megatron_hetero.sequences.replica_groups import replica_groups, replica_ranks
+from megatron_hetero.sequences.replica_groups import launch_counts, replica_groups, replica_ranks
 from megatron_hetero.sequences.tree import step_seconds
 from tests.cost.builders import FAST, SLOW, make_cluster
 from tests.sequences.test_modelled import job
@@ -42,7 +42,7 @@ def test_replicas_of_one_gpu_are_priced_as_gpus(recompute: str) -> None:
     workload = replace(workload, training=replace(workload.training, recompute=recompute))
     gpus = cluster_groups(MIXED, workload, only_gathers=True).tree
     tree = replica_groups(MIXED, placed(" | ".join(["tp1:8 @2"] * 6), workload), workload)
-    assert tree.num_stages == 1 and tree.num_ranks == 6
+    assert tree.other_stages == (0.0,) * 6
     for alone in (True, False):
         # The pair of SLOW GPUs is one group in both; of all six one nest is as good as the other.
         ranks = (5, 6) if alone else (4, 6)
@@ -84,7 +84,17 @@ def test_only_replicas_of_equal_stages_divide_a_sequence() -> None:
     tree = replica_groups(MIXED, plan, job())
     priced = {(g.first, g.stop) for g in tree.groups if tree.kinds[g.kind].prices}
     assert priced == {(0, 1), (1, 2), (2, 3), (0, 2)}
-    assert replica_ranks(plan) == [(0, 1), (2, 3), (4, 5)] and tree.num_stages == 2
+    assert replica_ranks(plan) == [(0, 1), (2, 3), (4, 5)]
+    assert 0.9 < tree.other_stages[0] == tree.other_stages[1] <= 1.1 and tree.other_stages[2] < 0.9
+
+
+def test_launch_counts_never_rise_along_a_pipeline() -> None:
+    (replica,) = placed("tp1:2,tp1:2,tp1:1,tp1:1,tp1:1,tp1:1 @9", job()).replicas
+    assert launch_counts(replica) == [6, 5, 4, 3, 2, 1]
+    for own, found in ((9, [9, 5]), (2, [5, 5])):
+        first = replace(replica.stages[0], num_launched_forwards=own)
+        counts = launch_counts(replace(replica, stages=(first, *replica.stages[1:])))
+        assert counts == [*found, 4, 3, 2, 1]
 
 
 def test_faster_pipelines_get_more_tokens() -> None:
@@ -99,11 +109,13 @@ def test_faster_pipelines_get_more_tokens() -> None:
             tokens[group.first] += 1000 * len(group.sequences)
     assert tokens[2] < 0.7 * tokens[0] and deal.balance < 1.25
     # More and shorter ones than where nothing has to be filled.
-    flat = [m.seconds for m in deal_batch(replace(tree, num_stages=1), lengths).micro_batches]
+    flat = [m.seconds for m in deal_batch(replace(tree, other_stages=()), lengths).micro_batches]
     assert len(flat) < len(deal.micro_batches)
-    assert deal.seconds < 0.9 * step_seconds(flat, 2)
+    assert deal.seconds < 0.9 * step_seconds(flat, tree.most_other_stages)
     seconds = [m.seconds for m in deal.micro_batches]
-    assert seconds == sorted(seconds) and deal.seconds == pytest.approx(sum(seconds) + seconds[-1])
+    assert seconds == sorted(seconds) and deal.seconds == pytest.approx(
+        sum(seconds) + tree.most_other_stages * seconds[-1]
+    )
     assert deal.least_s <= deal.bound_s <= deal.seconds
 
 
@@ -119,10 +131,10 @@ def test_stages_pass_micro_batches_on_no_later_than_priced() -> None:
     for _ in range(60):
         num_stages, count = drawn.randint(1, 6), drawn.randint(1, 20)
         seconds = sorted(drawn.lognormvariate(0, 0.8) for _ in range(count))
-        priced = step_seconds(seconds, num_stages)
+        priced = step_seconds(seconds, num_stages - 1)
         assert makespan(seconds, num_stages) <= priced * (1 + 1e-9)
         equal = [1.0] * count
-        assert makespan(equal, num_stages) == pytest.approx(step_seconds(equal, num_stages))
+        assert makespan(equal, num_stages) == pytest.approx(step_seconds(equal, num_stages - 1))
         done = [0.0] * num_stages
         for of in drawn.sample(seconds, count):
             for s in range(num_stages):

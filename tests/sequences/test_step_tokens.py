@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ def test_every_token_has_one_rank_and_fast_ones_have_more() -> None:
     deal = deal_batch(groups.tree, LENGTHS)
     step = step_tokens(groups.tree, LENGTHS, deal)
     assert read_step(step.text(), LENGTHS, 4) == step
-    assert step.seconds == pytest.approx(deal.seconds)
+    # Ranks that no group joins do not wait for the slowest micro-batch.
+    assert max(step.busy_s(4)) <= step.step_s(groups.tree) <= deal.seconds * (1 + 1e-9)
     busy_s = np.array(step.busy_s(4))
     assert busy_s.max() / busy_s.mean() == pytest.approx(deal.balance)
     for groups_of in step.micro_batches:
@@ -53,7 +55,11 @@ def test_groups_of_a_rank_and_of_the_log() -> None:
     alone = GroupTokens(2, (1,), ((2,),), 0.5)
     step = StepTokens(((pair, alone), (whole,)))
     assert step.of_rank(1) == [pair, whole] and step.of_rank(2) == [alone, whole]
-    assert step.sizes == "1x2 1x1; 1x3" and step.seconds == 3.0
+    assert step.sizes == "1x2 1x1; 1x3"
+    tree = SimpleNamespace(num_ranks=4, other_stages=())
+    assert step.step_s(tree) == 3.0  # type: ignore[arg-type]
+    tree.other_stages = (0.0, 0.5, 0.0, 9.0)
+    assert step.step_s(tree) == 4.0  # type: ignore[arg-type]
     assert step.busy_s(4) == [3.0, 3.0, 2.5, 0.0]
 
 

@@ -36,7 +36,7 @@ _MAX_MOVES = 400
 type _Known = dict[tuple[int, ...], MicroBatch | None]
 _MOST_MORE = 8
 _MOST_ROUNDS = 8
-"""Micro-batches for each stage but one, at most: fill and drain then take an eighth of the rest."""
+"""Micro-batches over `other_stages`, at most: these add no more than an eighth then."""
 
 
 def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | None = None) -> Deal:
@@ -60,8 +60,8 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
     known: _Known = {}
     candidates: dict[int, list[MicroBatch]] = {}
     tried = 0
-    for number in _numbers(fewest, len(lengths), tree.num_stages):
-        is_enough = tree.num_stages == 1 and number > fewest + 1
+    for number in _numbers(fewest, len(lengths), tree.most_other_stages):
+        is_enough = not tree.most_other_stages and number > fewest + 1
         if tried and (is_enough or least_of_batch(table, number) >= seconds(best)):
             break
         level = float(table.ranks_filled.sum()) / table.tree.num_ranks / number
@@ -77,11 +77,11 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
     close = [c for c in candidates.values() if seconds(c) < seconds(best) * _CLOSE]
     # Of equal ones that with the sharper bound.
     best = min([*(_searched(table, c) for c in close), best], key=seconds)
-    if tree.num_stages > 1:
+    if tree.most_other_stages:
         # Neighbours in a pipeline are then about as long; `step_seconds` relies on it.
         best.sort(key=lambda m: m.seconds)
     least_s = least_of_batch(table, fewest)
-    deal = Deal(tuple(best), least_s, tree.num_ranks, tree.num_stages)
+    deal = Deal(tuple(best), least_s, tree.num_ranks, tree.most_other_stages)
     check_deal(tree, lengths, deal)
     return deal
 
@@ -100,22 +100,22 @@ def greedy_deal(tree: GroupTree, lengths: Sequence[int], reason: str) -> Deal:
     table = price_table(tree, lengths)
     made = tuple(replace(m, reason=reason) for m in _filled(table, 1.0))
     least_s = least_of_batch(table, fewest_micro_batches(table))
-    return Deal(made, least_s, tree.num_ranks, tree.num_stages)
+    return Deal(made, least_s, tree.num_ranks, tree.most_other_stages)
 
 
-def _numbers(fewest: int, most: int, num_stages: int) -> list[int]:
+def _numbers(fewest: int, most: int, other_stages: float) -> list[int]:
     """Return the numbers of micro-batches to try.  Pipelines fill and drain faster with more and
     shorter ones, until each has its fixed seconds once too often.
 
     Args:
         fewest: that memory could allow.
         most: there are not more sequences.
-        num_stages: of the longest pipeline.
+        other_stages: as in `step_seconds`.
     """
     more = [fewest + i for i in range(_MOST_MORE + 1)]
-    if num_stages > 1:
+    if other_stages:
         more = [*more[:2], *(fewest << i for i in range(1, 31))]
-        more = [n for n in more if n <= max(fewest + 1, _MOST_ROUNDS * (num_stages - 1))]
+        more = [n for n in more if n <= max(fewest + 1, _MOST_ROUNDS * other_stages)]
     return sorted({n for n in more if n <= most})
 
 
@@ -236,4 +236,4 @@ def _searched(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroB
 
 
 def _seconds(table: PriceTable, micro_batches: Sequence[MicroBatch]) -> float:
-    return step_seconds([m.seconds for m in micro_batches], table.tree.num_stages)
+    return step_seconds([m.seconds for m in micro_batches], table.tree.most_other_stages)

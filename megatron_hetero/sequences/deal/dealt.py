@@ -65,22 +65,23 @@ class MicroBatch:
 @dataclass(frozen=True)
 class Deal:
     """One step.  `least_s`: what no division into micro-batches and no deal can be faster than;
-    `bound_s` is for the micro-batches as they were cut.  `num_stages` is as in `GroupTree`."""
+    `bound_s` is for the micro-batches as they were cut.  `other_stages` is
+    `GroupTree.most_other_stages`."""
 
     micro_batches: tuple[MicroBatch, ...]
     least_s: float
     num_ranks: int
-    num_stages: int = 1
+    other_stages: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Return the seconds of all micro-batches, one after the other."""
-        return step_seconds([m.seconds for m in self.micro_batches], self.num_stages)
+        return step_seconds([m.seconds for m in self.micro_batches], self.other_stages)
 
     @property
     def bound_s(self) -> float:
         """Return what no deal of these micro-batches is faster than."""
-        return step_seconds([m.bound_s for m in self.micro_batches], self.num_stages)
+        return step_seconds([m.bound_s for m in self.micro_batches], self.other_stages)
 
     @property
     def balance(self) -> float:

@@ -30,11 +30,19 @@ from megatron_hetero.sequences.price.token_rates import (
 
 @dataclass(frozen=True)
 class ReplicaRates:
-    """`rates` of a replica, in the bytes of its fullest GPU; `gathered_bytes`: what the gathered
-    keys and values of a token of a sequence take there."""
+    """`rates` of a replica, in the bytes of its fullest GPU.
+
+    Attributes:
+        gathered_bytes: what the gathered keys and values of a token of a sequence take there.
+        other_stages: as in `tree.GroupTree`.
+        stages: seconds of a micro-batch on each stage: fixed, of a token, of the square of a
+            sequence's length.
+    """
 
     rates: TokenRates
     gathered_bytes: float
+    other_stages: float
+    stages: tuple[tuple[float, float, float], ...]
 
 
 def replica_rates(
@@ -71,7 +79,10 @@ def _rates(
 ) -> ReplicaRates:
     places = range(len(replica.stages))
     seconds = [by_length([c.stages[s].times.total_s for c in costs]) for s in places]
+    stages = tuple(seconds)
     seconds += [_hop(costs, boundary) for boundary in places[:-1]]
+    passing = [stage.times.total_s for stage in costs[0].stages]
+    hops = (*costs[0].forward_hops, *costs[0].backward_hops)
     held, gpus = [], [cluster.gpu_type(device) for s in replica.stages for device in s.devices]
     for s, stage in enumerate(replica.stages):
         # What is recomputed gathers them again, layer by layer.
@@ -102,13 +113,16 @@ def _rates(
             all(stage.measured for cost in costs for stage in cost.stages),
         ),
         fullest(3),
+        (sum(passing) + sum(hop.total_s for hop in hops)) / max(passing) - 1,
+        stages,
     )
 
 
 def _hop(costs: Sequence[ReplicaCost], boundary: int) -> tuple[float, float, float]:
-    """Return what crosses a boundary in the slower of its two directions."""
-    both = [(c.forward_hops[boundary].total_s, c.backward_hops[boundary].total_s) for c in costs]
-    return by_length([max(hops) for hops in both])
+    """Return for how long a boundary is busy in the slower of its two directions; others may be
+    under way behind."""
+    both = [(c.forward_hops[boundary], c.backward_hops[boundary]) for c in costs]
+    return by_length([max(hop.serialisation_s for hop in hops) for hops in both])
 
 
 def _recompute(workload: Workload, stage: PlacedStage) -> str:
