@@ -72,9 +72,6 @@ def dealt_plan(cluster: Cluster, asked: Plan, workload: Workload) -> Plan:
         PlanFormatError: the plan is not for the cluster.
     """
     found = [*_unsupported(asked)]
-    widest = max(asked.layout.tensor_parallel_widths)
-    if workload.training.sequence_parallel and widest > 1:
-        found.append("--sequence-parallel; its ranks need equal parts of every micro-batch")
     if found:
         raise UnsupportedError(
             "--hetero-sequences does not go with these parts of a plan yet:\n  "

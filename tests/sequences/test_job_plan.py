@@ -69,13 +69,11 @@ def test_a_layout_gets_the_gpus_rank_by_rank_and_micro_batches_of_one() -> None:
         ("tp1cp2:8 @4 | tp2:8 @4", "context parallelism"),
         ("tp1:8z1 @2 | tp1:8z1 @2 | tp2:8z1 @4", "sharded layers"),
         ("tp2ep2:8 @4 | tp2ep2:8 @4", "experts"),
-        (PAIR, "--sequence-parallel"),
     ],
 )
 def test_parts_of_a_plan_that_deals_cannot_follow_are_named(layout: str, named: str) -> None:
-    workload = job(sequence_parallel=True, global_batch_size=8)
     with pytest.raises(UnsupportedError, match=named):
-        dealt_plan(make_cluster(("a", FAST, 4)), asked(layout), workload)
+        dealt_plan(make_cluster(("a", FAST, 4)), asked(layout), job(global_batch_size=8))
 
 
 def test_orders_and_precisions_are_named() -> None:

@@ -23,12 +23,14 @@ class GroupPlace:
         num_stages: of its replica.
         groups: (first replica, replica behind the last) -> the process group of the ranks that have
             in these replicas the place that this one has in its own.
+        multiple: of which the tokens of every rank are one in each micro-batch.
     """
 
     replica: int
     num_replicas: int
     num_stages: int
     groups: Mapping[tuple[int, int], dist.ProcessGroup]
+    multiple: int = 1
 
 
 def nested_groups(

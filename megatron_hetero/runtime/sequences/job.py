@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,8 +128,13 @@ class SequencesJob(AsymmetricJob):
             sizes = (args.global_batch_size, args.eval_global_batch_size, args.global_batch_size)
             eod = datasets.eod if args.eod_mask_loss else None
             deal = partial(dealt_tokens, self._tree)
+            in_sequence = self._workload.training.sequence_parallel
             place = GroupPlace(
-                self._position.replica, self._tree.num_ranks, groups.pipeline.size(), self._nested
+                self._position.replica,
+                self._tree.num_ranks,
+                groups.pipeline.size(),
+                self._nested,
+                lcm(*self._plan.layout.tensor_parallel_widths) if in_sequence else 1,
             )
             return tuple(
                 None if dataset is None else DealtSteps(dataset, size, first, deal, place, eod)

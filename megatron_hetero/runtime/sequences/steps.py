@@ -156,7 +156,8 @@ class DealtSteps:
         """Return the micro-batch of a group; the filling one without."""
         device, place = torch.cuda.current_device(), self._place
         if group is None:
-            return filling_batch(place.groups[place.replica, place.replica + 1], device)
+            alone = place.groups[place.replica, place.replica + 1]
+            return filling_batch(alone, device, place.multiple)
         return own_batch(
             group,
             place.replica,
@@ -164,6 +165,7 @@ class DealtSteps:
             place.groups[group.first, group.ranks.stop],
             self._uncounted,
             device,
+            place.multiple,
         )
 
     def _dealt(self, first: int) -> Dealt:

@@ -71,6 +71,8 @@ CASES = {
     "narrow into wide": on("tp1:1,tp2:1 @4 | tp1:2 @3", 17, GPT),
     "wide twins": on(WIDE_TWINS, 18),
     "wide twins, both optimizers' options": on(WIDE_TWINS, 19, GATED, *BOTH),
+    "in sequence": on("tp2:1,tp1:1 @4 | tp1:2 @3", 23, (*GATED, "--sequence-parallel")),
+    "wide twins in sequence": on(WIDE_TWINS, 24, (*GATED, "--sequence-parallel"), *BOTH),
     "one wide stage": on("tp2:2 @4 | tp2:2 @3", 20, GATED),
     "one wide stage, recomputed": on("tp2:2 @4 | tp2:2 @3", 21, (*GATED, *FULL)),
     "uneven widths": on("tp2(3:1):1,tp1:1 @4 | tp1:2 @3", 22, GPT),
