@@ -8,7 +8,7 @@ whole sequences, each on its own.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from megatron_hetero.cluster.spec import Cluster
@@ -19,14 +19,23 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.communication.communicators import stage_ranks
 from megatron_hetero.plan.plan import Plan, Replica
 from megatron_hetero.sequences.cluster_groups import refuse_models
+from megatron_hetero.sequences.pipelines import Pipeline
 from megatron_hetero.sequences.price.group_price import GroupPrice
 from megatron_hetero.sequences.price.replica_rates import group_prices, replica_rates
 from megatron_hetero.sequences.tree import GroupTree, Nest, make_tree, nested
 
 
+@dataclass(frozen=True)
+class ReplicaGroups:
+    """The groups, and the pipeline of each replica."""
+
+    tree: GroupTree
+    pipelines: tuple[Pipeline, ...]
+
+
 def replica_groups(
     cluster: Cluster, plan: Plan, workload: Workload, profile: Profile | None = None
-) -> GroupTree:
+) -> ReplicaGroups:
     """Make the groups of a job on a plan; the replicas of the plan are the ranks of the groups.
 
     Args:
@@ -65,10 +74,14 @@ def replica_groups(
         )
         return prices, prices
 
-    nest: list[Nest] = [nested(list(run)) for run in runs]
-    return replace(
-        make_tree(nested(nest), prices_of), other_stages=tuple(of.other_stages for of in rates)
+    pipelines = tuple(
+        Pipeline(of.stages, tuple(launch_counts(replica)))
+        for of, replica in zip(rates, plan.replicas, strict=True)
     )
+    nest: list[Nest] = [nested(list(run)) for run in runs]
+    tree = make_tree(nested(nest), prices_of)
+    others = tuple(pipeline.other_stages for pipeline in pipelines)
+    return ReplicaGroups(replace(tree, other_stages=others), pipelines)
 
 
 def launch_counts(replica: Replica) -> list[int]:

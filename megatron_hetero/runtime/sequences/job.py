@@ -30,8 +30,8 @@ from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.sequences.checks import ADDED, REFUSED, check_words
 from megatron_hetero.sequences.cluster_groups import cluster_groups
 from megatron_hetero.sequences.job_plan import dealt_plan, groups_plan
-from megatron_hetero.sequences.replica_groups import replica_groups
-from megatron_hetero.sequences.tree import GroupTree
+from megatron_hetero.sequences.pipelines import WHOLE
+from megatron_hetero.sequences.replica_groups import ReplicaGroups, replica_groups
 
 if TYPE_CHECKING:
     from megatron_hetero.runtime.job.attachments import RankContext
@@ -61,10 +61,12 @@ def _inputs(arguments: HeteroArguments) -> tuple[Cluster, Workload, Profile | No
     return cluster, load_workload(None, (*arguments.megatron, *ADDED)), profile
 
 
-def _tree_of(arguments: HeteroArguments, plan: Plan) -> GroupTree:
+def groups_of(arguments: HeteroArguments, plan: Plan) -> ReplicaGroups:
+    """Return the groups of a job with `--hetero-sequences` on its plan (`sequences_plan`)."""
     cluster, workload, profile = _inputs(arguments)
     if given_plan(arguments) is None:
-        return cluster_groups(cluster, workload, profile, only_gathers=True).tree
+        tree = cluster_groups(cluster, workload, profile, only_gathers=True).tree
+        return ReplicaGroups(tree, (WHOLE,) * tree.num_ranks)
     return replica_groups(cluster, plan, workload, profile)
 
 
@@ -82,7 +84,8 @@ class SequencesJob(AsymmetricJob):
 
     def __init__(self, plan: Plan, arguments: HeteroArguments, world: World) -> None:
         # Once more: what a CPU or a GPU without Transformer Engine changes is among the flags now.
-        self._tree = _tree_of(arguments, plan)
+        found = groups_of(arguments, plan)
+        self._tree, self._pipelines = found.tree, found.pipelines
         super().__init__(plan, replace(arguments, megatron=(*arguments.megatron, *ADDED)), world)
 
     def _parse(self, parse_and_validate_args: Step, named: dict[str, Any]) -> Any:
@@ -111,7 +114,7 @@ class SequencesJob(AsymmetricJob):
 
         groups = context.groups
         self._nested = nested_groups(self._tree, self._plan, groups.alone, groups.timeout)
-        context.deals_sequences = True
+        context.pipelines = self._pipelines
         super()._attach(context)
 
     def _iterators(self, datasets_provider: Step, groups: RankGroups) -> Callable[..., Any]:

@@ -74,31 +74,6 @@ def dealt_tokens(tree: GroupTree, documents: Documents) -> Dealt:
     return step_tokens(tree, lengths, deal), note
 
 
-def own_groups(step: StepTokens, place: GroupPlace) -> Sequence[GroupTokens | None]:
-    """Return the groups in which a rank trains one after the other; None is the filling batch, of a
-    rank that would have no other.
-
-    Members of a group wait for each other in its forward and in its backward pass.  A pipeline has
-    others between these, whose order depends on how many came before: where groups divide
-    sequences, pipelines of equally many stages keep step only if none leaves a micro-batch out.
-    Else each has its own from short to long, as `sequences.tree.step_seconds` has them.
-
-    Args:
-        step: as dealt.
-        place: of the rank.
-    """
-    divides = any(group.size > 1 for groups in step.micro_batches for group in groups)
-    if place.num_stages > 1 and divides:
-        return [
-            next((group for group in groups if place.replica in group.ranks), None)
-            for groups in step.micro_batches
-        ]
-    own = step.of_rank(place.replica)
-    if place.num_stages > 1:
-        own.sort(key=lambda group: group.seconds)
-    return own or [None]
-
-
 class DealtSteps:
     """Iterator of this rank's steps; all ranks ask for each step together."""
 
@@ -149,7 +124,8 @@ class DealtSteps:
         documents = [self._dataset[first + k]["tokens"] for k in range(self._size)]
         lengths = [len(document) for document in documents]
         whole = read_step(text, lengths, place.num_replicas)
-        batches = tuple(self._own_batch(group, documents) for group in own_groups(whole, place))
+        groups = whole.of_rank(place.replica, place.num_stages)
+        batches = tuple(self._own_batch(group, documents) for group in groups)
         return RankStep(whole, self._size, sum(lengths), batches, note)
 
     def _own_batch(self, group: GroupTokens | None, documents: Sequence[Tokens]) -> OwnBatch:

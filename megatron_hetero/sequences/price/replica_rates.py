@@ -6,8 +6,9 @@ as its fullest GPU, at any length: a token costs what it costs where it is deare
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.memory.parameters import attention_sizes
@@ -18,6 +19,7 @@ from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.share import member_shares
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.sequences.pipelines import StageRates
 from megatron_hetero.sequences.price.exchange import into_domains_s
 from megatron_hetero.sequences.price.modelled import Domain, ModelledPrice, share_rules
 from megatron_hetero.sequences.price.token_rates import (
@@ -34,15 +36,12 @@ class ReplicaRates:
 
     Attributes:
         gathered_bytes: what the gathered keys and values of a token of a sequence take there.
-        other_stages: as in `tree.GroupTree`.
-        stages: seconds of a micro-batch on each stage: fixed, of a token, of the square of a
-            sequence's length.
+        stages: of the replica.
     """
 
     rates: TokenRates
     gathered_bytes: float
-    other_stages: float
-    stages: tuple[tuple[float, float, float], ...]
+    stages: tuple[StageRates, ...]
 
 
 def replica_rates(
@@ -77,27 +76,17 @@ def _rates(
     replica: PlacedReplica,
     costs: Sequence[ReplicaCost],
 ) -> ReplicaRates:
-    places = range(len(replica.stages))
-    seconds = [by_length([c.stages[s].times.total_s for c in costs]) for s in places]
-    stages = tuple(seconds)
-    seconds += [_hop(costs, boundary) for boundary in places[:-1]]
-    passing = [stage.times.total_s for stage in costs[0].stages]
-    hops = (*costs[0].forward_hops, *costs[0].backward_hops)
-    held, gpus = [], [cluster.gpu_type(device) for s in replica.stages for device in s.devices]
-    for s, stage in enumerate(replica.stages):
-        # What is recomputed gathers them again, layer by layer.
-        keeps = _recompute(workload, stage) == "none"
-        times = stage.num_layers * replica.num_in_flight[s] if keeps else 1
-        for i, key_value_bytes in enumerate(_key_value_bytes(workload, stage)):
-            memories = [cost.stages[s].device_memory(i) for cost in costs]
-            peaks = [float(memory.peak_bytes(stage.num_layers)) for memory in memories]
-            fixed, token, pair = by_length(peaks)
-            held.append((memories[0].capacity_bytes - fixed, token, pair, times * key_value_bytes))
-    room_bytes = min(room for room, *_ in held)
+    stages = tuple(_stage(costs, s) for s in range(len(replica.stages)))
+    seconds = [(of.fixed_s, of.token_s, of.square_s) for of in stages]
+    seconds += [_busy_hop(costs, boundary) for boundary in range(len(stages) - 1)]
+    gpus = [cluster.gpu_type(device) for stage in replica.stages for device in stage.devices]
+    held = _held(workload, replica, costs)
+    room_bytes = min(of.room_bytes for of in held)
+    # In the bytes of the GPU with the least room.
+    scales = [room_bytes / of.room_bytes if room_bytes > 0 else 1.0 for of in held]
 
-    def fullest(part: int) -> float:
-        # In the bytes of the GPU with the least room.
-        return max(of[part] * (room_bytes / of[0] if room_bytes > 0 else 1.0) for of in held)
+    def fullest(sizes: Iterable[float]) -> float:
+        return max(size * scale for size, scale in zip(sizes, scales, strict=True))
 
     return ReplicaRates(
         TokenRates(
@@ -106,23 +95,61 @@ def _rates(
             # A causal sequence has half of its square of pairs.
             2 * max(of_square for *_, of_square in seconds),
             max(fixed for fixed, *_ in seconds),
-            fullest(1),
-            max(fullest(2), 0.0),
+            fullest(of.token_bytes for of in held),
+            max(fullest(of.pair_bytes for of in held), 0.0),
             room_bytes,
             all(uses_flash_attention(workload.training, gpu) for gpu in gpus),
             all(stage.measured for cost in costs for stage in cost.stages),
         ),
-        fullest(3),
-        (sum(passing) + sum(hop.total_s for hop in hops)) / max(passing) - 1,
+        fullest(of.gathered_bytes for of in held),
         stages,
     )
 
 
-def _hop(costs: Sequence[ReplicaCost], boundary: int) -> tuple[float, float, float]:
+def _stage(costs: Sequence[ReplicaCost], index: int) -> StageRates:
+    """Return the rates of a stage and of the boundary behind it."""
+    passes = costs[0].stages[index].times
+    hops_s = [0.0] * len(costs)
+    if index < len(costs[0].forward_hops):
+        both = [(c.forward_hops[index], c.backward_hops[index]) for c in costs]
+        hops_s = [(there.total_s + back.total_s) / 2 for there, back in both]
+    return StageRates(
+        *by_length([cost.stages[index].times.total_s for cost in costs]),
+        passes.forward_s / passes.total_s,
+        *by_length(hops_s)[:2],
+    )
+
+
+def _busy_hop(costs: Sequence[ReplicaCost], boundary: int) -> tuple[float, float, float]:
     """Return for how long a boundary is busy in the slower of its two directions; others may be
     under way behind."""
     both = [(c.forward_hops[boundary], c.backward_hops[boundary]) for c in costs]
     return by_length([max(hop.serialisation_s for hop in hops) for hops in both])
+
+
+class _Held(NamedTuple):
+    """Bytes on one GPU: room for activations, and what tokens and pairs take of it."""
+
+    room_bytes: float
+    token_bytes: float
+    pair_bytes: float
+    gathered_bytes: float
+
+
+def _held(workload: Workload, replica: PlacedReplica, costs: Sequence[ReplicaCost]) -> list[_Held]:
+    """Return the bytes of every GPU of a replica, with all of its micro-batches in flight."""
+    found = []
+    for s, stage in enumerate(replica.stages):
+        # What is recomputed gathers them again, layer by layer.
+        keeps = _recompute(workload, stage) == "none"
+        times = stage.num_layers * replica.num_in_flight[s] if keeps else 1
+        for i, key_value_bytes in enumerate(_key_value_bytes(workload, stage)):
+            memories = [cost.stages[s].device_memory(i) for cost in costs]
+            peaks = [float(memory.peak_bytes(stage.num_layers)) for memory in memories]
+            fixed, token, pair = by_length(peaks)
+            room_bytes = memories[0].capacity_bytes - fixed
+            found.append(_Held(room_bytes, token, pair, times * key_value_bytes))
+    return found
 
 
 def _recompute(workload: Workload, stage: PlacedStage) -> str:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,15 +23,20 @@ from typing import Any
 import numpy
 import torch.distributed as dist
 
-from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.lab.rehearse.clock import now, sleep_until
 from megatron_hetero.runtime.job.arguments import split_arguments
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from megatron_hetero.runtime.sequences import job as sequences_job
-from megatron_hetero.runtime.sequences import schedule, steps
-from megatron_hetero.sequences.price.replica_rates import replica_rates
+from megatron_hetero.runtime.sequences import schedule
+from megatron_hetero.sequences.pipelines import Pipeline
+from megatron_hetero.sequences.simulated_step import SimulatedStep
 from megatron_hetero.sequences.step_tokens import GroupTokens
-from tests.runtime.sequences.flexible_runs import flexible_job, write_cluster, write_documents
+from tests.runtime.sequences.flexible_runs import (
+    SMALL,
+    flexible_job,
+    write_cluster,
+    write_documents,
+)
 
 FLAGS = (
     "--num-layers=4", "--swiglu", "--group-query-attention", "--num-query-groups=2",
@@ -49,17 +54,16 @@ CASES: dict[str, tuple[dict[str, tuple[str, int]], tuple[str, ...]]] = {
         ("--hetero-layout=tp1:2,tp1:2 @12 | tp1:2,tp1:2 @12",),
     ),
 }
-_STEP_S = 24.0
-_FORWARD = 1 / 3
+STEP_S = 24.0
 
 
 @dataclass
 class _Pace:
     """What one rank knows of the step that it is in."""
 
-    stages: tuple[tuple[float, float, float], ...]
+    pipelines: Sequence[Pipeline]
+    replica: int
     stage: int
-    tree: Any
     scale: float = 0.0
     groups: deque[GroupTokens | None] = field(default_factory=deque)
     under_way: deque[tuple[float, Any]] = field(default_factory=deque)
@@ -68,45 +72,38 @@ class _Pace:
 
     def seconds(self, group: GroupTokens | None) -> float:
         """The pace of a micro-batch on this rank's stage, in seconds of this machine."""
-        lengths = [] if group is None else [sum(tokens) for tokens in group.tokens]
-        each = [f + sum(t * n + q * n * n for n in lengths) for f, t, q in self.stages]
-        own = each[self.stage]
-        if group is not None and group.size > 1:
-            own = group.seconds * own / max(each)
-        return own * self.scale
+        return self.pipelines[self.replica].seconds(self.stage, group) * self.scale
+
+    @property
+    def forward_part(self) -> float:
+        """The part of its passes that is the forward one."""
+        return self.pipelines[self.replica].stages[self.stage].forward_part
 
 
-def paced(argv: list[str], records: Path) -> Callable[[int], None]:
-    """A beginning of a rank in which its passes keep the pace of the prices."""
+def paced(argv: list[str], records: Path, step_s: float) -> Callable[[int], None]:
+    """A beginning of a rank in which its passes keep the pace of the prices, in steps of so many
+    predicted seconds."""
 
     def begin(rank: int) -> None:
         from megatron.core.pipeline_parallel import schedules
 
         arguments = split_arguments(argv)
         plan = sequences_job.sequences_plan(arguments)
-        cluster, workload, profile = sequences_job._inputs(arguments)
-        rates = replica_rates(cluster, workload, placement_of(plan, cluster), profile)
+        pipelines = sequences_job.groups_of(arguments, plan).pipelines
         pace: list[_Pace] = []
         found: list[tuple[float, float, float]] = []
-        own_groups, forward_step = steps.own_groups, schedule.forward_step
+        forward_step = schedule.forward_step
         backward_step, run_step = schedules.backward_step, schedule.DealtSchedule.__call__
 
-        def dealt(step: Any, place: Any) -> Any:
-            if not pace:
-                tree = sequences_job._tree_of(arguments, plan)
-                stage = schedule_of[0]._groups.pipeline.stage
-                pace.append(_Pace(rates[place.replica].stages, stage, tree))
-            own = own_groups(step, place)
-            pace[0].groups = deque(own)
-            pace[0].scale = _STEP_S / step.step_s(pace[0].tree)
-            return own
-
-        schedule_of: list[Any] = []
-
         def run(self: Any, **named: Any) -> Any:
-            schedule_of[:] = [self]
             # The step is dealt and read before its time begins.
             dealt_step = next(named["data_iterator"])
+            place = self._groups.position
+            if not pace:
+                pace.append(_Pace(pipelines, place.replica, place.stage))
+            num_stages = len(pipelines[place.replica].stages)
+            pace[0].groups = deque(dealt_step.whole.of_rank(place.replica, num_stages))
+            pace[0].scale = step_s / SimulatedStep(dealt_step.whole, pipelines).seconds
             dist.barrier()
             pace[0].begun_s = now()
             reports = run_step(self, **{**named, "data_iterator": iter([dealt_step])})
@@ -127,26 +124,27 @@ def paced(argv: list[str], records: Path) -> Callable[[int], None]:
             began = together(batch.sequences.cp_group)
             output = forward_step(iter([batch]), model)
             pace[0].under_way.append((seconds, batch.sequences.cp_group))
-            sleep_until(began + _FORWARD * seconds)
+            sleep_until(began + pace[0].forward_part * seconds)
             return output
 
         def backward(*given: Any) -> Any:
             seconds, group = pace[0].under_way.popleft()
             began = together(group)
             gradients = backward_step(*given)
-            sleep_until(began + (1 - _FORWARD) * seconds)
+            sleep_until(began + (1 - pace[0].forward_part) * seconds)
             pace[0].ended_s = now()
             return gradients
 
-        steps.own_groups, schedule.forward_step = dealt, forward
-        schedules.backward_step, schedule.DealtSchedule.__call__ = backward, run
+        schedule.forward_step, schedules.backward_step = forward, backward
+        schedule.DealtSchedule.__call__ = run  # type: ignore[method-assign]
 
     return begin
 
 
-def ratios(name: str, folder: Path, num_steps: int = 3, batch: int = 24) -> list[float]:
+def ratios(name: str, folder: Path, num_steps: int = 3, step_s: float = STEP_S) -> list[float]:
     """Rehearse a case; return each step's rehearsed seconds over the predicted ones."""
     nodes, ours = CASES[name]
+    batch = 24
     drawn = numpy.random.default_rng(5)
     lengths = numpy.minimum(16 + drawn.lognormal(4.5, 1.0, 4 * batch), 1500).astype(int)
     write_documents(folder / "text", lengths.tolist())
@@ -158,18 +156,18 @@ def ratios(name: str, folder: Path, num_steps: int = 3, batch: int = 24) -> list
         *FLAGS, f"--data-path={folder / 'text'}", f"--global-batch-size={batch}",
         f"--train-iters={num_steps + 1}", *ours,
     ]  # fmt: skip
-    from tests.runtime.sequences.flexible_runs import SMALL
-
     argv = [*SMALL, "--hetero-sequences=flexible", f"--hetero-cluster={cluster}", *flags]
     argv.append("--transformer-impl=local")
-    job = flexible_job(folder / "ours", cluster, num_ranks, flags, paced(argv, folder / "paces"))
+    job = flexible_job(
+        folder / "ours", cluster, num_ranks, flags, paced(argv, folder / "paces", step_s)
+    )
     run_jobs([job], 600)
     ranks = [json.loads((folder / "paces" / f"{r}.json").read_text()) for r in range(num_ranks)]
     found = []
     # The first step warms up.
     for step in range(1, num_steps + 1):
         begun_s, ended_s, _ = zip(*(rank[step] for rank in ranks), strict=True)
-        found.append((max(ended_s) - max(begun_s)) / _STEP_S)
+        found.append((max(ended_s) - max(begun_s)) / step_s)
     return found
 
 
