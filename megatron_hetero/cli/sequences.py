@@ -47,8 +47,12 @@ def run_sequences(
     lengths = read_lengths(arguments.sequences)
     workload = load_workload(arguments.model, arguments.megatron_args)
     window = attention_window(workload.megatron_args)
-    groups = cluster_groups(cluster, workload, profile, window=window)
-    made = plan_sequences(groups, lengths, workload.training.global_batch_size, _NUM_STEPS)
+    groups, any_exchange = (
+        cluster_groups(cluster, workload, profile, window=window, only_gathers=only)
+        for only in (True, False)
+    )
+    batch = workload.training.global_batch_size
+    made = plan_sequences(groups, any_exchange, lengths, batch, _NUM_STEPS)
     if arguments.picture is not None:
         figure = dealt_step_figure(groups.tree, made.batches[0], made.deals[0])
         arguments.picture.write_text(figure.standalone(), encoding="utf-8")
@@ -105,6 +109,8 @@ def _table(made: SequencePlan) -> Table:
         table.add_column(column, justify="right")
     count, tokens = len(made.deals), sum(map(sum, made.batches))
     rows = [("flexible", made.seconds)]
+    if made.any_exchange_s < made.seconds:
+        rows.append(("flexible, all exchanges (not trained yet)", made.any_exchange_s))
     rows += [(f"all of {degree.size}", degree.seconds) for degree in made.fixed]
     for name, seconds in rows:
         table.add_row(
@@ -152,6 +158,7 @@ def _data(made: SequencePlan) -> dict[str, object]:
         "advice": "flexible" if made.is_worth_it else made.fixed[0].size,
         "gain": made.gain,
         "flexible_step_s": made.seconds / len(made.deals),
+        "any_exchange_step_s": made.any_exchange_s / len(made.deals),
         "over_bound": made.seconds / made.bound_s - 1,
         "fixed": [
             {"degree": degree.size, "step_s": degree.seconds / len(made.deals)}

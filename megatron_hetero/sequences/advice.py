@@ -25,9 +25,11 @@ class FixedDegree:
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """Steps of drawn sequences: `batches[i]` are the lengths of step i, `deals[i]` its deal.
+    """Steps of drawn sequences: `batches[i]` are the lengths of step i, `deals[i]` its deal, on
+    `groups` as training runs them.
 
     `fixed` are the degrees that hold the longest sequence of the file, the fastest first.
+    `any_exchange_s` are the seconds of all steps if flexible groups, too, exchanged as they could.
     """
 
     lengths: Lengths
@@ -35,6 +37,7 @@ class SequencePlan:
     batches: tuple[tuple[int, ...], ...]
     deals: tuple[Deal, ...]
     fixed: tuple[FixedDegree, ...]
+    any_exchange_s: float
 
     @property
     def seconds(self) -> float:
@@ -63,12 +66,17 @@ class SequencePlan:
 
 
 def plan_sequences(
-    groups: ClusterGroups, lengths: Lengths, num_sequences: int, num_steps: int
+    groups: ClusterGroups,
+    any_exchange: ClusterGroups,
+    lengths: Lengths,
+    num_sequences: int,
+    num_steps: int,
 ) -> SequencePlan:
     """Deal a few steps of sequences as a file has them, and with every fixed degree.
 
     Args:
-        groups: of the job.
+        groups: of the job, as training runs them: they gather keys and values.
+        any_exchange: the same with all-to-alls and rings too, which a fixed degree has.
         lengths: the file.
         num_sequences: of each step.
         num_steps: drawn with seeds 0, 1, 2 ..
@@ -84,7 +92,8 @@ def plan_sequences(
         groups,
         tuple(map(tuple, batches)),
         tuple(deals),
-        _fixed(groups, batches, lengths.longest),
+        _fixed(any_exchange, batches, lengths.longest),
+        sum(deal_batch(any_exchange.tree, batch).seconds for batch in batches),
     )
 
 

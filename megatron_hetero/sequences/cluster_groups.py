@@ -52,7 +52,7 @@ def cluster_groups(
         InfeasiblePlanError: a GPU cannot hold the model beside its optimizer.
         UnsupportedError: no GPU can train in the job's precision.
     """
-    _refuse_models(workload)
+    refuse_models(workload)
     usable = _usable(cluster, workload)
     nest, devices = _nest(cluster, usable)
     nodes = {memory_kind(n): n for n in (cluster.node_by_name[d.node] for d in devices)}
@@ -104,7 +104,8 @@ def cluster_groups(
     return ClusterGroups(tree, devices, tuple(rates[d.node] for d in devices))
 
 
-def _refuse_models(workload: Workload) -> None:
+def refuse_models(workload: Workload) -> None:
+    """Refuse models whose sequences are not priced yet, by name (`UnsupportedError`)."""
     model = workload.model
     names = {
         "--multi-latent-attention": bool(model.kv_lora_rank),

@@ -1,12 +1,16 @@
-"""The plan of a job that trains in groups: every rank holds the whole model."""
+"""The plan of a job that trains in groups: every rank holds the whole model, or a plan's stages."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.hosts import hosts_of
+from megatron_hetero.plan.place import place_in_order
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.sequences.cluster_groups import ClusterGroups
@@ -52,3 +56,64 @@ def groups_plan(cluster: Cluster, groups: ClusterGroups, workload: Workload) -> 
             "cluster.yaml), or train on other machines."
         )
     return plan
+
+
+def dealt_plan(cluster: Cluster, asked: Plan, workload: Workload) -> Plan:
+    """Return a plan as a job of dealt sequences runs it: on devices, with micro-batches of one
+    sequence, whose numbers only add up to the global batch.
+
+    Args:
+        cluster: the machines.
+        asked: validated; one without devices gets those of the cluster in order.
+        workload: model and training.
+    Raises:
+        UnsupportedError: the plan has what dealt sequences do not go with, by name.
+        UsageError: the plan has another global batch than the job.
+        PlanFormatError: the plan is not for the cluster.
+    """
+    found = [*_unsupported(asked)]
+    if found:
+        raise UnsupportedError(
+            "--hetero-sequences does not go with these parts of a plan yet:\n  "
+            + "\n  ".join(dict.fromkeys(found))
+            + "\nLeave them out of the plan."
+        )
+    job_size = 1 if asked.workload is None else asked.workload.training.micro_batch_size
+    replicas = tuple(
+        replace(
+            replica,
+            num_micro_batches=replica.num_micro_batches * (replica.micro_batch_size or job_size),
+            micro_batch_size=1,
+        )
+        for replica in asked.replicas
+    )
+    made_for = asked.workload
+    if made_for is not None:
+        made_for = replace(made_for, training=replace(made_for.training, micro_batch_size=1))
+    plan = replace(asked, replicas=replicas, workload=made_for, estimates=None)
+    batch, of_plan = workload.training.global_batch_size, sum(r.num_micro_batches for r in replicas)
+    if batch != of_plan:
+        raise UsageError(
+            f"--global-batch-size {batch}: the micro-batches of the plan (@) have {of_plan} "
+            "sequences. A deal decides who trains how many, but they have to add up: give "
+            f"--global-batch-size {of_plan}, or other numbers in the plan."
+        )
+    plan = place_in_order(plan, cluster)
+    validate_plan(plan, cluster)
+    return plan
+
+
+def _unsupported(plan: Plan) -> Iterator[str]:
+    """Name what a deal cannot follow."""
+    if plan.layout.has_context_parallel:
+        yield "context parallelism (cp); the deal divides sequences, in other parts at each step"
+    if plan.layout.has_sharded_layers:
+        yield "sharded layers (z)"
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            if stage.order is not None or stage.chunks:
+                yield "orders of computations (order, chunks); their micro-batches are counted"
+            if stage.precision is not None:
+                yield "the precision of single stages"
+            if stage.shape.expert_shares is not None:
+                yield "experts (ep)"

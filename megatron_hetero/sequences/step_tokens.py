@@ -49,9 +49,30 @@ class StepTokens:
 
     micro_batches: tuple[tuple[GroupTokens, ...], ...]
 
-    def of_rank(self, rank: int) -> list[GroupTokens]:
-        """Return the groups of a rank, in the order in which it trains in them."""
-        return [g for groups in self.micro_batches for g in groups if rank in g.ranks]
+    def of_rank(self, rank: int, num_stages: int = 1) -> list[GroupTokens | None]:
+        """Return the groups of a rank in the order in which it trains in them; None is a filling
+        micro-batch, of a rank that would have no other.
+
+        Members of a group wait for each other in its forward and in its backward pass.  A pipeline
+        has others between these, whose order depends on how many came before: where groups divide
+        sequences, pipelines of equally many stages keep step only if none leaves a micro-batch out.
+        Else each has its own from short to long, as `tree.step_seconds` has them.
+
+        Args:
+            rank: of the groups.
+            num_stages: of the pipeline that stands for it.
+        """
+        found = [
+            next((group for group in groups if rank in group.ranks), None)
+            for groups in self.micro_batches
+        ]
+        divides = any(group.size > 1 for groups in self.micro_batches for group in groups)
+        if num_stages > 1 and divides:
+            return found
+        own = [group for group in found if group is not None]
+        if num_stages > 1:
+            own.sort(key=lambda group: group.seconds)
+        return [*own] or [None]
 
     def busy_s(self, num_ranks: int) -> list[float]:
         """Return the predicted seconds of every rank."""
@@ -61,11 +82,6 @@ class StepTokens:
                 for rank in group.ranks:
                     found[rank] += group.seconds
         return found
-
-    @property
-    def seconds(self) -> float:
-        """Return the predicted seconds of all micro-batches, one after the other."""
-        return sum(max(group.seconds for group in groups) for groups in self.micro_batches)
 
     @property
     def sizes(self) -> str:

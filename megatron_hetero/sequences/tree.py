@@ -4,6 +4,8 @@ A group is a run of the job's ranks.  Any two are nested or apart, so that ranks
 them (about log2 of their number), and process groups can be made once and kept.  Groups of one kind
 have the same prices and divide into groups of the same kinds: a deal needs to know how many of each
 kind it uses, never which.
+
+Each rank holds the whole model.  In a job on a plan the replicas of the plan stand for the ranks.
 """
 
 from __future__ import annotations
@@ -48,10 +50,20 @@ class TreeGroup:
 
 @dataclass(frozen=True)
 class GroupTree:
-    """All groups of a job.  `kinds` and `groups` begin with the whole job; parts come later."""
+    """All groups of a job.  `kinds` and `groups` begin with the whole job; parts come later.
+
+    `other_stages`: of each rank that is a pipeline, which has the prices of its slowest stage, the
+    seconds of its other stages and its boundaries over those; empty where no rank is one.
+    """
 
     kinds: tuple[GroupKind, ...]
     groups: tuple[TreeGroup, ...]
+    other_stages: tuple[float, ...] = ()
+
+    @property
+    def most_other_stages(self) -> float:
+        """Return the largest of `other_stages`, by which whole steps are priced."""
+        return max(self.other_stages, default=0.0)
 
     @property
     def num_ranks(self) -> int:
@@ -89,6 +101,21 @@ class GroupTree:
                 for part in self.groups[group].parts:
                     free.setdefault(self.groups[part].kind, []).append(part)
         return found
+
+
+def step_seconds(seconds: Sequence[float], other_stages: float) -> float:
+    """Return the seconds of micro-batches one after the other, through a pipeline.
+
+    The step is over when the slowest stage has done all and the longest micro-batch has passed
+    through the others too.  That is exact in a flow shop of equal stages (Pinedo, Scheduling,
+    section 6.1, proportionate flow shops), and at most some percent too long for 1F1B of
+    micro-batches that are sorted by length.
+
+    Args:
+        seconds: of each micro-batch on the slowest stage.
+        other_stages: of the pipeline, as in `GroupTree`.
+    """
+    return sum(seconds) + other_stages * max(seconds, default=0.0)
 
 
 def halved(ranks: Sequence[int]) -> Nest:

@@ -48,6 +48,12 @@ def test_flexible_groups_are_planned_beside_fixed_degrees(
     }  # fmt: skip
     assert found["advice"] == "flexible" and found["gain"] > 1.02
     assert found["gain"] == pytest.approx(found["fixed"][0]["step_s"] / found["flexible_step_s"])
+    # What is dealt is what training runs; other exchanges stand beside it.
+    assert found["any_exchange_step_s"] < found["flexible_step_s"]
+    exchanges = {
+        g["exchange"] for s in found["steps"] for m in s["micro_batches"] for g in m["groups"]
+    }
+    assert exchanges and not any("ring" in e or "all-to-all" in e for e in exchanges)
     for step in found["steps"]:
         assert sum(len(g["tokens"]) for m in step["micro_batches"] for g in m["groups"]) == 24
         assert step["bound_s"] <= step["seconds"] * (1 + 1e-9)

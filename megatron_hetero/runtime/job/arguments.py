@@ -76,8 +76,8 @@ def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
         "--hetero-sequences",
         choices=("flexible",),
         help="every document is one sequence, and those of a step are dealt to groups of GPUs of "
-        "unlike size, in shares by speed (docs/sequences.md); needs --hetero-cluster, in the place "
-        "of a plan",
+        "unlike size, in shares by speed (docs/sequences.md); needs --hetero-cluster. With a plan "
+        "or a layout they are dealt to its replicas",
     )
     group.add_argument(
         "--hetero-cluster",
@@ -105,11 +105,6 @@ def split_arguments(argv: Sequence[str]) -> HeteroArguments:
     ours, megatron = parser.parse_known_args(list(argv))
     if ours.hetero_layout is not None and ours.hetero_plan is not None:
         raise UsageError("give --hetero-plan or --hetero-layout, not both")
-    if ours.hetero_sequences is not None and (ours.hetero_layout or ours.hetero_plan):
-        raise UsageError(
-            "--hetero-sequences has every GPU as a replica of its own; leave --hetero-plan and "
-            "--hetero-layout out"
-        )
     of_cluster = [n for n in ("cluster", "profile") if getattr(ours, f"hetero_{n}") is not None]
     if ours.hetero_sequences is None and of_cluster:
         raise UsageError(f"--hetero-{of_cluster[0]} is for --hetero-sequences; leave it out")
@@ -133,14 +128,24 @@ def requested_plan(arguments: HeteroArguments) -> Plan | None:
         UsageError: a Megatron flag contradicts what the plan decides.
         PlanFormatError: the plan or the layout is not valid.
     """
-    if arguments.plan is not None:
-        plan = load_plan(arguments.plan)
-    elif arguments.layout is not None:
-        plan = plan_from_layout(parse_layout(arguments.layout))
-    else:
+    plan = given_plan(arguments)
+    if plan is None:
         return None
     plan_arguments(plan, arguments.megatron, in_our_runtime=arguments.faults.is_replanned)
     return plan
+
+
+def given_plan(arguments: HeteroArguments) -> Plan | None:
+    """Return the plan of a file or a layout, validated; None if neither is given.
+
+    Raises:
+        PlanFormatError: the plan or the layout is not valid.
+    """
+    if arguments.plan is not None:
+        return load_plan(arguments.plan)
+    if arguments.layout is not None:
+        return plan_from_layout(parse_layout(arguments.layout))
+    return None
 
 
 def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
 from megatron_hetero.runtime.sequences.balance import Balance
 from megatron_hetero.runtime.sequences.schedule import DealtSchedule
 from megatron_hetero.runtime.state import random_states
+from megatron_hetero.sequences.pipelines import Pipeline
 
 
 @dataclass
@@ -63,8 +64,8 @@ class RankContext:
     `args` are Megatron's, `model` is its configuration of the model with the lists of hooks.
     `optimizer_weights` is [rank] -> its relative part of the optimizer's state; None if the state
     is not divided. `precisions` is [replica][stage] -> what it computes in. The attachment of the
-    schedule makes `watch`, those of the log read it; with `deals_sequences`, where each step is
-    dealt to groups of ranks, it makes `balance`.
+    schedule makes `watch`, those of the log read it; with `pipelines`, where each step is
+    dealt to groups of replicas, it makes `balance`.
     """
 
     plan: Plan
@@ -83,7 +84,7 @@ class RankContext:
     saves_states: bool
     loads_states: bool
     watch: StageWatch | None = None
-    deals_sequences: bool = False
+    pipelines: Sequence[Pipeline] | None = None
     balance: Balance | None = None
 
     @property
@@ -116,9 +117,11 @@ def _straggler_detector(context: RankContext) -> None:
 
 
 def _schedule(context: RankContext) -> None:
-    if context.deals_sequences:
-        context.balance = Balance()
-        forward_backward.apply(DealtSchedule(context.groups, context.balance))
+    if context.pipelines is not None:
+        replicas = [place.replica for place in rank_table(context.plan)]
+        context.balance = Balance(replicas, context.pipelines)
+        schedule = DealtSchedule(context.plan, context.groups, context.balance)
+        forward_backward.apply(schedule)
         return
     if StageRatio.applies(context.plan):
         context.watch = StageWatch()
@@ -130,11 +133,13 @@ def _skipped_steps(context: RankContext) -> None:
     counts = {
         # A dealt step comes in one piece.
         global_batch_size(plan): 1
-        if context.deals_sequences
+        if context.pipelines is not None
         else plan.replicas[replica].num_micro_batches
         for plan in context.batches.plans
     }
-    skipped_steps.apply(counts, reads_data=reads_data(context.groups))
+    # All ranks ask for a dealt step together.
+    reads = context.pipelines is not None or reads_data(context.groups)
+    skipped_steps.apply(counts, reads_data=reads)
 
 
 def _checkpoint_metadata(context: RankContext) -> None:

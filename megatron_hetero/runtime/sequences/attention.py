@@ -61,6 +61,6 @@ class DividedAttention(MaskedAttention):
                 )
             )
         if own.edges[-1] < len(query):
-            # The filling token.  The gather's backward pass is a collective of all members.
+            # The filling tokens.  The gather's backward pass is a collective of all members.
             found.append(query[own.edges[-1] :].flatten(2) + 0 * (key.sum() + value.sum()))
         return torch.cat(found)

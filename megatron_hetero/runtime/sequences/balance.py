@@ -1,11 +1,12 @@
-"""The line of the log about dealt steps: how level the ranks were, and how level they should be.
+"""The line of the log about dealt steps: how level replicas were, and how level they should be.
 
-A rank is busy in its forward and backward passes; what it waits in them for other members of its
-group, which have less to do, counts as busy.
+A rank is busy in its forward and backward passes, a replica as long as its busiest rank; what it
+waits in them for other members of its group, which have less to do, counts as busy.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,13 +17,23 @@ import torch.distributed as dist
 from megatron_hetero.runtime.observe.log_values import write_values
 from megatron_hetero.runtime.observe.stage_ratio import StageWatch
 from megatron_hetero.runtime.sequences.steps import RankStep
+from megatron_hetero.sequences.pipelines import Pipeline
+from megatron_hetero.sequences.simulated_step import SimulatedStep
 
 
 class Balance:
     """Stopwatch for the passes of this rank, and observer of Megatron's log, to which it adds a
     line; it covers the steps since the line before."""
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: Sequence[int], pipelines: Sequence[Pipeline]) -> None:
+        """Begin with no steps.
+
+        Args:
+            replicas: of every rank.
+            pipelines: of every replica.
+        """
+        self._replicas, self._pipelines = replicas, pipelines
+        self._steps_s = 0.0
         self._watch = StageWatch()
         self._is_training = False
         self._steps: list[RankStep] = []
@@ -48,7 +59,10 @@ class Balance:
         if self._is_training:
             self._steps.append(step)
             self._num_tokens += step.num_tokens
+        begun_s = time.perf_counter()
         yield
+        if self._is_training:
+            self._steps_s += time.perf_counter() - begun_s
         self._is_training = False
 
     def observe(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
@@ -72,19 +86,38 @@ class Balance:
         found = [torch.zeros_like(mine) for _ in range(num_ranks)]
         dist.all_gather(found, mine)
         steps, self._steps = self._steps, []
+        real_s, self._steps_s = self._steps_s, 0.0
         if rank != num_ranks - 1:
             return
-        busy_s = [float(x.item()) for x in found]
-        each = zip(*(step.whole.busy_s(num_ranks) for step in steps), strict=True)
+        busy_s = slowest_of_each([float(x.item()) for x in found], self._replicas)
+        each = zip(*(step.whole.busy_s(len(busy_s)) for step in steps), strict=True)
         predicted_s = [sum(of_rank) for of_rank in each]
+        promised_s = sum(SimulatedStep(step.whole, self._pipelines).seconds for step in steps)
         line = balance_line(steps, busy_s, predicted_s)
+        line += (
+            f" | step: {real_s / len(steps):.3g} s with the exchange of gradients, predicted "
+            f"{promised_s / len(steps):.3g} s without"
+        )
         print(f" [sequences] iteration {iteration:8d} | {line} |", flush=True)
         values = {"balance/real": balance(busy_s), "balance/predicted": balance(predicted_s)}
         write_values(values, iteration)
 
 
+def slowest_of_each(seconds: Sequence[float], replicas: Sequence[int]) -> list[float]:
+    """Return the seconds of the busiest rank of each replica; a pipeline is as fast as that.
+
+    Args:
+        seconds: of every rank.
+        replicas: of every rank.
+    """
+    found = [0.0] * (max(replicas) + 1)
+    for busy_s, replica in zip(seconds, replicas, strict=True):
+        found[replica] = max(found[replica], busy_s)
+    return found
+
+
 def balance(busy_s: Sequence[float]) -> float:
-    """Return the seconds of the busiest rank over the mean; 1 is level."""
+    """Return the seconds of the busiest replica over the mean; 1 is level."""
     return max(busy_s) * len(busy_s) / sum(busy_s)
 
 
@@ -95,7 +128,7 @@ def balance_line(
 
     Args:
         steps: at least one.
-        busy_s: measured seconds of every rank, in all steps.
+        busy_s: measured seconds of every replica, in all steps.
         predicted_s: as predicted.
     """
     sequences = sum(step.num_sequences for step in steps)

@@ -1,8 +1,8 @@
-"""A job of flexible sequences: a job on a plan of whole replicas, whose ranks train in groups.
+"""A job of flexible sequences: a job on a plan whose replicas train in groups.
 
-The plan says which rank is which GPU.  Groups of parameters, the exchange of gradients, the
-optimizer, checkpoints and logs are those of every plan; data, attention and the order of a step are
-those of this room.
+Without a plan of the user's every GPU is a replica.  The plan says which rank is which GPU.  Groups
+of parameters, the exchange of gradients, the optimizer, checkpoints and logs are those of every
+plan; data, attention and the order of a step are those of this room.
 """
 
 from __future__ import annotations
@@ -10,25 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.work.profile import load_profile
+from megatron_hetero.cost.work.profile import Profile, load_profile
 from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.emit import plan_arguments
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.arguments import HeteroArguments, shuffles_data
+from megatron_hetero.runtime.job.arguments import HeteroArguments, given_plan, shuffles_data
 from megatron_hetero.runtime.job.asymmetric import AsymmetricJob
 from megatron_hetero.runtime.job.checks import support
 from megatron_hetero.runtime.job.stock import Step
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.sequences.checks import ADDED, REFUSED, check_words
-from megatron_hetero.sequences.cluster_groups import ClusterGroups, cluster_groups
-from megatron_hetero.sequences.job_plan import groups_plan
-from megatron_hetero.sequences.tree import GroupTree
+from megatron_hetero.sequences.cluster_groups import cluster_groups
+from megatron_hetero.sequences.job_plan import dealt_plan, groups_plan
+from megatron_hetero.sequences.pipelines import WHOLE
+from megatron_hetero.sequences.replica_groups import ReplicaGroups, replica_groups
 
 if TYPE_CHECKING:
     from megatron_hetero.runtime.job.attachments import RankContext
@@ -42,16 +45,29 @@ def sequences_plan(arguments: HeteroArguments) -> Plan:
         UsageError: `--hetero-cluster` is missing.
         HeteroError: the cluster, the model or the flags are wrong or unsupported.
     """
-    cluster, workload, groups = _groups_of(arguments)
-    return groups_plan(cluster, groups, workload)
-
-
-def _groups_of(arguments: HeteroArguments) -> tuple[Cluster, Workload, ClusterGroups]:
     check_words(arguments.megatron, shuffles_data(arguments.megatron))
+    asked = given_plan(arguments)
+    if asked is None:
+        cluster, workload, _ = inputs = _inputs(arguments)
+        return groups_plan(cluster, cluster_groups(*inputs, only_gathers=True), workload)
+    plan_arguments(asked, arguments.megatron, in_our_runtime=True)
+    cluster, workload, _ = _inputs(arguments)
+    return dealt_plan(cluster, asked, workload)
+
+
+def _inputs(arguments: HeteroArguments) -> tuple[Cluster, Workload, Profile | None]:
     cluster = load_cluster(_cluster_file(arguments))
     profile = None if arguments.profile is None else load_profile(arguments.profile)
-    workload = load_workload(None, (*arguments.megatron, *ADDED))
-    return cluster, workload, cluster_groups(cluster, workload, profile, only_gathers=True)
+    return cluster, load_workload(None, (*arguments.megatron, *ADDED)), profile
+
+
+def groups_of(arguments: HeteroArguments, plan: Plan) -> ReplicaGroups:
+    """Return the groups of a job with `--hetero-sequences` on its plan (`sequences_plan`)."""
+    cluster, workload, profile = _inputs(arguments)
+    if given_plan(arguments) is None:
+        tree = cluster_groups(cluster, workload, profile, only_gathers=True).tree
+        return ReplicaGroups(tree, (WHOLE,) * tree.num_ranks)
+    return replica_groups(cluster, plan, workload, profile)
 
 
 def _cluster_file(arguments: HeteroArguments) -> Path:
@@ -68,7 +84,8 @@ class SequencesJob(AsymmetricJob):
 
     def __init__(self, plan: Plan, arguments: HeteroArguments, world: World) -> None:
         # Once more: what a CPU or a GPU without Transformer Engine changes is among the flags now.
-        self._tree: GroupTree = _groups_of(arguments)[2].tree
+        found = groups_of(arguments, plan)
+        self._tree, self._pipelines = found.tree, found.pipelines
         super().__init__(plan, replace(arguments, megatron=(*arguments.megatron, *ADDED)), world)
 
     def _parse(self, parse_and_validate_args: Step, named: dict[str, Any]) -> Any:
@@ -87,6 +104,8 @@ class SequencesJob(AsymmetricJob):
 
         model = super().configure(gpt_config_from_args, args, **given)
         model.transformer_layer_spec = divided_layer_spec
+        # What crosses between stages has another length in every micro-batch.
+        model.transformer.variable_seq_lengths = True
         model.pre_wrap_hooks.append(divided_rotary_hook)
         return model
 
@@ -94,14 +113,15 @@ class SequencesJob(AsymmetricJob):
         from megatron_hetero.runtime.sequences.groups import nested_groups
 
         groups = context.groups
-        self._nested = nested_groups(self._tree, groups.alone, groups.timeout)
-        context.deals_sequences = True
+        self._nested = nested_groups(self._tree, self._plan, groups.alone, groups.timeout)
+        context.pipelines = self._pipelines
         super()._attach(context)
 
     def _iterators(self, datasets_provider: Step, groups: RankGroups) -> Callable[..., Any]:
         """Provide the steps of documents; the script's own provider is that of other data."""
         from megatron_hetero.runtime.model.provider import EveryRankProvider
         from megatron_hetero.runtime.sequences.documents import document_datasets
+        from megatron_hetero.runtime.sequences.groups import GroupPlace
         from megatron_hetero.runtime.sequences.steps import DealtSteps, dealt_tokens
 
         def provide(num_samples: Any) -> tuple[Any, ...]:
@@ -111,10 +131,16 @@ class SequencesJob(AsymmetricJob):
             sizes = (args.global_batch_size, args.eval_global_batch_size, args.global_batch_size)
             eod = datasets.eod if args.eod_mask_loss else None
             deal = partial(dealt_tokens, self._tree)
+            in_sequence = self._workload.training.sequence_parallel
+            place = GroupPlace(
+                self._position.replica,
+                self._tree.num_ranks,
+                groups.pipeline.size(),
+                self._nested,
+                lcm(*self._plan.layout.tensor_parallel_widths) if in_sequence else 1,
+            )
             return tuple(
-                None
-                if dataset is None
-                else DealtSteps(dataset, size, first, deal, self._nested, eod)
+                None if dataset is None else DealtSteps(dataset, size, first, deal, place, eod)
                 for dataset, size, first in zip(datasets.splits, sizes, consumed, strict=True)
             )
 

@@ -1,8 +1,9 @@
 """What one rank has of the sequences of its group: a micro-batch, and where its tokens lie.
 
 The sequences follow one another.  Of each a member has two chunks, one from the front and one, as
-far from the end, from the back (`plan.sharding.token_shares.chunk_edges`).  A member without any
-token has a filling one, which does not count: Megatron's layers do not run on none.
+far from the end, from the back (`plan.sharding.token_shares.chunk_edges`).  Behind them a member
+may have filling tokens, which do not count: Megatron's layers do not run on none, and sequence
+parallelism divides them evenly among the ranks of a tensor-parallel group.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class DividedSequences(PackedSeqParams):
 
     Attributes:
         positions: shape [own tokens], of each in its sequence.
-        edges: own tokens `edges[q]` to `edges[q + 1] - 1` are of sequence q; one behind the last
-            edge is the filling token.
+        edges: own tokens `edges[q]` to `edges[q + 1] - 1` are of sequence q; those behind the last
+            edge are filling ones.
         orders: of each sequence, for each position, its place in the pieces of all members, each
             filled up to `most_tokens`.
         most_tokens: of the member that has most.
@@ -62,6 +63,7 @@ def own_batch(
     process_group: Any,
     uncounted: int | None = None,
     device: Any = "cpu",
+    multiple: int = 1,
 ) -> OwnBatch:
     """Take a rank's tokens of a group's documents.
 
@@ -75,6 +77,7 @@ def own_batch(
         process_group: of the group.
         uncounted: a token whose successor does not count (`--eod-mask-loss`).
         device: of the tensors.
+        multiple: of which each member's tokens are one, with filling ones.
     """
     places = [_places(tokens) for tokens in group.tokens]
     own = [of[rank - group.first] for of in places]
@@ -84,7 +87,8 @@ def own_batch(
     if uncounted is not None:
         counts = [c & (t != uncounted) for c, t in zip(counts, tokens, strict=True)]
     starts = np.zeros(group.size, dtype=np.int64)
-    most = max(sum(of) for of in zip(*group.tokens, strict=True))
+    sums = [sum(of) for of in zip(*group.tokens, strict=True)]
+    most = max(count + _num_filling(count, multiple) for count in sums)
     orders = []
     for of in places:
         order = np.empty(sum(map(len, of)), dtype=np.int64)
@@ -93,9 +97,8 @@ def own_batch(
             starts[member] += len(at)
         orders.append(torch.from_numpy(order).to(device))
     edges = np.r_[0, np.cumsum([len(at) for at in own])]
-    if not edges[-1]:
-        own = tokens = labels = [np.zeros(1, dtype=np.int64)]
-        counts = [np.zeros(1, dtype=np.bool_)]
+    filling = np.zeros(_num_filling(int(edges[-1]), multiple), dtype=np.int64)
+    own, tokens, labels, counts = ([*of, filling] for of in (own, tokens, labels, counts))
     return OwnBatch(
         _row(tokens, np.int64, device),
         _row(labels, np.int64, device),
@@ -105,17 +108,18 @@ def own_batch(
     )
 
 
-def filling_batch(alone: Any, device: Any = "cpu") -> OwnBatch:
-    """Return the micro-batch of a rank that has no sequence in a step: the filling token, so that
-    every weight has a gradient, of zero, which overlapped exchanges wait for.
+def filling_batch(alone: Any, device: Any = "cpu", multiple: int = 1) -> OwnBatch:
+    """Return the micro-batch of a rank that has no sequence in it: filling tokens, so that every
+    weight has a gradient, of zero, which overlapped exchanges wait for.
 
     Args:
         alone: the process group of this rank.
         device: of the tensors.
+        multiple: as in `own_batch`.
     """
-    one = [np.zeros(1, dtype=np.int64)]
-    integers, nothing = _row(one, np.int64, device), _row(one, np.float32, device)
-    sequences = _divided(alone, integers[0], one[0], [], 1)
+    filling = [np.zeros(multiple, dtype=np.int64)]
+    integers, nothing = _row(filling, np.int64, device), _row(filling, np.float32, device)
+    sequences = _divided(alone, integers[0], filling[0][:1], [], multiple)
     return OwnBatch(integers, integers, nothing, integers, sequences)
 
 
@@ -134,6 +138,11 @@ def _divided(
         orders=tuple(orders),
         most_tokens=most,
     )
+
+
+def _num_filling(count: int, multiple: int) -> int:
+    """Return the filling tokens behind `count` own ones."""
+    return -count % multiple if count else multiple
 
 
 def _places(tokens: Sequence[int]) -> list[_Places]:

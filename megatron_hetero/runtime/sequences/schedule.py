@@ -1,6 +1,7 @@
 """One step in Megatron's loop: a rank's micro-batches of a dealt step, through the executor.
 
-The programme is that of one stage; only the number of micro-batches changes from step to step.
+The programme is 1F1B, with the launch counts of the plan; only the number of micro-batches changes
+from step to step.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.faults.marks import begin_step
 from megatron_hetero.runtime.model import gpt
 from megatron_hetero.runtime.parallel.executor import Executor
@@ -20,6 +22,7 @@ from megatron_hetero.runtime.sequences.balance import Balance
 from megatron_hetero.runtime.sequences.own_batch import OwnBatch
 from megatron_hetero.runtime.sequences.steps import RankStep
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
+from megatron_hetero.sequences.replica_groups import launch_counts
 
 
 def forward_step(data_iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
@@ -43,12 +46,14 @@ def forward_step(data_iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
 class DealtSchedule:
     """Substitute for Megatron's forward-backward functions."""
 
-    def __init__(self, groups: RankGroups, balance: Balance) -> None:
+    def __init__(self, plan: Plan, groups: RankGroups, balance: Balance) -> None:
         self._groups, self._balance = groups, balance
+        self._counts = launch_counts(plan.replicas[groups.position.replica])
         self._executor = lru_cache(maxsize=64)(self._new_executor)
 
     def _new_executor(self, num_micro_batches: int) -> Executor:
-        return Executor(one_f_one_b(1, num_micro_batches, [1]), 0, self._balance.watched)
+        schedule = one_f_one_b(len(self._counts), num_micro_batches, self._counts)
+        return Executor(schedule, self._groups.pipeline.stage, self._balance.watched)
 
     def __call__(
         self,
@@ -68,7 +73,7 @@ class DealtSchedule:
             collect_non_loss_data: as in Megatron.
             kwargs: further arguments of Megatron's forward-backward functions.
         Returns:
-            One report of the whole job, as `runtime.parallel.step.ReplicaSchedule` gives it.
+            As `runtime.parallel.step.ReplicaSchedule`.
         """
         forward_only = bool(kwargs.get("forward_only", False))
         begin_step(forward_only)
@@ -85,4 +90,6 @@ class DealtSchedule:
                 collect_non_loss_data=collect_non_loss_data,
                 **kwargs,
             )
-        return reports if collect_non_loss_data else [job_report(reports, self._groups)]
+        if collect_non_loss_data or not self._groups.is_last_stage:
+            return reports
+        return [job_report(reports, self._groups)]

@@ -17,9 +17,11 @@ import torch.distributed as dist
 
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
 from megatron_hetero.runtime.parallel.texts import broadcast_text
+from megatron_hetero.runtime.sequences.documents import Tokens
+from megatron_hetero.runtime.sequences.groups import GroupPlace
 from megatron_hetero.runtime.sequences.own_batch import OwnBatch, filling_batch, own_batch
 from megatron_hetero.sequences.deal.batch import NO_SEARCH_WAS_FASTER, deal_batch, greedy_deal
-from megatron_hetero.sequences.step_tokens import StepTokens, read_step, step_tokens
+from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens, read_step, step_tokens
 from megatron_hetero.sequences.tree import GroupTree
 
 _FAULT = "!"
@@ -81,7 +83,7 @@ class DealtSteps:
         batch_size: int,
         consumed: int,
         deal: Callable[[Documents], Dealt],
-        groups: Mapping[tuple[int, int], dist.ProcessGroup],
+        place: GroupPlace,
         uncounted: int | None = None,
     ) -> None:
         """Prepare the steps from a document on.
@@ -91,11 +93,11 @@ class DealtSteps:
             batch_size: documents of a step.
             consumed: documents that were read before.
             deal: from documents to what ranks have of them; called on rank 0 alone.
-            groups: by first rank and rank behind the last, those of this rank.
+            place: of this rank.
             uncounted: as in `own_batch`.
         """
         self._dataset, self._size, self._next = dataset, batch_size, consumed
-        self._deal, self._groups, self._uncounted = deal, groups, uncounted
+        self._deal, self._place, self._uncounted = deal, place, uncounted
         self._ahead: Future[Dealt] | None = None
         self._thread = ThreadPoolExecutor(1, "deal") if dist.get_rank() == 0 else None
 
@@ -109,10 +111,10 @@ class DealtSteps:
             StopIteration: the data end before the step does.
             InfeasiblePlanError: rank 0 could not deal it; the message is the same on all ranks.
         """
-        first, rank = self._next, dist.get_rank()
+        first, place = self._next, self._place
         if first + self._size > len(self._dataset):
             raise StopIteration
-        text, note = self._dealt_text(first) if rank == 0 else (None, "")
+        text, note = self._dealt_text(first) if dist.get_rank() == 0 else (None, "")
         text = broadcast_text(text)
         if text.startswith(_FAULT):
             raise InfeasiblePlanError(text.removeprefix(_FAULT))
@@ -121,22 +123,26 @@ class DealtSteps:
             self._ahead = self._thread.submit(self._dealt, self._next)
         documents = [self._dataset[first + k]["tokens"] for k in range(self._size)]
         lengths = [len(document) for document in documents]
-        whole = read_step(text, lengths, dist.get_world_size())
-        device = torch.cuda.current_device()
-        batches = tuple(
-            own_batch(
-                group,
-                rank,
-                [documents[k] for k in group.sequences],
-                self._groups[group.first, group.ranks.stop],
-                self._uncounted,
-                device,
-            )
-            for group in whole.of_rank(rank)
-        )
-        if not batches:
-            batches = (filling_batch(self._groups[rank, rank + 1], device),)
+        whole = read_step(text, lengths, place.num_replicas)
+        groups = whole.of_rank(place.replica, place.num_stages)
+        batches = tuple(self._own_batch(group, documents) for group in groups)
         return RankStep(whole, self._size, sum(lengths), batches, note)
+
+    def _own_batch(self, group: GroupTokens | None, documents: Sequence[Tokens]) -> OwnBatch:
+        """Return the micro-batch of a group; the filling one without."""
+        device, place = torch.cuda.current_device(), self._place
+        if group is None:
+            alone = place.groups[place.replica, place.replica + 1]
+            return filling_batch(alone, device, place.multiple)
+        return own_batch(
+            group,
+            place.replica,
+            [documents[k] for k in group.sequences],
+            place.groups[group.first, group.ranks.stop],
+            self._uncounted,
+            device,
+            place.multiple,
+        )
 
     def _dealt(self, first: int) -> Dealt:
         return self._deal([self._dataset[first + k] for k in range(self._size)])

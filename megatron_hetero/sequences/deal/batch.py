@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from megatron_hetero.sequences.deal.micro_batch import (
 )
 from megatron_hetero.sequences.deal.price_table import PriceTable, price_table
 from megatron_hetero.sequences.price.group_price import Floats
-from megatron_hetero.sequences.tree import GroupTree
+from megatron_hetero.sequences.tree import GroupTree, step_seconds
 
 _FULLER = (1.02, 1.1)
 """Parts of memory, over the mean, after which a micro-batch takes no more sequences."""
@@ -34,6 +35,8 @@ _MAX_MOVES = 400
 
 type _Known = dict[tuple[int, ...], MicroBatch | None]
 _MOST_MORE = 8
+_MOST_ROUNDS = 8
+"""Micro-batches over `other_stages`, at most: these add no more than an eighth then."""
 
 
 def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | None = None) -> Deal:
@@ -51,28 +54,34 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
     """
     check_lengths(tree, lengths, names)
     table = price_table(tree, lengths)
+    seconds = partial(_seconds, table)
     fewest = fewest_micro_batches(table)
     best = _filled(table, 1.0)
     known: _Known = {}
     candidates: dict[int, list[MicroBatch]] = {}
     tried = 0
-    for number in range(fewest, min(len(lengths), fewest + _MOST_MORE) + 1):
-        if tried and (number > fewest + 1 or least_of_batch(table, number) >= _seconds(best)):
+    for number in _numbers(fewest, len(lengths), tree.most_other_stages):
+        is_enough = not tree.most_other_stages and number > fewest + 1
+        if tried and (is_enough or least_of_batch(table, number) >= seconds(best)):
             break
         level = float(table.ranks_filled.sum()) / table.tree.num_ranks / number
         cuts = [_filled_parts(table, min(1.0, fuller * level)) for fuller in _FULLER]
         for parts in (*cuts, runs(table, number)):
-            found = _dealt(table, parts, _seconds(best) * _PROMISING, known)
+            found = _dealt(table, parts, seconds(best) * _PROMISING, known)
             if found is None:
                 continue
             tried += 1
             evened = _evened(table, found)
-            candidates[number] = min(candidates.get(number, evened), evened, key=_seconds)
-            best = min(best, evened, key=_seconds)
-    close = [c for c in candidates.values() if _seconds(c) < _seconds(best) * _CLOSE]
+            candidates[number] = min(candidates.get(number, evened), evened, key=seconds)
+            best = min(best, evened, key=seconds)
+    close = [c for c in candidates.values() if seconds(c) < seconds(best) * _CLOSE]
     # Of equal ones that with the sharper bound.
-    best = min([*(_searched(table, c) for c in close), best], key=_seconds)
-    deal = Deal(tuple(best), least_of_batch(table, fewest), tree.num_ranks)
+    best = min([*(_searched(table, c) for c in close), best], key=seconds)
+    if tree.most_other_stages:
+        # Neighbours in a pipeline are then about as long; `step_seconds` relies on it.
+        best.sort(key=lambda m: m.seconds)
+    least_s = least_of_batch(table, fewest)
+    deal = Deal(tuple(best), least_s, tree.num_ranks, tree.most_other_stages)
     check_deal(tree, lengths, deal)
     return deal
 
@@ -90,7 +99,24 @@ def greedy_deal(tree: GroupTree, lengths: Sequence[int], reason: str) -> Deal:
     check_lengths(tree, lengths)
     table = price_table(tree, lengths)
     made = tuple(replace(m, reason=reason) for m in _filled(table, 1.0))
-    return Deal(made, least_of_batch(table, fewest_micro_batches(table)), tree.num_ranks)
+    least_s = least_of_batch(table, fewest_micro_batches(table))
+    return Deal(made, least_s, tree.num_ranks, tree.most_other_stages)
+
+
+def _numbers(fewest: int, most: int, other_stages: float) -> list[int]:
+    """Return the numbers of micro-batches to try.  Pipelines fill and drain faster with more and
+    shorter ones, until each has its fixed seconds once too often.
+
+    Args:
+        fewest: that memory could allow.
+        most: there are not more sequences.
+        other_stages: as in `step_seconds`.
+    """
+    more = [fewest + i for i in range(_MOST_MORE + 1)]
+    if other_stages:
+        more = [*more[:2], *(fewest << i for i in range(1, 31))]
+        more = [n for n in more if n <= max(fewest + 1, _MOST_ROUNDS * other_stages)]
+    return sorted({n for n in more if n <= most})
 
 
 def fewest_micro_batches(table: PriceTable) -> int:
@@ -178,7 +204,7 @@ def _dealt(
             return None
     found: list[MicroBatch] = []
     for number, key in enumerate(keys):
-        if _seconds(found) + sum(least[number:]) >= limit_s:
+        if _seconds(table, found) + sum(least[number:]) >= limit_s:
             return None
         if key not in known:
             known[key] = deal_micro_batch(table, key, quick=True)
@@ -209,5 +235,5 @@ def _searched(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroB
     return [deal_micro_batch(table, m.sequences, m) or m for m in micro_batches]
 
 
-def _seconds(micro_batches: Sequence[MicroBatch]) -> float:
-    return sum(m.seconds for m in micro_batches)
+def _seconds(table: PriceTable, micro_batches: Sequence[MicroBatch]) -> float:
+    return step_seconds([m.seconds for m in micro_batches], table.tree.most_other_stages)

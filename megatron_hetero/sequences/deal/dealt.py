@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from megatron_hetero.errors import InfeasiblePlanError, PlanFormatError
-from megatron_hetero.sequences.tree import GroupTree
+from megatron_hetero.sequences.tree import GroupTree, step_seconds
 
 Method = Literal["search", "greedy"]
 
@@ -64,22 +64,24 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Deal:
-    """One step.  `least_s`: what no division into micro-batches and no deal can be faster than; the
-    sum of the micro-batches' bounds is for the micro-batches as they were cut."""
+    """One step.  `least_s`: what no division into micro-batches and no deal can be faster than;
+    `bound_s` is for the micro-batches as they were cut.  `other_stages` is
+    `GroupTree.most_other_stages`."""
 
     micro_batches: tuple[MicroBatch, ...]
     least_s: float
     num_ranks: int
+    other_stages: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Return the seconds of all micro-batches, one after the other."""
-        return sum(micro_batch.seconds for micro_batch in self.micro_batches)
+        return step_seconds([m.seconds for m in self.micro_batches], self.other_stages)
 
     @property
     def bound_s(self) -> float:
         """Return what no deal of these micro-batches is faster than."""
-        return sum(micro_batch.bound_s for micro_batch in self.micro_batches)
+        return step_seconds([m.bound_s for m in self.micro_batches], self.other_stages)
 
     @property
     def balance(self) -> float:

@@ -184,18 +184,22 @@ def modelled_prices(
     betweens: tuple[Between, ...] = ("gather", "ring")
     if only_gathers or not all(r.is_fused for r in rates):
         betweens = ("gather",)
-    rules: tuple[ShareRule, ...] = (rule,)
-    if rule == "balanced" and len({r.gpu_name for r in rates}) > 1:
-        # Where waiting for others takes longer than computing, equal shares may be faster.
-        rules = ("balanced", "equal")
     made = []
     for division in [d for i, d in enumerate(divisions) if d not in divisions[:i]]:
         for between in betweens if len(division) > 1 else ("gather",):
-            for of in rules:
+            for of in share_rules(rule, rates):
                 made.append(
                     _priced(workload, cluster, devices, rates, division, between, window, of)
                 )
     return tuple(made)
+
+
+def share_rules(rule: ShareRule, rates: Sequence[TokenRates]) -> tuple[ShareRule, ...]:
+    """Return the rules to price a group by: where waiting for others takes longer than computing,
+    equal shares of unlike GPUs may be faster than balanced ones."""
+    if rule == "balanced" and len({r.gpu_name for r in rates}) > 1:
+        return "balanced", "equal"
+    return (rule,)
 
 
 def _with_all_to_alls(

@@ -7,6 +7,7 @@ for a forward and backward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -27,6 +28,8 @@ from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
 
 _AT = 8192
+ASKED_LENGTHS = (_AT, 2 * _AT, 3 * _AT)
+"""Lengths at which models of a whole step are asked."""
 _NO_LINK = Link(1e18, 0.0)
 
 
@@ -75,10 +78,8 @@ def token_rates(
     square_s = (core[2] - 2 * core[1] + core[0]) / (2 * _AT**2)
     core_token_s = (core[1] - core[0]) / _AT - 3 * _AT * square_s
     ratio, is_measured = _measured_ratio(workload, gpu, profile)
-    one, two, three = (_bytes(workload, gpu, _AT * i, num_ranks, kept_free) for i in (1, 2, 3))
-    pair_bytes = (three - 2 * two + one) / (2 * _AT**2)
-    token_bytes = (two - one) / _AT - 3 * _AT * pair_bytes
-    fixed_bytes = one - _AT * token_bytes - _AT**2 * pair_bytes
+    held = [_bytes(workload, gpu, length, num_ranks, kept_free) for length in ASKED_LENGTHS]
+    fixed_bytes, token_bytes, pair_bytes = by_length(held)
     return TokenRates(
         gpu.name,
         ratio * (token_s + core_token_s),
@@ -93,7 +94,16 @@ def token_rates(
     )
 
 
-def _at(workload: Workload, length: int) -> Workload:
+def by_length(found: Sequence[float]) -> tuple[float, float, float]:
+    """Return what is fixed, what a token adds, and what the square of the length does, of a figure
+    at `ASKED_LENGTHS`."""
+    one, two, three = found
+    of_square = (three - 2 * two + one) / (2 * _AT**2)
+    of_token = (two - one) / _AT - 3 * _AT * of_square
+    return one - _AT * of_token - _AT**2 * of_square, of_token, of_square
+
+
+def at_length(workload: Workload, length: int) -> Workload:
     """Return the job with sequences of one length, one at a time."""
     return replace(
         workload,
@@ -105,7 +115,7 @@ def _at(workload: Workload, length: int) -> Workload:
 @lru_cache(maxsize=256)
 def _seconds_of(workload: Workload, gpu: _Hashed, length: int) -> tuple[float, float]:
     """Time the whole model forward and backward, and the core attention in it."""
-    job, model = _at(workload, length), workload.model
+    job, model = at_length(workload, length), workload.model
     member = (gpu.gpu, even_share(model, 1))
     layer = group_layer_times(job, (member,)).total_s
     once = core_attention_times(job, (member,))
@@ -139,7 +149,7 @@ def _bytes(
     model = workload.model
     divided = num_ranks if workload.training.use_distributed_optimizer else 1
     memory = stage_memory(
-        _at(workload, length),
+        at_length(workload, length),
         gpu,
         even_share(model, 1),
         first=True,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import torch
+from megatron.core import parallel_state as mpu
 from megatron.training import get_args
 
 from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
@@ -91,10 +92,11 @@ def random_step(tree: GroupTree, documents: steps.Documents, drawn: random.Rando
     left = list(range(len(documents)))
     drawn.shuffle(left)
     micro_batches = []
+    usable = [group for group in tree.groups if tree.kinds[group.kind].prices]
     while left:
         groups: list[GroupTokens] = []
         taken: set[int] = set()
-        for group in drawn.sample(tree.groups, len(tree.groups)):
+        for group in drawn.sample(usable, len(usable)):
             ranks = set(range(group.first, group.stop))
             if taken & ranks or not left or drawn.random() < 0.3:
                 continue
@@ -160,7 +162,8 @@ class _TokenLosses:
                 yield batch[0]
 
             output, loss_func = forward_step(noted(), model)
-            if torch.is_grad_enabled():
+            has_losses = mpu.is_pipeline_last_stage() and mpu.get_tensor_model_parallel_rank() == 0
+            if torch.is_grad_enabled() and has_losses:
                 self.note(output, batch[0].tokens, batch[0].position_ids, batch[0].loss_mask)
             return output, loss_func
 

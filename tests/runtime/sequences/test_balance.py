@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_hetero.runtime.sequences.balance import balance, balance_line
+from megatron_hetero.runtime.sequences.balance import balance, balance_line, slowest_of_each
 from megatron_hetero.runtime.sequences.steps import RankStep
 from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens
 
@@ -16,3 +16,7 @@ def test_the_line_has_predicted_and_real_balance() -> None:
         "1.20 | busiest: 2 s a step, predicted 1 s"
     )
     assert balance([1.0, 1.0]) == 1.0
+
+
+def test_a_replica_is_busy_as_long_as_its_busiest_rank() -> None:
+    assert slowest_of_each([1.0, 3.0, 2.0, 4.0], [0, 0, 2, 1]) == [3.0, 4.0, 2.0]

@@ -83,7 +83,9 @@ def test_every_refusal_has_a_case() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([FLEXIBLE, "--hetero-layout=tp1:2 @8"], "leave --hetero-plan and --hetero-layout out"),
+        ([FLEXIBLE, "CLUSTER", "--hetero-layout=tp1:1,tp1:1 @6"], "--global-batch-size 8"),
+        ([FLEXIBLE, "CLUSTER", "--hetero-layout=tp1cp2:2 @8"], r"context parallelism \(cp\)"),
+        ([FLEXIBLE, "CLUSTER", "--hetero-layout=tp1:2 @8"], "takes 1 GPUs"),
         (["--hetero-cluster=c.yaml"], "--hetero-cluster is for --hetero-sequences"),
         (["--hetero-profile=c.json"], "--hetero-profile is for --hetero-sequences"),
         ([FLEXIBLE], "--hetero-sequences needs --hetero-cluster FILE"),

@@ -23,23 +23,31 @@ def shares(length: int, members: int, drawn: random.Random) -> tuple[int, ...]:
     return tuple(b - a for a, b in pairwise([0, *cuts, length]))
 
 
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 4), st.integers(0, 99))
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 99),
+)
 def test_members_together_have_every_token_once(
-    lengths: list[int], members: int, seed: int
+    lengths: list[int], members: int, multiple: int, seed: int
 ) -> None:
     drawn = random.Random(seed)
     starts = numpy.r_[0, numpy.cumsum(lengths)]
     documents = [numpy.arange(a, b) for a, b in pairwise(starts)]
     tokens = tuple(shares(length, members, drawn) for length in lengths)
     group = GroupTokens(5, tuple(range(len(lengths))), tokens, 1.0)
-    batches = [own_batch(group, 5 + r, documents, GROUP, uncounted=int(starts[-1]) // 2)
-               for r in range(members)]  # fmt: skip
+    batches = [
+        own_batch(group, 5 + r, documents, GROUP, uncounted=int(starts[-1]) // 2, multiple=multiple)
+        for r in range(members)
+    ]
     counted, pieces = [], []
     for batch in batches:
         own = batch.sequences
         real = own.edges[-1]
         assert batch.tokens.shape == batch.labels.shape == batch.loss_mask.shape
-        assert batch.tokens.shape[1] == max(real, 1) and not batch.loss_mask[0, real:].any()
+        assert batch.tokens.shape[1] == max(-(-real // multiple), 1) * multiple
+        assert batch.tokens.shape[1] <= own.most_tokens and not batch.loss_mask[0, real:].any()
         counts = batch.loss_mask[0].bool()
         assert torch.equal(batch.labels[0][counts], batch.tokens[0][counts] + 1)
         counted += batch.tokens[0][counts].tolist()
@@ -57,7 +65,8 @@ def test_members_together_have_every_token_once(
             assert gathered[order].tolist() == document.tolist()
 
 
-def test_a_rank_without_a_sequence_has_one_token_that_does_not_count() -> None:
-    batch = filling_batch(GROUP)
-    assert batch.tokens.shape == (1, 1) and not batch.loss_mask.any()
+def test_a_rank_without_a_sequence_has_tokens_that_do_not_count() -> None:
+    assert filling_batch(GROUP).tokens.shape == (1, 1)
+    batch = filling_batch(GROUP, multiple=3)
+    assert batch.tokens.shape == (1, 3) and not batch.loss_mask.any()
     assert batch.sequences.edges == (0,) and batch.sequences.orders == ()

@@ -20,13 +20,17 @@ from tests.runtime.sequences.test_equality import LENGTHS, LLAMA
 
 
 @pytest.mark.slow
-def test_killed_and_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layout", [None, "tp1:1,tp1:1 @3 | tp1:2 @2"], ids=["single GPUs", "pipelines"]
+)
+def test_killed_and_resumed(layout: str | None, tmp_path: Path) -> None:
     """Beyond the end of an epoch too: 6 steps of 5 are more than twice the 13 documents."""
     write_documents(tmp_path / "text", LENGTHS)
     cluster = write_cluster(tmp_path / "cluster.yaml", a=("FAST", 2), b=("SLOW", 1))
     flags = [
         *LLAMA, f"--data-path={tmp_path / 'text'}", "--global-batch-size=5", "--train-iters=6",
         "--optimizer=adam", "--eval-iters=1", "--eval-interval=2", "--split=13,3,0",
+        *([] if layout is None else [f"--hetero-layout={layout}"]),
     ]  # fmt: skip
     saving = [*flags, f"--save={tmp_path / 'save'}", f"--load={tmp_path / 'save'}"]
     whole = flexible_job(tmp_path / "whole", cluster, 3, flags)
