@@ -126,7 +126,7 @@ class CostModel(UnitPrices):
         reduce_s, gather_s = self.layer_exchange_s(
             [peer.stages[index] for peer in sharding.replicas]
         )
-        ends = [self._ends(peer, index, rows) for peer in sharding.replicas]
+        ends = [self._without_layers(peer, index, rows) for peer in sharding.replicas]
         waits = exchange_times(
             sharding.num_layers,
             gather_s,
@@ -146,7 +146,7 @@ class CostModel(UnitPrices):
             unlike_memories=memories if len(set(map(id, memories))) > 1 else (),
         )
 
-    def _ends(self, replica: PlacedReplica, index: int, rows: int) -> PassTimes:
+    def _without_layers(self, replica: PlacedReplica, index: int, rows: int) -> PassTimes:
         """Return the part of a stage's passes that is no layer's: embedding, head and loss."""
         costs, stage = self._of_stage(replica, index), replica.stages[index]
         pieces = costs.variant(recompute=stage.recompute).stage_pieces(stage, rows)
