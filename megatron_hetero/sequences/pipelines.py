@@ -38,7 +38,7 @@ class StageRates:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineRates:
     """The stages of a replica; `launch_counts` are those of 1F1B, or more, for each stage."""
 
     stages: tuple[StageRates, ...]
@@ -66,5 +66,5 @@ class Pipeline:
         return each[stage] if group.size == 1 else group.seconds * each[stage] / max(each)
 
 
-WHOLE = Pipeline((StageRates(0.0, 0.0, 0.0, 1 / 3),), (1,))
+WHOLE = PipelineRates((StageRates(0.0, 0.0, 0.0, 1 / 3),), (1,))
 """A GPU with the whole model: what it takes, its groups say."""

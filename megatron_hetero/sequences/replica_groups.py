@@ -19,7 +19,7 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.communication.communicators import stage_ranks
 from megatron_hetero.plan.plan import Plan, Replica
 from megatron_hetero.sequences.cluster_groups import refuse_models
-from megatron_hetero.sequences.pipelines import Pipeline
+from megatron_hetero.sequences.pipelines import PipelineRates
 from megatron_hetero.sequences.price.group_price import GroupPrice
 from megatron_hetero.sequences.price.replica_rates import group_prices, replica_rates
 from megatron_hetero.sequences.tree import GroupTree, Nest, make_tree, nested
@@ -30,7 +30,7 @@ class ReplicaGroups:
     """The groups, and the pipeline of each replica."""
 
     tree: GroupTree
-    pipelines: tuple[Pipeline, ...]
+    pipelines: tuple[PipelineRates, ...]
 
 
 def replica_groups(
@@ -75,7 +75,7 @@ def replica_groups(
         return prices, prices
 
     pipelines = tuple(
-        Pipeline(of.stages, tuple(launch_counts(replica)))
+        PipelineRates(of.stages, tuple(launch_counts(replica)))
         for of, replica in zip(rates, plan.replicas, strict=True)
     )
     nest: list[Nest] = [nested(list(run)) for run in runs]

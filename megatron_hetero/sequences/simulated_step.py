@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from megatron_hetero.schedule.orders.one_f_one_b import stage_order
 from megatron_hetero.schedule.programme import Operation
-from megatron_hetero.sequences.pipelines import Pipeline
+from megatron_hetero.sequences.pipelines import PipelineRates
 from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens
 
 
@@ -25,7 +25,7 @@ class SimulatedStep:
     """A dealt step in time: every stage does its passes in 1F1B, and those of a group begin
     together.  The exchange of gradients is not in it."""
 
-    def __init__(self, step: StepTokens, pipelines: Sequence[Pipeline]) -> None:
+    def __init__(self, step: StepTokens, pipelines: Sequence[PipelineRates]) -> None:
         """Simulate.
 
         Args:

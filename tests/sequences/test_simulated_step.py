@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from megatron_hetero.schedule.orders.one_f_one_b import stage_order
-from megatron_hetero.sequences.pipelines import WHOLE, Pipeline, StageRates
+from megatron_hetero.sequences.pipelines import WHOLE, PipelineRates, StageRates
 from megatron_hetero.sequences.simulated_step import SimulatedStep
 from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens
 from megatron_hetero.sequences.tree import step_seconds
@@ -16,10 +16,10 @@ from megatron_hetero.sequences.tree import step_seconds
 THIRD = 1 / 3
 
 
-def equal_stages(num_stages: int) -> Pipeline:
+def equal_stages(num_stages: int) -> PipelineRates:
     """A token takes a second on each stage."""
     counts = tuple(range(num_stages, 0, -1))
-    return Pipeline((StageRates(0.0, 1.0, 0.0, THIRD),) * num_stages, counts)
+    return PipelineRates((StageRates(0.0, 1.0, 0.0, THIRD),) * num_stages, counts)
 
 
 def alone(lengths: list[int], rank: int = 0) -> StepTokens:
@@ -65,9 +65,10 @@ def makespan(seconds: list[float], num_stages: int) -> float:
 def test_unlike_stages_and_boundaries_by_hand() -> None:
     stages = (StageRates(1.0, 0.0, 0.0, 0.5, 0.25, 0.5), StageRates(3.0, 0.0, 0.0, 0.5))
     # Forward 0.5, on the way 0.25 + 2 x 0.5, both passes 3, the same way back, backward 0.5.
-    found = SimulatedStep(alone([2]), [Pipeline(stages, (2, 1))]).seconds
+    pipeline = PipelineRates(stages, (2, 1))
+    found = SimulatedStep(alone([2]), [pipeline]).seconds
     assert found == pytest.approx(0.5 + 1.25 + 3 + 1.25 + 0.5)
-    assert Pipeline(stages, (2, 1)).other_stages == pytest.approx((1 + 2 * (0.25 + 8192 / 2)) / 3)
+    assert pipeline.other_stages == pytest.approx((1 + 2 * (0.25 + 8192 / 2)) / 3)
 
 
 def test_groups_begin_together() -> None:
@@ -103,7 +104,7 @@ def own(first: int, *seconds: float) -> GroupTokens:
     return GroupTokens(first, (0,), ((1,) * len(seconds),), max(seconds))
 
 
-def random_step(drawn: random.Random) -> tuple[StepTokens, list[Pipeline]]:
+def random_step(drawn: random.Random) -> tuple[StepTokens, list[PipelineRates]]:
     """Micro-batches of random groups that lie side by side, some ranks idle."""
     num_stages, num_ranks = drawn.randint(1, 4), drawn.randint(2, 6)
     micro_batches = []

@@ -54,7 +54,7 @@ from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
 from megatron_hetero.runtime.sequences.balance import Balance
 from megatron_hetero.runtime.sequences.schedule import DealtSchedule
 from megatron_hetero.runtime.state import random_states
-from megatron_hetero.sequences.pipelines import Pipeline
+from megatron_hetero.sequences.pipelines import PipelineRates
 
 
 @dataclass
@@ -84,7 +84,7 @@ class RankContext:
     saves_states: bool
     loads_states: bool
     watch: StageWatch | None = None
-    pipelines: Sequence[Pipeline] | None = None
+    pipelines: Sequence[PipelineRates] | None = None
     balance: Balance | None = None
 
     @property

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from megatron_hetero.runtime.observe.log_values import write_values
 from megatron_hetero.runtime.observe.stage_ratio import StageWatch
 from megatron_hetero.runtime.sequences.steps import RankStep
-from megatron_hetero.sequences.pipelines import Pipeline
+from megatron_hetero.sequences.pipelines import PipelineRates
 from megatron_hetero.sequences.simulated_step import SimulatedStep
 
 
@@ -25,7 +25,7 @@ class Balance:
     """Stopwatch for the passes of this rank, and observer of Megatron's log, to which it adds a
     line; it covers the steps since the line before."""
 
-    def __init__(self, replicas: Sequence[int], pipelines: Sequence[Pipeline]) -> None:
+    def __init__(self, replicas: Sequence[int], pipelines: Sequence[PipelineRates]) -> None:
         """Begin with no steps.
 
         Args:

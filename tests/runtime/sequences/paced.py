@@ -28,7 +28,7 @@ from megatron_hetero.runtime.job.arguments import split_arguments
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from megatron_hetero.runtime.sequences import job as sequences_job
 from megatron_hetero.runtime.sequences import schedule
-from megatron_hetero.sequences.pipelines import Pipeline
+from megatron_hetero.sequences.pipelines import PipelineRates
 from megatron_hetero.sequences.simulated_step import SimulatedStep
 from megatron_hetero.sequences.step_tokens import GroupTokens
 from tests.runtime.sequences.flexible_runs import (
@@ -61,7 +61,7 @@ STEP_S = 24.0
 class _Pace:
     """What one rank knows of the step that it is in."""
 
-    pipelines: Sequence[Pipeline]
+    pipelines: Sequence[PipelineRates]
     replica: int
     stage: int
     scale: float = 0.0
