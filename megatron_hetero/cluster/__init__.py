@@ -6,6 +6,7 @@ makers        communication libraries, and which GPUs cannot talk
 driver_names  names that drivers give to GPUs
 node_links    links between nodes, as classes and exceptions
 lines         capacities that several paths share
+nics          which GPU of a machine sends over which network card
 graph         the cluster as a networkx graph
 site_tour     the order in which rings visit sites
 names         host names, and names of cards and islands
