@@ -7,6 +7,7 @@ islands      a machine's unlike cards as nodes of like ones
 bridges      links that two cards cannot have
 links        classes of links and measured pairs to one link for each pair of nodes
 lines        lines and uplinks that paths share
+nics         network cards of a machine, and the GPUs near each
 limits       what plans must keep to
 quantities   text with units to numbers
 references   refusals with line, key and near names
