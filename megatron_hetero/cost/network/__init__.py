@@ -7,4 +7,5 @@ holder_flow     load of an exchange on the paths it takes
 group_flow      load of an exchange by groups of machines
 exchange_clock  when exchanges that share paths are done
 lines           lines that paths share, as arrays
+nics            network cards that transfers of a machine take
 """
