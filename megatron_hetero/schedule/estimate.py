@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron_hetero.bounds.estimate import estimates_of, workload_of
@@ -14,6 +15,7 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.schedule.simulator.shared_paths import num_messages, queued
 from megatron_hetero.schedule.simulator.step import simulate_plan
+from megatron_hetero.schedule.simulator.timelines import StageTimeline
 from megatron_hetero.schedule.stock import sends_as_stock
 
 _MAX_STOCK_MESSAGES = 10_000
@@ -44,7 +46,7 @@ def estimate_plan(
     costs = CostModel(cluster, workload_of(plan), profile)
     placement = placement_of(plan, cluster)
     cost = plan_cost(plan, costs, placement)
-    return estimates_of(
+    estimates = estimates_of(
         costs,
         placement,
         cost,
@@ -52,6 +54,23 @@ def estimate_plan(
         is_stock=sends_as_stock(plan),
         prove=thorough_bound if bounded else None,
     )
+    if not any(stage.chunks for replica in plan.replicas for stage in replica.stages):
+        return estimates
+    run = simulate_plan(plan, cluster, profile=profile, is_stock=sends_as_stock(plan))
+    return _with_chunks_kept(estimates, run.timelines)
+
+
+def _with_chunks_kept(estimates: Estimates, stages: Sequence[StageTimeline]) -> Estimates:
+    """Return estimates with the memory of stages in chunks, which keep parts of micro-batches where
+    a placement knows whole ones."""
+    devices = dict(estimates.devices)
+    for stage in stages:
+        for name, peak_bytes in zip(stage.devices, stage.device_peak_bytes, strict=True):
+            whole = devices[name]
+            activations = whole.parts_bytes["activations"] + peak_bytes - whole.peak_bytes
+            parts = {**whole.parts_bytes, "activations": activations}
+            devices[name] = replace(whole, peak_bytes=peak_bytes, parts_bytes=parts)
+    return replace(estimates, devices=devices)
 
 
 def plan_cost(

@@ -27,6 +27,7 @@ from megatron_hetero.planner.stock.divisions import stage_divisions
 from megatron_hetero.planner.stock.grids import stock_grids
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.search import StockLimits, best_stock_plan
+from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import reasons_not_stock
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
@@ -211,6 +212,8 @@ def test_layers_of_chunks_move_two_at_a_time() -> None:
     problem = make_problem(cluster, load_workload(script, ("--global-batch-size=24",)))
     found = best_stock_plan(problem)
     assert found is not None and found.plan.schedule == "interleaved"
+    estimates = estimate_plan(found.plan, cluster, bounded=False)
+    validate_plan(replace(found.plan, estimates=estimates), cluster)  # memory holds it
     (grid,) = [
         grid
         for grid in stock_grids(problem)[0]
