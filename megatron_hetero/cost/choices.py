@@ -18,6 +18,8 @@ NOT_WITH_CONTEXT_PARALLEL = frozenset(
         "--sft",
         "--dataloader-inter-document-masking",
         "--mtp-num-layers",
+        "--qk-clip",
+        "--log-max-attention-logit",
     }
 )
 """Flags with which the runtime refuses context parallelism, some of them with local layers only
