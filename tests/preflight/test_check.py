@@ -138,7 +138,7 @@ FAULTS: tuple[
     ("sequence-parallel-unused", lambda: flagged(A100S, "--sequence-parallel"), ()),
     ("overlap-without-partner",
      lambda: flagged(A100S, "--overlap-param-gather", "--overlap-grad-reduce"), ()),
-    ("overlap-without-partner", lambda: flagged(WIDE, "--optimizer-cpu-offload"), ()),
+    ("overlap-without-partner", lambda: flagged(WIDE, "--tp-comm-overlap"), ()),
     ("p2p-on-consumer-card", lambda: planned(("r", "RTX-4090", 4)), ("NCCL_P2P_DISABLE=0",)),
     ("collective-algorithm-open", lambda: MIXED, ("NCCL_PROTO=",)),
     ("collective-algorithm-differs", lambda: A100S, ("a:NCCL_ALGO=Ring", "b:NCCL_ALGO=Tree")),
