@@ -314,6 +314,9 @@ def with_sharded_layers(
     sums = math.ceil(2 * part * gradients) if sums_apart else 0
     if overlaps and num_sharded > 1:
         gathered = weights + 3 * gradients + max(weights, sums)
+        # Packed: what arrives is beside its place, what leaves beside gradients that leave as they
+        # are.
+        gathered += 0 if is_cut_alike else weights + gradients
     else:
         sent = gradients if is_cut_alike else 2 * gradients
         gathered = gradients + max(weights, sent + sums)
