@@ -77,6 +77,23 @@ def _may_divide(workload: Workload) -> bool:
     return not (unlike or given & NOT_WITH_CONTEXT_PARALLEL)
 
 
+def deals_experts(costs: CostModel) -> bool:
+    """Return whether stages may deal whole experts out to the GPUs of their tensor-parallel groups.
+
+    Where times are measured, they are those of divided experts.
+    """
+    has_experts = costs.workload.model.num_experts > 0
+    return has_experts and costs.profile is None and may_choose(costs, "shares")
+
+
+def expert_table(costs: CostModel, width: int) -> tuple[int, ...] | None:
+    """Return the table by which a group of `width` GPUs deals experts out, each as many; None where
+    they do not come out even, or there is nobody to deal to."""
+    if width == 1 or costs.workload.model.num_experts % width:
+        return None
+    return (1,) * width
+
+
 def recomputes(costs: CostModel) -> tuple[Recompute, ...]:
     """Return the kinds of recompute that a stage may have; "full" may cover any number of its
     layers."""

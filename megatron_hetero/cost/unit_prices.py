@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Self
 
 from megatron_hetero.cluster.spec import Device, Node
-from megatron_hetero.cost.memory.device import StageMemory, stage_memory
+from megatron_hetero.cost.memory.device import StageMemory, least_memory, stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree, kept_free
 from megatron_hetero.cost.network.seconds import (
     BoundaryTime,
@@ -68,10 +68,21 @@ class UnitPrices(Variants):
         if key not in self._pieces:
             shares = least_shares(self.workload.model, width)
             members = tuple((node.gpu_type, share) for share in shares)
-            self._pieces[key] = price_pieces(
-                self.workload, self.profile, members, node.link, vocab_rows
-            )
+            made = price_pieces(self.workload, self.profile, members, node.link, vocab_rows)
+            if self._may_deal(width):
+                made = made.least(self._dealt_pieces(node, width, vocab_rows))
+            self._pieces[key] = made
         return self._pieces[key]
+
+    def _may_deal(self, width: int) -> bool:
+        """Return whether prices of a group are the least of experts divided and dealt out."""
+        num_experts = self.workload.model.num_experts
+        return self.least_of_dealings and width > 1 and num_experts % width == 0 < num_experts
+
+    def _dealt_pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
+        shares = member_shares(self.workload.model, width, expert_shares=(1,) * width)
+        members = tuple((node.gpu_type, share) for share in shares)
+        return price_pieces(self.workload, self.profile, members, node.link, vocab_rows)
 
     def group_pieces(
         self, devices: Sequence[Device], shares: tuple[int, ...] | None, vocab_rows: int
@@ -182,18 +193,25 @@ class UnitPrices(Variants):
             num_sends_kept,
         )
         if key not in self._memories:
-            self._memories[key] = stage_memory(
-                self.workload,
-                node.gpu_type,
-                share or least_shares(self.workload.model, width)[-1],
-                first=first,
-                last=last,
-                num_in_flight=num_in_flight,
-                vocab_rows=vocab_rows,
-                kept_free=kept,
-                num_sends_kept=num_sends_kept,
-                holders=self.holders,
-            )
+            shares = [share or least_shares(self.workload.model, width)[-1]]
+            if share is None and self._may_deal(width):
+                shares += member_shares(self.workload.model, width, expert_shares=(1,) * width)[-1:]
+            found = [
+                stage_memory(
+                    self.workload,
+                    node.gpu_type,
+                    own,
+                    first=first,
+                    last=last,
+                    num_in_flight=num_in_flight,
+                    vocab_rows=vocab_rows,
+                    kept_free=kept,
+                    num_sends_kept=num_sends_kept,
+                    holders=self.holders,
+                )
+                for own in shares
+            ]
+            self._memories[key] = least_memory(found)
         return self._memories[key]
 
     def _kept_free(self, node: Node, width: int, num_neighbours: int) -> KeptFree:

@@ -70,6 +70,20 @@ class PieceTimes:
             communication=mean([kind.communication for kind in self.kinds]),
         )
 
+    def least(self, other: PieceTimes) -> PieceTimes:
+        """Return the lesser time of each pass of each piece."""
+
+        def lesser(one: PassTimes, two: PassTimes) -> PassTimes:
+            return PassTimes(min(one.forward_s, two.forward_s), min(one.backward_s, two.backward_s))
+
+        return replace(
+            self,
+            embedding=lesser(self.embedding, other.embedding),
+            layer=lesser(self.layer, other.layer),
+            head=lesser(self.head, other.head),
+            communication=lesser(self.communication, other.communication),
+        )
+
     def stage(self, num_layers: int, first: bool, last: bool) -> PassTimes:
         """Sum the times of `num_layers` layers and of the ends of the model that the stage
         holds.

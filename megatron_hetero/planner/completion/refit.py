@@ -60,9 +60,11 @@ class Refitter:
         placement: Placement,
         known: KnownOptions | None = None,
         given: bool = False,
+        deals: bool = False,
     ) -> None:
-        """`known`: what other fillers have found out with the same prices, and learn from here."""
-        self.given = given
+        """`known`: what other fillers have found out with the same prices, and learn from here;
+        `deals` as in `StageOptions`."""
+        self.given, self.deals = given, deals
         self.costs = costs.sharded_as(placement)
         self.placement = placement
         self.vocab_rows = costs.vocab_rows(placement.widths)
@@ -76,7 +78,7 @@ class Refitter:
         key = size, self.vocab_rows, self.costs.holders
         if key not in self._ways:
             costs = self.costs.variant(micro_batch_size=size)
-            self._ways[key] = StageOptions(costs, self.vocab_rows)
+            self._ways[key] = StageOptions(costs, self.vocab_rows, self.deals)
             if self.given:
                 self._ways[key].choices = (self._ways[key].own,)
         return self._ways[key]
@@ -171,6 +173,7 @@ def with_option(stage: PlacedStage, num_layers: int, option: StageOption) -> Pla
         num_layers=num_layers,
         recompute=option.recompute,
         recompute_num_layers=option.num_recomputed,
+        expert_shares=option.expert_shares,
     )
 
 
@@ -200,6 +203,7 @@ def places(
             num_sends_kept,
             None if parts is None else StateHolders(*(1 / part for part in parts)),
             stage.context_parallel,
+            stage.expert_shares,
         )
 
 

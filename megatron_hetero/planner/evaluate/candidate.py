@@ -12,7 +12,7 @@ from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
 
 SHARDED_GAIN = 0.02
-"""Part of the step that sharded layers have to gain."""
+"""Part of the step that sharded layers, or experts that are dealt out, have to gain."""
 LOW_CONTENTION = 0.5, 0.85
 """Contention up to which placements come before those with more of it."""
 
@@ -103,6 +103,7 @@ class Candidate:
                 repr([s.own_settings for s in r.stages]),
                 tuple(s.context_parallel for s in r.stages),
                 tuple(s.num_sharded_layers for s in r.stages),
+                tuple(s.expert_shares or () for s in r.stages),
             )
             for r in self.placement.replicas
         )
@@ -111,15 +112,15 @@ class Candidate:
 
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
     """Return the step time that the ranking counts: what the job's flags do not say must make up
-    for `MIN_GAIN`, sharded layers for `SHARDED_GAIN`."""
-    if placement.has_sharded_layers:
+    for `MIN_GAIN`, sharded layers and experts that are dealt out for `SHARDED_GAIN`."""
+    if placement.has_sharded_layers or placement.deals_experts:
         return cost.step_time_s / (1 - SHARDED_GAIN)
     return cost.step_time_s if is_plain(placement) else cost.step_time_s / (1 - MIN_GAIN)
 
 
 def is_plain(placement: Placement) -> bool:
     """Return whether all of it is as the job's flags say: no launch counts, micro-batch sizes,
-    recompute, shares or sharded layers of its own."""
+    recompute, shares, experts dealt out or sharded layers of its own."""
     counts = (replica.launch_counts for replica in placement.replicas)
     return has_the_jobs_settings(placement) and all(own is None for own in counts)
 
@@ -131,5 +132,6 @@ def has_the_jobs_settings(placement: Placement) -> bool:
         and all(stage.own_settings == NO_SETTINGS for stage in replica.stages)
         and all(stage.context_parallel == 1 for stage in replica.stages)
         and all(stage.sharding is None for stage in replica.stages)
+        and all(stage.expert_shares is None for stage in replica.stages)
         for replica in placement.replicas
     )

@@ -51,7 +51,10 @@ class ReplicaShapes:
         counts."""
         share = replica.num_micro_batches, replica.micro_batch_size, replica.launch_counts
         settings = [
-            (stage.num_layers, stage.recompute, stage.recompute_num_layers, stage.sharding)
+            (
+                *(stage.num_layers, stage.recompute, stage.recompute_num_layers),
+                *(stage.sharding, stage.expert_shares),
+            )
             for stage in replica.stages
         ]
         return self.of_groups(replica, vocab_rows), tuple(settings), share

@@ -1,8 +1,9 @@
 """The last strategy: the best placements with settings of single stages.
 
 It takes a short list of placements, also some that lacked memory, and chooses their layers and
-settings anew (`refit`): recompute only where a stage needs it, micro-batch sizes that suit, the
-optimizer's states where there is room, and groups of unequal shares.
+settings anew (`refit`): recompute only where a stage needs it, micro-batch sizes that suit, experts
+dealt out to the GPUs of a group where that is faster, the optimizer's states where there is room,
+and groups of unequal shares.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
+from megatron_hetero.cost.choices import deals_experts, may_mix_sizes, micro_batch_sizes
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.optimizer_shares import with_shares_by_room
@@ -75,13 +76,16 @@ class Refine:
         num_polished = 2 if is_large else self.num_polished
         max_work = self.max_work // 4 if is_large else self.max_work
         found: list[tuple[Candidate, Refitter]] = []
-        known: KnownOptions = {}
+        costs = board.problem.costs
+        known: dict[bool, KnownOptions] = {False: {}, True: {}}
+        dealings = (False, True) if deals_experts(costs) else (False,)
         for number, start in enumerate(board.not_begun(self.name, starts)):
             for placement in self._placements(board, start, number < self.num_joined):
-                refitter = Refitter(board.problem.costs, placement, known)
-                best = self._refined(board, refitter, start)
-                if best is not None:
-                    found.append((best, refitter))
+                for deals in dealings:
+                    refitter = Refitter(costs, placement, known[deals], deals=deals)
+                    best = self._refined(board, refitter, start)
+                    if best is not None:
+                        found.append((best, refitter))
         found.sort(key=lambda entry: entry[0].key)
         refitters = {id(candidate): refitter for candidate, refitter in found}
         for candidate in unlike([candidate for candidate, _ in found], num_polished):
@@ -192,6 +196,7 @@ def arranged(
     alike = is_symmetric(placement) and all(
         replica.launch_counts is None
         and all(stage.shares is None and stage.sharding is None for stage in replica.stages)
+        and all(stage.expert_shares is None for stage in replica.stages)
         and replica.micro_batch_size == first.micro_batch_size
         and all(stage.own_settings == first.stages[0].own_settings for stage in replica.stages)
         for replica in placement.replicas
