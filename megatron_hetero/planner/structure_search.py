@@ -87,7 +87,10 @@ class Loop(Rungs):
 
     def run(self) -> None:
         options = self.options
-        chosen = promising(self.board, self.tails, self.sized, self.image, options.num_starts)
+        shape = self.completer.shape
+        chosen = promising(
+            self.board, self.tails, self.sized, self.image, shape, options.num_starts
+        )
         nodes: list[Climber] = []
         # Of very many GPUs the price of a few starts is all the work that there is.
         for image, found in chosen.items():
@@ -147,13 +150,13 @@ class Loop(Rungs):
                 break
             candidate = node.candidate
             if candidate is None:
-                for priced in self.price(node.found, node.gain):
+                for priced in self.price(node.found, node.gain, node.crowding):
                     heappush(heap, priced)
             elif not node.tuned:
                 heappush(heap, self.tune(node, candidate))
             elif self.last and node.tuned < 2 and node.time_s < _NEAR * self.best_s:
                 heappush(heap, self.tune(node, candidate, 2))
-            elif self.last and not node.queued:
+            elif (self.last or candidate.is_contended) and not node.queued:
                 heappush(heap, self.queued(node, candidate))
             else:
                 idle += 1
@@ -161,11 +164,12 @@ class Loop(Rungs):
                     idle = 0
                 if best is None or node < best:
                     best = node
-                self.expand(node, candidate, heap)
+                self.expand(node, candidate, heap, limit)
         return heap
 
-    def expand(self, node: Climber, candidate: Candidate, heap: list[Climber]) -> None:
-        """Put the most promising structures one move away on the heap."""
+    def expand(self, node: Climber, candidate: Candidate, heap: list[Climber], limit: int) -> None:
+        """Put the most promising structures one move away on the heap; of very many, those that
+        the limit of work allows."""
         own = self.image(node.found.structure)
         if own in self.expanded_of:
             return
@@ -178,7 +182,7 @@ class Loop(Rungs):
             key = image(structure)
             if key in self.seen:
                 continue
-            if self.done > self.max_work:
+            if self.done > limit:
                 break
             self.work += sum(map(len, structure))
             found = complete(structure, node.found.filled[0].size)
@@ -201,6 +205,5 @@ class Loop(Rungs):
                 continue
             self.seen.add(key)
             self.num += 1
-            heappush(
-                heap, Climber((Standing(), quick_s * node.gain), self.num, found, None, node.gain)
-            )
+            key = Standing(), quick_s * node.gain
+            heappush(heap, Climber(key, self.num, found, None, node.gain, crowding=node.crowding))

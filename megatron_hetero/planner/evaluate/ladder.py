@@ -15,7 +15,9 @@ from megatron_hetero.planner.problem import Chain
 class Climber:
     """A structure on its way: estimated (`candidate` is None), priced, tuned, simulated.
 
-    `gain`: what tuning and simulation made of the price; what is one move away hopes for as much.
+    `gain`: what tuning made of the price; what is one move away hopes for as much.
+    `crowding`: what waiting on shared paths made of it; what is one move away, and contended too,
+    fears as much.
     """
 
     key: tuple[Standing, float]
@@ -25,6 +27,7 @@ class Climber:
     gain: float = field(compare=False, default=1.0)
     tuned: int = field(compare=False, default=0)
     queued: bool = field(compare=False, default=False)
+    crowding: float = field(compare=False, default=1.0)
 
     @property
     def time_s(self) -> float:

@@ -15,11 +15,12 @@ from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.layouts import Layouts
 from megatron_hetero.planner.moves.neighbours import Structure
 from megatron_hetero.planner.moves.refine import arranged
+from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.shapes.spread import Spreader
 
 _TUNING = {1: 30_000, 2: 300_000}
 """Limit in operations of the recurrence, of a quick and of a thorough tuning."""
-_MAX_MESSAGES = 20_000
+_MAX_MESSAGES = 40_000
 """Structures that exchange more in a step are not simulated here."""
 
 
@@ -61,7 +62,7 @@ class Rungs:
         found.sort(key=lambda completion: completion.quick_s)
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 
-    def price(self, found: Completion, gain: float = 1.0) -> list[Climber]:
+    def price(self, found: Completion, gain: float = 1.0, crowding: float = 1.0) -> list[Climber]:
         """Price it whole, as completed and as the flags say."""
         own = self.completer.own_size
         nodes: list[Climber] = []
@@ -70,17 +71,18 @@ class Rungs:
         if given is not None and given.quick_s < 1.02 * options[0].quick_s:
             options.append(given)
         for option in options:
-            nodes += self.node(option, gain)
+            nodes += self.node(option, gain, crowding)
         return nodes
 
-    def node(self, found: Completion, gain: float) -> list[Climber]:
+    def node(self, found: Completion, gain: float, crowding: float) -> list[Climber]:
         """Return the node of a completion, if it fits."""
         candidate = self.candidate(found)
         if candidate is None:
             return []
         self.num += 1
-        key = candidate.coarse_key
-        return [Climber((key[0], key[1] * gain), self.num, found, candidate, gain)]
+        key = _crowded(candidate, crowding)
+        key = key[0], key[1] * gain
+        return [Climber(key, self.num, found, candidate, gain, crowding=crowding)]
 
     def tune(self, node: Climber, before: Candidate, level: int = 1) -> Climber:
         """Return the node with its pipelines tuned."""
@@ -90,20 +92,22 @@ class Rungs:
             candidate = before
         self.num += 1
         gain = (node.gain if level > 1 else 1.0) * candidate.step_time_s / before.step_time_s
-        return Climber(candidate.coarse_key, self.num, found, candidate, gain, level)
+        key = _crowded(candidate, node.crowding)
+        return Climber(key, self.num, found, candidate, gain, level, crowding=node.crowding)
 
     def queued(self, node: Climber, candidate: Candidate) -> Climber:
         """Return the node with queues on shared paths, by events."""
-        found, gain = node.found, node.gain
-        found, candidate = self.layouts.best(found, candidate)
+        found, candidate = self.layouts.best(node.found, candidate)
         simulated = candidate
         messages = self.rescorer.num_messages(candidate)
         if messages <= _MAX_MESSAGES:
             self.work += 2 * messages
             simulated = self.rescorer.with_queues(candidate)
-            gain *= simulated.step_time_s / candidate.step_time_s
+            self.best_s = min(self.best_s, simulated.step_time_s)
         self.num += 1
-        return Climber(simulated.coarse_key, self.num, found, candidate, gain, node.tuned, True)
+        crowding = simulated.step_time_s / candidate.step_time_s
+        key = simulated.coarse_key
+        return Climber(key, self.num, found, candidate, node.gain, node.tuned, True, crowding)
 
     def candidate(self, found: Completion) -> Candidate | None:
         """Price it whole."""
@@ -119,7 +123,8 @@ class Rungs:
             cost = of.combine(placement, replicas, rows)
             placement, rank_order = arranged(placement, self.problem.gpus)
             candidate = board.keep_refined(placement, cost, "structures", rank_order)
-        if candidate is not None:
+        # Of those whose messages wait for each other, only a simulation says how fast they are.
+        if candidate is not None and not candidate.is_contended:
             self.best_s = min(self.best_s, candidate.step_time_s)
         return candidate
 
@@ -140,3 +145,8 @@ class Rungs:
                     nodes.append(numbers[node])
             image.append((key, tuple(nodes)))
         return tuple(image)
+
+
+def _crowded(candidate: Candidate, crowding: float) -> tuple[Standing, float]:
+    standing, time_s = candidate.coarse_key
+    return standing, time_s * (crowding if candidate.is_contended else 1.0)

@@ -8,6 +8,7 @@ from math import inf
 from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
+from megatron_hetero.planner.moves.neighbours import Shape, side_by_side
 from megatron_hetero.planner.problem import Chain, chains_of
 
 
@@ -16,14 +17,17 @@ def promising(
     tails: Tails,
     complete: Callable[[tuple[Chain, ...]], Completion | None],
     image: Callable[[tuple[Chain, ...]], Hashable],
+    shape: Shape,
     most: int,
 ) -> dict[Hashable, Completion]:
     """Return the best structures of a board by price, by pipelines, and by pipelines and exchange,
-    in turn; what lacks memory as the job's flags say is among them.
+    in turn; what lacks memory as the job's flags say is among them, and so is each structure with
+    the groups of a replica side by side (`neighbours.side_by_side`).
 
     Args:
         complete: gives a structure its layers and settings; None where it does not fit.
         image: equal for structures in which like nodes are exchanged.
+        shape: equal for replicas that are alike.
         most: structures in all.
 
     Returns:
@@ -36,6 +40,9 @@ def promising(
         structure = tuple(chains_of(candidate.placement))
         priced_s = inf if candidate.cost.missing_bytes > 0 else candidate.step_time_s
         prices_s.setdefault(image(structure), (structure, priced_s))
+    for structure, _ in list(prices_s.values()):
+        moved = side_by_side(board.problem, structure, shape)
+        prices_s.setdefault(image(moved), (moved, inf))
     ranked: list[tuple[tuple[float, float, float], Hashable, Completion]] = []
     alike: set[tuple[float, float]] = set()
     for key, (structure, priced_s) in prices_s.items():

@@ -6,7 +6,7 @@ A move is made in one replica, or in all replicas that are alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import combinations, zip_longest
+from itertools import combinations, groupby, zip_longest
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.moves.divisions import divisions
@@ -45,10 +45,7 @@ def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator
 
 
 def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
-    classes: dict[Hashable, list[int]] = {}
-    for r, chain in enumerate(structure):
-        classes.setdefault(shape(chain), []).append(r)
-    alike = list(classes.values())
+    alike = _classes(structure, shape)
     idle = {
         node.name: list(indices) for node in problem.nodes for indices in (problem.gpus[node.name],)
     }
@@ -57,16 +54,29 @@ def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Str
             for node, indices in unit.parts:
                 for index in indices:
                     idle[node].remove(index)
-    for members in alike:
-        yield from _inside(problem, structure, members)
-        yield from _insert(problem, structure, members, idle)
-        yield from _split_replica(structure, members)
+    kinds: list[Iterator[Structure]] = []
     for i, members in enumerate(alike):
-        for others in alike[i:]:
-            yield from _between(structure, members, others)
-    yield from _new_replicas(problem, structure, idle)
+        kinds += [
+            _redealt(problem, structure, members),
+            _split_replica(structure, members),
+            _inside(problem, structure, members),
+            _insert(problem, structure, members, idle),
+        ]
+        kinds += [_between(structure, members, others) for others in alike[i:]]
+    kinds.append(_new_replicas(problem, structure, idle))
     if divides(structure):
-        yield from divisions(problem, structure, alike, idle)
+        kinds.append(divisions(problem, structure, alike, idle))
+    # In turn: where there are too many to look at all, no kind of move goes without.
+    for moves in zip_longest(*kinds):
+        yield from [moved for moved in moves if moved is not None]
+
+
+def _classes(structure: Structure, shape: Shape) -> list[list[int]]:
+    """Return the numbers of replicas that are alike, together."""
+    classes: dict[Hashable, list[int]] = {}
+    for r, chain in enumerate(structure):
+        classes.setdefault(shape(chain), []).append(r)
+    return list(classes.values())
 
 
 def _gaps(chain: Chain) -> list[int]:
@@ -233,6 +243,47 @@ def _split_replica(structure: Structure, members: Sequence[int]) -> Iterator[Str
         chains = [structure[r] for r in members]
         yield (*rest, *[part for c in chains for part in (c[:half], c[half:])])
         yield (*rest, *[part for c in chains for part in (c[::2], c[1::2])])
+
+
+def _redealt(problem: Problem, structure: Structure, members: Sequence[int]) -> Iterator[Structure]:
+    """Deal the groups of replicas that are alike among them anew: side by side, or one of each
+    replica on a node, so that gradients stay there."""
+    if len(members) > 1:
+        yield _with(structure, _dealt(problem, structure, members, is_side_by_side=True))
+        yield _with(structure, _dealt(problem, structure, members, is_side_by_side=False))
+
+
+def side_by_side(problem: Problem, structure: Structure, shape: Shape) -> Structure:
+    """Return the structure with the groups of each replica side by side, on as few nodes as they
+    fill, so that few of its hops leave a node; itself where replicas are not alike."""
+    changes: dict[int, Chain] = {}
+    for members in _classes(structure, shape):
+        if len(members) > 1:
+            changes |= _dealt(problem, structure, members, is_side_by_side=True)
+    return _with(structure, changes)
+
+
+def _dealt(
+    problem: Problem, structure: Structure, members: Sequence[int], *, is_side_by_side: bool
+) -> dict[int, Chain]:
+    """Deal the groups of each run of like groups anew: two replicas of four groups on nodes of
+    four become ``aaaa bbbb`` or ``abab abab``."""
+    place = {node.name: number for number, node in enumerate(problem.nodes)}
+    like, chain = problem.likeness.node, structure[members[0]]
+    runs = [
+        [s for s, _ in run]
+        for _, run in groupby(enumerate(chain), lambda pair: (like(pair[1].node), pair[1].form))
+    ]
+    dealt = {r: list(structure[r]) for r in members}
+    for run in runs:
+        units = sorted(
+            [structure[r][s] for r in members for s in run],
+            key=lambda unit: (place[unit.node], unit.indices),
+        )
+        for number, r in enumerate(members):
+            own = units[number * len(run) :] if is_side_by_side else units[number :: len(members)]
+            dealt[r][run[0] : run[-1] + 1] = own[: len(run)]
+    return {r: tuple(made) for r, made in dealt.items()}
 
 
 def _between(
