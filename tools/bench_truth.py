@@ -35,7 +35,7 @@ from megatron_hetero.plan.build import plan_from_layout  # noqa: E402
 from megatron_hetero.plan.file import save_plan  # noqa: E402
 from megatron_hetero.plan.layout import parse_layout  # noqa: E402
 from megatron_hetero.plan.place import place_in_order  # noqa: E402
-from megatron_hetero.plan.plan import Plan  # noqa: E402
+from megatron_hetero.plan.plan import Layout, Plan  # noqa: E402
 from megatron_hetero.plan.ranks import rank_table  # noqa: E402
 from megatron_hetero.runtime.job.local_launch import LocalJob, kept_folder, run_jobs  # noqa: E402
 from tools.bench_probe import CLUSTER, LEAST_SHARE, TRAINING, train  # noqa: E402
@@ -126,16 +126,22 @@ def measure(folder: Path, names: Sequence[str], steps: int, seconds: float) -> l
         plan = replace(plan_from_layout(layout, workload), workload=workload)
         plan = place_in_order(plan, cluster)
         save_plan(plan, own / "plan.json")
-        step_s, cpu_s = train(own / "paced", own / "plan.json", layout.num_devices, steps, MODEL)
-        live_bytes = counted(own, plan)
+        model = flags_of(layout)
+        step_s, cpu_s = train(own / "paced", own / "plan.json", layout.num_devices, steps, model)
+        live_bytes = counted(own, plan, model)
         found.append(Trained(name, LAYOUTS[name], step_s, cpu_s / step_s, live_bytes))
         write_runs(folder, found)
     return found
 
 
-def counted(folder: Path, plan: Plan) -> dict[str, dict[str, int]]:
+def flags_of(layout: Layout) -> tuple[str, ...]:
+    """Return the job's flags with the layout's size of micro-batches; all replicas have one."""
+    return (*MODEL, f"--micro-batch-size={layout.replicas[0].micro_batch_size or 1}")
+
+
+def counted(folder: Path, plan: Plan, model: Sequence[str] = MODEL) -> dict[str, dict[str, int]]:
     """Train two steps and return the bytes of live tensors by device and part."""
-    argv = (*MODEL, *TRAINING, "--train-iters=2", f"--data-cache-path={folder / 'cache'}",
+    argv = (*model, *TRAINING, "--train-iters=2", f"--data-cache-path={folder / 'cache'}",
             f"--hetero-plan={folder / 'plan.json'}")  # fmt: skip
 
     def rank_main(rank: int) -> None:
