@@ -14,7 +14,7 @@ from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.schedule.simulator.shared_paths import num_messages, queued
-from megatron_hetero.schedule.simulator.step import simulate_plan
+from megatron_hetero.schedule.simulator.step import StepSimulation, simulate_plan
 from megatron_hetero.schedule.simulator.timelines import StageTimeline
 from megatron_hetero.schedule.stock import sends_as_stock
 
@@ -45,7 +45,9 @@ def estimate_plan(
     """
     costs = CostModel(cluster, workload_of(plan), profile)
     placement = placement_of(plan, cluster)
-    cost = plan_cost(plan, costs, placement)
+    has_chunks = any(stage.chunks for replica in plan.replicas for stage in replica.stages)
+    run = _simulated(plan, costs) if has_chunks else None
+    cost = plan_cost(plan, costs, placement, run=run)
     estimates = estimates_of(
         costs,
         placement,
@@ -54,10 +56,7 @@ def estimate_plan(
         is_stock=sends_as_stock(plan),
         prove=thorough_bound if bounded else None,
     )
-    if not any(stage.chunks for replica in plan.replicas for stage in replica.stages):
-        return estimates
-    run = simulate_plan(plan, cluster, profile=profile, is_stock=sends_as_stock(plan))
-    return _with_chunks_kept(estimates, run.timelines)
+    return estimates if run is None else _with_chunks_kept(estimates, run.timelines)
 
 
 def _with_chunks_kept(estimates: Estimates, stages: Sequence[StageTimeline]) -> Estimates:
@@ -74,7 +73,11 @@ def _with_chunks_kept(estimates: Estimates, stages: Sequence[StageTimeline]) -> 
 
 
 def plan_cost(
-    plan: Plan, costs: CostModel, placement: Placement, priced: PlacementCost | None = None
+    plan: Plan,
+    costs: CostModel,
+    placement: Placement,
+    priced: PlacementCost | None = None,
+    run: StepSimulation | None = None,
 ) -> PlacementCost:
     """Price a plan's placement; simulate pipelines with chunks or orders, and those of stock
     Megatron.
@@ -84,11 +87,12 @@ def plan_cost(
         costs: the price list of its workload on its cluster.
         placement: the plan's.
         priced: the price by `costs` alone, if that is known.
+        run: the simulated step, if that is known.
     """
     stock, cost = sends_as_stock(plan, costs.workload), priced or costs.placement(placement)
     if not (has_orders(plan) or (stock and _is_small(placement))):
         return queued(costs, placement, cost, is_stock=stock)
-    run = simulate_plan(plan, costs.cluster, costs.workload, costs.profile, is_stock=stock)
+    run = run or _simulated(plan, costs)
     replicas = tuple(
         replace(replica, pipeline_s=max(ends_s), ends_s=ends_s)
         for replica, stages in zip(cost.replicas, run.stages, strict=True)
@@ -101,6 +105,10 @@ def plan_cost(
     # Its exchange of gradients is another than the plug-in's.
     sync_s = run.step_time_s - found.pipelines_s - found.update_s
     return replace(found, gradient_sync_s=max(sync_s, 0.0))
+
+
+def _simulated(plan: Plan, costs: CostModel) -> StepSimulation:
+    return simulate_plan(plan, costs.cluster, costs.workload, costs.profile)
 
 
 def _is_small(placement: Placement) -> bool:
