@@ -18,7 +18,7 @@ from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.gradients import sharded_layers
+from megatron_hetero.runtime.gradients import sharded_buckets
 from megatron_hetero.runtime.gradients.sharded_layers import ShardedLayer
 from megatron_hetero.runtime.gradients.sync import gradient_sync
 from megatron_hetero.runtime.job import entry
@@ -197,7 +197,7 @@ class _Counter:
 
         begin = ShardedLayer.begin_backward
         ShardedLayer.begin_backward = backward_begins  # type: ignore[method-assign]
-        sharded_layers.dist = SimpleNamespace(**{**vars(dist), "all_to_all_single": exchanged})
+        sharded_buckets.dist = SimpleNamespace(**{**vars(dist), "all_to_all_single": exchanged})
         return model
 
     def count(self, more: int) -> None:

@@ -48,11 +48,8 @@ from megatron_hetero.runtime.gradients.reduction import (
     Reduction,
     check_gradients,
 )
-from megatron_hetero.runtime.gradients.sharded_layers import (
-    ShardedBucket,
-    ShardedLayers,
-    sharded_numbers,
-)
+from megatron_hetero.runtime.gradients.sharded_buckets import ShardedBucket
+from megatron_hetero.runtime.gradients.sharded_layers import ShardedLayers, sharded_numbers
 from megatron_hetero.runtime.observe.traffic import RankTraffic
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shard_tables import all_shards
