@@ -142,6 +142,29 @@ def middle(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return rounds[0] | of | {"error": error, "errors": [row["error"] for row in rounds]}
 
 
+def cluster_text(
+    one: dict[str, Any], two: dict[str, Any], num_ranks: int, *, width: int, more: str = ""
+) -> str:
+    """Write this machine as a cluster file.
+
+    Args:
+        one, two: what a probe of one process and of two has found.
+        num_ranks: processes, each a GPU.
+        width: most of a tensor-parallel group.
+        more: limits, beginning with a comma.
+    """
+    rates = {rate["what"]: rate["value"] for rate in one["rates"]}
+    return CLUSTER.format(
+        ranks=num_ranks,
+        memory=rates["memory"] / 1e9,
+        fp32=rates["product"] / 1e12,
+        link=two["link"]["bytes_per_s"] / 1e9,
+        latency=two["link"]["latency_s"] * 1e6,
+        width=width,
+        more=more,
+    )
+
+
 def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
     """Return a row for each plan: layout, predicted and measured step time, error, CPU seconds."""
     workload = load_workload(None, MODEL)
@@ -149,7 +172,6 @@ def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
     request = ProbeRequest(workload, "CPU", (1, 2), (1,), 8, seconds, profile_path, NUM_RANKS)
     one, two = probe(request, lambda words: print(words, file=sys.stderr))
     assert one.result is not None and two.result is not None
-    rates = {rate["what"]: rate["value"] for rate in one.result["rates"]}
     rows = []
     for name, more, num_ranks in (
         ("one process", ', idle: ["here:1"]', 1),
@@ -157,17 +179,7 @@ def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
         ("own choice", "", 2),
     ):
         cluster_path = folder / f"{name}.yaml"
-        cluster_path.write_text(
-            CLUSTER.format(
-                ranks=NUM_RANKS,
-                memory=rates["memory"] / 1e9,
-                fp32=rates["product"] / 1e12,
-                link=two.result["link"]["bytes_per_s"] / 1e9,
-                latency=two.result["link"]["latency_s"] * 1e6,
-                width=1,
-                more=more,
-            )
-        )
+        cluster_path.write_text(cluster_text(one.result, two.result, NUM_RANKS, width=1, more=more))
         cluster = load_cluster(cluster_path)
         plan, _ = plan_and_explain(cluster, workload, profile=load_profile(profile_path))
         assert plan.estimates is not None

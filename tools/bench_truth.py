@@ -38,7 +38,7 @@ from megatron_hetero.plan.place import place_in_order  # noqa: E402
 from megatron_hetero.plan.plan import Layout, Plan  # noqa: E402
 from megatron_hetero.plan.ranks import rank_table  # noqa: E402
 from megatron_hetero.runtime.job.local_launch import LocalJob, kept_folder, run_jobs  # noqa: E402
-from tools.bench_probe import CLUSTER, LEAST_SHARE, TRAINING, train  # noqa: E402
+from tools.bench_probe import LEAST_SHARE, TRAINING, cluster_text, train  # noqa: E402
 from tools.score_runs import score, tables  # noqa: E402
 
 LAYOUTS = {
@@ -103,19 +103,9 @@ def measure(folder: Path, names: Sequence[str], steps: int, seconds: float) -> l
     )
     one, two = probe(request, lambda words: print(words, file=sys.stderr))
     assert one.result is not None and two.result is not None
-    rates = {rate["what"]: rate["value"] for rate in one.result["rates"]}
     for ranks in (1, NUM_RANKS):
-        (folder / f"cluster-{ranks}.yaml").write_text(
-            CLUSTER.format(
-                ranks=ranks,
-                memory=rates["memory"] / 1e9,
-                fp32=rates["product"] / 1e12,
-                link=two.result["link"]["bytes_per_s"] / 1e9,
-                latency=two.result["link"]["latency_s"] * 1e6,
-                width=NUM_RANKS,
-                more="",
-            )
-        )
+        text = cluster_text(one.result, two.result, ranks, width=NUM_RANKS)
+        (folder / f"cluster-{ranks}.yaml").write_text(text)
     found = []
     for name in names:
         layout = parse_layout(LAYOUTS[name])
