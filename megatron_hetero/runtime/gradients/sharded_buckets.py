@@ -1,4 +1,4 @@
-"""Slices of a sharded layer that the same ranks hold: weights gathered, gradients sent to owners."""
+"""Slices of a sharded layer with the same holders: weights gathered, gradients sent to owners."""
 
 from __future__ import annotations
 
