@@ -38,6 +38,8 @@ from tests.runtime.workloads import plan, workload
 
 ASYMMETRIC, SYMMETRIC = "tp2:3,tp1:1 @4", "tp1:2,tp1:2 @4"
 LAST, INTERVAL = 6, 2
+ZERO = ("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable")
+"""Stock's other format has padding of any bits, which no two checkpoints share."""
 KILLED = (
     Phase.START, Phase.GROUPS, Phase.WARM_UP, Phase.STEADY, Phase.COOL_DOWN, Phase.GRADIENT_SYNC,
     Phase.OPTIMIZER_STEP, Phase.SAVE_DATA, Phase.MANIFEST, Phase.RENAME, Phase.TRACKER,
@@ -83,7 +85,7 @@ class FaultJob:
             f"--save-interval={INTERVAL}",
             "--hetero-keep-checkpoints=2",
             f"--hetero-layout={self.layout}",
-            *(["--use-distributed-optimizer"] if self.zero else []),
+            *(ZERO if self.zero else ()),
         ]
 
     def run(self, *more: str) -> str:

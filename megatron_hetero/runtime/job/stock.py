@@ -94,7 +94,7 @@ class StockJob:
     def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
         """Train as in `TrainingJob`, with the launcher's store."""
         from megatron_hetero.runtime.faults import marks
-        from megatron_hetero.runtime.megatron import training_log
+        from megatron_hetero.runtime.megatron import optimizer_load, training_log
         from megatron_hetero.runtime.state.safety import guard_checkpoints
 
         if named.get("store") is None:
@@ -106,6 +106,7 @@ class StockJob:
         given = tuple(
             marks.stock_forwards(g) if i == _FORWARD_STEP else g for i, g in enumerate(given)
         )
+        optimizer_load.apply_if_needed(self._args)
         PROGRESS.enter(Phase.GROUPS)
         return ended(saver, pretrain, config, *given, **named)
 

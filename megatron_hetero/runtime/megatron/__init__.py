@@ -6,6 +6,7 @@ replace              the one method of replacing
 parallel_state       the globals of `parallel_state`
 forward_backward     each replica's own number of micro-batches
 optimizer            an optimizer over the pieces that a rank owns
+optimizer_load       stock's divided optimizer, loaded into torch's Adam
 linear_backward      a backward pass in two parts
 straggler_port       the detector's switch, on loopback alone
 training_log         raw losses and norms for observers
