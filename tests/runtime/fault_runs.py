@@ -37,7 +37,7 @@ from tests.runtime.runs import checkpoint_tensors
 from tests.runtime.workloads import plan, workload
 
 ASYMMETRIC, SYMMETRIC = "tp2:3,tp1:1 @4", "tp1:2,tp1:2 @4"
-LAST, INTERVAL = 6, 2
+LAST, INTERVAL, LIMIT_S = 6, 2, 900
 ZERO = ("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable")
 """Stock's other format has padding of any bits, which no two checkpoints share."""
 KILLED = (
@@ -101,7 +101,7 @@ class FaultJob:
             entry.main(argv)
 
         life = self.folder / f"life-{len(list(self.folder.glob('life-*')))}"
-        run_jobs([LocalJob(life.name, self.num_ranks, train, life)], 120)
+        run_jobs([LocalJob(life.name, self.num_ranks, train, life)], LIMIT_S)
         return (life / f"rank-{self.num_ranks - 1}.log").read_text()
 
     def log(self, rank: int = 0) -> str:
