@@ -202,7 +202,8 @@ def _comparison(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
         f"{_bounded(content.estimates)} is faster by it.",
     )
     yield _draw(drawn["comparison"])
-    yield "<table><tr><th>plan</th><th>a step</th><th>layout</th><th>why slower</th></tr>"
+    yield '<table class="plans"><tr><th>plan</th><th>a step</th><th>layout</th>'
+    yield "<th>why slower</th></tr>"
     yield _plan_row("this plan", explanation.step_time_s, format_layout(content.plan.layout), "")
     stock = explanation.best_stock
     if stock is not None:
@@ -235,9 +236,10 @@ def _alternative_row(name: str, other: Alternative) -> str:
 
 def _plan_row(name: str, step_time_s: float | None, layout: str, because: str) -> str:
     time = "-" if step_time_s is None else format_duration(step_time_s)
+    breakable = escape(layout).replace(",", ",<wbr>")
     return (
         f'<tr><td>{escape(name)}</td><td class="n">{time}</td>'
-        f"<td><code>{escape(layout)}</code></td><td>{escape(because)}</td></tr>"
+        f"<td><code>{breakable}</code></td><td>{escape(because)}</td></tr>"
     )
 
 
