@@ -85,7 +85,7 @@ def check_no_plan_beats_it(cluster: Cluster, workload: Workload) -> None:
         check_bounds(CostModel(problem.cluster, workload), min(found_s))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(clusters(max_gpus=4, limits=FREE), expert_workloads(max_layers=5))
 def test_no_plan_that_deals_experts_out_is_faster(cluster: Cluster, workload: Workload) -> None:
     check_no_plan_beats_it(cluster, workload)

@@ -131,7 +131,7 @@ def test_two_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Work
         assert step_time_bound_s(problem.costs) <= expected * (1 + 1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(clusters(max_gpus=2, limits=FREE), expert_workloads(max_layers=3))
 def test_two_gpus_deal_experts_out_as_by_brute_force(cluster: Cluster, workload: Workload) -> None:
     problem = make_problem(cluster, workload)
