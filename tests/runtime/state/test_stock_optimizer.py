@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
 from pathlib import Path
-from typing import Any
 
 import pytest
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord
@@ -24,8 +22,6 @@ FORM = "--dist-ckpt-optim-fully-reshardable"
 DEEP = "tp2:3,tp1:1 @4 | tp1:4 @2"
 UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
 SAVED_AT, LAST = 2, 4
-STATE_DICT = DistributedOptimizer.state_dict
-SET_STATES = DistributedOptimizer._set_main_param_and_optimizer_states
 
 
 class Runs:
@@ -92,30 +88,8 @@ def test_a_plan_goes_on_from_stocks_distributed_optimizer(
     check_same(ours, stock)
 
 
-class LoadsWithoutApex:
-    """Stock's distributed optimizer where neither Apex nor Transformer Engine is: there it asks a
-    fresh optimizer for its number of steps, and every parameter of a checkpoint for it, and so
-    cannot load what it saved itself."""
-
-    def state_dict(self: Any) -> Any:
-        if not self.optimizer.state:
-            self._init_optimizer_states_with_dummy_values()
-        return STATE_DICT(self)
-
-    def _set_main_param_and_optimizer_states(self: Any, parameter: Any, tensors: Any) -> None:
-        group, order = self.model_param_group_index_map[parameter]
-        main = self.optimizer.param_groups[group]["params"][order]
-        # It gives all parameters one tensor, which each of them would count up.
-        step = self.optimizer.state[main]["step"] = self.optimizer.state[main]["step"].clone()
-        SET_STATES(self, parameter, {**tensors, "step": step})
-
-
 @pytest.mark.slow
-def test_stocks_distributed_optimizer_goes_on_from_a_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("state_dict", "_set_main_param_and_optimizer_states"):
-        monkeypatch.setattr(DistributedOptimizer, name, getattr(LoadsWithoutApex, name))
+def test_stocks_distributed_optimizer_goes_on_from_a_plan(tmp_path: Path) -> None:
     runs = Runs(tmp_path, LLAMA_LIKE)
     saved = tmp_path / "saved"
     runs.ours("ours", UNEVEN, [*runs.from_seed, DIVIDED, FORM, *saving(saved, SAVED_AT)])
