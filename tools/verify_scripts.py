@@ -182,9 +182,7 @@ def page(data: dict[str, Any]) -> str:
     lines += [
         "",
         "The clusters are 16 A100 with 16 RTX 6000 Ada and, for DeepSeek-V3, 128 H200 with 128",
-        "H100. The planner divides every expert and does not deal experts out yet",
-        "([`ep`](runtime.md#experts) is typed by hand), which for 256 experts on 256 GPUs leaves",
-        "long pipelines. SFT data are verified as documents of text, packed alike.",
+        "H100. SFT data are verified as documents of text, packed alike.",
         "",
         "Sizes of parallelism in a script (`--tensor-model-parallel-size`,",
         "`--expert-model-parallel-size` and their kind) are the plan's to decide and are not read.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from megatron_hetero.bounds.chains.kinds import group_widths
 from megatron_hetero.cost.choices import (
     context_parallels,
+    deals_experts,
     may_choose,
     may_mix_sizes,
     micro_batch_sizes,
@@ -14,6 +15,14 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, own_launch_counts
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.widths import usable_gpus
+from megatron_hetero.cost.work.share import equal_dealing
+
+
+def relaxed(costs: CostModel) -> CostModel:
+    """Return prices that no plan of the space is below, group by group: of the least layers, and of
+    experts divided or dealt out, whichever is less."""
+    least = costs.of_least_layers()
+    return least.of_least_dealings() if deals_experts(costs) else least
 
 
 def has_every_plan(costs: CostModel) -> bool:
@@ -105,6 +114,14 @@ def _why_stage_outside(
 
 def _why_group_outside(costs: CostModel, stage: PlacedStage) -> str | None:
     names = {device.node for device in stage.devices}
+    table = stage.expert_shares
+    if table is not None and not (
+        deals_experts(costs)
+        and stage.shares is None
+        and len(set(table)) == 1
+        and equal_dealing(costs.workload.model, stage.width) is not None
+    ):
+        return "experts dealt out unequally, or where the search may not"
     if len(names) > 1 or len(set(stage.shares or ())) > 1:
         return "a group of shares of unlike sizes, or over several nodes"
     node = costs.cluster.node_by_name[names.pop()]

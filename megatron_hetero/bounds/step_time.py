@@ -16,6 +16,7 @@ from megatron_hetero.bounds.chains.kinds import GpuClass, gpu_classes
 from megatron_hetero.bounds.effort import QUICK, THOROUGH, ProofEffort
 from megatron_hetero.bounds.launches import launch_bound_s
 from megatron_hetero.bounds.sites import SiteBounds, rates_of
+from megatron_hetero.bounds.space import relaxed
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, recomputes
 from megatron_hetero.cost.model import CostModel
 
@@ -83,7 +84,7 @@ def step_time_bound(
         uneven: the space also has groups of one node in widths that do not divide the model, in
             shares as equal as can be.
     """
-    costs = costs.of_least_layers()
+    costs = relaxed(costs)
     classes = gpu_classes(costs, uneven=uneven)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
     works_s = [_work_bound_s([of_size], classes) for of_size in sizes]
@@ -127,7 +128,7 @@ def work_bound_s(
         divided: also of stages whose groups divide sequences, on any nodes; one micro-batch's way
             through the model is left out.
     """
-    costs = costs.of_least_layers()
+    costs = relaxed(costs)
     classes = gpu_classes(costs, uneven=uneven)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
     most_groups = sum(c.num_gpus for c in classes) if divided else 1

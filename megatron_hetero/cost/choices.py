@@ -79,6 +79,16 @@ def _may_divide(workload: Workload) -> bool:
     return not (unlike or given & NOT_WITH_CONTEXT_PARALLEL)
 
 
+def deals_experts(costs: CostModel) -> bool:
+    """Return whether stages may deal whole experts out to the GPUs of their tensor-parallel groups,
+    as many to each (`cost.work.share.equal_dealing`).
+
+    Where times are measured, they are those of divided experts.
+    """
+    has_experts = costs.workload.model.num_experts > 0
+    return has_experts and costs.profile is None and may_choose(costs, "shares")
+
+
 def recomputes(costs: CostModel) -> tuple[Recompute, ...]:
     """Return the kinds of recompute that a stage may have; "full" may cover any number of its
     layers."""

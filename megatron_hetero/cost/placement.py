@@ -19,10 +19,17 @@ StateParts = tuple[float, float, float, float]
 """Parts of the optimizer's states that a device keeps: of its layers, of a tied embedding, of the
 embedding and of the head where they are not tied."""
 
-StageSettings = tuple[tuple[int, ...] | None, Recompute | None, int | None, StateParts | None]
-"""Shares, recompute, its number of layers, parts of optimizer states: as of `PlacedStage`."""
+StageSettings = tuple[
+    tuple[int, ...] | None,
+    Recompute | None,
+    int | None,
+    StateParts | None,
+    tuple[int, ...] | None,
+]
+"""Shares, recompute, its number of layers, parts of optimizer states, whole experts: as of
+`PlacedStage`."""
 
-NO_SETTINGS: StageSettings = (None, None, None, None)
+NO_SETTINGS: StageSettings = (None, None, None, None, None)
 """Settings of a stage that does all as the job's flags say."""
 
 
@@ -49,7 +56,7 @@ class PlacedStage:
     (None: all).  `optimizer_share` is as in a plan; `state_parts` follow from all of them
     (`with_optimizer_shares`): the parts of the distributed optimizer's states that its devices
     keep; None is as much as every other holder.  `expert_shares`: whole experts by device; None is
-    a part of every expert on each (the search makes no others).  `sharding` follows from all
+    a part of every expert on each.  `sharding` follows from all
     replicas; None where every device keeps its layers whole.  `precision` is what a plan gives
     the stage; None is the job's, or what takes its place on these GPUs
     (`cost.work.stage_precision`).
@@ -114,7 +121,10 @@ class PlacedStage:
     @property
     def own_settings(self) -> StageSettings:
         """Return the settings that the stage does not share with the job."""
-        return self.shares, self.recompute, self.recompute_num_layers, self.state_parts
+        return (
+            *(self.shares, self.recompute, self.recompute_num_layers),
+            *(self.state_parts, self.expert_shares),
+        )
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,11 @@ class Placement:
     def has_context_parallel(self) -> bool:
         """Return whether some stage divides its sequences among several groups."""
         return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
+
+    @cached_property
+    def deals_experts(self) -> bool:
+        """Return whether a stage has whole experts on each of its devices."""
+        return any(s.expert_shares is not None for r in self.replicas for s in r.stages)
 
     @cached_property
     def has_sharded_layers(self) -> bool:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Self
 
 from megatron_hetero.cluster.spec import Device, Node
-from megatron_hetero.cost.memory.device import StageMemory, stage_memory
+from megatron_hetero.cost.memory.device import StageMemory, least_memory, stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree, kept_free
 from megatron_hetero.cost.network.seconds import (
     BoundaryTime,
@@ -22,10 +22,16 @@ from megatron_hetero.cost.widths import usable_widths
 from megatron_hetero.cost.work.pieces import (
     PieceTimes,
     activation_bytes,
+    least_pieces,
     price_groups,
     price_pieces,
 )
-from megatron_hetero.cost.work.share import TensorShare, least_shares, member_shares
+from megatron_hetero.cost.work.share import (
+    TensorShare,
+    equal_dealing,
+    least_shares,
+    member_shares,
+)
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.plan.sharding.token_shares import token_counts
 
@@ -66,12 +72,28 @@ class UnitPrices(Variants):
             return costs.pieces(node, width, vocab_rows)
         key = (node.name, width, vocab_rows)
         if key not in self._pieces:
-            shares = least_shares(self.workload.model, width)
-            members = tuple((node.gpu_type, share) for share in shares)
-            self._pieces[key] = price_pieces(
-                self.workload, self.profile, members, node.link, vocab_rows
+            self._pieces[key] = least_pieces(
+                [
+                    price_pieces(
+                        self.workload,
+                        self.profile,
+                        tuple((node.gpu_type, share) for share in members),
+                        node.link,
+                        vocab_rows,
+                    )
+                    for members in self._ways(width)
+                ]
             )
         return self._pieces[key]
+
+    def _ways(self, width: int) -> list[tuple[TensorShare, ...]]:
+        """Return the unlike members of a group of equal shares; with `least_of_dealings`, of one
+        that deals experts out as well."""
+        model = self.workload.model
+        table = equal_dealing(model, width) if self.least_of_dealings else None
+        if table is None:
+            return [least_shares(model, width)]
+        return [least_shares(model, width), member_shares(model, width, expert_shares=table)[:1]]
 
     def group_pieces(
         self, devices: Sequence[Device], shares: tuple[int, ...] | None, vocab_rows: int
@@ -182,17 +204,23 @@ class UnitPrices(Variants):
             num_sends_kept,
         )
         if key not in self._memories:
-            self._memories[key] = stage_memory(
-                self.workload,
-                node.gpu_type,
-                share or least_shares(self.workload.model, width)[-1],
-                first=first,
-                last=last,
-                num_in_flight=num_in_flight,
-                vocab_rows=vocab_rows,
-                kept_free=kept,
-                num_sends_kept=num_sends_kept,
-                holders=self.holders,
+            shares = [members[-1] for members in self._ways(width)] if share is None else [share]
+            self._memories[key] = least_memory(
+                [
+                    stage_memory(
+                        self.workload,
+                        node.gpu_type,
+                        own,
+                        first=first,
+                        last=last,
+                        num_in_flight=num_in_flight,
+                        vocab_rows=vocab_rows,
+                        kept_free=kept,
+                        num_sends_kept=num_sends_kept,
+                        holders=self.holders,
+                    )
+                    for own in shares
+                ]
             )
         return self._memories[key]
 

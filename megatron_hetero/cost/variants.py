@@ -23,6 +23,9 @@ class Variants:
         self.workload = workload
         self.profile = profile
         self.holders = EVERY_DEVICE
+        self.least_of_dealings = False
+        """Whether each price is the least of experts divided and dealt out: no plan's, but none
+        is below."""
         self._variants: dict[tuple[object, ...], Self] = {}
         self._forget()
 
@@ -105,6 +108,15 @@ class Variants:
         made = copy(self)
         made.workload = replace(self.workload, model=least)
         made.profile = None
+        made._variants = {}
+        made._forget()
+        return made
+
+    def of_least_dealings(self) -> Self:
+        """Return the price list with `least_of_dealings`, which no bound may exceed where stages
+        may deal out their experts."""
+        made = copy(self)
+        made.least_of_dealings = True
         made._variants = {}
         made._forget()
         return made

@@ -20,7 +20,7 @@ from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
 from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.naive import best_step_time_s
-from tests.planner.strategies import clusters, link_terms, workloads
+from tests.planner.strategies import clusters, expert_workloads, link_terms, workloads
 
 
 def check_bounds(costs: CostModel, best_s: float) -> None:
@@ -83,6 +83,12 @@ def check_no_plan_beats_it(cluster: Cluster, workload: Workload) -> None:
     ]
     if found_s:
         check_bounds(CostModel(problem.cluster, workload), min(found_s))
+
+
+@settings(max_examples=8, deadline=None)
+@given(clusters(max_gpus=4, limits=FREE), expert_workloads(max_layers=5))
+def test_no_plan_that_deals_experts_out_is_faster(cluster: Cluster, workload: Workload) -> None:
+    check_no_plan_beats_it(cluster, workload)
 
 
 @settings(max_examples=15, deadline=None)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import (
+    NO_SETTINGS,
     PlacedReplica,
     PlacedStage,
     Placement,
@@ -78,9 +79,10 @@ def test_what_a_placement_has() -> None:
 
 def test_own_settings() -> None:
     (stage,) = stages(4)
-    assert stage.own_settings == (None, None, None, None)
+    assert stage.own_settings == NO_SETTINGS
     changed = replace(stage, shares=(1,), recompute="full", recompute_num_layers=2)
-    assert changed.own_settings == ((1,), "full", 2, None)
+    assert changed.own_settings == ((1,), "full", 2, None, None)
+    assert replace(stage, expert_shares=(1,)).own_settings != NO_SETTINGS
 
 
 def test_a_plan_is_read_as_it_is_written() -> None:

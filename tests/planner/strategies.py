@@ -82,3 +82,18 @@ def workloads(draw: st.DrawFn, max_layers: int, max_micro_batches: int) -> Workl
         tied_embeddings=draw(st.booleans()),
         sequence_parallel=draw(st.booleans()),
     )
+
+
+@st.composite
+def expert_workloads(draw: st.DrawFn, max_layers: int) -> Workload:
+    """A small model of experts, with a shared one or without."""
+    return make_workload(
+        num_layers=draw(st.integers(1, max_layers)),
+        global_batch_size=draw(st.sampled_from([1, 2, 4])),
+        seq_length=draw(st.sampled_from([64, 2048])),
+        sequence_parallel=True,
+        num_experts=draw(st.sampled_from([4, 6])),
+        moe_router_topk=draw(st.integers(1, 3)),
+        moe_ffn_hidden_size=draw(st.sampled_from([128, 1024])),
+        moe_shared_expert_intermediate_size=draw(st.sampled_from([0, 256])),
+    )

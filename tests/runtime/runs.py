@@ -25,9 +25,12 @@ def plan_of(asked: str | Plan) -> Plan:
     return asked if isinstance(asked, Plan) else plan(asked)
 
 
-def train(folder: Path, asked: str | Plan | None, argv: Sequence[str]) -> list[RankRecord]:
-    """Train a plan with our entry, or one process of stock Megatron if there is none."""
-    num_ranks = 1 if asked is None else plan_of(asked).layout.num_devices
+def train(
+    folder: Path, asked: str | Plan | None, argv: Sequence[str], num_ranks: int = 1
+) -> list[RankRecord]:
+    """Train a plan with our entry, or `num_ranks` processes of stock Megatron if there is none."""
+    if asked is not None:
+        num_ranks = plan_of(asked).layout.num_devices
     common = [*argv, f"--data-cache-path={folder / 'cache'}", "--override-opt-param-scheduler"]
 
     plan_flag = f"--hetero-layout={asked}"

@@ -25,6 +25,7 @@ from tests.runtime.runs import checkpoint_tensors
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
 DIVIDED = "--use-distributed-optimizer"
+FORM = "--dist-ckpt-optim-fully-reshardable"
 DEEP = "tp2:3,tp1:1 @4 | tp1:4 @2"
 WIDE = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
 UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
@@ -66,6 +67,7 @@ MORE_PAIRS = {
     "context parallel": Pair(CONTEXT, UNEVEN, (DIVIDED,), ()),
     "more replicas": Pair(DEEP, THREE, (DIVIDED,), (DIVIDED,)),
     "three to uneven": Pair(THREE, UNEVEN, (DIVIDED,), ()),
+    "stock's form, bf16": Pair(UNEVEN, DEEP, (DIVIDED, FORM), (DIVIDED, FORM), ("--bf16",)),
     "one replica": Pair("tp2:1,tp1:3 @6", DEEP, (DIVIDED,), (DIVIDED,)),
 }
 
@@ -82,7 +84,7 @@ def test_more_pairs_there_and_back(name: str, tmp_path: Path) -> None:
 
 
 def test_state_of_megatrons_own_distributed_optimizer_is_refused(tmp_path: Path) -> None:
-    """The weights can be had; the state lies in the order of other ranks' buffers."""
+    """The weights can be had; the state of its default form is in the order of its buffers."""
     shrunk = shrink(plan(DEEP), workload())
     jobs = VerifyJobs(shrunk, Options(steps=2), tmp_path)
     run_jobs([jobs.seed_job()], 120)
@@ -100,7 +102,7 @@ def test_state_of_megatrons_own_distributed_optimizer_is_refused(tmp_path: Path)
     run_jobs([LocalJob("stock", 1, train_stock, tmp_path / "stock")], 120)
     resumed = [a for a in from_seed if not a.startswith(("--load", "--finetune", "--no-load-opt"))]
     argv = [*resumed, DIVIDED, f"--load={saved}"]
-    with pytest.raises(RankFailedError, match=r"status 4(.|\n)*--no-load-optim"):
+    with pytest.raises(RankFailedError, match=r"status 4(.|\n)*reshardable(.|\n)*--no-load-optim"):
         _run(tmp_path / "refused", DEEP, argv)
     _run(tmp_path / "weights", DEEP, [*argv, "--no-load-optim"])
 

@@ -137,6 +137,18 @@ class StageMemory:
         return (self.capacity_bytes - self.base_bytes) // self.bytes_per_layer
 
 
+def least_memory(memories: Sequence[StageMemory]) -> StageMemory:
+    """Return the memory that has the least of each part; itself of one."""
+    first, *others = memories
+    if not others:
+        return first
+    return replace(
+        first,
+        base={part: min(m.base[part] for m in memories) for part in first.base},
+        per_layer={part: min(m.per_layer[part] for m in memories) for part in first.per_layer},
+    )
+
+
 def stage_memory(
     workload: Workload,
     gpu: GpuType,

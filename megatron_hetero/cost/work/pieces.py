@@ -83,6 +83,24 @@ class PieceTimes:
         return times + self.head if last else times
 
 
+def least_pieces(ways: Sequence[PieceTimes]) -> PieceTimes:
+    """Return the least time of each pass of each piece; itself of one."""
+    first, *others = ways
+    if not others:
+        return first
+
+    def least(times: Sequence[PassTimes]) -> PassTimes:
+        return PassTimes(min(t.forward_s for t in times), min(t.backward_s for t in times))
+
+    return replace(
+        first,
+        embedding=least([way.embedding for way in ways]),
+        layer=least([way.layer for way in ways]),
+        head=least([way.head for way in ways]),
+        communication=least([way.communication for way in ways]),
+    )
+
+
 def activation_bytes(workload: Workload) -> int:
     """Return the bytes of the tensor that crosses a stage boundary for one micro-batch."""
     model, training = workload.model, workload.training

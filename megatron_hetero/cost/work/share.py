@@ -157,6 +157,20 @@ def member_shares(
     )
 
 
+def equal_dealing(model: ModelSpec, width: int) -> tuple[int, ...] | None:
+    """Return the table by which a group of `width` deals whole experts out, as many to each; None
+    where they, or what stays divided, do not come out even, or there is nobody to deal to."""
+    units = (
+        model.num_experts,
+        model.num_query_groups,
+        model.moe_shared_expert_intermediate_size,
+        model.dense_columns,
+    )
+    if width == 1 or not model.num_experts or any(number % width for number in units):
+        return None
+    return (1,) * width
+
+
 def even_share(model: ModelSpec, width: int) -> TensorShare:
     """Return every member's share of a group that divides the model evenly."""
     return member_shares(model, width)[0]

@@ -46,8 +46,14 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "proved",
-        "--optimizer --lr --weight-decay --clip-grad --adam-eps --train-iters --lr-decay-style "
-        "--seed --eod-mask-loss",
+        "--optimizer",
+        "adam and sgd; lion is not priced yet, and refused; so are muon, adaptive_muon and soap, "
+        "whose update of a whole matrix would depend on its shards",
+    ),
+    Support(
+        "proved",
+        "--lr --weight-decay --clip-grad --adam-eps --train-iters --lr-decay-style --seed "
+        "--eod-mask-loss",
         "the optimizer",
     ),
     Support(
@@ -140,9 +146,15 @@ SUPPORT: tuple[Support, ...] = (
         "holds for Megatron's groups only; use --distributed-timeout-minutes",
     ),
     Support(
+        "proved",
+        "--dist-ckpt-optim-fully-reshardable",
+        "the state of the divided optimizer is written in the form that stock's distributed "
+        "optimizer reads; other layouts read it with the flag or without",
+    ),
+    Support(
         "no effect",
-        "--dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient",
-        "the state of the divided optimizer is always written so that any layout reads it",
+        "--distrib-optim-fully-reshardable-mem-efficient",
+        "each rank writes what it owns; nothing is gathered",
     ),
     Support(
         "no effect",

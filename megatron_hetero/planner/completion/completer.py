@@ -57,6 +57,7 @@ class Completion:
                         option.recompute,
                         option.num_recomputed,
                         context_parallel=unit.context_parallel,
+                        expert_shares=option.expert_shares,
                     )
                     for unit, n, option in zip(chain, filled.layers, filled.options, strict=True)
                 ]

@@ -76,9 +76,7 @@ class Refitter:
         key = size, self.vocab_rows, self.costs.holders
         if key not in self._ways:
             costs = self.costs.variant(micro_batch_size=size)
-            self._ways[key] = StageOptions(costs, self.vocab_rows)
-            if self.given:
-                self._ways[key].choices = (self._ways[key].own,)
+            self._ways[key] = StageOptions(costs, self.vocab_rows, self.given)
         return self._ways[key]
 
     def key(self, replica: PlacedReplica) -> Hashable:
@@ -171,6 +169,7 @@ def with_option(stage: PlacedStage, num_layers: int, option: StageOption) -> Pla
         num_layers=num_layers,
         recompute=option.recompute,
         recompute_num_layers=option.num_recomputed,
+        expert_shares=option.expert_shares,
     )
 
 
@@ -200,6 +199,7 @@ def places(
             num_sends_kept,
             None if parts is None else StateHolders(*(1 / part for part in parts)),
             stage.context_parallel,
+            stage.expert_shares,
         )
 
 

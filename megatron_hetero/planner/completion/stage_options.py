@@ -7,18 +7,18 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Device
-from megatron_hetero.cost.choices import recomputes
+from megatron_hetero.cost.choices import deals_experts, recomputes
 from megatron_hetero.cost.memory.device import StageMemory, StateHolders
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import slowest_link
 from megatron_hetero.cost.placement import PlacedStage, Recompute
 from megatron_hetero.cost.work.pieces import PieceTimes
-from megatron_hetero.cost.work.share import member_shares
+from megatron_hetero.cost.work.share import equal_dealing, member_shares
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class StagePlace:
     num_sends_kept: int | None = None
     holders: StateHolders | None = None
     context_parallel: int = 1
+    expert_shares: tuple[int, ...] | None = None
 
     @property
     def width(self) -> int:
@@ -46,13 +47,14 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True)
 class StageOption:
-    """One number of layers on a stage: seconds of a micro-batch there and back, and what it
-    recomputes, in the terms of `PlacedStage`."""
+    """One number of layers on a stage: seconds of a micro-batch there and back, what it recomputes
+    and how its experts lie, in the terms of `PlacedStage`."""
 
     forward_s: float
     backward_s: float
     recompute: Recompute | None
     num_recomputed: int | None
+    expert_shares: tuple[int, ...] | None = None
 
     @property
     def time_s(self) -> float:
@@ -61,13 +63,17 @@ class StageOption:
 
 
 class StageOptions:
-    """The fastest option that fits, by layers; places that are alike are looked at once."""
+    """The fastest option that fits, by layers; places that are alike are looked at once.
 
-    def __init__(self, costs: CostModel, vocab_rows: int) -> None:
+    `given`: all stages as the job's flags say.
+    """
+
+    def __init__(self, costs: CostModel, vocab_rows: int, given: bool = False) -> None:
         self.costs = costs
         self.vocab_rows = vocab_rows
         self.own: Recompute = costs.workload.training.recompute
-        self.choices = recomputes(costs)
+        self.choices = (self.own,) if given else recomputes(costs)
+        self.deals = deals_experts(costs) and not given
         self._found: dict[Hashable, tuple[StageOption, ...]] = {}
 
     def of(self, place: StagePlace) -> tuple[StageOption, ...]:
@@ -84,7 +90,7 @@ class StageOptions:
         link = slowest_link(cluster, place.devices)
         ends = place.first, place.last
         kept = place.num_in_flight, place.num_sends_kept, place.holders
-        key = gpus, link, place.shares, ends, kept
+        key = gpus, link, place.shares, ends, kept, place.expert_shares
         if place.context_parallel == 1:
             return key
         stage = _stage(place)
@@ -92,7 +98,11 @@ class StageOptions:
         return *key, place.context_parallel, own
 
     def _look(self, place: StagePlace) -> tuple[StageOption, ...]:
-        lines = [self._line(recompute, place) for recompute in self.choices]
+        lines = [
+            self._line(recompute, dealt)
+            for dealt in self._dealings(place)
+            for recompute in self.choices
+        ]
         options: list[StageOption] = []
         for num_layers in range(1, self.costs.workload.model.num_layers + 1):
             found = [option for line in lines if (option := line.option(num_layers)) is not None]
@@ -100,6 +110,15 @@ class StageOptions:
                 break
             options.append(min(found, key=_time_s))
         return tuple(options)
+
+    def _dealings(self, place: StagePlace) -> Iterator[StagePlace]:
+        """Yield the place with its experts as they lie; where they may be dealt out, divided and
+        dealt out as well."""
+        yield place
+        if self.deals and place.context_parallel == 1 and place.shares is None:
+            for table in (None, equal_dealing(self.costs.workload.model, place.width)):
+                if table != place.expert_shares:
+                    yield replace(place, expert_shares=table)
 
     def _line(self, recompute: Recompute, place: StagePlace) -> _Line:
         """Return options that recompute like this; of "full" as few layers as will do."""
@@ -128,12 +147,13 @@ class StageOptions:
             (pieces.layer.forward_s, pieces.layer.backward_s),
             (plain.layer.forward_s, plain.layer.backward_s),
             tuple(rooms),
+            place.expert_shares,
         )
 
     def pieces(self, recompute: Recompute, place: StagePlace) -> PieceTimes:
         """Time the model's pieces on the stage, under a kind of recompute."""
         costs = self.costs.variant(recompute=recompute)
-        if place.context_parallel > 1:
+        if place.context_parallel > 1 or place.expert_shares is not None:
             return costs.stage_pieces(_stage(place), self.vocab_rows)
         return costs.group_pieces(place.devices, place.shares, self.vocab_rows)
 
@@ -141,7 +161,9 @@ class StageOptions:
         """Return the memory of the unlike devices of the stage."""
         costs = self.costs.variant(recompute=recompute, holders=place.holders)
         width, context = place.width, place.context_parallel
-        shares = member_shares(costs.workload.model, width, place.shares, context)
+        shares = member_shares(
+            costs.workload.model, width, place.shares, context, place.expert_shares
+        )
         unlike = {
             (memory_kind(costs.cluster.node_by_name[device.node]), share): (device, share)
             for device, share in zip(place.devices, shares, strict=True)
@@ -177,6 +199,7 @@ class _Line:
     rooms: tuple[tuple[int, int, int, int], ...]
     """Of each unlike device: bytes free without layers, bytes of a layer; bytes free without
     layers where some recompute, and what one that recomputes saves."""
+    expert_shares: tuple[int, ...] | None
 
     def option(self, num_layers: int) -> StageOption | None:
         """Return it with so many layers; None where they do not fit."""
@@ -196,16 +219,21 @@ class _Line:
         backward_s += self.layer_s[1] * num + self.plain_s[1] * plain
         recompute: Recompute = self.recompute
         if self.partly and 0 < num < num_layers:
-            return StageOption(forward_s, backward_s, "full", num)
+            return StageOption(forward_s, backward_s, "full", num, self.expert_shares)
         if self.partly and num == 0:
             recompute = "none"
-        return StageOption(
-            forward_s, backward_s, None if recompute == self.own else recompute, None
-        )
+        own = None if recompute == self.own else recompute
+        return StageOption(forward_s, backward_s, own, None, self.expert_shares)
 
 
 def _stage(place: StagePlace) -> PlacedStage:
-    return PlacedStage(place.devices, 1, place.shares, context_parallel=place.context_parallel)
+    return PlacedStage(
+        place.devices,
+        1,
+        place.shares,
+        context_parallel=place.context_parallel,
+        expert_shares=place.expert_shares,
+    )
 
 
 def _time_s(option: StageOption) -> float:

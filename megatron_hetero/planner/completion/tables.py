@@ -17,9 +17,7 @@ class Tables:
     """Stage options of one micro-batch size, vocabulary and set of holders."""
 
     def __init__(self, costs: CostModel, rows: int, given: bool) -> None:
-        self.options = StageOptions(costs, rows)
-        if given:
-            self.options.choices = (self.options.own,)
+        self.options = StageOptions(costs, rows, given)
         self.costs = costs
         self.known: dict[tuple[object, ...], tuple[tuple[StageOption, ...], tuple[float, ...]]] = {}
         self.filled: dict[tuple[object, ...], Filled | None] = {}

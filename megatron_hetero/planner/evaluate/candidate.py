@@ -9,10 +9,12 @@ from megatron_hetero.cost.placement import NO_SETTINGS, Placement
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import MIN_GAIN
+from megatron_hetero.planner.evaluate.canonical import is_symmetric
 from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
 
 SHARDED_GAIN = 0.02
-"""Part of the step that sharded layers have to gain."""
+"""Part of the step that sharded layers have to gain, and experts that are dealt out where stock
+Megatron could run the rest."""
 LOW_CONTENTION = 0.5, 0.85
 """Contention up to which placements come before those with more of it."""
 
@@ -111,15 +113,15 @@ class Candidate:
 
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
     """Return the step time that the ranking counts: what the job's flags do not say must make up
-    for `MIN_GAIN`, sharded layers for `SHARDED_GAIN`."""
-    if placement.has_sharded_layers:
+    for `MIN_GAIN`, what alone takes the plug-in for `SHARDED_GAIN`."""
+    if placement.has_sharded_layers or (placement.deals_experts and is_symmetric(placement)):
         return cost.step_time_s / (1 - SHARDED_GAIN)
     return cost.step_time_s if is_plain(placement) else cost.step_time_s / (1 - MIN_GAIN)
 
 
 def is_plain(placement: Placement) -> bool:
     """Return whether all of it is as the job's flags say: no launch counts, micro-batch sizes,
-    recompute, shares or sharded layers of its own."""
+    recompute, shares, experts dealt out or sharded layers of its own."""
     counts = (replica.launch_counts for replica in placement.replicas)
     return has_the_jobs_settings(placement) and all(own is None for own in counts)
 

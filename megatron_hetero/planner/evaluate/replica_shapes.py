@@ -74,4 +74,5 @@ class ReplicaShapes:
         if cluster.has_nics:
             group = group, tuple(map(cluster.nic_number, devices))
         divided = stage.context_parallel, stage.context_shares
-        return group, len(devices), divided, stage.shares, stage.state_parts
+        shares = stage.shares, stage.expert_shares
+        return group, len(devices), divided, shares, stage.state_parts

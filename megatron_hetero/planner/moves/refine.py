@@ -192,6 +192,7 @@ def arranged(
     alike = is_symmetric(placement) and all(
         replica.launch_counts is None
         and all(stage.shares is None and stage.sharding is None for stage in replica.stages)
+        and all(stage.expert_shares is None for stage in replica.stages)
         and replica.micro_batch_size == first.micro_batch_size
         and all(stage.own_settings == first.stages[0].own_settings for stage in replica.stages)
         for replica in placement.replicas

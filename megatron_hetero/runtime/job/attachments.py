@@ -53,7 +53,7 @@ from megatron_hetero.runtime.parallel.step import ReplicaSchedule
 from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
 from megatron_hetero.runtime.sequences.balance import Balance
 from megatron_hetero.runtime.sequences.schedule import DealtSchedule
-from megatron_hetero.runtime.state import random_states
+from megatron_hetero.runtime.state import random_states, stock_optimizer
 from megatron_hetero.sequences.pipelines import PipelineRates
 
 
@@ -144,7 +144,12 @@ def _skipped_steps(context: RankContext) -> None:
 
 def _checkpoint_metadata(context: RankContext) -> None:
     stages = random_states.replica_stages(context.plan)
-    checkpoint_metadata.apply(**({random_states.METADATA: stages} if context.saves_states else {}))
+    entries: dict[str, Any] = {}
+    if context.saves_states:
+        entries[random_states.METADATA] = stages
+    if context.optimizer_weights is not None and context.args.dist_ckpt_optim_fully_reshardable:
+        entries[stock_optimizer.FORM_KEY] = stock_optimizer.FORM
+    checkpoint_metadata.apply(**entries)
 
 
 def _expert_routing(context: RankContext) -> None:
@@ -218,10 +223,14 @@ def _timeline(context: RankContext) -> None:
 
 def _optimizer(context: RankContext) -> None:
     divides = context.optimizer_weights is not None
+    build: Callable[..., Any] = build_optimizer if divides else _as_megatron
     if context.mixes_precisions:
-        optimizer.apply(partial(build_mixed_optimizer, divides=divides))
-    elif divides:
-        optimizer.apply(build_optimizer)
+        build = partial(build_mixed_optimizer, divides=divides)
+    optimizer.apply(stock_optimizer.follow_form(build))
+
+
+def _as_megatron(get_megatron_optimizer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return get_megatron_optimizer(*args, **kwargs)
 
 
 def _model_hooks(context: RankContext) -> None:

@@ -3,8 +3,9 @@
 With `--use-distributed-optimizer` each holder of a weight keeps the optimizer's state of a part of
 it.  Megatron's own distributed optimizer divides buffers that are laid out alike on all ranks of
 one data-parallel group, which unlike replicas have not.  So Megatron's ordinary optimizer is built
-over the pieces that this rank owns (`runtime.gradients.optimizer`); the loop has no argument for
-that.
+over the pieces that this rank owns (`runtime.gradients.optimizer`).  Any optimizer reads what
+stock's distributed one wrote (`runtime.state.stock_optimizer`).  The loop has no argument for
+either.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from megatron_hetero.runtime.megatron.replace import Replacement
 REPLACEMENT = Replacement(
     module="megatron.training.training",
     name="get_megatron_optimizer",
-    reason="the optimizer's state is divided among unlike replicas",
+    reason="the optimizer's state is divided among unlike replicas, and read in stock's form",
     known={"b473223298c43430": TESTED},
 )
 

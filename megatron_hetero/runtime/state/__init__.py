@@ -1,6 +1,7 @@
 """Checkpoints and random states.
 
 checkpoint        checkpoints with global shapes
+stock_optimizer   the state of stock's distributed optimizer
 random_states     random states of each place of a plan
 folders           folders of saves under way, published, replaced and kept
 manifest          the files of a checkpoint, with sizes and digests

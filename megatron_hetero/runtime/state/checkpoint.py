@@ -30,6 +30,7 @@ from megatron_hetero.runtime.megatron.checkpoint_metadata import ONE_KEY_PER_LAY
 from megatron_hetero.runtime.parallel.shards import ParameterShard, global_parameters, shard_of
 from megatron_hetero.runtime.parallel.tensor_place import tensor_place
 from megatron_hetero.runtime.state.random_states import RandomStates
+from megatron_hetero.runtime.state.stock_optimizer import FORM, FORM_KEY
 
 
 def describe_globally(
@@ -97,14 +98,16 @@ def _corrected(
 
 
 def _refuse_state_by_buffer(metadata: Mapping[str, Any] | None) -> None:
-    """Refuse state in the order of buffers: that of Megatron's own distributed optimizer."""
+    """Refuse state in the order of buffers: most forms of Megatron's own distributed optimizer."""
     args = get_args()
-    form = (metadata or {}).get("distrib_optim_sharding_type")
-    if form is not None and not (args.no_load_optim or args.finetune):
+    form = (metadata or {}).get(FORM_KEY, FORM)
+    if form != FORM and not (args.no_load_optim or args.finetune):
         raise CheckpointError(
             f"--load {args.load}: the optimizer's state was saved by stock Megatron's distributed "
-            f"optimizer ({form}), whose form an asymmetric plan cannot read. Start from the "
-            "weights alone, with --no-load-optim; Adam's moments then begin anew."
+            f"optimizer in the order of its buffers ({form}), which other layouts cannot read. Let "
+            "stock Megatron load it and save it with --dist-ckpt-optim-fully-reshardable, which "
+            "any plan reads; or start from the weights alone, with --no-load-optim, where Adam's "
+            "moments begin anew."
         )
 
 

@@ -95,6 +95,9 @@ def test_refused_options_are_those_that_ask_for_something() -> None:
     assert refused("tp2:2,tp1:2 @4", *fp8) == ["--fp8-recipe delayed"]
     assert refused("tp2:2,tp1:2 @4", *fp8, "--fp8-recipe", "tensorwise") == []
     assert refused("tp2:2,tp1:2 @4", "--fp8-param-gather") == []
+    for recipe in ("delayed", "blockwise", "mxfp8"):
+        asked = f"--fp8-recipe {recipe}"
+        assert refused("tp2:2,tp1:2 @4", *fp8, *asked.split()) == [asked]
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -16,6 +16,15 @@ from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_w
 
 MIB = 1 << 20
 WORKLOAD = make_workload(num_layers=6, seq_length=1024, global_batch_size=8)
+EXPERTS = make_workload(
+    num_layers=6,
+    seq_length=1024,
+    global_batch_size=8,
+    sequence_parallel=True,
+    num_experts=4,
+    moe_router_topk=2,
+    moe_ffn_hidden_size=256,
+)
 
 
 def cluster(memory_mib: int, *, free: bool = True) -> Cluster:
@@ -41,16 +50,24 @@ def settings(num_layers: int) -> Iterator[tuple[Recompute, int | None]]:
         yield "full", some
 
 
-def brute_force(costs: CostModel, of: StagePlace, depth: int, rows: int) -> list[float]:
-    """The least seconds with 1, 2, ... layers, as many as fit."""
+def brute_force(
+    costs: CostModel,
+    of: StagePlace,
+    depth: int,
+    rows: int,
+    tables: Sequence[tuple[int, ...] | None] = (None,),
+) -> list[float]:
+    """The least seconds with 1, 2, ... layers, as many as fit, under any table of experts."""
     index = 0 if of.first else depth - 1 if of.last else 1
     others = [PlacedStage((Device("b", i % 2),), 1) for i in range(depth)]
     found = []
     for num_layers in range(1, costs.workload.model.num_layers + 1):
         fitting = []
-        for recompute, some in settings(num_layers):
+        for (recompute, some), table in product(settings(num_layers), tables):
             stages = list(others)
-            stages[index] = PlacedStage(of.devices, num_layers, of.shares, recompute, some)
+            stages[index] = PlacedStage(
+                of.devices, num_layers, of.shares, recompute, some, expert_shares=table
+            )
             priced = costs.stage(PlacedReplica(tuple(stages), 8), index, rows)
             if priced.missing_bytes <= 0:
                 fitting.append(priced.times.total_s)
@@ -78,6 +95,37 @@ def test_options_of_a_group_of_unlike_gpus_fit_on_each_of_them(memory_mib: int) 
     of = place((Device("a", 0), Device("b", 0)), 0, 1, shares=(3, 1))
     found = StageOptions(costs, rows).of(of)
     assert [option.time_s for option in found] == pytest.approx(brute_force(costs, of, 1, rows))
+
+
+@pytest.mark.parametrize("memory_mib", [130, 190, 250, 300, 40_000])
+@pytest.mark.parametrize("shares", [None, (3, 1)])
+def test_experts_are_dealt_out_where_that_is_faster(
+    memory_mib: int, shares: tuple[int, ...] | None
+) -> None:
+    """Only in equal numbers, where all else is divided in equal parts."""
+    costs = CostModel(cluster(memory_mib), EXPERTS)
+    rows = costs.vocab_rows([2])
+    of = place((Device("a", 0), Device("a", 1)), 0, 2, shares=shares)
+    found = StageOptions(costs, rows).of(of)
+    tables = (None, (1, 1)) if shares is None else (None,)
+    expected = brute_force(costs, of, 2, rows, tables)
+    assert [option.time_s for option in found] == pytest.approx(expected)
+    if memory_mib == 40_000:
+        # Each GPU sorts and weights half of the tokens' choices instead of all of them.
+        chosen = None if shares else (1, 1)
+        assert {option.expert_shares for option in found} == {chosen}
+    held = CostModel(cluster(memory_mib, free=False), EXPERTS)
+    assert {option.expert_shares for option in StageOptions(held, rows).of(of)} <= {None}
+
+
+def test_a_table_that_a_plan_has_stays_where_none_is_searched() -> None:
+    costs = CostModel(cluster(40_000), EXPERTS)
+    of = place((Device("a", 0), Device("a", 1)), 0, 2, expert_shares=(3, 1))
+    found = StageOptions(costs, 1024, given=True).of(of)
+    assert {option.expert_shares for option in found} == {(3, 1)}
+    assert [option.time_s for option in found] == pytest.approx(
+        brute_force(costs, of, 2, 1024, [(3, 1)])
+    )
 
 
 def test_what_fits_with_room_recomputes_nothing_and_what_does_not_as_little_as_will_do() -> None:

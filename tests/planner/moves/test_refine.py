@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.bounds.step_time import step_time_bound_s
 from megatron_hetero.cluster.spec import CHOICES, Cluster, Link
-from megatron_hetero.cost.choices import micro_batch_sizes
+from megatron_hetero.cost.choices import deals_experts, micro_batch_sizes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import (
     PlacedReplica,
@@ -27,12 +27,20 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
+from megatron_hetero.planner.evaluate.candidate import SHARDED_GAIN
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.schedule.estimate import estimate_plan
 from tests.cost.builders import FAST, FREE, GIB, SLOW, make_cluster, make_workload
-from tests.planner.strategies import clusters, workloads
+from tests.planner.strategies import clusters, expert_workloads, workloads
+
+
+def every_setting(costs: CostModel, stage: PlacedStage) -> Iterator[PlacedStage]:
+    """The stage with every recompute that it could have, its experts divided or dealt out."""
+    yield from every_recompute(stage)
+    if deals_experts(costs) and stage.width > 1:
+        yield from every_recompute(replace(stage, expert_shares=(1,) * stage.width))
 
 
 def every_recompute(stage: PlacedStage) -> Iterator[PlacedStage]:
@@ -90,7 +98,7 @@ def brute_force_s(problem: Problem) -> float | None:
                     for layers in compositions(problem.num_layers, len(chain))
                     for stages in product(
                         *(
-                            list(every_recompute(PlacedStage(unit.devices, n)))
+                            list(every_setting(costs, PlacedStage(unit.devices, n)))
                             for unit, n in zip(chain, layers, strict=True)
                         )
                     )
@@ -123,10 +131,22 @@ def test_two_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Work
         assert step_time_bound_s(problem.costs) <= expected * (1 + 1e-9)
 
 
+@settings(max_examples=10, deadline=None)
+@given(clusters(max_gpus=2, limits=FREE), expert_workloads(max_layers=3))
+def test_two_gpus_deal_experts_out_as_by_brute_force(cluster: Cluster, workload: Workload) -> None:
+    problem = make_problem(cluster, workload)
+    expected, best = brute_force_s(problem), search(problem).best
+    assert (best is None) == (expected is None)
+    if best is not None and expected is not None:
+        # What takes the plug-in must bring two percent.
+        assert best.step_time_s <= expected * (1 + 1e-9) / (1 - SHARDED_GAIN)
+        assert step_time_bound_s(problem.costs) <= expected * (1 + 1e-9)
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     clusters(max_gpus=6, limits=FREE),
-    workloads(max_layers=8, max_micro_batches=12),
+    st.one_of(workloads(max_layers=8, max_micro_batches=12), expert_workloads(max_layers=8)),
     st.sampled_from(["none", "full"]),
     st.booleans(),
 )

@@ -33,6 +33,15 @@ REFUSED: tuple[Rule, ...] = (
         lambda a: getattr(a, "use_layer_wise_distributed_optimizer", False),
         "use --use-distributed-optimizer",
     ),
+    (
+        "--dist-ckpt-optim-fully-reshardable with --optimizer other than adam",
+        lambda a: (
+            a.dist_ckpt_optim_fully_reshardable
+            and a.use_distributed_optimizer
+            and a.optimizer != "adam"
+        ),
+        "leave it out; stock Megatron's form is of Adam's state",
+    ),
     ("--fp4-format", lambda a: getattr(a, "fp4", None) is not None, "leave it out"),
     ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
     ("--use-torch-fsdp2", lambda a: a.use_torch_fsdp2, "leave it out"),
@@ -66,9 +75,10 @@ REFUSED: tuple[Rule, ...] = (
         "use none",
     ),
     (
-        "--optimizer muon / adaptive_muon / soap",
-        lambda a: a.optimizer not in ("adam", "sgd", "lion"),
-        "use adam, sgd or lion; an update that looks at whole matrices depends on their shards",
+        "--optimizer muon / adaptive_muon / soap / lion",
+        lambda a: a.optimizer not in ("adam", "sgd"),
+        "use adam or sgd; an update that looks at whole matrices depends on their shards, and the "
+        "state of lion is not priced yet",
     ),
     (
         "--experimental-attention-variant",
