@@ -6,8 +6,9 @@ First and second table: steps of 512 sequences on 64 GPUs, priced by the constan
 of FlexSP published for GPT-7B and 384K tokens; lengths from the distributions of
 `megatron_hetero.sequences.lengths`, and of Python files (of the standard library, or below FOLDER).
 Third: one sequence on a whole mixed cluster in equal and in unlike shares, and a step of eight of
-them on all groups, on groups of one type, and with equal shares.  All step times are simulated; CPU
-seconds are of one core of this machine.  Markdown on standard output.
+them on all groups, on groups of one type, and with equal shares.  With `--only exchanges`: steps of
+256 sequences on groups that only gather, that exchange heads too, and that have rings besides.  All
+step times are simulated; CPU seconds are of one core of this machine.  Markdown on standard output.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from megatron_hetero.sequences.deal.micro_batch import deal_micro_batch
 from megatron_hetero.sequences.deal.price_table import price_table
 from megatron_hetero.sequences.deal.static import best_static
 from megatron_hetero.sequences.lengths import DISTRIBUTIONS, lengths_of
+from megatron_hetero.sequences.price.modelled import EVERY, TRAINED
 from megatron_hetero.sequences.price.published import published_tree
 from megatron_hetero.sequences.tree import GroupTree
 
@@ -80,7 +82,7 @@ def megatron_seconds(tree: GroupTree, lengths: Sequence[int]) -> tuple[float, fl
         def size() -> int:
             return tree.num_ranks
 
-    prices = {price.size: price for _, price in tree.ways}
+    prices = {price.size: price for _, price in tree.options}
     scheduler = BalancedCPScheduler(int(prices[1].room[0]), Group())
     _, made = scheduler.get_groups_and_subsamples(list(enumerate(lengths)), None)
     each = once = 0.0
@@ -225,6 +227,41 @@ def _of_eight(
     ]
 
 
+def print_exchanges() -> None:
+    """Print the table of exchanges inside groups, of a model with as many query groups as heads and
+    one with four."""
+    nvlink = Link(300e9, 5e-6)
+    nodes = [Node(name, gpu_type("H100"), 8, "x", name, nvlink) for name in "ab"]
+    pairs = {(a.name, b.name): Link(50e9, 1e-5) for a in nodes for b in nodes if a != b}
+    alike = [
+        Mixed("8 H100", Cluster((nodes[0],), {})),
+        Mixed("16 H100", Cluster(tuple(nodes), pairs)),
+    ]
+    lengths = DISTRIBUTIONS["books-and-web"].drawn(256, 0)
+    print("| cluster | query groups | gathers, s | heads too, s | gain | rings too, s |")
+    print("| " + " | ".join(["---"] * 6) + " |")
+    for mixed in (*alike, *mixed_clusters()):
+        for groups in (16, 4):
+            flags = f"{MODEL} --group-query-attention --num-query-groups {groups}"
+            workload = load_workload(None, tuple(flags.split()))
+            gathers, heads, rings = (
+                _step_s(cluster_groups(mixed.cluster, workload, exchanges=exchanges), lengths)
+                for exchanges in (("gather",), TRAINED, EVERY)
+            )
+            cells = [_seconds(gathers), _seconds(heads)]
+            cells.append("-" if None in (gathers, heads) else f"{gathers / heads:.2f}")  # type: ignore[operator]
+            print(
+                f"| {mixed.name} | {groups} | {' | '.join(cells)} | {_seconds(rings)} |", flush=True
+            )
+
+
+def _step_s(groups: ClusterGroups, lengths: Sequence[int]) -> float | None:
+    """Return the seconds of a step; None where its longest sequence does not fit."""
+    if groups.tree.longest_sequence < max(lengths):
+        return None
+    return deal_batch(groups.tree, lengths).seconds
+
+
 def _seconds(seconds: float | None) -> str:
     return "does not fit" if seconds is None else f"{seconds:.3g}"
 
@@ -233,8 +270,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=3, help="steps of each distribution")
     parser.add_argument("--text", type=Path, metavar="FOLDER", help="of Python files")
-    parser.add_argument("--only", choices=("steps", "mixed"), help="some of the tables")
+    parser.add_argument(
+        "--only", choices=("steps", "mixed", "exchanges"), help="some of the tables"
+    )
     options = parser.parse_args(arguments)
+    if options.only == "exchanges":
+        print_exchanges()
+        return 0
     if options.only != "mixed":
         print_steps(options.seeds, options.text or Path(sysconfig.get_paths()["stdlib"]))
     if options.only != "steps":

@@ -29,9 +29,9 @@ class PlanOnCluster:
     profile: Profile | None
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+def add_plan_arguments(parser: argparse.ArgumentParser, *, needs_plan: bool = True) -> None:
     """Declare the plan, its cluster and its profile."""
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group(required=needs_plan)
     source.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON", help="the plan")
     source.add_argument(
         "--layout",

@@ -32,14 +32,22 @@ GPU would, each link carries as much as described, all slowed down alike.  Ends 
 the predicted beside the rehearsed step.  Exit code 0: they agree; 1: they do not.
 
   megatron-hetero rehearse plan.json --cluster cluster.yaml --trace both.json
-  megatron-hetero rehearse plan.json --cluster cluster.yaml --slow-rank 2:1.5"""
+  megatron-hetero rehearse plan.json --cluster cluster.yaml --slow-rank 2:1.5
+  megatron-hetero rehearse --cluster cluster.yaml --sequences lengths.txt --model job.flags"""
 TAKES_MEGATRON_FLAGS = True
 LIMIT = 0.08
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rehearse`."""
-    add_plan_arguments(parser)
+    add_plan_arguments(parser, needs_plan=False)
+    parser.add_argument(
+        "--sequences",
+        type=Path,
+        metavar="LENGTHS.TXT",
+        help="rehearse --hetero-sequences flexible on documents of these lengths (as `plan` has "
+        "them), on the plan or, without one, on every GPU by itself",
+    )
     parser.add_argument(
         "--steps", type=at_least_one, default=3, metavar="N", help="steps to time (default: 3)"
     )
@@ -86,6 +94,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Rehearse and report."""
     slow_ranks = dict(_slow_rank(text) for text in arguments.slow_rank)
     slow_links = [_slow_link(text) for text in arguments.slow_link]
+    if arguments.sequences is not None:
+        sequences = importlib.import_module("megatron_hetero.cli.rehearse_sequences")
+        code: int = sequences.rehearse_sequences(arguments, output, slow_ranks, slow_links)
+        return code
+    if arguments.plan is None and arguments.layout is None:
+        raise UsageError("give PLAN.JSON or --layout LINE, the plan to rehearse")
     found = read_plan_on_cluster(arguments)
     if arguments.lose_device:
         found = without_devices(found, tuple(arguments.lose_device))

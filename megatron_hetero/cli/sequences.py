@@ -21,6 +21,7 @@ from megatron_hetero.sequences.advice import SequencePlan, plan_sequences
 from megatron_hetero.sequences.cluster_groups import cluster_groups
 from megatron_hetero.sequences.deal.dealt import Deal
 from megatron_hetero.sequences.lengths import read_lengths
+from megatron_hetero.sequences.price.modelled import EVERY, TRAINED
 from megatron_hetero.units import format_duration
 
 _NUM_STEPS = 4
@@ -48,8 +49,8 @@ def run_sequences(
     workload = load_workload(arguments.model, arguments.megatron_args)
     window = attention_window(workload.megatron_args)
     groups, any_exchange = (
-        cluster_groups(cluster, workload, profile, window=window, only_gathers=only)
-        for only in (True, False)
+        cluster_groups(cluster, workload, profile, window=window, exchanges=exchanges)
+        for exchanges in (TRAINED, EVERY)
     )
     batch = workload.training.global_batch_size
     made = plan_sequences(groups, any_exchange, lengths, batch, _NUM_STEPS)
@@ -110,7 +111,7 @@ def _table(made: SequencePlan) -> Table:
     count, tokens = len(made.deals), sum(map(sum, made.batches))
     rows = [("flexible", made.seconds)]
     if made.any_exchange_s < made.seconds:
-        rows.append(("flexible, all exchanges (not trained yet)", made.any_exchange_s))
+        rows.append(("flexible, rings too (not trained yet)", made.any_exchange_s))
     rows += [(f"all of {degree.size}", degree.seconds) for degree in made.fixed]
     for name, seconds in rows:
         table.add_row(

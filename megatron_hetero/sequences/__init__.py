@@ -6,7 +6,7 @@ cluster_groups  the groups of a job on a described cluster
 replica_groups  the groups of a job on a plan, whose replicas may be pipelines
 pipelines       what the stages of a replica take for micro-batches
 simulated_step  when ranks are done with a dealt step
-job_plan        the plan of a job that trains in groups
+job_plan        the plan and the groups of a job
 lengths         files and distributions of lengths
 step_tokens     a dealt step as ranks run it
 advice          what flexible groups gain for a file of lengths

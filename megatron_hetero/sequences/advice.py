@@ -29,7 +29,7 @@ class SequencePlan:
     `groups` as training runs them.
 
     `fixed` are the degrees that hold the longest sequence of the file, the fastest first.
-    `any_exchange_s` are the seconds of all steps if flexible groups, too, exchanged as they could.
+    `any_exchange_s` are the seconds of all steps if flexible groups, too, had rings.
     """
 
     lengths: Lengths
@@ -75,8 +75,8 @@ def plan_sequences(
     """Deal a few steps of sequences as a file has them, and with every fixed degree.
 
     Args:
-        groups: of the job, as training runs them: they gather keys and values.
-        any_exchange: the same with all-to-alls and rings too, which a fixed degree has.
+        groups: of the job, as training runs them.
+        any_exchange: the same with rings too, which a fixed degree has.
         lengths: the file.
         num_sequences: of each step.
         num_steps: drawn with seeds 0, 1, 2 ..

@@ -11,7 +11,7 @@ from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import InfeasiblePlanError, UnsupportedError
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.sequences.price.modelled import ShareRule, modelled_prices
+from megatron_hetero.sequences.price.modelled import EVERY, Exchange, ShareRule, modelled_prices
 from megatron_hetero.sequences.price.token_rates import TokenRates, token_rates
 from megatron_hetero.sequences.tree import GroupTree, Nest, make_tree, nested, ranks_of
 
@@ -33,7 +33,7 @@ def cluster_groups(
     window: int | None = None,
     rule: ShareRule = "balanced",
     only_alike: bool = False,
-    only_gathers: bool = False,
+    exchanges: Sequence[Exchange] = EVERY,
 ) -> ClusterGroups:
     """Make the groups of a job that has every usable GPU as a data-parallel rank.
 
@@ -47,7 +47,7 @@ def cluster_groups(
         window: keys that a query sees at most; None is all before it.
         rule: of the shares of unlike GPUs in a group.
         only_alike: no group has unlike GPUs.
-        only_gathers: as in `modelled_prices`.
+        exchanges: as in `modelled_prices`.
     Raises:
         InfeasiblePlanError: a GPU cannot hold the model beside its optimizer.
         UnsupportedError: no GPU can train in the job's precision.
@@ -96,9 +96,7 @@ def cluster_groups(
                 tuple(links), lines)  # fmt: skip
         if only_alike and len({r.gpu_name for r in of}) > 1:
             return name, ()
-        return name, modelled_prices(
-            workload, cluster, own, of, window, rule, only_gathers=only_gathers
-        )
+        return name, modelled_prices(workload, cluster, own, of, window, rule, exchanges=exchanges)
 
     tree = make_tree(nest, prices_of)
     return ClusterGroups(tree, devices, tuple(rates[d.node] for d in devices))

@@ -1,4 +1,5 @@
-"""The plan of a job that trains in groups: every rank holds the whole model, or a plan's stages."""
+"""The plan and the groups of a job of dealt sequences: every rank holds the whole model, or the
+stages of a plan."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
@@ -13,7 +15,50 @@ from megatron_hetero.plan.hosts import hosts_of
 from megatron_hetero.plan.place import place_in_order
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.sequences.cluster_groups import ClusterGroups
+from megatron_hetero.sequences.cluster_groups import ClusterGroups, cluster_groups
+from megatron_hetero.sequences.pipelines import WHOLE
+from megatron_hetero.sequences.price.modelled import TRAINED
+from megatron_hetero.sequences.replica_groups import ReplicaGroups, replica_groups
+
+
+def job_plan(
+    cluster: Cluster, workload: Workload, asked: Plan | None, profile: Profile | None = None
+) -> Plan:
+    """Return the plan of a job of dealt sequences: the one that is asked for, or every GPU a
+    replica.
+
+    Args:
+        cluster: the machines.
+        workload: model and training.
+        asked: validated; None is none.
+        profile: measured times.
+    """
+    if asked is not None:
+        return dealt_plan(cluster, asked, workload)
+    groups = cluster_groups(cluster, workload, profile, exchanges=TRAINED)
+    return groups_plan(cluster, groups, workload)
+
+
+def job_groups(
+    cluster: Cluster,
+    workload: Workload,
+    asked: Plan | None,
+    plan: Plan,
+    profile: Profile | None = None,
+) -> ReplicaGroups:
+    """Return the groups of a job of dealt sequences, and the pipeline of each replica.
+
+    Args:
+        cluster: the machines.
+        workload: model and training.
+        asked: as in `job_plan`.
+        plan: that `job_plan` made of it.
+        profile: measured times.
+    """
+    if asked is not None:
+        return replica_groups(cluster, plan, workload, profile)
+    tree = cluster_groups(cluster, workload, profile, exchanges=TRAINED).tree
+    return ReplicaGroups(tree, (WHOLE,) * tree.num_ranks)
 
 
 def groups_plan(cluster: Cluster, groups: ClusterGroups, workload: Workload) -> Plan:

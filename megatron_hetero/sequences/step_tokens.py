@@ -25,12 +25,17 @@ from megatron_hetero.sequences.tree import GroupTree
 @dataclass(frozen=True)
 class GroupTokens:
     """Ranks `first` and following, as many as there are members, train `sequences` (numbers in the
-    batch) together in about `seconds`; `tokens` is [sequence][member]."""
+    batch) together in about `seconds`; `tokens` is [sequence][member].
+
+    `domains` are numbers of members that follow each other and exchange heads all to all; between
+    them keys and values are gathered.  Without any, each member is alone in its domain.
+    """
 
     first: int
     sequences: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
     seconds: float
+    domains: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -97,7 +102,16 @@ class StepTokens:
         """Write the step as JSON, which `read_step` reads."""
         return json.dumps(
             [
-                [[g.first, list(g.sequences), [list(t) for t in g.tokens], g.seconds] for g in m]
+                [
+                    [
+                        g.first,
+                        list(g.sequences),
+                        [list(t) for t in g.tokens],
+                        g.seconds,
+                        list(g.domains),
+                    ]
+                    for g in m
+                ]
                 for m in self.micro_batches
             ]
         )
@@ -107,7 +121,7 @@ def step_tokens(tree: GroupTree, lengths: Sequence[int], deal: Deal) -> StepToke
     """Divide the sequences of a deal over the members of their groups, by the shares of the prices.
 
     Args:
-        tree: the groups of the job, with modelled prices of gathers.
+        tree: the groups of the job, with modelled prices of what training runs.
         lengths: of the batch's sequences, in tokens.
         deal: of the batch.
     """
@@ -121,20 +135,26 @@ def step_tokens(tree: GroupTree, lengths: Sequence[int], deal: Deal) -> StepToke
 
 def _tokens_of(tree: GroupTree, lengths: Sequence[int], group: DealtGroup) -> GroupTokens:
     price = tree.kinds[group.kind].prices[group.price]
-    if not isinstance(price, ModelledPrice) or len(price.domains) != group.size:
+    if not isinstance(price, ModelledPrice) or not price.is_trained:
         raise PlanFormatError(
             f"ranks {group.first} to {group.stop - 1}: their price ({price.name}) does not say "
-            "what each rank has of a sequence"
+            "what each rank has of a sequence, or is none that training runs"
         )
     own = np.array([float(lengths[k]) for k in group.sequences])
-    shares, caps = price.shares(own), price.caps(own)
+    widths = tuple(domain.width for domain in price.domains)
+    # The members of a domain are equal.
+    shares, caps = (
+        np.repeat(of / np.array(widths)[:, None], widths, axis=0)
+        for of in (price.shares(own), price.caps(own))
+    )
     tokens = tuple(
         whole_shares(
             [float(s) for s in shares[:, i]], lengths[k], [float(ceil(c)) for c in caps[:, i]]
         )
         for i, k in enumerate(group.sequences)
     )
-    return GroupTokens(group.first, group.sequences, tokens, group.seconds)
+    domains = widths if max(widths) > 1 else ()
+    return GroupTokens(group.first, group.sequences, tokens, group.seconds, domains)
 
 
 def read_step(text: str, lengths: Sequence[int], num_ranks: int) -> StepTokens:
@@ -151,7 +171,10 @@ def read_step(text: str, lengths: Sequence[int], num_ranks: int) -> StepTokens:
     data: list[list[list[Any]]] = json.loads(text)
     step = StepTokens(
         tuple(
-            tuple(GroupTokens(g[0], tuple(g[1]), tuple(map(tuple, g[2])), g[3]) for g in groups)
+            tuple(
+                GroupTokens(g[0], tuple(g[1]), tuple(map(tuple, g[2])), g[3], tuple(g[4]))
+                for g in groups
+            )
             for groups in data
         )
     )
@@ -191,6 +214,11 @@ def _check_group(group: GroupTokens, lengths: Sequence[int], where: str) -> None
         raise PlanFormatError(
             f"{where}: {len(group.tokens)} divisions of {len(group.sequences)} sequences; a group "
             "has at least one, and each is divided"
+        )
+    if group.domains and (sum(group.domains) != group.size or min(group.domains) < 1):
+        raise PlanFormatError(
+            f"{where}: domains of {', '.join(map(str, group.domains))} members are not the "
+            f"{group.size} of the group"
         )
     for k, tokens in zip(group.sequences, group.tokens, strict=True):
         if len(tokens) != group.size or sum(tokens) != lengths[k] or min(tokens) < 0:

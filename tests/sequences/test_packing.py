@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from megatron_hetero.sequences.deal import patterns as patterns_module
 from megatron_hetero.sequences.deal.buckets import bucketed
 from megatron_hetero.sequences.deal.packing import PackedGroups
 from megatron_hetero.sequences.deal.patterns import PatternProgramme, patterns_within
@@ -61,7 +62,7 @@ def test_every_set_that_fits_is_a_pattern() -> None:
     )
     limit = float(np.nanmax(np.where(np.isfinite(table.seconds), table.seconds, np.nan))) * 1.3
     found = patterns_within(table, limit)
-    assert found is not None and not found.open
+    assert found is not None and not found.loose.any()
     have = {
         (int(w), tuple(np.flatnonzero(m))) for w, m in zip(found.option, found.members, strict=True)
     }
@@ -92,3 +93,35 @@ def test_no_programme_refuses_a_time_that_is_possible(seed: int) -> None:
     for whole in (False, True):
         assert programmes[1].solve(best * (1 + 1e-9), whole=whole).answer == "possible"
     assert programmes[1].solve(float(table.fixed_s.min())).answer == "impossible"
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("most_of_option", [1, 3, 6])
+def test_short_sequences_fill_what_patterns_of_long_ones_leave(
+    seed: int, most_of_option: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are too many patterns the bound is still one, and a whole answer a deal."""
+    chance = random.Random(seed)
+    tree = random_tree(chance, 4, unlike=bool(seed % 2))
+    table = price_table(
+        tree, [int(chance.uniform(5, 0.4 * tree.longest_sequence)) for _ in "12345"]
+    )
+    best = brute_force(table)
+    if not np.isfinite(best):
+        return
+    monkeypatch.setattr(patterns_module, "_MAX_OF_OPTION", most_of_option)
+    patterns = patterns_within(table, best * 1.5)
+    assert patterns is not None and patterns.loose.any()
+    for option in range(len(table.fixed_s)):
+        # The longest are in patterns, or none are.
+        listed = table.rank_seconds[~patterns.loose[option]]
+        assert (listed[:, None] >= table.rank_seconds[patterns.loose[option]][None, :]).all()
+        assert np.count_nonzero(patterns.option == option) <= most_of_option + 1
+    programme = PatternProgramme(table, patterns)
+    assert programme.times is None
+    answer, packing = programme.solve(best * (1 + 1e-9))
+    assert answer == "possible"
+    if packing is not None:
+        assert (packing.group_of >= 0).all() and packing.busiest_s >= best * (1 - 1e-9)
+    least_s = float((table.seconds + table.fixed_s[:, None]).min(axis=0).max())
+    assert programme.solve(least_s * 0.99)[0] == "impossible"

@@ -18,6 +18,7 @@ from megatron_hetero.sequences.cluster_groups import cluster_groups
 from megatron_hetero.sequences.deal.batch import deal_batch
 from megatron_hetero.sequences.job_plan import dealt_plan
 from megatron_hetero.sequences.price.group_price import longest_sequence
+from megatron_hetero.sequences.price.modelled import TRAINED
 from megatron_hetero.sequences.price.token_rates import at_length
 from megatron_hetero.sequences.replica_groups import launch_counts, replica_groups, replica_ranks
 from megatron_hetero.sequences.tree import step_seconds
@@ -38,7 +39,7 @@ def placed(layout: str, workload: Workload) -> Plan:
 def test_replicas_of_one_gpu_are_priced_as_gpus(recompute: str) -> None:
     workload = job()
     workload = replace(workload, training=replace(workload.training, recompute=recompute))
-    gpus = cluster_groups(MIXED, workload, only_gathers=True).tree
+    gpus = cluster_groups(MIXED, workload, exchanges=TRAINED).tree
     tree = replica_groups(MIXED, placed(" | ".join(["tp1:8 @2"] * 6), workload), workload).tree
     assert tree.other_stages == (0.0,) * 6
     for alone in (True, False):

@@ -12,8 +12,9 @@ from megatron_hetero.cluster.spec import Link
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.sequences.cluster_groups import ClusterGroups, cluster_groups
 from megatron_hetero.sequences.deal.batch import deal_batch
+from megatron_hetero.sequences.deal.dealt import Deal, DealtGroup, MicroBatch
 from megatron_hetero.sequences.pipelines import WHOLE
-from megatron_hetero.sequences.price.modelled import ModelledPrice
+from megatron_hetero.sequences.price.modelled import TRAINED, ModelledPrice
 from megatron_hetero.sequences.simulated_step import SimulatedStep
 from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens, read_step, step_tokens
 from tests.cost.builders import FAST, SLOW, make_cluster
@@ -24,7 +25,7 @@ LENGTHS = [90_000, 40_000, 17_001, 300, 299, 1, 2, 5000]
 
 def mixed() -> ClusterGroups:
     cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 2), between=Link(50e9, 1e-5))
-    return cluster_groups(cluster, job(), only_gathers=True)
+    return cluster_groups(cluster, job(), exchanges=TRAINED)
 
 
 def test_every_token_has_one_rank_and_fast_ones_have_more() -> None:
@@ -45,11 +46,31 @@ def test_every_token_has_one_rank_and_fast_ones_have_more() -> None:
                     assert tokens[0] > tokens[3]
 
 
-def test_training_is_priced_as_gathers_between_single_ranks() -> None:
-    for kind in mixed().tree.kinds:
+def test_equal_gpus_exchange_heads_and_unlike_ones_gather() -> None:
+    groups = mixed()
+    for kind in groups.tree.kinds:
         for price in kind.prices:
             assert isinstance(price, ModelledPrice) and price.between == "gather"
-            assert [d.width for d in price.domains] == [1] * kind.size
+    step = step_tokens(groups.tree, LENGTHS, deal_batch(groups.tree, LENGTHS))
+    found = {(g.size, g.domains) for groups_of in step.micro_batches for g in groups_of}
+    # Two nodes of two equal GPUs each: heads inside, keys and values between.
+    assert {of for size, of in found if size == 4} <= {(), (2, 2)}
+    assert any(max(of, default=1) > 1 for _, of in found)
+
+
+def test_members_of_a_domain_have_equal_shares() -> None:
+    cluster = make_cluster(("a", FAST, 4))
+    tree = cluster_groups(cluster, job(), exchanges=TRAINED).tree
+    whole = next(p for p in tree.kinds[0].prices if p.name == "all-to-all")
+    number = tree.kinds[0].prices.index(whole)
+    seconds = whole.fixed_s + float(whole.seconds(np.array([1001.0]))[0])
+    dealt = DealtGroup(0, 4, 0, number, (0,), seconds)
+    (group,) = step_tokens(tree, [1001], deal_of(dealt)).micro_batches[0]
+    assert sorted(group.tokens[0]) == [250, 250, 250, 251] and group.domains == (4,)
+
+
+def deal_of(group: DealtGroup) -> Deal:
+    return Deal((MicroBatch((group,), 0.0, "search"),), 0.0, 4)
 
 
 def test_groups_of_a_rank_and_of_the_log() -> None:
@@ -81,7 +102,7 @@ def test_pipelines_on_their_own_go_from_short_to_long() -> None:
     assert step.of_rank(3, 3) == [None]
 
 
-GOOD: list[Any] = [[[0, [0], [[2, 2]], 1.0], [2, [1], [[3]], 1.0]]]
+GOOD: list[Any] = [[[0, [0], [[2, 2]], 1.0, [2]], [2, [1], [[3]], 1.0, []]]]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +114,7 @@ GOOD: list[Any] = [[[0, [0], [[2, 2]], 1.0], [2, [1], [[3]], 1.0]]]
         (lambda s: s[0][0].__setitem__(2, [[2, 3]]), r"2, 3 of sequence 0 do not add up.* 4"),
         (lambda s: s[0][0].__setitem__(2, [[5, -1]]), "do not add up"),
         (lambda s: s[0][0].__setitem__(2, [[2, 2], [1]]), "2 divisions of 1 sequences"),
+        (lambda s: s[0][0].__setitem__(4, [1, 2]), "domains of 1, 2 members are not the 2"),
         (lambda s: s[0][1].__setitem__(0, 1), "ranks 1 to 1 are in two groups"),
         (lambda s: s[0][1].__setitem__(0, 3), "not among the 3 of the job"),
     ],

@@ -1,5 +1,6 @@
 """`megatron-hetero rehearse`: run a plan for real on this machine, as slowly as its GPUs would.
-Room: `links` (messages and collectives, held to the links of the cluster).
+Rooms: `links` (messages and collectives, held to the links of the cluster), `dealt` (steps of
+sequences of unlike length).
 
 command      options in, data out, behind the command line
 run          the processes, started, and their records, gathered

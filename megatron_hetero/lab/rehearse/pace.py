@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -56,6 +56,18 @@ class RankTimes:
         return min(min(c.seconds("forward"), c.seconds("backward")) for c in self.chunks)
 
 
+class StepTimes(Protocol):
+    """What the choice of a time scale has to know of a rank's step."""
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds of all computations of one step."""
+
+    @property
+    def shortest_s(self) -> float:
+        """Return the seconds of the shortest pass."""
+
+
 class RehearsalDone(Exception):  # noqa: N818
     """Exit from training: all ranks have seen enough steps."""
 
@@ -66,7 +78,7 @@ class StepPace:
     def __init__(
         self,
         transport: Transport,
-        times: RankTimes,
+        times: StepTimes,
         num_steps: int,
         time_scale: float | None,
         progress: StepProgress | None = None,
@@ -110,8 +122,8 @@ class StepPace:
         sleep_until(begin_s)
         self._begun_s = now()
 
-    def end(self) -> None:
-        """Record a step that has ended."""
+    def end(self, **noted: Any) -> None:
+        """Record a step that has ended, with what else is to be noted of it."""
         clock = self._clock
         self._free_step_s = now() - self._begun_s
         if clock.scale == 0:
@@ -129,6 +141,7 @@ class StepPace:
                 "line_s": self._transport.line_s,
                 "largest_lag_s": clock.largest_lag_s,
                 "host_s": sum(clock.host_s),
+                **noted,
             }
         )
 

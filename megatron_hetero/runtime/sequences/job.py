@@ -28,10 +28,8 @@ from megatron_hetero.runtime.job.checks import support
 from megatron_hetero.runtime.job.stock import Step
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.sequences.checks import ADDED, REFUSED, check_words
-from megatron_hetero.sequences.cluster_groups import cluster_groups
-from megatron_hetero.sequences.job_plan import dealt_plan, groups_plan
-from megatron_hetero.sequences.pipelines import WHOLE
-from megatron_hetero.sequences.replica_groups import ReplicaGroups, replica_groups
+from megatron_hetero.sequences.job_plan import job_groups, job_plan
+from megatron_hetero.sequences.replica_groups import ReplicaGroups
 
 if TYPE_CHECKING:
     from megatron_hetero.runtime.job.attachments import RankContext
@@ -47,12 +45,10 @@ def sequences_plan(arguments: HeteroArguments) -> Plan:
     """
     check_words(arguments.megatron, shuffles_data(arguments.megatron))
     asked = given_plan(arguments)
-    if asked is None:
-        cluster, workload, _ = inputs = _inputs(arguments)
-        return groups_plan(cluster, cluster_groups(*inputs, only_gathers=True), workload)
-    plan_arguments(asked, arguments.megatron, in_our_runtime=True)
-    cluster, workload, _ = _inputs(arguments)
-    return dealt_plan(cluster, asked, workload)
+    if asked is not None:
+        plan_arguments(asked, arguments.megatron, in_our_runtime=True)
+    cluster, workload, profile = _inputs(arguments)
+    return job_plan(cluster, workload, asked, profile)
 
 
 def _inputs(arguments: HeteroArguments) -> tuple[Cluster, Workload, Profile | None]:
@@ -64,10 +60,7 @@ def _inputs(arguments: HeteroArguments) -> tuple[Cluster, Workload, Profile | No
 def groups_of(arguments: HeteroArguments, plan: Plan) -> ReplicaGroups:
     """Return the groups of a job with `--hetero-sequences` on its plan (`sequences_plan`)."""
     cluster, workload, profile = _inputs(arguments)
-    if given_plan(arguments) is None:
-        tree = cluster_groups(cluster, workload, profile, only_gathers=True).tree
-        return ReplicaGroups(tree, (WHOLE,) * tree.num_ranks)
-    return replica_groups(cluster, plan, workload, profile)
+    return job_groups(cluster, workload, given_plan(arguments), plan, profile)
 
 
 def _cluster_file(arguments: HeteroArguments) -> Path:

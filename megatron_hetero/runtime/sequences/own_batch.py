@@ -20,6 +20,7 @@ from torch import Tensor
 
 from megatron_hetero.plan.sharding.token_shares import chunk_edges
 from megatron_hetero.runtime.sequences.documents import Tokens
+from megatron_hetero.runtime.sequences.head_exchange import HeadDomain
 from megatron_hetero.sequences.step_tokens import GroupTokens
 
 _Places = npt.NDArray[np.int64]
@@ -34,15 +35,17 @@ class DividedSequences(PackedSeqParams):
         positions: shape [own tokens], of each in its sequence.
         edges: own tokens `edges[q]` to `edges[q + 1] - 1` are of sequence q; those behind the last
             edge are filling ones.
-        orders: of each sequence, for each position, its place in the pieces of all members, each
-            filled up to `most_tokens`.
+        orders: of each sequence, for each position, its place in the pieces of all members; each
+            is filled up to `most_tokens`, but not where heads are exchanged.
         most_tokens: of the member that has most.
+        heads: where the group exchanges them.
     """
 
     positions: Any = None
     edges: tuple[int, ...] = (0,)
     orders: tuple[Tensor, ...] = ()
     most_tokens: int = 0
+    heads: HeadDomain | None = None
 
 
 @dataclass(frozen=True)
@@ -86,14 +89,18 @@ def own_batch(
     counts = [at + 1 < len(doc) for doc, at in zip(documents, own, strict=True)]
     if uncounted is not None:
         counts = [c & (t != uncounted) for c, t in zip(counts, tokens, strict=True)]
-    starts = np.zeros(group.size, dtype=np.int64)
     sums = [sum(of) for of in zip(*group.tokens, strict=True)]
     most = max(count + _num_filling(count, multiple) for count in sums)
+    heads = None
+    starts = np.arange(group.size, dtype=np.int64) * most
+    if group.domains:
+        heads = HeadDomain.of(rank - group.first, group.domains, sums, places, device)
+        starts = np.r_[0, np.cumsum(sums)[:-1]]
     orders = []
     for of in places:
         order = np.empty(sum(map(len, of)), dtype=np.int64)
         for member, at in enumerate(of):
-            order[at] = member * most + starts[member] + np.arange(len(at))
+            order[at] = starts[member] + np.arange(len(at))
             starts[member] += len(at)
         orders.append(torch.from_numpy(order).to(device))
     edges = np.r_[0, np.cumsum([len(at) for at in own])]
@@ -104,7 +111,7 @@ def own_batch(
         _row(labels, np.int64, device),
         _row(counts, np.float32, device),
         _row(own, np.int64, device),
-        _divided(process_group, _row(own, np.int64, device)[0], edges, orders, most),
+        _divided(process_group, _row(own, np.int64, device)[0], edges, orders, most, heads),
     )
 
 
@@ -124,7 +131,12 @@ def filling_batch(alone: Any, device: Any = "cpu", multiple: int = 1) -> OwnBatc
 
 
 def _divided(
-    process_group: Any, positions: Tensor, edges: _Places, orders: Sequence[Tensor], most: int
+    process_group: Any,
+    positions: Tensor,
+    edges: _Places,
+    orders: Sequence[Tensor],
+    most: int,
+    heads: HeadDomain | None = None,
 ) -> DividedSequences:
     longest = max([1, *map(len, orders)])
     return DividedSequences(
@@ -137,6 +149,7 @@ def _divided(
         edges=tuple(int(e) for e in edges),
         orders=tuple(orders),
         most_tokens=most,
+        heads=heads,
     )
 
 

@@ -99,6 +99,8 @@ def deal_micro_batch(
     before = search.best
     if not search.is_enough:
         _bisect(search)
+        if not quick and search.best is None:
+            _fit_by_patterns(search)
         if not quick and search.best is not None and search.best_s > search.low_s * (1 + _BISECTED):
             _by_patterns(search)
     if search.best is None:
@@ -137,9 +139,7 @@ def _bisect(search: _Search) -> None:
     programme = Programme(search.buckets)
     high_s = search.best_s
     if not np.isfinite(high_s):
-        # One after the other on the slowest groups that hold them: only memory is asked for.
-        seconds = np.where(np.isfinite(search.table.seconds), search.table.seconds, 0.0)
-        high_s = float(search.table.fixed_s.max() + seconds.max(axis=0).sum())
+        high_s = _longest_s(search.table)
         if programme.solve(high_s).answer == "impossible":
             return
     trial_s = search.low_s
@@ -177,6 +177,21 @@ def _bisect(search: _Search) -> None:
             return
 
 
+def _longest_s(table: PriceTable) -> float:
+    """Return the seconds of all sequences one after the other on the slowest groups that hold them:
+    in so much time only memory is asked for."""
+    seconds = np.where(np.isfinite(table.seconds), table.seconds, 0.0)
+    return float(table.fixed_s.max() + seconds.max(axis=0).sum())
+
+
+def _fit_by_patterns(search: _Search) -> None:
+    """Find any deal where memory is so tight that no solution of the programme could be packed."""
+    longest_s = _longest_s(search.table)
+    patterns = patterns_within(search.table, longest_s)
+    if patterns is not None:
+        search.offer(PatternProgramme(search.table, patterns).solve(longest_s)[1])
+
+
 def _by_patterns(search: _Search) -> None:
     """Raise the bound, and find better deals, by patterns where there are few sequences."""
     patterns = patterns_within(search.table, search.best_s * (1 - 1e-9))
@@ -209,16 +224,21 @@ def _by_patterns(search: _Search) -> None:
 
 
 def _raise_bound(search: _Search, programme: PatternProgramme) -> None:
-    """Raise the bound by bisection up to the best deal."""
-    high_s, trial_s = search.best_s, search.best_s * (1 - _EXACT)
+    """Raise the bound by bisection up to the best deal, and keep better ones."""
+    # Most often nothing is gained, which a trial a little above the bound shows at once.
+    high_s, trial_s = search.best_s, search.low_s * (1 + _BISECTED / 2)
     for _ in range(_MAX_BISECTIONS):
-        if trial_s <= search.low_s or high_s <= search.low_s * (1 + _BISECTED):
+        if trial_s >= search.best_s:
             return
-        if programme.solve(trial_s)[0] == "impossible":
+        answer, packing = programme.solve(trial_s)
+        search.offer(packing)
+        if answer == "impossible":
             search.low_s = trial_s
         else:
-            high_s = trial_s
-        trial_s = (search.low_s * high_s) ** 0.5
+            high_s = min(trial_s, search.best_s)
+        if high_s <= search.low_s * (1 + _BISECTED):
+            return
+        trial_s = min((search.low_s * high_s) ** 0.5, search.best_s * (1 - _EXACT))
 
 
 def made_micro_batch(

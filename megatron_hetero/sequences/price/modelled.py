@@ -16,7 +16,7 @@ import numpy as np
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.memory.parameters import attention_sizes
 from megatron_hetero.cost.work.share import even_share
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.sequences.price.exchange import all_to_all_s, into_domains_s
 from megatron_hetero.sequences.price.group_price import Floats
 from megatron_hetero.sequences.price.shares import balanced_shares, pairs_per_token
@@ -24,7 +24,11 @@ from megatron_hetero.sequences.price.token_rates import TokenRates
 
 Between = Literal["gather", "ring"]
 ShareRule = Literal["balanced", "equal"]
-_EXCHANGED = 4
+Exchange = Literal["gather", "ring", "all-to-all"]
+EVERY: tuple[Exchange, ...] = ("gather", "ring", "all-to-all")
+TRAINED: tuple[Exchange, ...] = ("gather", "all-to-all")
+"""Exchanges that training runs; rings are priced alone."""
+EXCHANGED = 4
 """All-to-alls of a layer's pass: queries, keys, values, and back the context."""
 
 
@@ -69,6 +73,11 @@ class ModelledPrice:
             words.append(self.between)
         unlike = len({d.rates.gpu_name for d in self.domains}) > 1
         return (" + ".join(words) or "alone") + (f", {self.rule} shares" if unlike else "")
+
+    @property
+    def is_trained(self) -> bool:
+        """Return whether training runs this exchange."""
+        return len(self.domains) == 1 or self.between in TRAINED
 
     @property
     def size(self) -> int:
@@ -162,12 +171,12 @@ def modelled_prices(
     window: int | None = None,
     rule: ShareRule = "balanced",
     *,
-    only_gathers: bool = False,
+    exchanges: Sequence[Exchange] = EVERY,
 ) -> tuple[ModelledPrice, ...]:
     """Price sequences on a group in every way that heads and GPUs allow.
 
     Domains are single GPUs; or equal GPUs of one node, as many as divide the query groups; or the
-    whole group, where its GPUs are equal.
+    whole group, where its GPUs are equal.  The GPUs of a domain follow each other in the group.
 
     Args:
         workload: model and training.
@@ -176,13 +185,13 @@ def modelled_prices(
         rates: of each device.
         window: keys that a query sees at most; None is all before it.
         rule: of the shares of unlike domains; "balanced" makes prices with equal ones too.
-        only_gathers: every GPU is a domain, and keys and values are gathered, as training does.
+        exchanges: that are allowed; "gather" always is.
     """
     divisions: list[list[list[int]]] = [[[i] for i in range(len(devices))]]
-    if not only_gathers:
+    if "all-to-all" in exchanges:
         divisions += _with_all_to_alls(workload, devices, rates)
     betweens: tuple[Between, ...] = ("gather", "ring")
-    if only_gathers or not all(r.is_fused for r in rates):
+    if "ring" not in exchanges or not all(r.is_fused for r in rates):
         betweens = ("gather",)
     made = []
     for division in [d for i, d in enumerate(divisions) if d not in divisions[:i]]:
@@ -192,6 +201,13 @@ def modelled_prices(
                     _priced(workload, cluster, devices, rates, division, between, window, of)
                 )
     return tuple(made)
+
+
+def exchanged_bytes(model: ModelSpec, element_bytes: int) -> int:
+    """Return the bytes of a token that the all-to-alls of a layer's pass move: queries, keys and
+    values, and back the context."""
+    query, key_value = attention_sizes(model, even_share(model, 1))
+    return (2 * query + 2 * key_value) * element_bytes
 
 
 def share_rules(rule: ShareRule, rates: Sequence[TokenRates]) -> tuple[ShareRule, ...]:
@@ -240,20 +256,20 @@ def _priced(
 ) -> ModelledPrice:
     """Price one division into domains, with `between` between them; see `modelled_prices`."""
     model, training = workload.model, workload.training
-    query, key_value = attention_sizes(model, even_share(model, 1))
+    _, key_value = attention_sizes(model, even_share(model, 1))
     element, layers = training.element_bytes, model.num_layers
     num_passes = 2 + (training.recompute != "none")
     domains = []
     for members in division:
         own = [devices[i] for i in members]
         width = len(own)
-        token_bytes = layers * num_passes * (2 * query + 2 * key_value) * element
+        token_bytes = layers * num_passes * exchanged_bytes(model, element)
         exchange_s, latency_s = 0.0, 0.0
         if width > 1:
             # A rank sends all but its own heads of its part of the tokens, and as much comes back.
             busy_s, latency = all_to_all_s(cluster, own)
             exchange_s = token_bytes * busy_s
-            latency_s = layers * num_passes * _EXCHANGED * latency
+            latency_s = layers * num_passes * EXCHANGED * latency
         domains.append(Domain(rates[members[0]], width, exchange_s, latency_s))
     into, latency = into_domains_s(cluster, devices, division)
     # Keys and values go forward, again where that is recomputed; their gradients come back, in a
@@ -267,7 +283,7 @@ def _priced(
         tuple(domains),
         between,
         tuple(carried * seconds for seconds in into),
-        kept / domains[0].width if gathers else 0.0,
+        kept / min(domain.width for domain in domains) if gathers else 0.0,
         rounds * latency,
         window,
         rule,

@@ -20,8 +20,14 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.share import member_shares
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.sequences.pipelines import StageRates
-from megatron_hetero.sequences.price.exchange import into_domains_s
-from megatron_hetero.sequences.price.modelled import Domain, ModelledPrice, share_rules
+from megatron_hetero.sequences.price.exchange import all_to_all_s, into_domains_s
+from megatron_hetero.sequences.price.modelled import (
+    EXCHANGED,
+    Domain,
+    ModelledPrice,
+    exchanged_bytes,
+    share_rules,
+)
 from megatron_hetero.sequences.price.token_rates import (
     ASKED_LENGTHS,
     TokenRates,
@@ -170,7 +176,7 @@ def group_prices(
     rates: Sequence[ReplicaRates],
 ) -> tuple[ModelledPrice, ...]:
     """Price a group of replicas whose stages are alike: of each sequence every replica has a part,
-    and stage by stage they gather keys and values.
+    and stage by stage they gather keys and values, or equal ones exchange heads.
 
     Args:
         cluster: whose links join them.
@@ -178,10 +184,10 @@ def group_prices(
         replicas: the group.
         rates: of each.
     """
-    like_stages = zip(*(replica.stages for replica in replicas), strict=True)
+    like_stages = list(zip(*(replica.stages for replica in replicas), strict=True))
     waits = [_waits(cluster, workload, stages) for stages in like_stages]
     gathers = len(replicas) > 1
-    return tuple(
+    found = [
         ModelledPrice(
             tuple(Domain(of.rates, 1) for of in rates),
             "gather",
@@ -191,7 +197,38 @@ def group_prices(
             rule=rule,
         )
         for rule in share_rules("balanced", [of.rates for of in rates])
-    )
+    ]
+    are_equal = gathers and len({of.rates for of in rates}) == 1
+    if are_equal and all(_divide_heads(workload, stages) for stages in like_stages):
+        exchanges = [_exchange(cluster, workload, stages) for stages in like_stages]
+        busy_s, latency_s = (max(of) for of in zip(*exchanges, strict=True))
+        domain = Domain(rates[0].rates, len(rates), busy_s, latency_s)
+        found.append(ModelledPrice((domain,), "gather", (0.0,), 0.0, 0.0))
+    return tuple(found)
+
+
+def _divide_heads(workload: Workload, stages: Sequence[PlacedStage]) -> bool:
+    """Tell if like stages of as many replicas can exchange whole query groups of every GPU."""
+    width, shares = stages[0].width, stages[0].shares
+    is_even = shares is None or len(set(shares)) == 1
+    return is_even and workload.model.num_query_groups % (width * len(stages)) == 0
+
+
+def _exchange(
+    cluster: Cluster, workload: Workload, stages: Sequence[PlacedStage]
+) -> tuple[float, float]:
+    """Return the seconds in which like stages exchange a token's heads in all passes, and the
+    latency of all rounds; the heads of all GPUs of a stage go over the links of its first one."""
+    model, first = workload.model, stages[0]
+    passes = first.num_layers * _num_passes(workload, stages)
+    carried = exchanged_bytes(model, workload.training.element_bytes)
+    busy_s, latency_s = all_to_all_s(cluster, [stage.devices[0] for stage in stages])
+    return passes * carried * busy_s, passes * EXCHANGED * latency_s
+
+
+def _num_passes(workload: Workload, stages: Sequence[PlacedStage]) -> int:
+    """Return how often a micro-batch exchanges in each layer: forward, backward, recomputed."""
+    return 2 + max(_recompute(workload, s) != "none" for s in stages)
 
 
 def _waits(
@@ -203,7 +240,7 @@ def _waits(
     The heads of all GPUs of a stage come over the links of its first one.
     """
     first = stages[0]
-    num_passes = 2 + max(_recompute(workload, s) != "none" for s in stages)
+    num_passes = _num_passes(workload, stages)
     own: list[Device] = [stage.devices[0] for stage in stages]
     into, latency_s = into_domains_s(cluster, own, [[i] for i in range(len(own))])
     carried = sum(_key_value_bytes(workload, first)) * first.num_layers * num_passes

@@ -86,9 +86,12 @@ def write_cluster(path: Path, between: str = "10 us", **nodes: tuple[str, int]) 
     return path
 
 
-def random_step(tree: GroupTree, documents: steps.Documents, drawn: random.Random) -> StepTokens:
+def random_step(
+    tree: GroupTree, documents: steps.Documents, drawn: random.Random, heads: int = 1
+) -> StepTokens:
     """Deal documents at random: groups of the tree that do not overlap, some ranks idle, several
-    sequences in a group, members with any share of a sequence, none too."""
+    sequences in a group, members with any share of a sequence, none too; in domains that can
+    exchange so many heads."""
     left = list(range(len(documents)))
     drawn.shuffle(left)
     micro_batches = []
@@ -103,7 +106,8 @@ def random_step(tree: GroupTree, documents: steps.Documents, drawn: random.Rando
             taken |= ranks
             own = tuple(left.pop() for _ in range(min(len(left), drawn.randint(1, 3))))
             tokens = tuple(_shares(len(documents[k]["tokens"]), len(ranks), drawn) for k in own)
-            groups.append(GroupTokens(group.first, own, tokens, 1.0))
+            domains = _domains(len(ranks), heads, drawn)
+            groups.append(GroupTokens(group.first, own, tokens, 1.0, domains))
         if groups:
             micro_batches.append(tuple(groups))
     return StepTokens(tuple(micro_batches))
@@ -114,12 +118,26 @@ def _shares(length: int, members: int, drawn: random.Random) -> tuple[int, ...]:
     return tuple(b - a for a, b in pairwise([0, *cuts, length]))
 
 
-def deal_at_random(seed: int) -> Callable[[int], None]:
+def _domains(members: int, heads: int, drawn: random.Random) -> tuple[int, ...]:
+    if heads == 1:
+        return ()
+    found: list[int] = []
+    while sum(found) < members:
+        left = range(1, members - sum(found) + 1)
+        found.append(drawn.choice([width for width in left if heads % width == 0]))
+    return tuple(found)
+
+
+def deal_at_random(seed: int, heads: int = 1) -> Callable[[int], None]:
     """Return a beginning of a rank in which steps are dealt at random."""
 
     def begin(rank: int) -> None:
         drawn = random.Random(seed)
-        steps.dealt_tokens = lambda tree, documents: (random_step(tree, documents, drawn), "")
+
+        def deal(tree: GroupTree, documents: steps.Documents) -> steps.Dealt:
+            return random_step(tree, documents, drawn, heads), ""
+
+        steps.dealt_tokens = deal
 
     return begin
 

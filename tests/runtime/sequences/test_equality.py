@@ -37,7 +37,7 @@ GRADIENT, GRADIENT_GATED = 5e-6, 2e-5
 @dataclass(frozen=True)
 class Case:
     """Machines, flags of both runs, flags of ours, documents of a step; a random deal by `seed`,
-    or the search's own."""
+    or the search's own; `heads` that its groups exchange, where they do."""
 
     nodes: dict[str, tuple[str, int]]
     flags: tuple[str, ...] = ()
@@ -45,6 +45,12 @@ class Case:
     batch: int = 7
     seed: int | None = 0
     is_slow: bool = field(default=True)
+    heads: int = 1
+
+    @property
+    def begin(self) -> Callable[[int], None] | None:
+        """What a rank does first."""
+        return None if self.seed is None else deal_at_random(self.seed, self.heads)
 
 
 TWO, THREE, FOUR = {"a": ("FAST", 2)}, {"a": ("FAST", 2), "b": ("SLOW", 1)}, {"a": ("FAST", 4)}
@@ -72,6 +78,21 @@ CASES: dict[str, Case] = {
     ),
     "one rank": Case({"a": ("FAST", 1)}, LLAMA, seed=12),
     "searched": Case(MIXED, LLAMA, seed=None, batch=8),
+    "heads": Case(THREE, LLAMA, seed=40, heads=2, is_slow=False),
+    "all heads": Case(FOUR, seed=41, heads=4),
+    "heads between unlike": Case(MIXED, LLAMA, seed=42, heads=2, batch=5),
+    "heads, recompute": Case(FOUR, FULL, seed=43, heads=4),
+    "heads, recompute attention": Case(
+        FOUR, (*LLAMA, "--recompute-granularity=selective"), seed=44, heads=2
+    ),
+    "heads, divided and overlapping": Case(
+        FOUR,
+        (),
+        ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
+        seed=45,
+        heads=4,
+    ),
+    "heads with an offset each": Case(FOUR, ("--softmax-type=learnable",), seed=46, heads=4),
 }
 
 
@@ -80,8 +101,7 @@ CASES: dict[str, Case] = {
 )
 def test_a_deal_trains_as_one_process(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    begin = None if case.seed is None else deal_at_random(case.seed)
-    ours, one = run(case, begin, tmp_path)
+    ours, one = run(case, case.begin, tmp_path)
     assert_equal(ours, one, GRADIENT_GATED if "--swiglu" in case.flags else GRADIENT)
 
 

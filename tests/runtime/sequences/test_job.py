@@ -25,6 +25,7 @@ from megatron_hetero.runtime.sequences.checks import REFUSED
 from megatron_hetero.runtime.sequences.job import sequences_plan
 from megatron_hetero.sequences.cluster_groups import cluster_groups
 from megatron_hetero.sequences.deal.dealt import Deal
+from megatron_hetero.sequences.price.modelled import TRAINED
 from megatron_hetero.sequences.step_tokens import check_step
 from tests.cost.builders import FAST, make_cluster
 from tests.runtime.sequences.flexible_runs import (
@@ -121,7 +122,7 @@ def test_every_gpu_is_a_rank(cluster: Path) -> None:
 
 
 def test_a_search_that_fails_gives_way_to_the_greedy_deal(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = cluster_groups(make_cluster(("a", FAST, 4)), job(), only_gathers=True).tree
+    tree = cluster_groups(make_cluster(("a", FAST, 4)), job(), exchanges=TRAINED).tree
     documents: Any = [{"tokens": range(n), "name": f"d{n}"} for n in (9000, 400, 30, 1)]
 
     def broken(*given: Any) -> Deal:

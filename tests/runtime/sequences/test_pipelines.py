@@ -41,14 +41,16 @@ GPT = ("--vocab-size=104",)
 GATED = (*LLAMA, *GPT)
 
 
-def on(layout: str, seed: int | None, flags: tuple[str, ...] = GATED, *ours: str) -> Case:
+def on(
+    layout: str, seed: int | None, flags: tuple[str, ...] = GATED, *ours: str, heads: int = 1
+) -> Case:
     """A case on a layout; the last two GPUs are slow ones of another machine, where no group of
     tensor-parallel ranks would be on both."""
     count = parse_layout(layout).num_devices
     nodes = {"a": ("FAST", count)}
     if count > 2 and "tp2" not in layout:
         nodes = {"a": ("FAST", count - 2), "b": ("SLOW", 2)}
-    return Case(nodes, flags, (f"--hetero-layout={layout}", *ours), seed=seed)
+    return Case(nodes, flags, (f"--hetero-layout={layout}", *ours), seed=seed, heads=heads)
 
 
 CASES = {
@@ -76,6 +78,10 @@ CASES = {
     "one wide stage": on("tp2:2 @4 | tp2:2 @3", 20, GATED),
     "one wide stage, recomputed": on("tp2:2 @4 | tp2:2 @3", 21, (*GATED, *FULL)),
     "uneven widths": on("tp2(3:1):1,tp1:1 @4 | tp1:2 @3", 22, GPT),
+    "twins, heads": on(TWINS, 50, heads=2),
+    "triplets, heads, recomputed": on(TRIPLETS, 51, (*GPT, *FULL), heads=4),
+    "wide twins, heads": on(WIDE_TWINS, 52, GPT, *BOTH, heads=2),
+    "wide twins in sequence, heads": on(WIDE_TWINS, 53, (*GPT, "--sequence-parallel"), heads=2),
     "searched twins": on(TWINS, None),
     "searched, unlike": on(UNLIKE, None, GATED, *DIVIDED),
 }
@@ -86,8 +92,7 @@ CASES = {
 )
 def test_a_deal_to_replicas_trains_as_one_process(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    begin = None if case.seed is None else deal_at_random(case.seed)
-    ours, one = run(case, begin, tmp_path)
+    ours, one = run(case, case.begin, tmp_path)
     assert_equal(ours, one, GRADIENT_GATED if "--swiglu" in case.flags else GRADIENT)
     if name.startswith(("groups", "twins", "triplets", "wide twins")):
         log = (ours.directory / f"rank-{ours.num_ranks - 1}.log").read_text()

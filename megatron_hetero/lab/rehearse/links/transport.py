@@ -49,11 +49,15 @@ class Transport(LinkHolder):
 
     def install(self) -> None:
         """Replace the functions of `torch.distributed` in this process."""
-        dist.batch_isend_irecv = self._held_batch
+        self.install_messages()
         dist.all_reduce = self._held_all_reduce
         dist.all_gather_into_tensor = self._held_all_gather
         dist.all_to_all_single = self._held_all_to_all
         dist.broadcast = self._held_broadcast
+
+    def install_messages(self) -> None:
+        """Replace the messages alone; collectives stay as they are."""
+        dist.batch_isend_irecv = self._held_batch
 
     def _held_batch(self, operations: list[Any]) -> list[Any]:
         if self.clock.scale == 0:
@@ -62,7 +66,9 @@ class Transport(LinkHolder):
         for operation in operations:
             if operation.op is dist.isend:
                 tensor = operation.tensor
-                num_bytes = tensor.numel() * tensor.element_size() * self.activation_ratio
+                # What is no activation announces the shape of one.
+                ratio = self.activation_ratio if tensor.is_floating_point() else 1.0
+                num_bytes = tensor.numel() * tensor.element_size() * ratio
                 works.append(self.send(operation, num_bytes, self._batch))
             else:
                 key = self.number(("message", operation.peer, self.rank, name_of(operation.group)))
