@@ -72,6 +72,9 @@ _BACKWARD: dict[Part, tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]] 
         ("gradient of norm of MLP", ("dM", "Y", "dG"), ("dY",)),
     ),
 }
+_PARTS = tuple(
+    frozenset(name for name, _, _ in (*_FORWARD[part], *_BACKWARD[part])) for part in WEIGHTS
+)
 
 
 def part_graph(part: Part, along: tuple[Dimension, ...] = TOGETHER) -> Graph:
@@ -96,6 +99,7 @@ def part_graph(part: Part, along: tuple[Dimension, ...] = TOGETHER) -> Graph:
         _LETTERS,
         frozenset(f"d{weight}" for own in WEIGHTS.values() for weight in own),
         along,
+        _PARTS,
     )
 
 
@@ -121,6 +125,7 @@ def layer_graph(along: tuple[Dimension, ...] = TOGETHER) -> Graph:
         _LETTERS,
         frozenset(f"d{weight}" for own in WEIGHTS.values() for weight in own),
         along,
+        _PARTS,
     )
 
 

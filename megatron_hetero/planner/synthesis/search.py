@@ -1,23 +1,24 @@
 """The fastest program of a layer at given shares, by A*.
 
 A node is a step that comes next, and the tensors that are there, each in its states.  From a node
-one rule of the step leads on, or a collective on one of the step's inputs.  GPUs that are ahead
-carry their lead to the next collective, and memory is limited, so of two ways to one node both are
-kept unless one is no worse on every GPU, in seconds and in bytes.
+each rule of the step leads on, once the collectives have run that bring its inputs into the states
+that it needs (`Graph.ways`).  GPUs that are ahead carry their lead to the next collective, and
+memory is limited, so of two ways to one node both are kept unless one is no worse on every GPU, in
+seconds and in bytes.
 
-The estimate of what is left: each GPU does all steps that remain, each under the rule that takes
-this GPU the least, and nothing is sent.  No program is faster, and going on never lowers what was
-reached plus estimate, so the first program that comes out of the queue is the fastest.  (HAP's
-released code has 0 in its place.)
+What is left is estimated from below (`estimate`), so the first program that comes out of the queue
+is the fastest.  (HAP's released code has 0 in the estimate's place.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from heapq import heappop, heappush
 from itertools import count
 
+from megatron_hetero.planner.synthesis.estimate import Estimate, There
 from megatron_hetero.planner.synthesis.prices import (
     ProgramPrices,
     Shares,
@@ -33,8 +34,6 @@ from megatron_hetero.planner.synthesis.states import (
 
 Allowed = Callable[[Step, Rule], bool]
 """Whether a program may follow a rule."""
-_There = frozenset[tuple[Held, bool]]
-"""What is there, and whether a collective made it."""
 _SLACK = 1e-12
 
 
@@ -50,7 +49,7 @@ class FastestProgram:
 @dataclass(frozen=True, slots=True)
 class _Node:
     index: int
-    there: _There
+    there: There
     clocks: tuple[float, ...]
     taken: tuple[float, ...]
     before: _Node | None = None
@@ -94,14 +93,10 @@ class ProgramSearch:
             for step, rules in zip(steps, self._rules, strict=True)
         ]
         self._read: list[frozenset[str]] = [frozenset()]
-        rest = [(0.0,) * prices.num_gpus]
-        for step, seconds in zip(reversed(steps), reversed(self._rule_s), strict=True):
+        for step in reversed(steps):
             self._read.append(self._read[-1] | step.reads)
-            least = [min(of) for of in zip(*seconds, strict=True)] or [0.0] * prices.num_gpus
-            rest.append(_sum(rest[-1], least) if estimates else rest[-1])
         self._read.reverse()
-        rest.reverse()
-        self._rest = rest
+        self._estimate = Estimate(prices, shares, self._rules) if estimates else None
         self._collective_s: dict[Instruction, float] = {}
 
     def best(self) -> FastestProgram | None:
@@ -109,8 +104,8 @@ class ProgramSearch:
         order, queue = count(), list[tuple[float, int, int, _Node]]()
         none = (0.0,) * self._prices.num_gpus
         start = _Node(0, frozenset(), none, none)
-        heappush(queue, (self._bound(start), 0, next(order), start))
-        seen: dict[tuple[int, _There], list[tuple[float, ...]]] = {}
+        heappush(queue, (0.0, 0, next(order), start))
+        seen: dict[tuple[int, There], list[tuple[float, ...]]] = {}
         num_expanded = 0
         while queue:
             bound, _, _, node = heappop(queue)
@@ -123,45 +118,58 @@ class ProgramSearch:
             kept.append(own)
             num_expanded += 1
             for further in self._further(node):
-                # Of equal bounds the one that is further on.
-                entry = self._bound(further), -further.index, next(order), further
-                heappush(queue, entry)
+                further_s = self._bound(further)
+                if further_s is not None:
+                    # Of equal bounds the one that is further on.
+                    heappush(queue, (further_s, -further.index, next(order), further))
         return None
 
-    def _bound(self, node: _Node) -> float:
-        return max(_sum(node.clocks, self._rest[node.index]))
+    def _bound(self, node: _Node) -> float | None:
+        if self._estimate is None:
+            return max(node.clocks)
+        rest_s = self._estimate.rest_s(node.index, node.there)
+        return None if rest_s is None else max(_sum(node.clocks, rest_s))
 
     def _further(self, node: _Node) -> Iterator[_Node]:
+        """Yield the nodes behind the next step, one for each rule: what it needs comes in the way
+        that lets all GPUs go on soonest, for all ways leave the same behind them."""
         step = self._graph.steps[node.index]
-        held = dict(node.there)
         for rule, seconds in zip(self._rules[node.index], self._rule_s[node.index], strict=True):
-            if all(need in held for need in rule.needs):
-                further = self._done(node, step, rule, held, seconds)
-                if further is not None:
-                    yield further
-        for one in sorted(held):
-            if one[0] not in step.reads:
-                continue
-            for kind, state in self._graph.conversions(one):
-                if (one[0], state) not in held:
-                    instruction = Instruction(kind, one[0], state, one[1])
-                    made = node.there | {((one[0], state), True)}
-                    clocks = self._after(node.clocks, instruction)
-                    yield _Node(node.index, made, clocks, node.taken, node, instruction)
+            ready: _Node | None = node
+            for need in rule.needs:
+                if ready is not None:
+                    ready = self._with(ready, need)
+            further = None if ready is None else self._done(ready, step, rule, seconds)
+            if further is not None:
+                yield further
+
+    def _with(self, node: _Node, need: Held) -> _Node | None:
+        """Return the node at which a tensor is there in a state; None where no way leads there."""
+        held = dict(node.there)
+        if need in held:
+            return node
+        ways = self._graph.ways(need, held)
+        ends = [reduce(self._sent, way, node) for way in ways]
+        return min(ends, key=lambda end: end.clocks, default=None)
+
+    def _sent(self, node: _Node, instruction: Instruction) -> _Node:
+        """Return the node behind a collective."""
+        made = node.there | {((instruction.name, instruction.state), True)}
+        clocks = self._after(node.clocks, instruction)
+        return _Node(node.index, made, clocks, node.taken, node, instruction)
 
     def _done(
         self,
         node: _Node,
         step: Step,
         rule: Rule,
-        held: dict[Held, bool],
         seconds: tuple[float, ...],
     ) -> _Node | None:
         """Return the node behind a step; None where it does not fit."""
         prices, taken, further = self._prices, node.taken, self._read[node.index + 1]
-        there = held
+        there = dict(node.there)
         if step.is_turn:
-            there = after_turn(held, step)
+            there = after_turn(there, step)
             for one in there:
                 if one[0] in further:
                     taken = _sum(taken, prices.bytes_of(one, False, self._shares))

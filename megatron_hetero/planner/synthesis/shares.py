@@ -14,7 +14,8 @@ from typing import Any
 from megatron_hetero.planner.synthesis.prices import ProgramPrices, Shares, terms_of
 from megatron_hetero.planner.synthesis.states import Dimension, LayerProgram, State
 
-_OPTIMAL, _INFEASIBLE = 0, 2
+_OPTIMAL = 0
+_SLACK = 1e-9
 
 
 def best_shares(
@@ -33,8 +34,13 @@ def best_shares(
         fixed: dimensions whose shares stay.
         least: that a GPU has along a dimension; 0 where nothing is said.
     """
-    rows = _Programme(prices, shares, fixed, least or {})
     terms = terms_of(program, prices)
+    used: set[State] = {held[1] for segment in terms.segments for held in segment}
+    used |= {held[1] for held, _ in terms.kept}
+    for collective in terms.collectives:
+        used |= {d for of, _ in prices.collective_terms(collective)[1] for d in of}
+    free = [d for d in sorted(shares) if d in used and d not in fixed]
+    rows = _Programme(prices, shares, free, least or {})
     for segment in terms.segments:
         rows.add_segment(segment)
     for collective in terms.collectives:
@@ -54,12 +60,15 @@ class _Programme:
         self,
         prices: ProgramPrices,
         shares: Shares,
-        fixed: Collection[Dimension],
+        free: Sequence[Dimension],
         least: Mapping[Dimension, float],
     ) -> None:
-        self._prices, self._shares, self._least = prices, shares, least
-        self._free: list[Dimension] = [d for d in sorted(shares) if d not in fixed]
+        self._prices, self._shares, self._least, self._free = prices, shares, least, free
         self._count = prices.num_gpus
+        # Seconds of a layer are small beside the solver's tolerance.
+        self._unit_s = max(
+            (fixed + slope for of in prices.compute_s.values() for fixed, slope in of), default=1.0
+        )
         self._cost = [0.0] * (len(self._free) * self._count)
         self._rows: list[tuple[dict[int, float], float]] = []
 
@@ -101,13 +110,14 @@ class _Programme:
             priced = [(held, self._prices.compute_s.get(held)) for held in segment]
             lines = [(held[1], of[gpu]) for held, of in priced if of is not None]
             row, constant = self._lines(lines, gpu)
+            row = {column: slope / self._unit_s for column, slope in row.items()}
             row[slowest] = -1.0
-            self._add(row, -constant)
+            self._add(row, -constant / self._unit_s)
 
     def add_largest(self, dimensions: Sequence[State], slope: float) -> None:
         """Add `slope` seconds for the largest share along any of some dimensions."""
         largest = len(self._cost)
-        self._cost.append(slope)
+        self._cost.append(slope / self._unit_s)
         for dimension in dimensions:
             for gpu in range(self._count):
                 row, constant = self._lines([(dimension, (0.0, 1.0))], gpu)
@@ -130,11 +140,8 @@ class _Programme:
         from scipy.sparse import coo_array
 
         if not self._free:
-            return (
-                self._shares
-                if all(limit >= -1e-9 for row, limit in self._rows if not row)
-                else None
-            )
+            fits = all(limit >= -_SLACK for row, limit in self._rows if not row)
+            return self._shares if fits else None
         entries = [(r, c, v) for r, (row, _) in enumerate(self._rows) for c, v in row.items()]
         above, columns, values = zip(*entries, strict=True)
         shape = len(self._rows), len(self._cost)
@@ -144,7 +151,6 @@ class _Programme:
             sums[place, place * self._count : (place + 1) * self._count] = 1.0
             bounds += [(self._least.get(dimension, 0.0), 1.0)] * self._count
         bounds += [(0.0, None)] * (len(self._cost) - len(bounds))
-        # Seconds of a layer are small beside the solver's tolerance: in units of their sum.
         limits = [limit for _, limit in self._rows]
         found: Any = linprog(
             self._cost,

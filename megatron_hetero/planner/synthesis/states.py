@@ -63,13 +63,15 @@ class Graph:
     """Steps in the order in which they run, and the letters of every tensor.
 
     `weight_gradients` are the sums of a training step: whole ones stay whole.  `along` are the
-    dimensions along which activations are divided.
+    dimensions along which activations are divided.  `parts` are names of operators, each in one of
+    them, that have few tensors in common: the estimate of the search looks at each by itself.
     """
 
     steps: tuple[Step, ...]
     letters: Mapping[str, str]
     weight_gradients: frozenset[str] = frozenset()
     along: tuple[Dimension, ...] = ("tokens", "columns")
+    parts: tuple[frozenset[str], ...] = ()
 
     def conversions(self, held: Held) -> Iterator[tuple[Collective, State]]:
         """Yield the collectives that a tensor in a state allows, and the states they lead to."""
@@ -91,6 +93,29 @@ class Graph:
             for other in divisible:
                 if other != state and "elements" not in (state, other):
                     yield "all-to-all", other
+
+    def ways(self, need: Held, there: Collection[Held]) -> list[tuple[Instruction, ...]]:
+        """Return the ways to bring a tensor into a state: one collective, or where none leads
+        there two, through a third state.
+
+        Args:
+            need: the tensor and the state.
+            there: what is there.
+        """
+        tensor, state = need
+        single, double = [], []
+        for held in there:
+            if held[0] != tensor:
+                continue
+            for kind, to in self.conversions(held):
+                first = Instruction(kind, tensor, to, held[1])
+                if to == state:
+                    single.append((first,))
+                    continue
+                for further, end in self.conversions((tensor, to)):
+                    if end == state and (tensor, to) not in there:
+                        double.append((first, Instruction(further, tensor, end, to)))
+        return single or double
 
 
 def is_of_weight(letters: str) -> bool:

@@ -9,7 +9,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -56,6 +56,7 @@ def synthesise(
     allowed: Allowed | None = None,
     fixed: Collection[Dimension] = (),
     least: Mapping[Dimension, float] | None = None,
+    starts: Iterable[Shares] | None = None,
 ) -> Synthesis | None:
     """Return the fastest program and shares that the alternation finds; None where nothing fits.
 
@@ -64,9 +65,10 @@ def synthesise(
         allowed: which rules programs may follow; None is all.
         fixed: dimensions whose shares stay equal.
         least: that a GPU has along a dimension; 0 where nothing is said.
+        starts: shares to begin with; None is `starting_shares`.
     """
     best: Synthesis | None = None
-    for start in starting_shares(prices, fixed):
+    for start in starting_shares(prices, fixed) if starts is None else starts:
         for found in _alternated(prices, start, allowed, fixed, least):
             if best is None or found.seconds < best.seconds:
                 best = found
@@ -159,7 +161,9 @@ def layer_options(costs: CostModel, place: GroupPlace) -> tuple[LayerOption, ...
         if made is not None:
             found.append(_option(costs, place, own, made, form))
     found.sort(key=lambda option: option.synthesis.seconds)
-    free = synthesise(prices[TOGETHER], least=least)
+    # All programs are many: they start where those of the forms have ended.
+    starts = [o.synthesis.shares for o in found if o.form is not None and o.form.along is TOGETHER]
+    free = synthesise(prices[TOGETHER], least=least, starts=starts or None)
     best_s = found[0].synthesis.seconds * (1 - _GAIN) if found else inf
     if free is not None and free.seconds < best_s and lacks(prices[TOGETHER], free.program):
         found.append(_option(costs, place, prices[TOGETHER], free, None))

@@ -58,7 +58,10 @@ def random_graph(rng: Random, num_operators: int) -> Graph:
     if gradients:
         ends = [((*[(g, s) for g in gradients], ("as stored", s)), ()) for s in stored]
         steps.append(_demand("gradients", ends, stored))
-    return Graph(tuple(steps), letters, frozenset(gradients))
+    names = [step.name for step in steps if step.computes]
+    first = frozenset(name for name in names if rng.random() < 0.5)
+    parts = (first, frozenset(names) - first) if rng.random() < 0.7 else (frozenset(names),)
+    return Graph(tuple(steps), letters, frozenset(gradients), parts=parts)
 
 
 def _demand(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from time import perf_counter
+from typing import Literal
 
 import pytest
 
@@ -24,15 +26,56 @@ Vector = tuple[float, ...]
 def fastest_of_all(
     prices: ProgramPrices, shares: Shares, limit_s: float
 ) -> tuple[float, LayerProgram] | None:
-    """Try every program that takes no more than a limit: every rule of every step, and before each
-    step every order of collectives on its inputs.  What was reached once with the same tensors,
-    seconds and bytes is not gone on from again."""
+    """Try every program that takes no more than a limit: every rule of every step, and every
+    collective (or two, where there is no single one) for each input that is not there.  What was
+    reached once with the same tensors, seconds and bytes is not gone on from again."""
     best: list[tuple[float, LayerProgram]] = []
     seen = set()
     count = prices.num_gpus
 
+    read = [
+        {t for step in prices.graph.steps[i:] for t in step.reads}
+        for i in range(len(prices.graph.steps) + 1)
+    ]
+
     def later(index: int) -> set[str]:
-        return {t for step in prices.graph.steps[index:] for t in step.reads}
+        return read[index]
+
+    def ready(
+        needs: list[Held], there: dict[Held, bool], clocks: Vector, done: LayerProgram
+    ) -> Iterator[tuple[dict[Held, bool], Vector, LayerProgram]]:
+        """Yield what is there once all needs are, one collective or two for each that is not."""
+        missing = [need for need in needs if need not in there]
+        if not missing:
+            yield there, clocks, done
+            return
+        (tensor, wanted), others = missing[0], missing[1:]
+        steps = [
+            (held[1], kind, state)
+            for held in list(there)
+            if held[0] == tensor
+            for kind, state in prices.graph.conversions(held)
+        ]
+        direct = [one for one in steps if one[2] == wanted]
+        for before, kind, state in direct or steps:
+            one = Instruction(kind, tensor, state, before)
+            made, after = {**there, (tensor, state): True}, sent(one, clocks)
+            if direct:
+                yield from ready(others, made, after, (*done, one))
+                continue
+            for further, end in prices.graph.conversions((tensor, state)):
+                if end == wanted and (tensor, state) not in there:
+                    two = Instruction(further, tensor, end, state)
+                    both = {**made, (tensor, end): True}
+                    yield from ready(others, both, sent(two, after), (*done, one, two))
+
+    def sent(one: Instruction, clocks: Vector) -> Vector:
+        seconds = prices.collective_s(one, shares)
+        if one.kind == "slice":
+            return clocks
+        if one.name in prices.graph.weight_gradients and one.state == "whole":
+            return tuple(c + seconds for c in clocks)
+        return (max(clocks) + seconds,) * count
 
     def go(
         index: int, there: dict[Held, bool], clocks: Vector, taken: Vector, done: LayerProgram
@@ -49,43 +92,28 @@ def fastest_of_all(
         seen.add(state)
         step = prices.graph.steps[index]
         for rule in step.rules:
-            if any(need not in there for need in rule.needs):
-                continue
-            lines = prices.compute_s.get((step.name, rule.division), ((0.0, 0.0),) * count)
-            part = shares.get(rule.division, (1.0,) * count)  # type: ignore[call-overload]
-            own = tuple(c + a + b * x for c, (a, b), x in zip(clocks, lines, part, strict=True))
-            left, bytes_ = there, taken
-            if step.is_turn:
-                left = after_turn(there, step)
-                for (tensor, at), _ in left.items():
-                    if tensor in later(index + 1):
-                        size = prices.kept_bytes.get(tensor, 0.0)
-                        each = shares.get(at, (1.0,) * count)  # type: ignore[call-overload]
-                        bytes_ = tuple(b + size * x for b, x in zip(bytes_, each, strict=True))
-            if (step.name, rule.division) in prices.stored_bytes:
-                a, b = prices.stored_bytes[step.name, rule.division]
-                bytes_ = tuple(t + a + b * x for t, x in zip(bytes_, part, strict=True))
-            if any(t > room for t, room in zip(bytes_, prices.room_bytes, strict=True)):
-                continue
-            further = later(index + 1)
-            made = {**left, **dict.fromkeys(rule.makes, False)}
-            made = {held: copy for held, copy in made.items() if held[0] in further}
-            one = Instruction("compute" if step.computes else "demand", step.name, rule.division)
-            go(index + 1, made, own, bytes_, (*done, one))
-        for held in list(there):
-            if held[0] not in step.reads:
-                continue
-            for kind, state_ in prices.graph.conversions(held):
-                if (held[0], state_) in there:
+            for held, behind, so_far in ready(list(rule.needs), there, clocks, done):
+                lines = prices.compute_s.get((step.name, rule.division), ((0.0, 0.0),) * count)
+                part = shares.get(rule.division, (1.0,) * count)  # type: ignore[call-overload]
+                own = tuple(c + a + b * x for c, (a, b), x in zip(behind, lines, part, strict=True))
+                left, bytes_ = held, taken
+                if step.is_turn:
+                    left = after_turn(held, step)
+                    for tensor, at in left:
+                        if tensor in later(index + 1):
+                            size = prices.kept_bytes.get(tensor, 0.0)
+                            each = shares.get(at, (1.0,) * count)  # type: ignore[call-overload]
+                            bytes_ = tuple(b + size * x for b, x in zip(bytes_, each, strict=True))
+                if (step.name, rule.division) in prices.stored_bytes:
+                    a, b = prices.stored_bytes[step.name, rule.division]
+                    bytes_ = tuple(t + a + b * x for t, x in zip(bytes_, part, strict=True))
+                if any(t > room for t, room in zip(bytes_, prices.room_bytes, strict=True)):
                     continue
-                one = Instruction(kind, held[0], state_, held[1])
-                seconds = prices.collective_s(one, shares)
-                own = clocks
-                if one.name in prices.graph.weight_gradients and state_ == "whole":
-                    own = tuple(c + seconds for c in clocks)
-                elif kind != "slice":
-                    own = (max(clocks) + seconds,) * count
-                go(index, {**there, (held[0], state_): True}, own, taken, (*done, one))
+                made = {**left, **dict.fromkeys(rule.makes, False)}
+                made = {h: copy for h, copy in made.items() if h[0] in later(index + 1)}
+                kind: Literal["compute", "demand"] = "compute" if step.computes else "demand"
+                one = Instruction(kind, step.name, rule.division)
+                go(index + 1, made, own, bytes_, (*so_far, one))
 
     go(0, {}, (0.0,) * count, (0.0,) * count, ())
     return best[0] if best else None
