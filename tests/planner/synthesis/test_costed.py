@@ -1,5 +1,5 @@
-"""Prices of programs are those of plans: of tensor parallelism to rounding, of context parallelism
-but for what a layer waits where its parts are unlike."""
+"""Prices of programs are those of plans: of like GPUs to rounding; of unlike ones nearly, because a
+program says where within a layer they wait for each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from megatron_hetero.planner.synthesis.synthesise import placed_layer_s
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 CLUSTER = make_cluster(("a", FAST, 1), ("b", SLOW, 1), between=Link(25e9, 5e-6))
+ALIKE = make_cluster(("a", FAST, 2))
+UNLIKE = 0.02
+"""Plans have the groups meet twice in a pass; a program has them wait in every collective."""
 SHAPE = {"num_layers": 8, "hidden_size": 2048, "seq_length": 2048, "max_position_embeddings": 2048}
+EQUAL: Shares = dict.fromkeys(("columns", "tokens", "elements", "sequences"), (0.5, 0.5))  # type: ignore[arg-type]
 SHARES: Shares = {
     "columns": (0.75, 0.25),
     "tokens": (0.75, 0.25),
@@ -50,24 +54,26 @@ def test_tensor_parallelism_costs_what_plans_say(
     workload = make_workload(
         **SHAPE, recompute=recompute, gated_mlp=gated, sequence_parallel=sequence_parallel
     )
-    costs = CostModel(CLUSTER, workload)
     form = TENSOR_AND_SEQUENCE if sequence_parallel else TENSOR
-    shares = {**SHARES, "tokens": (0.5, 0.5)} if sequence_parallel else SHARES
-    found_s, _ = priced(costs, form, shares)
-    stage = PlacedStage(CLUSTER.devices, 1, (3, 1))
-    assert found_s == pytest.approx(placed_layer_s(costs, stage, 16), rel=1e-6)
+    for cluster, parts, within in ((ALIKE, None, 1e-6), (CLUSTER, (3, 1), UNLIKE)):
+        costs = CostModel(cluster, workload)
+        shares = dict(EQUAL)
+        if parts is not None:
+            shares["columns"] = SHARES["columns"]
+        found_s, _ = priced(costs, form, shares)
+        stage = PlacedStage(cluster.devices, 1, parts)
+        assert found_s == pytest.approx(placed_layer_s(costs, stage, 16), rel=within)
 
 
-@pytest.mark.parametrize("parts", [(1, 1), (3, 1)])
-def test_context_parallelism_costs_what_plans_say(parts: tuple[int, int]) -> None:
+def test_context_parallelism_costs_what_plans_say() -> None:
     # Fused attention exchanges in a ring where parts are equal.
-    costs = CostModel(CLUSTER, make_workload(**SHAPE, flash_attention=False))
-    shares = {**SHARES, "tokens": tuple(part / sum(parts) for part in parts)}
-    found_s, _ = priced(costs, CONTEXT, shares)
-    own = parts if parts[0] != parts[1] else None
-    stage = PlacedStage(CLUSTER.devices, 1, context_parallel=2, context_shares=own)
-    # Biases and norms are summed too.
-    assert found_s == pytest.approx(placed_layer_s(costs, stage, 16), rel=2e-3)
+    workload = make_workload(**SHAPE, flash_attention=False)
+    for cluster, parts, within in ((ALIKE, None, 2e-3), (CLUSTER, (3, 1), UNLIKE)):
+        costs = CostModel(cluster, workload)
+        found_s, _ = priced(costs, CONTEXT, EQUAL if parts is None else SHARES)
+        stage = PlacedStage(cluster.devices, 1, context_parallel=2, context_shares=parts)
+        # Biases and norms are summed too.
+        assert found_s == pytest.approx(placed_layer_s(costs, stage, 16), rel=within)
 
 
 def test_memory_is_what_plans_say() -> None:
