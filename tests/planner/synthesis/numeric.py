@@ -138,57 +138,55 @@ def own_part(whole: Array, letters: str, dimension: str, edges: Edges, gpu: int)
     return np.take(whole, range(start, stop), axis)
 
 
+def axis_of(letters: str, dimension: str) -> int:
+    return next(i for i, letter in enumerate(letters) if DIMENSIONS.get(letter) == dimension)
+
+
 class Exchange:
-    """Collectives among GPUs that one process plays: a tensor is [GPU] of what each has."""
+    """Collectives among GPUs that one process plays, all of them: a tensor is what each has."""
 
     def __init__(self, edges: Edges, num_gpus: int) -> None:
-        self.edges, self.gpus = edges, range(num_gpus)
-
-    def whole(
-        self, parts: Sequence[Array], letters: str, state: str, shape: tuple[int, ...]
-    ) -> Array:
-        """The tensor that parts in a state stand for."""
-        if state == "partial":
-            return np.asarray(sum(parts))
-        if state == "elements":
-            return np.concatenate(list(parts)).reshape(shape)
-        axis = next(i for i, letter in enumerate(letters) if DIMENSIONS.get(letter) == state)
-        return np.concatenate(list(parts), axis)
+        self.edges, self.gpus = edges, list(range(num_gpus))
 
     def convert(
         self, parts: Sequence[Array], letters: str, before: str, after: str, shape: tuple[int, ...]
     ) -> list[Array]:
-        """A collective: what every GPU has behind it."""
+        """A collective or a slice: what every GPU has behind it.
+
+        `shape` is that of a whole weight."""
         if before == "whole":
-            return [
-                own_part(p, letters, after, self.edges, g)
-                for p, g in zip(parts, self.gpus, strict=True)
-            ]
-        made = self.whole(parts, letters, before, shape)
+            whole = list(parts)
+        else:
+            whole = [self._joined(parts, letters, before, shape)] * len(self.gpus)
         if after == "whole":
-            return [made for _ in self.gpus]
-        return [own_part(made, letters, after, self.edges, g) for g in self.gpus]
+            return whole
+        pairs = zip(whole, self.gpus, strict=True)
+        return [own_part(one, letters, after, self.edges, gpu) for one, gpu in pairs]
+
+    def _joined(
+        self, parts: Sequence[Array], letters: str, before: str, shape: tuple[int, ...]
+    ) -> Array:
+        if before == "partial":
+            return np.asarray(sum(parts))
+        if before == "elements":
+            return np.concatenate(list(parts)).reshape(shape)
+        return np.concatenate(list(parts), axis_of(letters, before))
 
 
 def run(
-    graph: Graph,
-    program: LayerProgram,
-    inputs: Mapping[str, Array],
-    edges: Edges,
-    num_gpus: int,
+    graph: Graph, program: LayerProgram, inputs: Mapping[str, Array], exchange: Exchange
 ) -> dict[tuple[str, str], list[Array]]:
-    """Do a program; returns (tensor, state) -> what each GPU has, of weight gradients and of what
-    leaves the layer."""
-    exchange, letters = Exchange(edges, num_gpus), graph.letters
+    """Do a program; returns (tensor, state) -> what each played GPU has, of all that is there."""
+    letters, edges = graph.letters, exchange.edges
     there: dict[tuple[str, str], list[Array]] = {}
+    originals: set[tuple[str, str]] = set()
     steps = iter(graph.steps)
     for one in program:
         if one.kind not in ("compute", "demand"):
-            parts = there[one.name, one.before]
-            weight = one.name.removeprefix("d")
-            shape = SHAPES.get(weight, ()) if is_of_weight(letters[one.name]) else ()
+            is_weight = is_of_weight(letters[one.name])
+            shape = SHAPES[one.name.removeprefix("d")] if is_weight else ()
             there[one.name, one.state] = exchange.convert(
-                parts, letters[one.name], one.before, one.state, shape
+                there[one.name, one.before], letters[one.name], one.before, one.state, shape
             )
             continue
         step = next(steps)
@@ -196,41 +194,31 @@ def run(
         rule = next(rule for rule in step.rules if rule.division == one.state)
         assert all(need in there or need[0] not in letters for need in rule.needs)
         if step.is_turn:
-            originals = {
-                made for name in program[: program.index(one)] for made in _made(graph, name)
-            }
             there = {
                 held: own
                 for held, own in there.items()
                 if held in originals or held[0] in step.keeps_copies
             }
+        originals.update(rule.makes)
         if one.kind == "demand":
             for tensor, state in rule.makes:
                 if tensor in letters:
-                    whole = inputs[tensor]
-                    there[tensor, state] = [
-                        whole
-                        if state == "whole"
-                        else own_part(whole, letters[tensor], state, edges, g)
-                        for g in range(num_gpus)
-                    ]
+                    whole = [inputs[tensor] for _ in exchange.gpus]
+                    if state != "whole":
+                        whole = [
+                            own_part(of, letters[tensor], state, edges, gpu)
+                            for of, gpu in zip(whole, exchange.gpus, strict=True)
+                        ]
+                    there[tensor, state] = whole
             continue
         results = []
-        for gpu in range(num_gpus):
-            own = {tensor: there[tensor, state][gpu] for tensor, state in rule.needs}
+        for place, gpu in enumerate(exchange.gpus):
+            own = {tensor: there[tensor, state][place] for tensor, state in rule.needs}
             first = edges["tokens"][gpu] if one.state == "tokens" else 0
             results.append(OPERATORS[one.name](own, first))
         for tensor, state in rule.makes:
             there[tensor, state] = [result[tensor] for result in results]
     return there
-
-
-def _made(graph: Graph, instruction: object) -> list[tuple[str, str]]:
-    kind, name, state = instruction.kind, instruction.name, instruction.state  # type: ignore[attr-defined]
-    if kind not in ("compute", "demand"):
-        return []  # a copy
-    step = next(step for step in graph.steps if step.name == name)
-    return list(next(rule for rule in step.rules if rule.division == state).makes)
 
 
 def edges_of(units: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
@@ -239,39 +227,27 @@ def edges_of(units: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 
 def largest_error(
-    graph: Graph,
-    program: LayerProgram,
-    inputs: Mapping[str, Array],
-    edges: Edges,
-    num_gpus: int,
+    graph: Graph, program: LayerProgram, inputs: Mapping[str, Array], exchange: Exchange
 ) -> float:
     """The largest relative error of all that leaves a part: its output, the gradient of its input,
     and those of its weights, each in the state in which the program leaves it."""
     expected = on_one_device(graph, inputs)
-    found = run(graph, program, inputs, edges, num_gpus)
+    found = run(graph, program, inputs, exchange)
     worst, checked = 0.0, set()
-    outputs = {
-        t for step in graph.steps if not step.computes for r in step.rules for t, _ in r.needs
-    }
+    demands = [step for step in graph.steps if not step.computes]
+    outputs = {tensor for step in demands for tensor in step.reads}
     for (tensor, state), parts in found.items():
         if tensor not in outputs or tensor not in expected or state == "partial":
             continue
         checked.add(tensor)
-        for gpu, part in enumerate(parts):
-            whole = expected[tensor]
-            own = (
-                whole
-                if state == "whole"
-                else own_part(whole, graph.letters[tensor], state, edges, gpu)
-            )
+        whole, letters = expected[tensor], graph.letters[tensor]
+        for gpu, part in zip(exchange.gpus, parts, strict=True):
+            own = whole
+            if state != "whole":
+                own = own_part(whole, letters, state, exchange.edges, gpu)
             assert part.shape == own.shape
             if own.size:
                 worst = max(worst, float(np.abs(part - own).max() / np.abs(whole).max()))
-    needed = {
-        f"d{w}"
-        for own in WEIGHTS.values()
-        for w in own
-        if w in {t for s in graph.steps for t in s.reads}
-    }
-    assert needed <= checked, needed - checked
+    read = {tensor for step in graph.steps for tensor in step.reads}
+    assert checked >= {f"d{weight}" for of in WEIGHTS.values() for weight in of if weight in read}
     return worst

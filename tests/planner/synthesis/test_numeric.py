@@ -17,6 +17,7 @@ from megatron_hetero.planner.synthesis.layer import (
 )
 from megatron_hetero.planner.synthesis.states import Dimension, Graph, operator
 from tests.planner.synthesis.numeric import (
+    Exchange,
     edges_of,
     given,
     largest_error,
@@ -46,7 +47,7 @@ def test_a_random_program_gives_what_one_device_gives(
     kinds = set()
     for seed in range(40):
         program = random_program(graph, Random(seed))
-        assert largest_error(graph, program, given(seed), edges, num_gpus) < ROUNDING
+        assert largest_error(graph, program, given(seed), Exchange(edges, num_gpus)) < ROUNDING
         kinds |= {one.kind for one in program}
     assert kinds >= {"compute", "all-reduce", "reduce-scatter", "all-gather", "slice"}
     assert ("all-to-all" in kinds) == (along is TOGETHER)
@@ -85,4 +86,4 @@ def test_a_wrong_rule_is_noticed() -> None:
         Random(1),
         lambda step, rule: not step.computes or rule.division == "tokens",
     )
-    assert largest_error(replace(graph, steps=wrong), program, given(1), edges, 2) > 0.01
+    assert largest_error(replace(graph, steps=wrong), program, given(1), Exchange(edges, 2)) > 0.01
