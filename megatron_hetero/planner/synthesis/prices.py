@@ -154,8 +154,9 @@ def share_of(shares: Shares, division: State, num_gpus: int) -> tuple[float, ...
         division: a dimension, or whole or partial.
         num_gpus: of the group.
     """
-    if division in ("whole", "partial"):
-        return (1.0,) * num_gpus
+    match division:
+        case "whole" | "partial":
+            return (1.0,) * num_gpus
     return shares[division]
 
 

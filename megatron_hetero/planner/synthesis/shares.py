@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from megatron_hetero.planner.synthesis.prices import ProgramPrices, Shares, terms_of
+from megatron_hetero.planner.synthesis.prices import ProgramPrices, Shares, share_of, terms_of
 from megatron_hetero.planner.synthesis.states import Dimension, LayerProgram, State
 
 _OPTIMAL = 0
@@ -79,7 +79,7 @@ class _Programme:
         return self._free.index(dimension) * self._count + gpu
 
     def _known(self, dimension: State, gpu: int) -> float:
-        return 1.0 if dimension in ("whole", "partial") else self._shares[dimension][gpu]
+        return share_of(self._shares, dimension, self._count)[gpu]
 
     def _add(self, row: dict[int, float], limit: float) -> None:
         """Add a row: what the unknowns sum to is no more than a limit."""

@@ -103,7 +103,8 @@ class Graph:
             there: what is there.
         """
         tensor, state = need
-        single, double = [], []
+        single: list[tuple[Instruction, ...]] = []
+        double: list[tuple[Instruction, ...]] = []
         for held in there:
             if held[0] != tensor:
                 continue
