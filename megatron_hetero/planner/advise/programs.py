@@ -11,7 +11,7 @@ from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.synthesis.costed import GroupPlace
+from megatron_hetero.planner.synthesis.costed import LayerGroup
 from megatron_hetero.planner.synthesis.synthesise import (
     LayerOption,
     layer_options,
@@ -72,7 +72,7 @@ def _of_stage(costs: CostModel, replica: PlacedReplica, r: int, s: int, rows: in
     stage = replica.stages[s]
     memories = costs.stage_memories(replica.without_sharding, s, rows)
     costs = costs.variant(micro_batch_size=replica.micro_batch_size)
-    place = GroupPlace(
+    place = LayerGroup(
         stage.devices,
         stage.num_layers,
         replica.num_in_flight[s],

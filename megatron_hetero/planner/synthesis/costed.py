@@ -39,7 +39,7 @@ from megatron_hetero.sequences.price.exchange import all_to_all_s
 
 
 @dataclass(frozen=True)
-class GroupPlace:
+class LayerGroup:
     """A group of GPUs and what a stage has them do.
 
     Attributes:
@@ -77,7 +77,7 @@ def check_synthesised(workload: Workload) -> None:
 
 
 def layer_prices(
-    costs: CostModel, place: GroupPlace, along: tuple[Dimension, ...]
+    costs: CostModel, place: LayerGroup, along: tuple[Dimension, ...]
 ) -> ProgramPrices:
     """Price the steps of a decoder layer on a group.
 
@@ -230,7 +230,7 @@ def _matrices(workload: Workload) -> dict[Part, tuple[int, int]]:
     return {"attention": (qkv, proj), "mlp": (columns * (2 if model.gated_mlp else 1), columns)}
 
 
-def _stored(costs: CostModel, place: GroupPlace) -> Iterator[tuple[tuple[str, State], Line]]:
+def _stored(costs: CostModel, place: LayerGroup) -> Iterator[tuple[tuple[str, State], Line]]:
     """Yield what weights take of a GPU with their gradients and states, as they are stored.
 
     States that the distributed optimizer divides are those of all holders: of GPUs that keep a

@@ -19,7 +19,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import ring_all_reduce_s, slowest_link
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.work.share import even_share
-from megatron_hetero.planner.synthesis.costed import GroupPlace, layer_prices
+from megatron_hetero.planner.synthesis.costed import LayerGroup, layer_prices
 from megatron_hetero.planner.synthesis.forms import (
     RuntimeForm,
     lacks,
@@ -142,7 +142,7 @@ class LayerOption:
     bytes: tuple[float, ...]
 
 
-def layer_options(costs: CostModel, place: GroupPlace) -> tuple[LayerOption, ...]:
+def layer_options(costs: CostModel, place: LayerGroup) -> tuple[LayerOption, ...]:
     """Return the fastest program of each form that the runtime executes and that fits, fastest
     first, and behind them the fastest of all programs where it is none of them and faster.
 
@@ -178,7 +178,7 @@ def _least_shares(costs: CostModel) -> dict[Dimension, float]:
 
 def _option(
     costs: CostModel,
-    place: GroupPlace,
+    place: LayerGroup,
     prices: ProgramPrices,
     made: Synthesis,
     form: RuntimeForm | None,
@@ -193,7 +193,7 @@ def _option(
     )
 
 
-def placed(place: GroupPlace, form: RuntimeForm, shares: Shares) -> PlacedStage | None:
+def placed(place: LayerGroup, form: RuntimeForm, shares: Shares) -> PlacedStage | None:
     """Return the stage that executes programs of a form, in whole shares; None of GPUs side by
     side, which are replicas.
 

@@ -12,7 +12,7 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.advise.programs import plan_programs
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.moves.group_shares import GroupShares
-from megatron_hetero.planner.synthesis.costed import GroupPlace
+from megatron_hetero.planner.synthesis.costed import LayerGroup
 from megatron_hetero.planner.synthesis.synthesise import layer_options
 from tests.cost.builders import FAST, GIB, SLOW, make_cluster, make_workload, place
 
@@ -74,7 +74,7 @@ def gaps(seeds: range) -> list[tuple[float, float]]:
             StagePlace(cluster.devices, None, False, False, 1), 4
         )[0]
         own_s = costs.group_pieces(cluster.devices, own, rows).layer.total_s
-        options = layer_options(costs, GroupPlace(cluster.devices, 4, 1, 16, (1e12,) * len(nodes)))
+        options = layer_options(costs, LayerGroup(cluster.devices, 4, 1, 16, (1e12,) * len(nodes)))
         tensor = next(o for o in options if o.form and o.form.name == "tensor parallel")
         together = [o for o in options if o.form is None or o.form.division != "sequences"]
         forms = [o.synthesis.seconds for o in together if o.form is not None]
@@ -86,9 +86,9 @@ def gaps(seeds: range) -> list[tuple[float, float]]:
 
 @pytest.mark.slow
 def test_the_search_knows_the_shares_that_are_synthesised() -> None:
-    """By the price of plans its shares of a group are never slower by more than 1 %; and what no
-    form of the runtime can do would gain so much at most."""
+    """By the price of plans its shares of a group are no slower than the synthesised ones by more
+    than 1 %; and of all programs none is faster than those of the runtime's forms by more than
+    2 %."""
     found = gaps(range(20))
-    print("shares", sorted(found), "programs", sorted(form for _, form in found))
     assert max(shares for shares, _ in found) <= 1.01
-    assert all(form >= 1 - 1e-9 for _, form in found)
+    assert max(form for _, form in found) <= 1.02

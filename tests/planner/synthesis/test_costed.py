@@ -9,7 +9,7 @@ from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.planner.synthesis.costed import GroupPlace, layer_prices
+from megatron_hetero.planner.synthesis.costed import LayerGroup, layer_prices
 from megatron_hetero.planner.synthesis.forms import (
     CONTEXT,
     TENSOR,
@@ -38,7 +38,7 @@ SHARES: Shares = {
 
 def priced(costs: CostModel, form: RuntimeForm, shares: Shares) -> tuple[float, tuple[float, ...]]:
     """Seconds of a layer in a form at shares, and its bytes on each GPU."""
-    place = GroupPlace(costs.cluster.devices, 1, 1, 16, (1e12, 1e12))
+    place = LayerGroup(costs.cluster.devices, 1, 1, 16, (1e12, 1e12))
     prices = layer_prices(costs, place, TOGETHER)
     found = ProgramSearch(prices, shares, form.allows).best()
     assert found is not None
@@ -88,6 +88,6 @@ def test_memory_is_what_plans_say() -> None:
 
 def test_other_layers_are_refused_by_name() -> None:
     costs = CostModel(CLUSTER, make_workload(num_experts=4, moe_ffn_hidden_size=512))
-    place = GroupPlace(CLUSTER.devices, 1, 1, 16, (1e12, 1e12))
+    place = LayerGroup(CLUSTER.devices, 1, 1, 16, (1e12, 1e12))
     with pytest.raises(UnsupportedError, match="--num-experts"):
         layer_prices(costs, place, TOGETHER)

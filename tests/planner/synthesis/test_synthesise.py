@@ -12,7 +12,7 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.planner.synthesis.costed import GroupPlace, layer_prices
+from megatron_hetero.planner.synthesis.costed import LayerGroup, layer_prices
 from megatron_hetero.planner.synthesis.forms import (
     CONTEXT,
     SHARDED,
@@ -41,9 +41,9 @@ CLUSTER = make_cluster(("a", FAST, 1), ("b", SLOW, 1), between=Link(25e9, 5e-6))
 SHAPE = {"num_layers": 8, "hidden_size": 2048, "seq_length": 2048, "max_position_embeddings": 2048}
 
 
-def place_on(cluster: Cluster, room: float = 1e12, num_micro_batches: int = 16) -> GroupPlace:
+def place_on(cluster: Cluster, room: float = 1e12, num_micro_batches: int = 16) -> LayerGroup:
     devices = cluster.devices
-    return GroupPlace(devices, 8, 1, num_micro_batches, (room,) * len(devices))
+    return LayerGroup(devices, 8, 1, num_micro_batches, (room,) * len(devices))
 
 
 def mlp_prices(tokens: float, num_micro_batches: int) -> ProgramPrices:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.advise.programs import StagePrograms
-from megatron_hetero.planner.synthesis.costed import GroupPlace, layer_prices
+from megatron_hetero.planner.synthesis.costed import LayerGroup, layer_prices
 from megatron_hetero.planner.synthesis.forms import SHARDED, TENSOR, RuntimeForm
 from megatron_hetero.planner.synthesis.prices import program_bytes
 from megatron_hetero.planner.synthesis.synthesise import LayerOption, synthesise
@@ -21,7 +21,7 @@ from tests.cost.builders import CLUSTER, make_workload
 
 def option(form: RuntimeForm, *, is_executed: bool = True) -> LayerOption:
     costs = CostModel(CLUSTER, make_workload())
-    place = GroupPlace(CLUSTER.devices[:2], 4, 1, 16, (1e12, 1e12))
+    place = LayerGroup(CLUSTER.devices[:2], 4, 1, 16, (1e12, 1e12))
     prices = layer_prices(costs, place, form.along)
     made = synthesise(prices, form.allows)
     assert made is not None
