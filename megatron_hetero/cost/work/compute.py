@@ -60,8 +60,8 @@ class PassTimes:
 
 
 @dataclass(frozen=True)
-class _Speed:
-    """Rates that one GPU reaches in the job's precision."""
+class Speed:
+    """Rates that one GPU reaches in the job's precision, calibrated."""
 
     products_flops_per_s: float
     product_overhead_s: float
@@ -78,10 +78,17 @@ class _Speed:
         return num_bytes / self.memory_bytes_per_s
 
 
-def _speed(training: TrainingSpec, gpu: GpuType, calibration: Calibration | None) -> _Speed:
+def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | None = None) -> Speed:
+    """Return the rates of a GPU type in the job's precision.
+
+    Args:
+        training: decides the precision.
+        gpu: the type.
+        calibration: constants of GPUs; None is the shipped ones.
+    """
     calibration = calibration or shipped_calibration()
     curve = calibration.gemm_efficiency(gpu, training.precision)
-    return _Speed(
+    return Speed(
         product_flops_per_s(gpu, training.precision) * curve.max_efficiency,
         curve.overhead_s,
         calibration.memory_bytes_per_s(gpu),
@@ -168,7 +175,7 @@ def _part_times(
 ) -> PassTimes:
     training = workload.training
     flash = uses_flash_attention(training, gpu)
-    speed = _speed(training, gpu, calibration)
+    speed = speed_of(training, gpu, calibration)
     work = work_of(workload.model, training, share, flash)
     products_s = speed.products_s(work.gemm_flops)
     elementwise_s = speed.memory_s(work.memory_bytes)
@@ -178,7 +185,7 @@ def _part_times(
         2 * products_s
         + _BACKWARD_MEMORY_RATIO * elementwise_s
         + core.backward_s
-        + _gradient_accumulation_s(work.num_params, speed)
+        + gradient_accumulation_s(work.num_params, speed)
     )
     if training.recompute == "full":
         backward_s += forward_s
@@ -187,7 +194,7 @@ def _part_times(
     return PassTimes(forward_s, backward_s)
 
 
-def _core_times(work: Work, speed: _Speed, flash: bool) -> PassTimes:
+def _core_times(work: Work, speed: Speed, flash: bool) -> PassTimes:
     """Time scores and context: what lies between the two products of attention."""
     products_s = speed.products_s(work.attention_flops)
     dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
@@ -209,7 +216,7 @@ def core_attention_times(
     for gpu, share in members:
         flash = uses_flash_attention(training, gpu)
         work = attention_work(model, training, share, flash)
-        found.append(_core_times(work, _speed(training, gpu, None), flash))
+        found.append(_core_times(work, speed_of(training, gpu, None), flash))
     return slowest(found)
 
 
@@ -233,10 +240,10 @@ def embedding_times(
     model, training = workload.model, workload.training
     element = training.element_bytes
     tokens = num_tokens or training.micro_batch_size * model.seq_length
-    speed = _speed(training, gpu, calibration)
+    speed = speed_of(training, gpu, calibration)
     forward_s = speed.memory_s(3.0 * tokens * model.hidden_size * element)
     rows = vocab_rows * model.hidden_size // width
-    return PassTimes(forward_s, 2 * forward_s + _gradient_accumulation_s(rows, speed))
+    return PassTimes(forward_s, 2 * forward_s + gradient_accumulation_s(rows, speed))
 
 
 def head_times(
@@ -259,7 +266,7 @@ def head_times(
     element = training.element_bytes
     tokens = num_tokens or training.micro_batch_size * model.seq_length
     logits = tokens * vocab_rows / width
-    speed = _speed(training, gpu, calibration)
+    speed = speed_of(training, gpu, calibration)
     products_s = speed.products_s((2.0 * logits * model.hidden_size,))
     # Cross entropy reads the logits, makes them fp32, then takes a maximum, exp and a sum.
     norm_bytes = 2.0 * tokens * model.hidden_size * element
@@ -268,7 +275,7 @@ def head_times(
     rows = vocab_rows * model.hidden_size // width
     return PassTimes(
         products_s + loss_s,
-        2 * products_s + gradient_s + _gradient_accumulation_s(rows, speed),
+        2 * products_s + gradient_s + gradient_accumulation_s(rows, speed),
     )
 
 
@@ -289,13 +296,13 @@ def joining_times(
     """
     model, training = workload.model, workload.training
     tokens = num_tokens or training.micro_batch_size * model.seq_length
-    speed = _speed(training, gpu, calibration)
+    speed = speed_of(training, gpu, calibration)
     weights = joining_params(model) // width
     products_s = speed.products_s((2.0 * tokens * weights,))
     norms_s = speed.memory_s(4.0 * tokens * model.hidden_size * training.element_bytes)
     return PassTimes(
         products_s + norms_s,
-        2 * (products_s + norms_s) + _gradient_accumulation_s(weights, speed),
+        2 * (products_s + norms_s) + gradient_accumulation_s(weights, speed),
     )
 
 
@@ -305,5 +312,6 @@ def update_time_s(state_bytes: float, gpu: GpuType) -> float:
     return 2.0 * state_bytes / shipped_calibration().memory_bytes_per_s(gpu)
 
 
-def _gradient_accumulation_s(num_params: int, speed: _Speed) -> float:
+def gradient_accumulation_s(num_params: int, speed: Speed) -> float:
+    """Time adding the gradient of so many weights to the main gradient, in fp32."""
     return speed.memory_s(2.0 * num_params * _MAIN_GRADIENT_BYTES)
