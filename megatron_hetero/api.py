@@ -25,7 +25,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
-from megatron_hetero.planner.precision import in_best_precision
+from megatron_hetero.planner.restrictions.precision import in_best_precision
 from megatron_hetero.schedule.simulator.step import StepSimulation, simulate_plan
 
 __all__ = [
@@ -51,7 +51,8 @@ def plan(
 ) -> Plan:
     """Find the best plan for training a model on a cluster; it fits and is validated.
 
-    A job that names no precision is planned in one that its GPUs have (`planner.precision`).
+    A job that names no precision is planned in one that its GPUs have
+    (`planner.restrictions.precision`).
 
     Args:
         cluster: of `load_cluster`.

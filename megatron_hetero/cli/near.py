@@ -18,8 +18,8 @@ from megatron_hetero.errors import EXIT_INTERRUPTED, UsageError
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan, save_plan
-from megatron_hetero.planner.precision import with_precision
 from megatron_hetero.planner.replan.replanning import Replanning, replan
+from megatron_hetero.planner.restrictions.precision import with_precision
 from megatron_hetero.report.text.changes.replanning import replanning_lines
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.units import UnitError, parse_bandwidth

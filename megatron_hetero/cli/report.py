@@ -16,7 +16,7 @@ from megatron_hetero.plan.file import load_plan
 from megatron_hetero.report.page.content import gather
 from megatron_hetero.report.page.document import figures, page
 from megatron_hetero.report.page.lanes import measured_lanes, rehearsed_lanes, trace_lanes
-from megatron_hetero.report.page.picture import draw_png
+from megatron_hetero.report.picture import draw_png
 from megatron_hetero.report.text.changes.replan import replan, replan_lines, replan_to_data
 from megatron_hetero.schedule.simulator.trace import chrome_trace
 

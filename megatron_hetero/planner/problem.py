@@ -19,9 +19,9 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import MAX_CONTEXT_PARALLEL
 from megatron_hetero.planner.completion.micro_batches import share_micro_batches
 from megatron_hetero.planner.evaluate.replica_shapes import Likeness
-from megatron_hetero.planner.mixture import check_mixture
-from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
-from megatron_hetero.planner.one_library import check_trains, unused_reason
+from megatron_hetero.planner.objectives.objective import THROUGHPUT, Objective, check_objective
+from megatron_hetero.planner.restrictions.mixture import check_mixture
+from megatron_hetero.planner.restrictions.one_library import check_trains, unused_reason
 
 
 @dataclass(frozen=True, order=True)

@@ -21,7 +21,7 @@ from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.starts import promising
 from megatron_hetero.planner.moves.neighbours import neighbours
-from megatron_hetero.planner.objective import Standing
+from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.shapes.divided import divided_structures
 
 _WORTH = 1 - 5e-4

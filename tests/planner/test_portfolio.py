@@ -10,7 +10,7 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objective import Objective
+from megatron_hetero.planner.objectives.objective import Objective
 from megatron_hetero.planner.portfolio import (
     STRATEGIES,
     default_strategies,

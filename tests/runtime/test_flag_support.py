@@ -12,7 +12,8 @@ from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.runtime.job.checks import support
 from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
 from megatron_hetero.runtime.job.checks.refused_flags import REFUSED
-from megatron_hetero.runtime.model import experts, fp8
+from megatron_hetero.runtime.model import fp8
+from megatron_hetero.runtime.model.moe import experts
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 
 RULES = (*REFUSED, *NOT_IN_THIS_ENTRY, *experts.REFUSED, *fp8.REFUSED)

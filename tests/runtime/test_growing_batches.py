@@ -16,7 +16,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.batches import batch_schedule, with_batch, with_micro_batch_sizes
 from megatron_hetero.runtime.job.local_launch import run_jobs
-from megatron_hetero.runtime.model.data import Order, ReplicaSampler
+from megatron_hetero.runtime.model.samples.data import Order, ReplicaSampler
 from tests.runtime.runs import train
 from tests.runtime.schedules import with_zero_bubble
 from tests.runtime.workloads import plan, workload

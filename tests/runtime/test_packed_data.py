@@ -19,8 +19,8 @@ from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.runtime.job.batches import with_micro_batch_sizes, with_micro_batches
 from megatron_hetero.runtime.job.local_launch import run_jobs
-from megatron_hetero.runtime.model import datasets
-from megatron_hetero.runtime.model.packed import other_documents, packed_parameters
+from megatron_hetero.runtime.model.samples import datasets
+from megatron_hetero.runtime.model.samples.packed import other_documents, packed_parameters
 from tests.runtime.flag_runs import one_process_job, plan_and_one, plan_job, read_log
 from tests.runtime.test_flag_files import LOSS, equal
 from tests.runtime.workloads import plan

@@ -18,8 +18,8 @@ from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.gradients import sharded_buckets
-from megatron_hetero.runtime.gradients.sharded_layers import ShardedLayer
+from megatron_hetero.runtime.gradients.sharding import sharded_buckets
+from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayer
 from megatron_hetero.runtime.gradients.sync import gradient_sync
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs

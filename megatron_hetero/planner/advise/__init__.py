@@ -7,10 +7,6 @@ faster_flags  Megatron flags that would shorten the step
 programs      other ways to divide a layer among the GPUs of a stage
 sharding      what sharded layers cost and save
 idle          why a GPU stays unused
-infeasible    what to say, and to try, when nothing fits
-first_fit     a plan that fits, however slow
-relaxations   changes of a job and its cluster, the cheapest first
-tries         what was tried, for the message
 capacity      an upper bound on the layers that a cluster holds
 holding       GPUs that would hold a model, without a cluster
 what_if       what to add first

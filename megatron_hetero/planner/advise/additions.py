@@ -11,7 +11,7 @@ from megatron_hetero.cluster.lines import faster_lines
 from megatron_hetero.cluster.node_links import Link, NodeLinks, NodePair
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.planner.advise.capacity import MoreGpus
-from megatron_hetero.planner.advise.relaxations import nodes_to_copy, with_more
+from megatron_hetero.planner.advise.nothing_fits.relaxations import nodes_to_copy, with_more
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.units import format_bandwidth
 

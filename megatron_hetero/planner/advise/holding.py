@@ -18,7 +18,7 @@ from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
 from megatron_hetero.planner.advise.alternatives import layout_text
-from megatron_hetero.planner.advise.first_fit import (
+from megatron_hetero.planner.advise.nothing_fits.first_fit import (
     FirstFit,
     least_settings,
     with_least_settings,

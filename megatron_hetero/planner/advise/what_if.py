@@ -20,9 +20,9 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.additions import Addition, additions
 from megatron_hetero.planner.evaluate.rescore import Rescorer
-from megatron_hetero.planner.one_library import kept_to_plan
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.restrictions.one_library import kept_to_plan
 from megatron_hetero.schedule.simulator.shared_paths import queued
 
 _WORTH_PLANNING = 1e-3

@@ -14,8 +14,8 @@ from math import inf
 from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.planner.columns.strategy import Columns
-from megatron_hetero.planner.completion.settings import with_settings
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.refit.settings import with_settings
 
 _NEAR = 1.02
 """What lacks memory promises something if its step is no longer than this, beside the best."""

@@ -16,12 +16,12 @@ from megatron_hetero.cost.placement import (
     with_sharded_layers,
 )
 from megatron_hetero.planner.completion.filled import Filled, shares
-from megatron_hetero.planner.completion.refit import minimax
 from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
+from megatron_hetero.planner.refit.refit import minimax
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 _NEGLIGIBLE = 0.01

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from megatron_hetero.planner.completion.refit import minimax
 from megatron_hetero.planner.completion.stage_options import StageOption
+from megatron_hetero.planner.refit.refit import minimax
 
 _HALVINGS = 10
 """Of the interval in which the least time of a pipeline is sought."""

@@ -10,7 +10,7 @@ from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.canonical import is_symmetric
-from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
+from megatron_hetero.planner.objectives.objective import KEEPS_LIMITS, Standing
 
 SHARDED_GAIN = 0.02
 """Part of the step that sharded layers have to gain, and experts that are dealt out where stock

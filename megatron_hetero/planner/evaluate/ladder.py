@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
-from megatron_hetero.planner.objective import Standing
+from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.problem import Chain
 
 

@@ -16,7 +16,7 @@ from megatron_hetero.planner.machines.node_pools import (
     restricted,
     some_selections,
 )
-from megatron_hetero.planner.objective import Standing
+from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.shapes.constructive import Constructive
 from megatron_hetero.planner.strategy import Strategy
 

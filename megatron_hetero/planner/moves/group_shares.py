@@ -24,8 +24,8 @@ from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.compute import group_layer_times
 from megatron_hetero.cost.work.share import TensorShare
-from megatron_hetero.planner.completion.refit import minimax
 from megatron_hetero.planner.completion.stage_options import StagePlace
+from megatron_hetero.planner.refit.refit import minimax
 
 Shares = tuple[int, ...]
 

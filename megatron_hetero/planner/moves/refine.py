@@ -13,20 +13,20 @@ from dataclasses import replace
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 from megatron_hetero.plan.stock_ranks import RankOrder
-from megatron_hetero.planner.completion.optimizer_shares import with_shares_by_room
-from megatron_hetero.planner.completion.polish import Polish
-from megatron_hetero.planner.completion.refit import (
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.canonical import canonical, is_symmetric
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.evaluate.unlike import unlike, unlike_and_uncontended
+from megatron_hetero.planner.moves.unlike_groups import joined
+from megatron_hetero.planner.refit.optimizer_shares import with_shares_by_room
+from megatron_hetero.planner.refit.polish import Polish
+from megatron_hetero.planner.refit.refit import (
     Filling,
     KnownOptions,
     Refitter,
     on_devices_of,
     share_batch,
 )
-from megatron_hetero.planner.evaluate.candidate import Candidate
-from megatron_hetero.planner.evaluate.canonical import canonical, is_symmetric
-from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.evaluate.unlike import unlike, unlike_and_uncontended
-from megatron_hetero.planner.moves.unlike_groups import joined
 
 _WORTH = 1 - 1e-3
 """What unlike sizes must bring."""

@@ -15,10 +15,10 @@ from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.completion.refit import Refitter
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.moves.group_shares import GroupShares, Shares
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.refit.refit import Refitter
 
 _LONGEST = 4
 """Stages that are joined at most."""

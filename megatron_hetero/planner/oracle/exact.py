@@ -6,7 +6,7 @@ from __future__ import annotations
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objective import THROUGHPUT
+from megatron_hetero.planner.objectives.objective import THROUGHPUT
 from megatron_hetero.planner.oracle.exhaustive import limit_s
 from megatron_hetero.planner.oracle.prune import Effort, wanted_placements
 from megatron_hetero.planner.shapes.constructive import Constructive

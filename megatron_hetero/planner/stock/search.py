@@ -27,8 +27,8 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.mixture import in_one_precision
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.restrictions.mixture import in_one_precision
 from megatron_hetero.planner.stock.case import (
     Divisions,
     StockCase,

@@ -10,7 +10,7 @@ from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.planner.advise.explain import Explanation, explain_candidate
 from megatron_hetero.planner.evaluate.candidate import Candidate
-from megatron_hetero.planner.outcome import outcome_of
+from megatron_hetero.planner.objectives.outcome import outcome_of
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.search import (

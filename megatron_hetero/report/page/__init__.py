@@ -12,5 +12,4 @@ lanes        timelines from files of runs
 bars         memory, time by cause, comparisons
 exchange_tree  gradients between sites and machines
 dealt_step   sequences of a step, on their groups
-picture      figures as files
 """

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from megatron_hetero.planner.outcome import Outcome
+from megatron_hetero.planner.objectives.outcome import Outcome
 from megatron_hetero.report.text.terminal import bound_covers_words, facts
 
 _NAMES = {

@@ -17,7 +17,7 @@ from megatron_hetero.cost.utilization import MFU_MEANS, Utilization
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Estimates, Plan, TrafficEstimate
-from megatron_hetero.planner.mixture import mixture_words
+from megatron_hetero.planner.restrictions.mixture import mixture_words
 from megatron_hetero.report.text.stage_tables import replica_tables
 from megatron_hetero.report.text.words import count, devices_by_node
 from megatron_hetero.schedule.stock import is_stock, sends_as_stock

@@ -12,7 +12,4 @@ weight_gradients  backward passes in two parts
 optimizer         Megatron's distributed optimizer over owned pieces
 main_weights      one optimizer over stages in unlike precisions
 optimizer_shards  owners of the optimizer's state
-parameter_gather  new weights on their way from their owners
-sharded_buckets   one bucket of such a layer, whose owners keep its parts
-sharded_layers    layers of which a rank keeps a part, whole for each pass
 """

@@ -42,14 +42,14 @@ from megatron_hetero.runtime.gradients.memory import (
     main_weight,
 )
 from megatron_hetero.runtime.gradients.optimizer_shards import Division, divide
-from megatron_hetero.runtime.gradients.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.reduction import (
     DividedReduction,
     Reduction,
     check_gradients,
 )
-from megatron_hetero.runtime.gradients.sharded_buckets import ShardedBucket
-from megatron_hetero.runtime.gradients.sharded_layers import ShardedLayers, sharded_numbers
+from megatron_hetero.runtime.gradients.sharding.parameter_gather import ParameterGather
+from megatron_hetero.runtime.gradients.sharding.sharded_buckets import ShardedBucket
+from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers
 from megatron_hetero.runtime.observe.traffic import RankTraffic
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shard_tables import all_shards

@@ -182,8 +182,8 @@ class AsymmetricJob:
 
     def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
         """Build the model's configuration as in `TrainingJob`, in the sizes of this rank."""
-        from megatron_hetero.runtime.model.dealt_experts import deal_experts, experts_hook
         from megatron_hetero.runtime.model.hooks import initial_weights_hook
+        from megatron_hetero.runtime.model.moe.dealt_experts import deal_experts, experts_hook
         from megatron_hetero.runtime.parallel.tensor_place import TensorPlace, set_tensor_place
 
         place = TensorPlace.of_stage(self._stage.shape, self._position.tensor_rank, args)
@@ -303,7 +303,7 @@ class AsymmetricJob:
 
     def _iterators(self, datasets_provider: Step, groups: RankGroups) -> Callable[..., Any]:
         """Return Megatron's provider of this rank's data."""
-        from megatron_hetero.runtime.model import data
+        from megatron_hetero.runtime.model.samples import data
 
         return data.iterators_provider(
             self._in_own_sizes(datasets_provider),

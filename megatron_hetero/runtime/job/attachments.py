@@ -16,9 +16,9 @@ from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime.faults import marks
-from megatron_hetero.runtime.gradients import sharded_layers
 from megatron_hetero.runtime.gradients.main_weights import build_mixed_optimizer
 from megatron_hetero.runtime.gradients.optimizer import build_optimizer
+from megatron_hetero.runtime.gradients.sharding import sharded_layers
 from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.megatron import (
@@ -36,11 +36,12 @@ from megatron_hetero.runtime.megatron import (
     vocabulary_range,
     weight_hashes,
 )
-from megatron_hetero.runtime.model import expert_bias, experts, hooks, prediction
-from megatron_hetero.runtime.model.data import reads_data
+from megatron_hetero.runtime.model import hooks, prediction
+from megatron_hetero.runtime.model.attention.reported_logits import reports_logits
+from megatron_hetero.runtime.model.attention.rotary import own_rotary_hook
+from megatron_hetero.runtime.model.moe import expert_bias, experts
 from megatron_hetero.runtime.model.precision import DTYPES
-from megatron_hetero.runtime.model.reported_logits import reports_logits
-from megatron_hetero.runtime.model.rotary import own_rotary_hook
+from megatron_hetero.runtime.model.samples.data import reads_data
 from megatron_hetero.runtime.observe import straggler
 from megatron_hetero.runtime.observe.stage_ratio import StageRatio, StageWatch
 from megatron_hetero.runtime.observe.step_time import StepTime, prediction_of
@@ -49,7 +50,7 @@ from megatron_hetero.runtime.observe.token_rate import TokenRate
 from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
 from megatron_hetero.runtime.parallel.context_place import set_context_place
 from megatron_hetero.runtime.parallel.groups import RankGroups
-from megatron_hetero.runtime.parallel.step import ReplicaSchedule
+from megatron_hetero.runtime.parallel.steps.step import ReplicaSchedule
 from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
 from megatron_hetero.runtime.sequences.balance import Balance
 from megatron_hetero.runtime.sequences.schedule import DealtSchedule

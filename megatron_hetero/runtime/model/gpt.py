@@ -1,8 +1,9 @@
 """Parts that Megatron leaves to the pre-training script: batch, loss, layer spec.
 
 The wheel has `megatron.training` but no `pretrain_gpt.py`. These are its counterparts for plain GPT
-pre-training, with stock Megatron behind each call (the data sets are in `runtime.model.datasets`);
-jobs that stock Megatron runs use them too, so nothing here may depend on the plan.
+pre-training, with stock Megatron behind each call (the data sets are in
+`runtime.model.samples.datasets`); jobs that stock Megatron runs use them too, so nothing here may
+depend on the plan.
 """
 
 from __future__ import annotations
@@ -29,14 +30,21 @@ from megatron.training.models.gpt import default_layer_spec
 from megatron.training.training import stimer
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
-from megatron_hetero.runtime.model.datasets import datasets_provider as datasets_provider
-from megatron_hetero.runtime.model.datasets import every_stage_reads, makes_masks
-from megatron_hetero.runtime.model.dealt_experts import DealtMoELayer
-from megatron_hetero.runtime.model.latent_attention import LatentSelfAttention
+from megatron_hetero.runtime.model.attention.latent_attention import LatentSelfAttention
+from megatron_hetero.runtime.model.attention.reported_logits import (
+    ReportingAttention,
+    reports_logits,
+)
+from megatron_hetero.runtime.model.moe.dealt_experts import DealtMoELayer
 from megatron_hetero.runtime.model.norm import SequenceParallelTorchNorm, local_block_spec
-from megatron_hetero.runtime.model.packed import PackedAttention, is_packed, packed_parameters
 from megatron_hetero.runtime.model.prediction import predicting_spec
-from megatron_hetero.runtime.model.reported_logits import ReportingAttention, reports_logits
+from megatron_hetero.runtime.model.samples.datasets import datasets_provider as datasets_provider
+from megatron_hetero.runtime.model.samples.datasets import every_stage_reads, makes_masks
+from megatron_hetero.runtime.model.samples.packed import (
+    PackedAttention,
+    is_packed,
+    packed_parameters,
+)
 from megatron_hetero.runtime.model.spec_parts import with_parts
 from megatron_hetero.runtime.parallel.context_attention import GatheredAttention
 
@@ -172,9 +180,10 @@ def loss_func(
 def layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
     """Return Megatron's default layer spec.
 
-    Experts may be dealt out unequally (`runtime.model.dealt_experts`). Latent attention sums the
-    gradient of its shared keys (`runtime.model.latent_attention`). Local layers get norms that
-    allow sequence parallelism and attention that allows context parallelism or packed sequences.
+    Experts may be dealt out unequally (`runtime.model.moe.dealt_experts`). Latent attention sums
+    the gradient of its shared keys (`runtime.model.attention.latent_attention`). Local layers get
+    norms that allow sequence parallelism and attention that allows context parallelism or packed
+    sequences.
     """
     config = model_config.transformer
     spec = with_parts(default_layer_spec(model_config, vp_stage), _parts(config))

@@ -3,10 +3,6 @@
 groups             the process groups of a rank
 boundary           activations between unlike widths, every byte once
 arrivals           messages of a boundary that are under way
-stage_programme    the programme of a stage, and the receives to post
-executed_step      one step of a stage, operation by operation
-executor           a stage's programme in Megatron's loop
-step               one step of one replica
 shards             the part of every parameter that a rank holds
 shard_tables       the parts of all ranks
 texts              texts of all ranks on every rank

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from megatron_hetero.errors import UsageError
 from megatron_hetero.runtime.job.arguments import given_number
 from megatron_hetero.runtime.job.checks.refused_flags import Rule
-from megatron_hetero.runtime.model.packed import is_packed
+from megatron_hetero.runtime.model.samples.packed import is_packed
 
 ADDED = ("--micro-batch-size=1", "--calculate-per-token-loss")
 """What such a job is, whatever its flags say: Megatron counts in sequences, and tokens count

@@ -20,7 +20,7 @@ from megatron.core.datasets.megatron_dataset import MegatronDataset
 from megatron.training import get_args
 
 from megatron_hetero.errors import FileFormatError, InfeasiblePlanError, UsageError
-from megatron_hetero.runtime.model.datasets import dataset_config
+from megatron_hetero.runtime.model.samples.datasets import dataset_config
 
 Tokens = npt.NDArray[Any]
 

@@ -112,7 +112,7 @@ class SequencesJob(AsymmetricJob):
 
     def _iterators(self, datasets_provider: Step, groups: RankGroups) -> Callable[..., Any]:
         """Provide the steps of documents; the script's own provider is that of other data."""
-        from megatron_hetero.runtime.model.provider import EveryRankProvider
+        from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
         from megatron_hetero.runtime.sequences.documents import document_datasets
         from megatron_hetero.runtime.sequences.groups import GroupPlace
         from megatron_hetero.runtime.sequences.steps import DealtSteps, dealt_tokens

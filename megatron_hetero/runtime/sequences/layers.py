@@ -9,7 +9,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from torch import Tensor, nn
 
 from megatron_hetero.runtime.model import gpt
-from megatron_hetero.runtime.model.rotary import replace_rotary
+from megatron_hetero.runtime.model.attention.rotary import replace_rotary
 from megatron_hetero.runtime.model.spec_parts import with_parts
 from megatron_hetero.runtime.sequences.attention import DividedAttention
 from megatron_hetero.runtime.sequences.own_batch import DividedSequences

@@ -15,9 +15,9 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.faults.marks import begin_step
 from megatron_hetero.runtime.model import gpt
-from megatron_hetero.runtime.parallel.executor import Executor
 from megatron_hetero.runtime.parallel.groups import RankGroups
-from megatron_hetero.runtime.parallel.step import job_report
+from megatron_hetero.runtime.parallel.steps.executor import Executor
+from megatron_hetero.runtime.parallel.steps.step import job_report
 from megatron_hetero.runtime.sequences.balance import Balance
 from megatron_hetero.runtime.sequences.own_batch import OwnBatch
 from megatron_hetero.runtime.sequences.steps import RankStep
@@ -73,7 +73,7 @@ class DealtSchedule:
             collect_non_loss_data: as in Megatron.
             kwargs: further arguments of Megatron's forward-backward functions.
         Returns:
-            As `runtime.parallel.step.ReplicaSchedule`.
+            As `runtime.parallel.steps.step.ReplicaSchedule`.
         """
         forward_only = bool(kwargs.get("forward_only", False))
         begin_step(forward_only)

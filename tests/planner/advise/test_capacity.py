@@ -8,7 +8,7 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.advise import capacity
 from megatron_hetero.planner.advise.capacity import MoreGpus, may_fit
-from megatron_hetero.planner.advise.relaxations import with_more
+from megatron_hetero.planner.advise.nothing_fits.relaxations import with_more
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
 from megatron_hetero.planner.oracle.prune import Effort
 from megatron_hetero.planner.portfolio import search

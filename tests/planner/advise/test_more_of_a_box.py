@@ -9,7 +9,7 @@ import pytest
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.planner.advise.capacity import MoreGpus
-from megatron_hetero.planner.advise.relaxations import more_words, with_more
+from megatron_hetero.planner.advise.nothing_fits.relaxations import more_words, with_more
 
 BOX = """
 version: 1

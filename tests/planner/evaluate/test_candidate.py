@@ -17,7 +17,7 @@ from megatron_hetero.planner.evaluate.candidate import (
     is_plain,
     ranked_time_s,
 )
-from megatron_hetero.planner.objective import Standing
+from megatron_hetero.planner.objectives.objective import Standing
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 CLUSTER: Cluster = make_cluster(("a", FAST, 2), ("b", FAST, 2), ("c", SLOW, 2))

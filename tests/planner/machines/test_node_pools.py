@@ -21,7 +21,7 @@ from megatron_hetero.planner.machines.node_pools import (
     some_selections,
     work_of,
 )
-from megatron_hetero.planner.objective import Objective
+from megatron_hetero.planner.objectives.objective import Objective
 from megatron_hetero.planner.problem import Problem, make_problem
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.naive import all_placements

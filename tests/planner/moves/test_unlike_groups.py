@@ -9,10 +9,10 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Device, Limits
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.planner.completion.refit import Refitter
-from megatron_hetero.planner.mixture import with_mixed_precisions
 from megatron_hetero.planner.moves.unlike_groups import _may_be_a_group, joined
 from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.refit.refit import Refitter
+from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
 from tests.cost.builders import AS_GIVEN, FAST, FREE, OLD, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=6, global_batch_size=8)

@@ -16,7 +16,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objective import Objective
+from megatron_hetero.planner.objectives.objective import Objective
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.replan.continuations import (
     LEFT_IDLE,

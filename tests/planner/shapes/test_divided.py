@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from megatron_hetero.planner.objective import Objective
+from megatron_hetero.planner.objectives.objective import Objective
 from megatron_hetero.planner.problem import Unit, make_problem
 from megatron_hetero.planner.shapes.divided import divided_structures
 from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload

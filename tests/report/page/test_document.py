@@ -15,7 +15,7 @@ import pytest
 from megatron_hetero.cluster.lines import Line
 from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError
 from megatron_hetero.plan.plan import TrafficEstimate
-from megatron_hetero.report.page import picture
+from megatron_hetero.report import picture
 from megatron_hetero.report.page.bars import busy_bars, memory_bars
 from megatron_hetero.report.page.cluster_map import _between_sites, _first_that_fits
 from megatron_hetero.report.page.content import Content, Lane, LaneGroup, gather

@@ -24,7 +24,7 @@ from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from megatron_hetero.runtime.model import gpt
 from megatron_hetero.runtime.model.initial_weights import initialise
-from megatron_hetero.runtime.model.provider import EveryRankProvider
+from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
 from megatron_hetero.runtime.sequences import schedule, steps
 from megatron_hetero.runtime.sequences.documents import document_datasets
 from megatron_hetero.runtime.sequences.own_batch import OwnBatch

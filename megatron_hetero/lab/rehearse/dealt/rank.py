@@ -110,7 +110,7 @@ class DealtRank:
     def install(self) -> None:
         """Put all hooks in their places, in this process."""
         from megatron_hetero.runtime.parallel.boundary import always_send_parts
-        from megatron_hetero.runtime.parallel.executed_step import ExecutedStep
+        from megatron_hetero.runtime.parallel.steps.executed_step import ExecutedStep
         from megatron_hetero.runtime.sequences import job, schedule, steps
 
         always_send_parts()

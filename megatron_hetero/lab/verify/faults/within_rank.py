@@ -33,7 +33,7 @@ def count_shard_twice() -> None:
 
 def move_sample() -> None:
     """Read one sample of the next global batch instead of the first replica's own first sample."""
-    from megatron_hetero.runtime.model.data import ReplicaSampler
+    from megatron_hetero.runtime.model.samples.data import ReplicaSampler
 
     batches = ReplicaSampler.__iter__
 
@@ -64,7 +64,7 @@ def draw_alone() -> None:
 
 def read_micro_batch_twice() -> None:
     """Read the first micro-batch of the first replica in the place of its second one too."""
-    from megatron_hetero.runtime.model.data import ReplicaSampler
+    from megatron_hetero.runtime.model.samples.data import ReplicaSampler
 
     batches = ReplicaSampler.__iter__
 
@@ -79,7 +79,7 @@ def read_micro_batch_twice() -> None:
 
 def shift_samples() -> None:
     """Shift the samples of all replicas by one."""
-    from megatron_hetero.runtime.model.data import ReplicaSampler
+    from megatron_hetero.runtime.model.samples.data import ReplicaSampler
 
     batches = ReplicaSampler.__iter__
 

@@ -9,7 +9,7 @@ import torch
 
 from megatron_hetero.lab.verify.processes.record import Recorder
 from megatron_hetero.lab.verify.small.shrink import Shrunk
-from megatron_hetero.runtime.model.provider import EveryRankProvider
+from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
 
 
 class FloorRecorder(Recorder):

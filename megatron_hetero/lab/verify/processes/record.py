@@ -24,7 +24,7 @@ from megatron_hetero.runtime.gradients.memory import data, main_grad, main_weigh
 from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.model.initial_weights import initialise
-from megatron_hetero.runtime.model.provider import EveryRankProvider
+from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
 from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
 from megatron_hetero.runtime.parallel.boundary import Boundary, boundaries_of
 from megatron_hetero.runtime.parallel.shards import ParameterShard, global_parameters, shard_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks.refused_flags import Rule
-from megatron_hetero.runtime.model.packed import is_packed
-from megatron_hetero.runtime.model.reported_logits import reports_logits
+from megatron_hetero.runtime.model.attention.reported_logits import reports_logits
+from megatron_hetero.runtime.model.samples.packed import is_packed
 
 NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     (

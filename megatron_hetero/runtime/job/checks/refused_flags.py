@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megatron_hetero.runtime.model.packed import is_packed
-from megatron_hetero.runtime.model.reported_logits import reports_logits
+from megatron_hetero.runtime.model.attention.reported_logits import reports_logits
+from megatron_hetero.runtime.model.samples.packed import is_packed
 
 Rule = tuple[str, Callable[[Any], bool], str]
 """(flag as the user knows it, condition on the parsed arguments, advice)."""

@@ -25,7 +25,8 @@ from megatron_hetero.runtime.job.checks.refused_flags import (
     REFUSED,
     Rule,
 )
-from megatron_hetero.runtime.model import experts, fp8, precision
+from megatron_hetero.runtime.model import fp8, precision
+from megatron_hetero.runtime.model.moe import experts
 
 
 def check_plan(plan: Plan) -> None:

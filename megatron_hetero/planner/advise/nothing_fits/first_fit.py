@@ -1,0 +1,83 @@
+"""A plan that fits, however slow: what is sought where nothing else has fitted.
+
+Strategies look where plans are fast, and may leave out the only arrangement that holds a model: all
+GPUs in one pipeline, with the least memory that the plan's own choices leave.  This looks there
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.refit.settings import Settings, with_settings
+from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.strategy import Strategy
+
+_MAX_GPUS_FOR_SYMMETRIC = 32
+"""The grids of more GPUs take long, and `Constructive` finds what fits there."""
+_MAX_WORK = 2000
+
+
+class FirstFit:
+    """Seeks with the settings that take the least memory, in one replica and then in any number."""
+
+    name = "first-fit"
+
+    def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
+        problem = board.problem
+        found = self._found(board, with_least_settings(problem))
+        if found is None:
+            return
+        training, least = problem.workload.training, least_settings(problem)
+        if least == (training.micro_batch_size, training.recompute):
+            board.score(found.placement, self.name)
+            return
+        placement = with_settings(found.placement, training, *least)
+        cost = problem.costs.placement(placement)
+        board.keep_refined(placement, cost, self.name, found.rank_order)
+
+    def _found(self, board: Scoreboard, problem: Problem) -> Candidate | None:
+        """Return what the first way to look finds that finds anything."""
+        for narrowed, strategy in self._ways(problem):
+            part = Scoreboard(narrowed)
+            strategy.search(part)
+            board.num_priced += part.num_priced
+            if part.nearest is not None:
+                return part.nearest
+        return None
+
+    def _ways(self, problem: Problem) -> Iterator[tuple[Problem, Strategy]]:
+        constructive = Constructive(max_work=_MAX_WORK, max_gpus=None)
+        if problem.cluster.limits.num_replicas is None:
+            yield _with_one_replica(problem), constructive
+        yield problem, constructive
+        if problem.num_gpus <= _MAX_GPUS_FOR_SYMMETRIC:
+            yield problem, Symmetric()
+
+
+def least_settings(problem: Problem) -> Settings:
+    """Return, of the settings that plans may choose by themselves, those that take the least
+    memory."""
+    kinds, own = recomputes(problem.costs), problem.workload.training.recompute
+    size = min(micro_batch_sizes(problem.costs))
+    return size, "full" if "full" in kinds else own
+
+
+def with_least_settings(problem: Problem) -> Problem:
+    """Return the problem as if `least_settings` were the job's."""
+    size, recompute = least_settings(problem)
+    return replace(problem, costs=problem.costs.variant(micro_batch_size=size, recompute=recompute))
+
+
+def _with_one_replica(problem: Problem) -> Problem:
+    cluster = problem.cluster
+    cluster = replace(cluster, limits=replace(cluster.limits, num_replicas=1))
+    costs = problem.make_costs(cluster, problem.workload, problem.costs.profile)
+    return replace(problem, costs=costs)

@@ -1,0 +1,61 @@
+"""Which changes of a job and its cluster were tried when nothing fits, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from megatron_hetero.planner.advise.capacity import MoreGpus
+from megatron_hetero.planner.advise.nothing_fits.relaxations import Settings
+
+_MAX_WORDS = 8
+
+
+@dataclass
+class Tries:
+    """What was planned with and did not fit, and what is proved not to fit.
+
+    `settings` and `limits` are changes in words; `counts` are the numbers of GPUs added, by what
+    they were added with and as; `proved` is the largest number up to which none can fit.
+    """
+
+    settings: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
+    counts: dict[str, list[int]] = field(default_factory=dict)
+    proved: dict[str, int] = field(default_factory=dict)
+
+    def failed(self, settings: Settings, more: MoreGpus) -> None:
+        """No plan was found with these GPUs added."""
+        self.counts.setdefault(_what(settings, more), []).append(more.num_gpus)
+
+    def excluded(self, settings: Settings, most: MoreGpus) -> None:
+        """It is proved that none fits with so many GPUs added, or fewer."""
+        self.proved[_what(settings, most)] = most.num_gpus
+
+    def words(self) -> str:
+        """Return all that was tried, and how far."""
+        tried = [_some(list(dict.fromkeys(what))) for what in (self.settings, self.limits) if what]
+        tried += [
+            what.format(n=", ".join(map(str, sorted(counts))))
+            for what, counts in self.counts.items()
+        ]
+        sentences = ["No relaxation that was tried fits."]
+        if tried:
+            sentences.append(f"Tried: {'; '.join(tried)}.")
+        if self.proved:
+            proved = [what.format(n=f"up to {most}") for what, most in self.proved.items()]
+            sentences.append(f"Proved not to fit: {_some(proved)}.")
+        sentences.append(
+            "`megatron-hetero plan --memory` lists how many GPUs of each type hold this model."
+        )
+        return " ".join(sentences)
+
+
+def _what(settings: Settings, more: MoreGpus) -> str:
+    node = more.node
+    words = f"{{n}} more {node.gpu_type.name} in nodes of {node.num_gpus}"
+    return f"{words} with {settings.words}" if settings.words else words
+
+
+def _some(words: list[str]) -> str:
+    left_over = len(words) - _MAX_WORDS
+    return "; ".join(words[:_MAX_WORDS]) + (f"; and {left_over} more" if left_over > 0 else "")
