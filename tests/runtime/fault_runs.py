@@ -145,7 +145,8 @@ def killed_and_resumed(job: FaultJob, drill: Drill, whole: FaultJob) -> list[str
         job.run(f"--hetero-drill={drill}")
         return ["nothing was killed"]
     except RankFailedError as error:
-        if "signal 9" not in str(error):
+        # Another rank may notice the death, and end, before this process does.
+        if "signal 9" not in str(error) and "is dead" not in str(error):
             return [str(error)]
     faults += torn(job.checkpoints)
     saved = folders.complete_steps(job.checkpoints) if job.checkpoints.is_dir() else []
