@@ -202,6 +202,8 @@ class Paper:
     job: Job
     replicas: tuple[Replica, ...]
     ranks: dict[str, int]
+    groups: tuple[tuple[str, ...], ...] = ()
+    """Of machines, inside which gradients are reduced first; empty: one exchange among all."""
 
     @property
     def rows(self) -> int:
@@ -253,4 +255,5 @@ def read_plan(plan: dict[str, Any]) -> Paper:
     for host in plan["hosts"]:
         for gpu in host["gpu_indices"]:
             ranks[f"{host['node']}:{gpu}"] = len(ranks)
-    return Paper(job, tuple(replicas), ranks)
+    groups = tuple(map(tuple, plan.get("exchange_groups") or ()))
+    return Paper(job, tuple(replicas), ranks, groups)

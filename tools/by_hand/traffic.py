@@ -15,6 +15,11 @@ Load = Mapping[tuple[str, str], float]
 """Bytes from one node to another."""
 
 
+class ByGroups(defaultdict[tuple[str, str], float]):
+    """Bytes of an exchange by groups of machines, in which a node sends on several paths at once:
+    its card is as fast as the fastest of them, and all of them wait for it."""
+
+
 def boundary_bytes(paper: Paper, is_stock: bool) -> Load:
     """Sum the bytes of activations forward and their gradients back.
 
@@ -66,15 +71,22 @@ def exchanges(paper: Paper, is_stock: bool) -> Iterator[tuple[list[Stage], Load]
     weights to all.
 
     An all-reduce in a ring: 2 (n - 1) / n of the bytes over every hop.  With the distributed
-    optimizer each part goes from every holder to its owner, and the new weights go round.  Hops
-    inside a node have the same node twice.
+    optimizer each part goes from every holder to its owner, and the new weights go round.  By
+    groups of machines each range is added up inside them first (`_by_groups`).  Hops inside a node
+    have the same node twice.
     """
     job = paper.job
     weight, gradient, _ = bytes_of_parameter(job)
     for holders, divided, whole in _shared_parameters(paper):
         if len(holders) < 2:
             continue
-        found = defaultdict[tuple[str, str], float](float)
+        crosses = len({_group_of(paper, holder.node) for holder in holders}) > 1
+        found = (ByGroups if crosses else defaultdict[tuple[str, str], float])(float)
+        if crosses and not job.divides_states:
+            size = 1.0 * gradient * (divided + whole)
+            _by_groups(found, paper, [(h.devices[0], h) for h in holders], size, size)
+            yield holders, found
+            continue
         if not job.divides_states or is_stock:
             groups = [holder.devices for holder in holders]
             share = (len(groups) - 1) / len(groups)
@@ -87,6 +99,10 @@ def exchanges(paper: Paper, is_stock: bool) -> Iterator[tuple[list[Stage], Load]
         sets = [(members, divided * part) for members, part in _slices(holders)]
         everyone = [(device, holder) for holder in holders for device in holder.devices]
         for members, params in [*sets, (everyone, whole)]:
+            if crosses:
+                sizes = params * gradient, params * weight
+                _by_groups(found, paper, members, *sizes, is_owned=True)
+                continue
             _to_owners(found, members, params * gradient)
             share = (len(members) - 1) / len(members)
             for hop in _ring(paper, [(device,) for device, _ in members]):
@@ -105,6 +121,82 @@ def _to_owners(
             if sender != receiver:
                 pair = sender.partition(":")[0], receiver.partition(":")[0]
                 found[pair] += size * owner.state_share / total
+
+
+def _group_of(paper: Paper, node: str) -> int:
+    for number, group in enumerate(paper.groups):
+        if node in group:
+            return number
+    return -1
+
+
+_Nest = list["_Nest"] | int
+"""Groups of machines, machines, GPUs: the number of a GPU, or what is reduced together."""
+
+
+def _by_groups(
+    found: dict[tuple[str, str], float],
+    paper: Paper,
+    members: Sequence[tuple[str, Stage]],
+    size: float,
+    back: float,
+    is_owned: bool = False,
+) -> None:
+    """Add the bytes of an exchange that is reduced inside machines, then inside groups of machines,
+    then between the groups, and that comes back the same way.
+
+    What a nest holds of a range lies with one GPU of each of its members; one of these adds it up:
+    the member that has the range's owner, or else each member an equal piece.
+
+    Args:
+        found: bytes between nodes, added to.
+        paper: the plan.
+        members: GPUs, or the first of those that work side by side.
+        size: bytes of all gradients.
+        back: bytes that come back.
+        is_owned: every range has an owner, by the members' shares of the optimizer's state.
+    """
+    ordered = sorted(members, key=lambda member: paper.ranks[member[0]])
+    nodes = [device.partition(":")[0] for device, _ in ordered]
+    by_group: dict[int, dict[str, list[_Nest]]] = {}
+    for number, node in enumerate(nodes):
+        machines = by_group.setdefault(_group_of(paper, node), {})
+        machines.setdefault(node, []).append(number)
+    nest: _Nest = [list(machines.values()) for _, machines in sorted(by_group.items())]
+    ends = [Fraction(0)]
+    if is_owned:
+        total = sum(holder.state_share for _, holder in ordered)
+        for _, holder in ordered:
+            ends.append(ends[-1] + Fraction(holder.state_share) / Fraction(total))
+
+    def inside(part: _Nest, number: int) -> bool:
+        return part == number if isinstance(part, int) else any(inside(p, number) for p in part)
+
+    def reduced(part: _Nest) -> list[tuple[Fraction, Fraction, int]]:
+        if isinstance(part, int):
+            return [(Fraction(0), Fraction(1), part)]
+        sums = [reduced(member) for member in part]
+        if len(sums) == 1:
+            return sums[0]
+        cuts = sorted({start for of in sums for start, _, _ in of} | set(ends) | {Fraction(1)})
+        held = []
+        for start, stop in pairwise(cuts):
+            at = [next(who for a, b, who in of if a <= start < b) for of in sums]
+            pieces = list(enumerate([(stop - start) / len(at)] * len(at)))
+            if is_owned:
+                owner = next(i for i in range(len(ordered)) if ends[i] <= start < ends[i + 1])
+                of_owner = [i for i, member in enumerate(part) if inside(member, owner)]
+                pieces = [(i, stop - start) for i in of_owner] or pieces
+            for adds, length in pieces:
+                held.append((start, start + length, at[adds]))
+                start += length
+                for sender in at[:adds] + at[adds + 1 :]:
+                    here, there = nodes[sender], nodes[at[adds]]
+                    found[here, there] += float(length) * size
+                    found[there, here] += float(length) * back
+        return held
+
+    reduced(nest)
 
 
 def _slices(holders: Sequence[Stage]) -> Iterator[tuple[list[tuple[str, Stage]], float]]:
@@ -136,11 +228,28 @@ def loads(site: Site, *carried: Load) -> dict[str, tuple[float, float]]:
         found[name] = before + size, seconds + size / capacity
 
     for load in carried:
+        cards = _cards_s(site, load) if isinstance(load, ByGroups) else {}
         for (here, there), size in load.items():
             if here == there:
                 continue
             path = site.between(here, there)
-            add(f"{here} -> {there}", size, path.speed)
+            waits_s = max(cards.get((here, True), 0.0), cards.get((there, False), 0.0))
+            add(
+                f"{here} -> {there}",
+                size,
+                min(path.speed, size / waits_s) if waits_s else path.speed,
+            )
             for name, capacity in path.lines:
                 add(name, size, capacity)
     return found
+
+
+def _cards_s(site: Site, load: Load) -> dict[tuple[str, bool], float]:
+    """Time what each node's card sends (True) and receives, at the speed of its fastest path."""
+    sizes, speeds = defaultdict[tuple[str, bool], float](float), dict[tuple[str, bool], float]()
+    for (here, there), size in load.items():
+        for end in ((here, True), (there, False)):
+            if here != there:
+                sizes[end] += size
+                speeds[end] = max(speeds.get(end, 0.0), site.between(here, there).speed)
+    return {end: size / speeds[end] for end, size in sizes.items()}
