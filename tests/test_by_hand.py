@@ -19,8 +19,9 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.place import place_in_order
 from megatron_hetero.schedule.estimate import estimate_plan
-from tools.by_hand.paper import NotByHandError
+from tools.by_hand.paper import NotByHandError, Paper, Stage
 from tools.by_hand.site import Site
+from tools.by_hand.traffic import ByGroups, add_by_groups
 from tools.check_by_hand import Row, compared, main
 from tools.check_invented import INVENTED, job_of, names, rows_of, run
 
@@ -66,6 +67,21 @@ def test_a_plan_of_three_desktops_is_what_a_person_works_out(
     assert wrong(found) == []
     kinds = {row.kind for row in found if row.allowed is not None}
     assert kinds == {"FLOPs", "bytes", "load", "memory", "stage", "step"}
+
+
+def test_what_crosses_between_groups_is_their_sums() -> None:
+    """Machines a and b are near, c and d too: a adds up half of the range of its pair, and half of
+    that half of all four."""
+    names = ["a:0", "b:0", "c:0", "d:0"]
+    members = [(name, Stage((name,), 0, 1, (1,), 1, 0, "none", 1)) for name in names]
+    ranks = {name: rank for rank, name in enumerate(names)}
+    paper = Paper(None, (), ranks, (("a", "b"), ("c", "d")))  # type: ignore[arg-type]
+    found = ByGroups(float)
+    add_by_groups(found, paper, members, 100.0, 100.0)
+    assert found == {
+        **dict.fromkeys([("a", "b"), ("b", "a"), ("c", "d"), ("d", "c")], 100.0),
+        **dict.fromkeys([("a", "c"), ("c", "a"), ("b", "d"), ("d", "b")], 50.0),
+    }
 
 
 def test_what_is_off_is_found(planned: tuple[Path, dict[str, Any]]) -> None:

@@ -72,7 +72,7 @@ def exchanges(paper: Paper, is_stock: bool) -> Iterator[tuple[list[Stage], Load]
 
     An all-reduce in a ring: 2 (n - 1) / n of the bytes over every hop.  With the distributed
     optimizer each part goes from every holder to its owner, and the new weights go round.  By
-    groups of machines each range is added up inside them first (`_by_groups`).  Hops inside a node
+    groups of machines each range is added up inside them first (`add_by_groups`).  Hops inside a node
     have the same node twice.
     """
     job = paper.job
@@ -84,7 +84,7 @@ def exchanges(paper: Paper, is_stock: bool) -> Iterator[tuple[list[Stage], Load]
         found = (ByGroups if crosses else defaultdict[tuple[str, str], float])(float)
         if crosses and not job.divides_states:
             size = 1.0 * gradient * (divided + whole)
-            _by_groups(found, paper, [(h.devices[0], h) for h in holders], size, size)
+            add_by_groups(found, paper, [(h.devices[0], h) for h in holders], size, size)
             yield holders, found
             continue
         if not job.divides_states or is_stock:
@@ -101,7 +101,7 @@ def exchanges(paper: Paper, is_stock: bool) -> Iterator[tuple[list[Stage], Load]
         for members, params in [*sets, (everyone, whole)]:
             if crosses:
                 sizes = params * gradient, params * weight
-                _by_groups(found, paper, members, *sizes, is_owned=True)
+                add_by_groups(found, paper, members, *sizes, is_owned=True)
                 continue
             _to_owners(found, members, params * gradient)
             share = (len(members) - 1) / len(members)
@@ -134,7 +134,7 @@ _Nest = list["_Nest"] | int
 """Groups of machines, machines, GPUs: the number of a GPU, or what is reduced together."""
 
 
-def _by_groups(
+def add_by_groups(
     found: dict[tuple[str, str], float],
     paper: Paper,
     members: Sequence[tuple[str, Stage]],
