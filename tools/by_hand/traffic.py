@@ -72,8 +72,8 @@ def exchanges(paper: Paper, is_stock: bool) -> Iterator[tuple[list[Stage], Load]
 
     An all-reduce in a ring: 2 (n - 1) / n of the bytes over every hop.  With the distributed
     optimizer each part goes from every holder to its owner, and the new weights go round.  By
-    groups of machines each range is added up inside them first (`add_by_groups`).  Hops inside a node
-    have the same node twice.
+    groups of machines each range is added up inside them first (`add_by_groups`).  Hops inside a
+    node have the same node twice.
     """
     job = paper.job
     weight, gradient, _ = bytes_of_parameter(job)
