@@ -39,7 +39,7 @@ from tests.plan.edits import PLAN
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 10.0
-"""Of one text: a reader that takes longer hangs."""
+"""Processor time of one text: a reader that takes longer hangs."""
 
 _TOPOLOGY = """\
 \tGPU0\tGPU1\tGPU2\tCPU Affinity
@@ -139,13 +139,13 @@ def _limit() -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
         raise _TooSlow
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def fault(reader: Reader, path: Path) -> str | None:
