@@ -3,9 +3,9 @@
     python tools/fuzz.py                                  # 100,000 strings, 10,000 plans, new seed
     python tools/fuzz.py --strings 5000 --plans 500 --seed 7
 
-A reader may read or refuse (`HeteroError`), in ten seconds of the processor; it may start nothing, open no
-socket, and neither write nor read anywhere else.  Words become flags, names and paths to the
-letter, or are refused.  Prints what was done; each fault with the seed, and exits with 1.
+A reader may read or refuse (`HeteroError`), in ten seconds of the processor; it may start nothing,
+open no socket, and neither write nor read anywhere else.  Words become flags, names and paths to
+the letter, or are refused.  Prints what was done; each fault with the seed, and exits with 1.
 """
 
 from __future__ import annotations
