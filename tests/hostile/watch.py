@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import networkx  # noqa: F401 -- its import asks every installed package for backends
+
 import megatron_hetero
 
 _FORBIDDEN = (
@@ -80,18 +82,11 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         flags = arguments[2] if len(arguments) > 2 and isinstance(arguments[2], int) else 0
         mode = str(arguments[1] or "")
         is_written = bool(set(mode) & set("wax+") or flags & _WRITING)
-        may_be_read = _is_import(path) or any(
+        may_be_read = path.suffix in _IMPORTED or any(
             _is_inside(path, allowed) for allowed in (_watched, _PACKAGE)
         )
         if is_written or not may_be_read:
             _seen.append(f"open {path} {mode} {flags}")
-
-
-def _is_import(path: Path) -> bool:
-    """Code, or what installed packages say of themselves, which networkx asks when it is
-    imported; the finder of an editable installation stands among them."""
-    of_a_package = path.parent.suffix == ".dist-info" or path.name.endswith(".__path_hook__")
-    return path.suffix in _IMPORTED or of_a_package
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
