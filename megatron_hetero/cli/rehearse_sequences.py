@@ -25,7 +25,7 @@ _OF_PLANS = ("trace", "lose_device", "sends")
 
 
 @dataclass(frozen=True)
-class _Job:
+class _AskedJob:
     """What is rehearsed; without a plan that is `asked` for every GPU is a replica."""
 
     cluster: Cluster
@@ -81,12 +81,12 @@ def rehearse_sequences(
     return 0 if data["ok"] else 1
 
 
-def _read_job(arguments: argparse.Namespace) -> _Job:
+def _read_job(arguments: argparse.Namespace) -> _AskedJob:
     if arguments.plan is None and arguments.layout is None:
         workload = load_workload(arguments.model, arguments.megatron_args)
         profile = load_profile(arguments.profile) if arguments.profile else None
-        return _Job(load_cluster(arguments.cluster), workload, None, profile)
+        return _AskedJob(load_cluster(arguments.cluster), workload, None, profile)
     found = read_plan_on_cluster(arguments)
     if found.plan.workload is None:  # `read_plan_on_cluster` sees to it
         raise UsageError("the plan carries no model")
-    return _Job(found.cluster, found.plan.workload, found.plan, found.profile)
+    return _AskedJob(found.cluster, found.plan.workload, found.plan, found.profile)

@@ -33,7 +33,7 @@ class Estimate:
     ) -> None:
         every = frozenset(step.name for step in prices.graph.steps)
         self._parts = [
-            _Part(prices, shares, rules, names) for names in prices.graph.parts or (every,)
+            _ClockBound(prices, shares, rules, names) for names in prices.graph.parts or (every,)
         ]
 
     def rest_s(self, index: int, there: There) -> Vector | None:
@@ -50,7 +50,7 @@ class Estimate:
         return tuple([sum(of) for of in zip(*own, strict=True)])
 
 
-class _Part:
+class _ClockBound:
     def __init__(
         self,
         prices: ProgramPrices,

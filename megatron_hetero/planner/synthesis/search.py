@@ -47,12 +47,12 @@ class FastestProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _SearchNode:
     index: int
     there: There
     clocks: tuple[float, ...]
     taken: tuple[float, ...]
-    before: _Node | None = None
+    before: _SearchNode | None = None
     by: Instruction | None = None
 
     @property
@@ -101,9 +101,9 @@ class ProgramSearch:
 
     def best(self) -> FastestProgram | None:
         """Return the fastest program that fits; None where none does."""
-        order, queue = count(), list[tuple[float, int, int, _Node]]()
+        order, queue = count(), list[tuple[float, int, int, _SearchNode]]()
         none = (0.0,) * self._prices.num_gpus
-        start = _Node(0, frozenset(), none, none)
+        start = _SearchNode(0, frozenset(), none, none)
         heappush(queue, (0.0, 0, next(order), start))
         seen: dict[tuple[int, There], list[tuple[float, ...]]] = {}
         num_expanded = 0
@@ -124,18 +124,18 @@ class ProgramSearch:
                     heappush(queue, (further_s, -further.index, next(order), further))
         return None
 
-    def _bound(self, node: _Node) -> float | None:
+    def _bound(self, node: _SearchNode) -> float | None:
         if self._estimate is None:
             return max(node.clocks)
         rest_s = self._estimate.rest_s(node.index, node.there)
         return None if rest_s is None else max(_sum(node.clocks, rest_s))
 
-    def _further(self, node: _Node) -> Iterator[_Node]:
+    def _further(self, node: _SearchNode) -> Iterator[_SearchNode]:
         """Yield the nodes behind the next step, one for each rule: what it needs comes in the way
         that lets all GPUs go on soonest, for all ways leave the same behind them."""
         step = self._graph.steps[node.index]
         for rule, seconds in zip(self._rules[node.index], self._rule_s[node.index], strict=True):
-            ready: _Node | None = node
+            ready: _SearchNode | None = node
             for need in rule.needs:
                 if ready is not None:
                     ready = self._with(ready, need)
@@ -143,7 +143,7 @@ class ProgramSearch:
             if further is not None:
                 yield further
 
-    def _with(self, node: _Node, need: Held) -> _Node | None:
+    def _with(self, node: _SearchNode, need: Held) -> _SearchNode | None:
         """Return the node at which a tensor is there in a state; None where no way leads there."""
         held = dict(node.there)
         if need in held:
@@ -152,19 +152,19 @@ class ProgramSearch:
         ends = [reduce(self._sent, way, node) for way in ways]
         return min(ends, key=lambda end: end.clocks, default=None)
 
-    def _sent(self, node: _Node, instruction: Instruction) -> _Node:
+    def _sent(self, node: _SearchNode, instruction: Instruction) -> _SearchNode:
         """Return the node behind a collective."""
         made = node.there | {((instruction.name, instruction.state), True)}
         clocks = self._after(node.clocks, instruction)
-        return _Node(node.index, made, clocks, node.taken, node, instruction)
+        return _SearchNode(node.index, made, clocks, node.taken, node, instruction)
 
     def _done(
         self,
-        node: _Node,
+        node: _SearchNode,
         step: Step,
         rule: Rule,
         seconds: tuple[float, ...],
-    ) -> _Node | None:
+    ) -> _SearchNode | None:
         """Return the node behind a step; None where it does not fit."""
         prices, taken, further = self._prices, node.taken, self._read[node.index + 1]
         there = dict(node.there)
@@ -183,7 +183,9 @@ class ProgramSearch:
         instruction = Instruction(
             "compute" if step.computes else "demand", step.name, rule.division
         )
-        return _Node(node.index + 1, left, _sum(node.clocks, seconds), taken, node, instruction)
+        return _SearchNode(
+            node.index + 1, left, _sum(node.clocks, seconds), taken, node, instruction
+        )
 
     def _after(self, clocks: tuple[float, ...], instruction: Instruction) -> tuple[float, ...]:
         """Return the clocks of all GPUs behind a collective."""

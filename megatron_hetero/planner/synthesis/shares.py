@@ -40,7 +40,7 @@ def best_shares(
     for collective in terms.collectives:
         used |= {d for of, _ in prices.collective_terms(collective)[1] for d in of}
     free = [d for d in sorted(shares) if d in used and d not in fixed]
-    rows = _Programme(prices, shares, free, least or {})
+    rows = _LinearProgramme(prices, shares, free, least or {})
     for segment in terms.segments:
         rows.add_segment(segment)
     for collective in terms.collectives:
@@ -52,7 +52,7 @@ def best_shares(
     return rows.solve()
 
 
-class _Programme:
+class _LinearProgramme:
     """Unknown are the shares of every free dimension, [dimension][GPU], and behind them the seconds
     of segments and the largest shares."""
 

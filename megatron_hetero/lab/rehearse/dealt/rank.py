@@ -41,7 +41,7 @@ class SmallTokens:
 
 
 @dataclass
-class _StepTimes:
+class _DealtTimes:
     """A dealt step as the choice of a time scale sees it: alike on all ranks."""
 
     busy_s: float = 0.0
@@ -86,7 +86,7 @@ class DealtRank:
         self._pipeline = groups.pipelines[place.replica]
         self.clock = Clock()
         self.transport = Transport(rank, board, network, self.clock, frozenset())
-        self._times = _StepTimes()
+        self._times = _DealtTimes()
         self.pace = StepPace(self.transport, self._times, num_steps, time_scale, progress)
         self._own: list[GroupTokens | None] = []
         self._num_small: list[int] = []
