@@ -23,6 +23,7 @@ IN_PART = {
     "--async-save",
     "--ckpt-convert-format",
     "--dataloader-inter-document-masking",
+    "--dist-ckpt-optim-fully-reshardable",
     "--dump-param-to-param-group-map",
     "--eval-interval",
     "--fp16",
