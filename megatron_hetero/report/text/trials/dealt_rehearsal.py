@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_hetero.report.text.terminal import facts
+from megatron_hetero.report.text.trials.rehearsal import run_facts
 from megatron_hetero.report.text.words import count
 from megatron_hetero.units import format_duration
 
@@ -41,11 +42,7 @@ def dealt_rehearsal_report(data: Mapping[str, Any]) -> RenderableType:
 def _facts(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     processes = count(data["num_ranks"], "process", "processes")
     yield "rehearsed", f"{processes} of Megatron with this plug-in, --hetero-sequences flexible"
-    yield "layout", data["layout"]
-    yield "time scale", f"{data['time_scale']:.3g} s here for each second of the cluster"
-    if data["num_disturbed_steps"]:
-        left_out = count(data["num_disturbed_steps"], "step")
-        yield "", f"{left_out} left out, in which this machine did not keep pace"
+    yield from run_facts(data)
 
 
 def _steps(data: Mapping[str, Any]) -> Table:

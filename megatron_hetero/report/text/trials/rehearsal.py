@@ -45,6 +45,11 @@ def _facts(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if data["lost_devices"]:
         yield "planned anew", f"without {', '.join(data['lost_devices'])}"
     yield "rehearsed", f"{count(data['num_ranks'], 'process', 'processes')} of {runner}"
+    yield from run_facts(data)
+
+
+def run_facts(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the layout, the pace of the run, and steps that were left out."""
     yield "layout", data["layout"]
     yield "time scale", f"{data['time_scale']:.3g} s here for each second of the cluster"
     if data["num_disturbed_steps"]:
