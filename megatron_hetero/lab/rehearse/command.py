@@ -13,7 +13,7 @@ from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.local_launch import kept_folder, preload
 
-__all__ = ["rehearsal_to_data", "rehearse_plan"]
+__all__ = ["import_megatron", "rehearsal_to_data", "rehearse_plan"]
 
 
 def rehearse_plan(
@@ -41,10 +41,7 @@ def rehearse_plan(
         keep: folder for the files of the processes; None deletes them.
         on_progress: called with the state of the rehearsal, in words.
     """
-    # Ranks are forked, which CUDA does not survive.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    on_progress("importing Megatron")
-    preload()
+    import_megatron(on_progress)
     from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 
     options = RehearsalOptions(
@@ -55,3 +52,10 @@ def rehearse_plan(
     )
     with kept_folder(keep, "rehearse") as folder:
         return rehearse(plan, cluster, profile, options, folder, on_progress)
+
+
+def import_megatron(on_progress: Callable[[str], None]) -> None:
+    """Import what all ranks need, once, before they are forked; CUDA does not survive that."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    on_progress("importing Megatron")
+    preload()

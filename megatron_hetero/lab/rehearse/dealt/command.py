@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Any
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.lab.rehearse.command import import_megatron
 from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.local_launch import kept_folder, preload
+from megatron_hetero.runtime.job.local_launch import kept_folder
 from megatron_hetero.sequences.job_plan import job_groups, job_plan
 from megatron_hetero.sequences.lengths import Lengths
 
@@ -54,10 +54,7 @@ def rehearse_sequences(
     """
     plan = job_plan(cluster, workload, asked, profile)
     groups = job_groups(cluster, workload, asked, plan, profile)
-    # Ranks are forked, which CUDA does not survive.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    on_progress("importing Megatron")
-    preload()
+    import_megatron(on_progress)
     from megatron_hetero.lab.rehearse.dealt.run import DealtJob, rehearse_deals
     from megatron_hetero.lab.rehearse.run import RehearsalOptions
 
