@@ -68,8 +68,12 @@ class StepTimes(Protocol):
         """Return the seconds of the shortest pass."""
 
 
-class RehearsalDone(Exception):  # noqa: N818
-    """Exit from training: all ranks have seen enough steps."""
+class RehearsalDone(SystemExit):
+    """Exit from training, in good order: all ranks have seen enough steps.
+
+    The runtime takes it as it takes Megatron's own early exits: a rank that leaves so says to the
+    watches of the others that its end is no fault.
+    """
 
 
 class StepPace:

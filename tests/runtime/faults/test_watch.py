@@ -8,16 +8,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from megatron_hetero.errors import EXIT_RANK_DIED
+from megatron_hetero.lab.rehearse.pace import RehearsalDone
 from megatron_hetero.runtime.faults.limits import StallLimits
 from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
-from megatron_hetero.runtime.faults.watch import Beat, Watch, _store
+from megatron_hetero.runtime.faults.watch import Beat, Watch, _store, start_watch
+from megatron_hetero.runtime.job.stock import ended
+from megatron_hetero.runtime.state.saving import Saver
 
 NUM_RANKS = 3
 FLOOR_S = 5.0
@@ -123,6 +127,29 @@ def test_an_announced_pause_and_an_end_are_no_faults(tmp_path: Path) -> None:
     found = watched(tmp_path, rest, work_s=10.0)
     assert [found.codes[0], found.codes[2]] == [0, 0], found.said
     assert found.said[0] == found.said[2] == ""
+
+
+def test_an_exit_in_good_order_is_no_fault_to_those_who_stay(tmp_path: Path) -> None:
+    """Rank 0 leaves its training as a rehearsal does, while rank 1 goes on for some seconds."""
+    saver = Saver(None, None)
+
+    def leave() -> None:
+        raise RehearsalDone
+
+    pids = []
+    for rank, train in enumerate([leave, lambda: time.sleep(4.0)]):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                start_watch(rank, 2, str(tmp_path / "store"), "a place", FLOOR_S)
+                with suppress(RehearsalDone):
+                    ended(saver, train)
+                code = 0
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0]
 
 
 def test_limits_are_learned_but_not_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
