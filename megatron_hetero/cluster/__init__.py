@@ -5,6 +5,7 @@ catalogue     GPU types by name, each number with its source
 makers        communication libraries, and which GPUs cannot talk
 driver_names  names that drivers give to GPUs
 node_links    links between nodes, as classes and exceptions
+link_classes  the distinct links, and which each pair of nodes has, as arrays
 lines         capacities that several paths share
 nics          which GPU of a machine sends over which network card
 graph         the cluster as a networkx graph

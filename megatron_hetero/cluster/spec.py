@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from megatron_hetero.cluster.lines import Line as Line
 from megatron_hetero.cluster.lines import SitePair, node_uplink
+from megatron_hetero.cluster.link_classes import LinkClasses, classify_links
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, Library
 from megatron_hetero.cluster.names import device_place, machine_of
 from megatron_hetero.cluster.nics import Nics, nic_name
@@ -247,6 +248,11 @@ class Cluster:
     def link_summary(self) -> LinkSummary:
         """Group the links between nodes by pairs of sites."""
         return summarise_links({n.name: n.site for n in self.nodes}, self.node_links)
+
+    @cached_property
+    def link_classes(self) -> LinkClasses:
+        """Group all links by value."""
+        return classify_links(self.nodes, self.link_summary, self.site_places)
 
     @cached_property
     def site_places(self) -> dict[str, int]:

@@ -30,6 +30,12 @@ def plan_by_group(
         purpose: all-reduce, reduce-scatter or all-gather.
         owners: of all elements, where they are given; else members own equal parts.
     """
+    grouping = grouping_of(machines, groups)
+    return None if grouping is None else grouped_plan("by groups", purpose, size, grouping, owners)
+
+
+def grouping_of(machines: Sequence[str], groups: Sequence[Sequence[str]]) -> Grouping | None:
+    """Return who of some holders reduces with whom first; arguments and None as `plan_by_group`."""
     group_of = {machine: number for number, group in enumerate(groups) for machine in group}
     found: dict[int, dict[str, list[int]]] = {}
     for holder, machine in enumerate(machines):
@@ -40,7 +46,7 @@ def plan_by_group(
         _joined([_joined(holders) for holders in of_machines.values()])
         for _, of_machines in sorted(found.items())
     ]
-    return grouped_plan("by groups", purpose, size, even(members), owners)
+    return even(members)
 
 
 def _joined(members: Sequence[Grouping | int]) -> Grouping | int:

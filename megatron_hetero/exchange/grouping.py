@@ -6,14 +6,15 @@ the members reduce among each other.  Each range leaves a member once, on its wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, batched
 from math import ceil
 
-from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose, plan_of
+import numpy as np
 
-_Row = tuple[int, int, int, int, int]
+from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose, plan_of
+from megatron_hetero.exchange.tree import Ints
 
 
 @dataclass(frozen=True)
@@ -61,87 +62,126 @@ def grouped_plan(
         group: of all its holders, numbered from 0 on.
         owners: of all elements, where they are given; else the shares say.
     """
-    made = _Reducing(size, owners)
-    found, _ = made.reduce(group)
-    final = _joined(found) if owners is None else tuple(owners)
-    return plan_of(name, purpose, len(holders_of(group)), size, made.rows, final)
+    sums: list[RangeSums] = []
+    final = reduce_scatter(size, group, sums.append, owners)
+    given = final.owned() if owners is None else tuple(owners)
+    none = np.empty((0, 5), np.int64)
+    table = np.concatenate([none, *(rows for found in sums for rows in found.rows())])
+    return plan_of(name, purpose, len(holders_of(group)), size, table, given)
 
 
-class _Reducing:
-    """The rows of a reduce-scatter under construction."""
+@dataclass(frozen=True, eq=False)
+class RangeSums:
+    """Ranges to which their receivers add, in one round, what others send.
 
-    def __init__(self, size: int, owners: Sequence[Owned] | None) -> None:
-        self._size = size
-        self._given = owners
-        self.rows: list[_Row] = []
+    Attributes:
+        round: of the exchange.
+        senders: [sender, range]; those of a range send at once.
+        receivers: [range].
+        starts, stops: [range], elements.
+    """
 
-    def reduce(self, group: Grouping | int) -> tuple[list[Owned], int]:
-        """Add the rows of a group; return who has its sums then, and the rounds taken."""
-        if isinstance(group, int):
-            return [Owned(0, self._size, group)], 0
-        inside = [self.reduce(member) for member in group.members]
-        first = max(rounds for _, rounds in inside)
-        num = len(group.members)
-        if num == 1:
-            return inside[0]
-        member_of = {h: i for i, m in enumerate(group.members) for h in holders_of(m)}
-        parts = list(accumulate(group.shares))
-        found: list[Owned] = []
-        for start, stop, having in self._pieces([maps for maps, _ in inside]):
-            given = self._given_owner(start, member_of)
-            if given is None:
-                cuts = [0, *(round(part / parts[-1] * (stop - start)) for part in parts)]
-            else:
-                cuts = [0] * (given + 1) + [stop - start] * (num - given)
-            for owner in range(num):
-                low, high = start + cuts[owner], start + cuts[owner + 1]
-                if low == high:
-                    continue
-                found.append(Owned(low, high, having[owner]))
-                for step in range(1, num):
-                    if group.is_ring:
-                        here, there = (owner + step) % num, (owner + step + 1) % num
-                        at = first + step - 1
-                    else:
-                        here, there = (owner + step) % num, owner
-                        at = first + (step - 1) // (group.num_senders or num)
-                    self.rows.append((at, having[here], having[there], low, high))
-        if group.is_ring:
-            return found, first + num - 1
-        return found, first + ceil((num - 1) / (group.num_senders or num))
+    round: int
+    senders: Ints
+    receivers: Ints
+    starts: Ints
+    stops: Ints
 
-    def _given_owner(self, start: int, member_of: dict[int, int]) -> int | None:
-        """Return the member that has the given owner of a piece, if any member has."""
-        if self._given is None:
-            return None
-        for owned in self._given:
-            if owned.start <= start < owned.stop:
-                return member_of.get(owned.holder)
-        return None
-
-    def _pieces(self, maps: Sequence[Sequence[Owned]]) -> list[tuple[int, int, list[int]]]:
-        """Cut the buffer where any member changes hands, or a given owner: (start, stop, [member]
-        -> who has its sum)."""
-        cuts = {0, self._size} | {owned.start for own in maps for owned in own}
-        if self._given is not None:
-            cuts |= {owned.start for owned in self._given}
-        ordered = sorted(cuts)
-        at = [0] * len(maps)
-        pieces = []
-        for start, stop in pairwise(ordered):
-            for i, own in enumerate(maps):
-                while own[at[i]].stop <= start:
-                    at[i] += 1
-            pieces.append((start, stop, [own[at[i]].holder for i, own in enumerate(maps)]))
-        return pieces
+    def rows(self) -> Iterator[Ints]:
+        """Yield the transfers: [transfer, (round, source, destination, start, stop)]."""
+        for senders in self.senders:
+            rounds = np.full(len(senders), self.round)
+            yield np.stack([rounds, senders, self.receivers, self.starts, self.stops], axis=1)
 
 
-def _joined(owned: Sequence[Owned]) -> tuple[Owned, ...]:
-    """Join neighbours of one owner."""
-    found: list[Owned] = []
-    for part in owned:
-        if found and found[-1].holder == part.holder and found[-1].stop == part.start:
-            found[-1] = Owned(found[-1].start, part.stop, part.holder)
-        else:
-            found.append(part)
-    return tuple(found)
+@dataclass(frozen=True, eq=False)
+class Ownership:
+    """A buffer cut into pieces, and who has the sum of each.
+
+    Attributes:
+        edges: [piece + 1], elements, rising.
+        holders: [piece].
+    """
+
+    edges: Ints
+    holders: Ints
+
+    def at(self, elements: Ints) -> Ints:
+        """Return who has each of some elements."""
+        return self.holders[np.searchsorted(self.edges, elements, "right") - 1]
+
+    def owned(self) -> tuple[Owned, ...]:
+        """Return the pieces, neighbours of one holder joined."""
+        is_new = np.append(True, self.holders[1:] != self.holders[:-1])
+        starts = self.edges[:-1][is_new]
+        stops = np.append(starts[1:], self.edges[-1])
+        rows = zip(starts.tolist(), stops.tolist(), self.holders[is_new].tolist(), strict=True)
+        return tuple(Owned(*row) for row in rows)
+
+
+def reduce_scatter(
+    size: int,
+    group: Grouping | int,
+    add: Callable[[RangeSums], None],
+    owners: Sequence[Owned] | None = None,
+) -> Ownership:
+    """Make the rounds of a reduce-scatter; return who has the sums then.
+
+    Args:
+        size: elements of the buffer, > 0.
+        group: of all its holders.
+        add: called with all that is added, piece by piece.
+        owners: of all elements, where they are given; else the shares say.
+    """
+    given = None
+    if owners is not None:
+        parts = sorted(owned for owned in owners if owned.stop > owned.start)
+        edges = [part.start for part in parts] + [size]
+        given = Ownership(np.array(edges, np.int64), np.array([part.holder for part in parts]))
+    return _reduced(size, group, add, given)[0]
+
+
+def _reduced(
+    size: int, group: Grouping | int, add: Callable[[RangeSums], None], given: Ownership | None
+) -> tuple[Ownership, int]:
+    """Make the rounds of a group; return who has its sums then, and the rounds taken."""
+    if isinstance(group, int):
+        return Ownership(np.array([0, size]), np.array([group])), 0
+    inside = [_reduced(size, member, add, given) for member in group.members]
+    num, first = len(inside), max(rounds for _, rounds in inside)
+    if num == 1:
+        return inside[0]
+    known = [division.edges for division, _ in inside]
+    edges = np.unique(np.concatenate(known if given is None else [*known, given.edges]))
+    starts, widths = edges[:-1], np.diff(edges)
+    having = np.stack([division.at(starts) for division, _ in inside])
+    cuts = _cuts(group, starts, widths, given)
+    at_once = 1 if group.is_ring else group.num_senders or num
+    for owner in range(num):
+        low, high = starts + cuts[owner], starts + cuts[owner + 1]
+        has_any = high > low
+        low, high, own = low[has_any], high[has_any], having[:, has_any]
+        away = [(owner + step) % num for step in range(1, num)]
+        for at, senders in enumerate(batched(away, at_once)):
+            there = own[(senders[0] + 1) % num if group.is_ring else owner]
+            add(RangeSums(first + at, own[list(senders)], there, low, high))
+    kept = np.diff(cuts, axis=0).T.ravel() > 0
+    low = (starts + cuts[:-1]).T.ravel()[kept]
+    rounds = first + ceil((num - 1) / at_once)
+    return Ownership(np.append(low, size), having.T.ravel()[kept]), rounds
+
+
+def _cuts(group: Grouping, starts: Ints, widths: Ints, given: Ownership | None) -> Ints:
+    """Cut pieces between members: [member + 1, piece], from 0 to the width.
+
+    A piece whose owner is given and in one of the members is that member's alone.
+    """
+    parts = np.array([0.0, *accumulate(group.shares)])
+    cuts: Ints = np.rint(parts[:, None] / parts[-1] * widths).astype(np.int64)
+    if given is None:
+        return cuts
+    member_of = {h: i for i, member in enumerate(group.members) for h in holders_of(member)}
+    owner = np.array([member_of.get(holder, -1) for holder in given.at(starts).tolist()])
+    whole = np.where(np.arange(len(parts))[:, None] > owner, widths, 0)
+    cuts[:, owner >= 0] = whole[:, owner >= 0]
+    return cuts

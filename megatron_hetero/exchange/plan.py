@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -130,7 +130,7 @@ def plan_of(
     purpose: Purpose,
     num_holders: int,
     size: int,
-    reducing: Iterable[Sequence[int]],
+    reducing: Sequence[Sequence[int]] | Ints,
     owners: Sequence[Owned],
 ) -> ExchangePlan:
     """Make a plan from its reduce-scatter: an all-gather is the same backwards, an all-reduce one
@@ -144,7 +144,7 @@ def plan_of(
         reducing: (round, source, destination, start, stop) of a reduce-scatter.
         owners: where it leaves the sums.
     """
-    rows = np.array([tuple(row) for row in reducing], np.int64).reshape(-1, 5)
+    rows = np.asarray(reducing, np.int64).reshape(-1, 5)
     ones = np.ones((len(rows), 1), np.int64)
     forward = np.hstack([rows, ones])
     last = int(rows[:, 0].max(initial=-1))

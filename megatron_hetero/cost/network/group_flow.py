@@ -1,21 +1,28 @@
-"""What an exchange by groups of machines puts on the links: the very transfers of its plan."""
+"""What an exchange by groups of machines puts on the links: the very messages of its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
 from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.cost.network.link_terms import transfer_s
-from megatron_hetero.exchange.by_group import plan_by_group
-from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
+from megatron_hetero.exchange.by_group import grouping_of
+from megatron_hetero.exchange.grouping import Grouping, RangeSums, reduce_scatter
+from megatron_hetero.exchange.plan import Owned, Purpose
+from megatron_hetero.exchange.tree import Ints
 
-_ELEMENTS = 1 << 20
-"""Of the buffer by which plans are priced: parts are as exact as one of so many."""
+Floats = npt.NDArray[np.float64]
+
+_ELEMENTS = 1 << 40
+"""Of the buffer by which exchanges are priced: parts are as exact as one of so many."""
+_AT_ONCE = 1 << 20
+"""Transfers that are summed at a time."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +36,30 @@ class GroupTransfer:
     s_per_byte: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupTransfers:
     """An exchange among some holders, for each byte of their buffer.
 
-    `latency_s` is the sum over its rounds of the longest message's; `adding_s_per_byte` of the
-    longest addition.
+    Attributes:
+        senders, receivers, parts, s_per_byte: [pair of holders], as of `GroupTransfer`.
+        latency_s: the sum over its rounds of the longest message's.
+        adding_s_per_byte: the sum of the longest additions.
     """
 
-    transfers: tuple[GroupTransfer, ...]
+    senders: Ints
+    receivers: Ints
+    parts: Floats
+    s_per_byte: Floats
     latency_s: float
     adding_s_per_byte: float
+
+    @cached_property
+    def transfers(self) -> tuple[GroupTransfer, ...]:
+        """Return the pairs one by one."""
+        columns = self.senders, self.receivers, self.parts, self.s_per_byte
+        return tuple(
+            GroupTransfer(*row) for row in zip(*(c.tolist() for c in columns), strict=True)
+        )
 
 
 def group_transfers(
@@ -59,100 +79,146 @@ def group_transfers(
         weights: relative sizes of what each holder owns of a reduce-scatter or an all-gather; None
             is equal parts.
     """
+    grouping = grouping_of([machine_of(device.node) for device in devices], groups)
+    if grouping is None:
+        return None
     owners = None
     if purpose != "all_reduce":
         each = list(weights or [1] * len(devices))
         ends = [round(_ELEMENTS * end / sum(each)) for end in accumulate(each)]
         owners = [Owned(a, b, h) for h, (a, b) in enumerate(zip([0, *ends], ends, strict=False))]
-        owners = [owned for owned in owners if owned.stop > owned.start]
-    machines = [machine_of(device.node) for device in devices]
-    plan = plan_by_group(machines, groups, _ELEMENTS, purpose, owners)
-    return None if plan is None else _priced(cluster, devices, plan)
+    return _priced(cluster, devices, _rounds_of(len(devices), grouping, purpose, owners))
 
 
-def _priced(cluster: Cluster, devices: Sequence[Device], plan: ExchangePlan) -> GroupTransfers:
-    size, num = float(plan.size), len(devices)
-    rounds, senders, receivers, start, stop = plan.table[:, :5].T
-    key = (rounds * num + senders) * num + receivers
-    messages, own = np.unique(key, return_inverse=True)
-    parts = np.bincount(own, (stop - start) / size, len(messages))
-    at, ends = np.divmod(messages, num * num)
-    rows = list(zip(at.tolist(), *(e.tolist() for e in np.divmod(ends, num)), parts.tolist(),
-                    strict=True))  # fmt: skip
-    heard: dict[tuple[int, object, object], set[object]] = {}
-    latency_s = [0.0] * plan.num_rounds
-    slowest: dict[tuple[int, int], float] = {}
-    for number, sender, receiver, _ in rows:
-        here, there = devices[sender], devices[receiver]
-        link = cluster.path(here, there)
-        latency_s[number] = max(latency_s[number], link.latency_s)
-        place = number, receiver
-        slowest[place] = min(slowest.get(place, np.inf), link.reduce_bytes_per_s)
-        if link.incast is not None:
-            is_inside = here.node == there.node
-            port: object = there if is_inside else there.node
-            heard.setdefault((number, port, link.incast), set()).add(
-                here if is_inside else here.node
-            )
-    found: dict[tuple[int, int], tuple[float, float]] = {}
-    for number, sender, receiver, part in rows:
-        here, there = devices[sender], devices[receiver]
-        link = cluster.path(here, there)
-        port = there if here.node == there.node else there.node
-        num_senders = len(heard.get((number, port, link.incast), ())) or 1
-        carried, seconds = found.get((sender, receiver), (0.0, 0.0))
-        found[sender, receiver] = carried + part, seconds + transfer_s(part, link, num_senders)
-    _wait_for_cards(cluster, devices, found)
+@dataclass(frozen=True, eq=False)
+class _Round:
+    """Messages of one round: who sends whom which part of the buffer.
+
+    `accesses`: [holder], for each byte of the buffer, bytes of memory that its additions touch.
+    """
+
+    senders: Ints
+    receivers: Ints
+    parts: Floats
+    accesses: Floats
+
+
+def _rounds_of(
+    num: int, grouping: Grouping, purpose: Purpose, owners: Sequence[Owned] | None
+) -> Iterator[_Round]:
+    """Yield the rounds of an exchange among `num` holders, in any order."""
+    waiting: dict[int, list[RangeSums]] = {}
+    parts: dict[int, Floats] = {}
+    accesses: dict[int, Floats] = {}
+
+    def take(number: int) -> None:
+        found = waiting.pop(number, [])
+        pairs = [sums.senders * num + sums.receivers for sums in found]
+        widths = [np.broadcast_to(s.stops - s.starts, s.senders.shape) for s in found]
+        flat = [np.concatenate([array.ravel() for array in arrays]) for arrays in (pairs, widths)]
+        total = np.bincount(flat[0], flat[1], num * num) / _ELEMENTS
+        parts[number] = parts.get(number, 0.0) + total
+        for sums in found:
+            # All that was sent for a range is added to the own in one pass (`adding_s`).
+            touched = (len(sums.senders) + 2) * (sums.stops - sums.starts) / _ELEMENTS
+            own = accesses.setdefault(number, np.zeros(num))
+            own += np.bincount(sums.receivers, touched, num)
+
+    def add(sums: RangeSums) -> None:
+        own = waiting.setdefault(sums.round, [])
+        own.append(sums)
+        if sum(s.senders.size for s in own) > _AT_ONCE:
+            take(sums.round)
+
+    reduce_scatter(_ELEMENTS, grouping, add, owners)
+    for number in list(waiting):
+        take(number)
+    for number, total in parts.items():
+        pairs = np.flatnonzero(total)
+        senders, receivers = np.divmod(pairs, num)
+        if purpose != "all_gather":
+            yield _Round(senders, receivers, total[pairs], accesses[number])
+        if purpose != "reduce_scatter":
+            # A gather is the same backwards, and adds nothing.
+            yield _Round(receivers, senders, total[pairs], np.zeros(num))
+
+
+def _priced(
+    cluster: Cluster, devices: Sequence[Device], rounds: Iterator[_Round]
+) -> GroupTransfers:
+    num, classes = len(devices), cluster.link_classes
+    nodes = np.array([classes.node_number[device.node] for device in devices])
+    latencies, rates = (
+        np.array([getattr(link, name) for link in classes.links])
+        for name in ("latency_s", "reduce_bytes_per_s")
+    )
+    latency_s = adding_s = 0.0
+    parts, seconds = np.zeros(num * num), np.zeros(num * num)
+    for each in rounds:
+        kinds = classes.of_pairs[nodes[each.senders], nodes[each.receivers]]
+        taken_s = each.parts / classes.bytes_per_s[kinds] * _slowdowns(cluster, nodes, each, kinds)
+        latency_s += float(latencies[kinds].max(initial=0.0))
+        slowest = np.full(num, np.inf)
+        np.minimum.at(slowest, each.receivers, rates[kinds])
+        adding_s += float((each.accesses / slowest).max(initial=0.0))
+        pairs = each.senders * num + each.receivers
+        parts[pairs] += each.parts
+        seconds[pairs] += taken_s
+    pairs = np.flatnonzero(parts)
+    senders, receivers = np.divmod(pairs, num)
+    factors = _waits_for_cards(cluster, (nodes[senders], nodes[receivers]), parts[pairs],
+                               seconds[pairs])  # fmt: skip
     return GroupTransfers(
-        tuple(GroupTransfer(*pair, *loads) for pair, loads in found.items()),
-        sum(latency_s),
-        _adding_s(plan, slowest),
+        senders, receivers, parts[pairs], seconds[pairs] * factors, latency_s, adding_s
     )
 
 
-def _wait_for_cards(
-    cluster: Cluster,
-    devices: Sequence[Device],
-    found: dict[tuple[int, int], tuple[float, float]],
-) -> None:
-    """Let no node send or receive faster than its fastest link to another, on all paths together.
+def _slowdowns(cluster: Cluster, nodes: Ints, each: _Round, kinds: Ints) -> Floats:
+    """Return by what many senders to one receiver at once slow each message (`transfer_s`).
+
+    Other nodes send to a node's NIC, from one NIC each; neighbours to a GPU's own port.
+    """
+    found = np.ones(len(kinds))
+    incasts = [link.incast for link in cluster.link_classes.links]
+    distinct = [incast for incast in dict.fromkeys(incasts) if incast is not None]
+    for incast in distinct:
+        has = np.flatnonzero(np.array([other == incast for other in incasts])[kinds])
+        senders, receivers = each.senders[has], each.receivers[has]
+        here, there = nodes[senders], nodes[receivers]
+        is_inside = here == there
+        first_port = len(cluster.nodes)
+        ports = np.where(is_inside, first_port + receivers, there)
+        mouths = np.where(is_inside, first_port + senders, here)
+        size = first_port + len(nodes)
+        heard = np.unique(ports * size + mouths) // size
+        too_many = np.bincount(heard, minlength=size)[ports] - incast.num_senders
+        found[has] = 1 + incast.slowdown * np.maximum(too_many, 0)
+    return found
+
+
+def _waits_for_cards(
+    cluster: Cluster, ends: tuple[Ints, Ints], parts: Floats, seconds: Floats
+) -> Floats:
+    """Return by what messages take longer, so that no node sends or receives faster than its
+    fastest link to another, on all paths together.
 
     A cluster file without `uplink` gives each two nodes their bandwidth for themselves; a ring uses
     one path of a node at a time, but here a node sends on several.
+
+    Args:
+        ends: [pair of holders] -> numbers of their nodes.
+        parts, seconds: of the pairs.
     """
-    parts: dict[tuple[str, bool], float] = {}
-    fastest: dict[tuple[str, bool], float] = {}
-    pairs: dict[tuple[str, str], float] = {}
-    for (sender, receiver), (part, seconds) in found.items():
-        here, there = devices[sender].node, devices[receiver].node
-        if here == there:
-            continue
-        pairs[here, there] = pairs.get((here, there), 0.0) + seconds
-        speed = cluster.node_links[here, there].bytes_per_s
-        for end in ((here, True), (there, False)):
-            parts[end] = parts.get(end, 0.0) + part
-            fastest[end] = max(fastest.get(end, 0.0), speed)
-    for (sender, receiver), (part, seconds) in found.items():
-        pair = devices[sender].node, devices[receiver].node
-        if pair in pairs:
-            ends = (pair[0], True), (pair[1], False)
-            card_s = max(parts[end] / fastest[end] for end in ends)
-            factor = max(1.0, card_s / pairs[pair])
-            found[sender, receiver] = part, seconds * factor
-
-
-def _adding_s(plan: ExchangePlan, rates: dict[tuple[int, int], float]) -> float:
-    """Sum the longest addition of each round: one pass over all pieces of a range and the own."""
-    pieces: dict[tuple[int, int, int, int], int] = {}
-    for t in plan.transfers():
-        if t.reduces and rates[t.round, t.destination] < np.inf:
-            key = t.round, t.destination, t.start, t.stop
-            pieces[key] = pieces.get(key, 0) + 1
-    seconds: dict[tuple[int, int], float] = {}
-    for (number, holder, start, stop), count in pieces.items():
-        taken_s = (count + 2) * (stop - start) / plan.size / rates[number, holder]
-        seconds[number, holder] = seconds.get((number, holder), 0.0) + taken_s
-    longest: dict[int, float] = {}
-    for (number, _), taken_s in seconds.items():
-        longest[number] = max(longest.get(number, 0.0), taken_s)
-    return sum(longest.values())
+    here, there = ends
+    num, classes = len(cluster.nodes), cluster.link_classes
+    is_outside = here != there
+    card_s = np.zeros(len(here))
+    for end in ends:
+        speeds = np.zeros(num)
+        own, carried = end[is_outside], parts[is_outside]
+        np.maximum.at(speeds, own, classes.bytes_per_s[classes.of_pairs[here, there][is_outside]])
+        totals = np.bincount(own, carried, num)
+        card_s[is_outside] = np.maximum(card_s[is_outside], totals[own] / speeds[own])
+    pair = here * num + there
+    own_s = np.bincount(pair, seconds)[pair]
+    return np.where(is_outside, np.maximum(1.0, card_s / own_s), 1.0)

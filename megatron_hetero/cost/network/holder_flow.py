@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_hetero.cluster.node_links import NodePair
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.group_flow import group_transfers
 from megatron_hetero.cost.network.lines import LineTable
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
@@ -75,11 +75,11 @@ class HolderFlows:
         self._cluster = cluster
         self._model = model
 
-    @cached_property
+    @property
     def node_number(self) -> Mapping[str, int]:
         """Return the number of each node; the path from one node to another has the first one's
         number times the number of nodes plus the other's."""
-        return {node.name: number for number, node in enumerate(self._cluster.nodes)}
+        return self._cluster.link_classes.node_number
 
     @cached_property
     def first_port(self) -> int:
@@ -147,7 +147,7 @@ class HolderFlows:
         nodes = np.array([self.node_number[name] for name in names])
         counts = np.array([len(own) for own in members.values()])
         senders, receivers = np.nonzero(~np.eye(len(nodes), dtype=bool))
-        classes = self._link_classes
+        classes = self._cluster.link_classes
         kinds = classes.of_pairs[nodes[senders], nodes[receivers]]
         parts = counts[senders] * counts[receivers] / num
         paths_s = parts / classes.bytes_per_s[kinds]
@@ -182,26 +182,27 @@ class HolderFlows:
         found = group_transfers(self._cluster, devices, groups, purpose)
         if found is None:
             return None
-        between: dict[NodePair, tuple[float, float]] = {}
-        ports: dict[tuple[int, int], float] = {}
-        for t in found.transfers:
-            pair = devices[t.sender].node, devices[t.receiver].node
-            if pair[0] != pair[1]:
-                part, seconds = between.get(pair, (0.0, 0.0))
-                between[pair] = part + t.part, seconds + t.s_per_byte
-                continue
-            held = max(held_fraction(self._model, stages[i]) for i in (t.sender, t.receiver))
-            for port in ((t.sender, _OUT), (t.receiver, _IN)):
-                ports[port] = ports.get(port, 0.0) + held * t.s_per_byte
-        nodes = [np.array([self.node_number[pair[i]] for pair in between], int) for i in (0, 1)]
-        loads = np.array(list(between.values())).reshape(-1, 2)
+        nodes = np.array([self.node_number[device.node] for device in devices])
+        here, there = nodes[found.senders], nodes[found.receivers]
+        crosses = here != there
+        paths, own = np.unique(here[crosses] * len(self.node_number) + there[crosses],
+                               return_inverse=True)  # fmt: skip
+        parts, seconds = (
+            np.bincount(own, loads[crosses], len(paths))
+            for loads in (found.parts, found.s_per_byte)
+        )
+        held = np.array([held_fraction(self._model, stage) for stage in stages])
+        ends = found.senders[~crosses], found.receivers[~crosses]
+        ports_s = np.maximum(held[ends[0]], held[ends[1]]) * found.s_per_byte[~crosses]
+        directions = [np.bincount(end, ports_s, len(stages)) for end in ends]
+        places = [np.flatnonzero(loads) for loads in directions]
         return self._holder_flow(
-            (nodes[0], nodes[1]),
-            loads[:, 0],
-            loads[:, 1],
-            [place for place, _ in ports],
-            np.array([direction for _, direction in ports], np.int64),
-            list(ports.values()),
+            (paths // len(self.node_number), paths % len(self.node_number)),
+            parts,
+            seconds,
+            np.concatenate(places),
+            np.repeat([_OUT, _IN], [len(place) for place in places]),
+            np.concatenate([loads[at] for loads, at in zip(directions, places, strict=True)]),
             found.latency_s,
             found.adding_s_per_byte,
             self._nics((stages[t.sender], stages[t.receiver], t.part) for t in found.transfers),
@@ -255,32 +256,6 @@ class HolderFlows:
             np.asarray(places, np.int64),
             directions,
         )
-
-    @cached_property
-    def _link_classes(self) -> _LinkClasses:
-        """Group the links between nodes by value: few in the largest cluster, however many pairs of
-        nodes it has."""
-        summary, sites = self._cluster.link_summary, self._cluster.site_places
-        links = tuple(dict.fromkeys([*summary.usual.values(), *summary.others.values()]))
-        number = {link: i for i, link in enumerate(links)}
-        of_sites = np.zeros((len(sites), len(sites)), np.int64)
-        for (here, there), link in summary.usual.items():
-            of_sites[sites[here], sites[there]] = number[link]
-        own = np.array([sites[node.site] for node in self._cluster.nodes])
-        of_pairs = of_sites[np.ix_(own, own)]
-        for (one, other), link in summary.others.items():
-            of_pairs[self.node_number[one], self.node_number[other]] = number[link]
-        return _LinkClasses(links, np.array([link.bytes_per_s for link in links]), of_pairs)
-
-
-@dataclass(frozen=True, eq=False)
-class _LinkClasses:
-    """The distinct links between nodes: all of them, their bandwidths, and the one that each pair
-    has, [node, node] (the entry of a node and itself means nothing)."""
-
-    links: tuple[Link, ...]
-    bytes_per_s: Floats
-    of_pairs: Ints
 
 
 _OUT, _IN = 0, 1

@@ -8,10 +8,13 @@ over them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import lcm
+
+import numpy as np
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Device, Link
@@ -243,7 +246,15 @@ def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
     """Return the least bandwidth and the most latency between any two of a group."""
     if len({device.node for device in devices}) == 1:
         return cluster.node_by_name[devices[0].node].link
-    return worst_link([cluster.link(a, b) for a, b in permutations(devices, 2)])
+    if cluster.has_nics:
+        return worst_link([cluster.link(a, b) for a, b in permutations(devices, 2)])
+    classes = cluster.link_classes
+    counts = Counter(classes.node_number[device.node] for device in devices)
+    nodes = [*counts]
+    of_pairs = classes.of_pairs[np.ix_(nodes, nodes)]
+    is_path = ~np.eye(len(nodes), dtype=bool)
+    is_path[range(len(nodes)), range(len(nodes))] = [counts[node] > 1 for node in nodes]
+    return worst_link([classes.links[kind] for kind in np.unique(of_pairs[is_path]).tolist()])
 
 
 def worst_link(links: Sequence[Link]) -> Link:
