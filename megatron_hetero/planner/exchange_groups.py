@@ -27,9 +27,9 @@ from megatron_hetero.schedule.simulator.shared_paths import queued
 STOCK_GAIN = 0.02
 """Part of the step that groups have to gain where stock Megatron runs the plan without them."""
 _MAX_TRIED = 6
-MAX_REPLICAS = 128
-"""Plans of more replicas keep one exchange: to price groups of so many holders takes longer than
-the search."""
+MAX_REPLICAS = 256
+"""Plans of more replicas keep one exchange: every two holders have a price of their own, which of
+so many would take longer than the search."""
 _NEAR = 1.25
 """Plans further behind the best without groups are not tried with them."""
 

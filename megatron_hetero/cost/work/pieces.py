@@ -142,6 +142,7 @@ def price_pieces(
         # Further tokens are predicted by layers like the last one.
         head = kinds[model.kind_of(model.num_layers - 1)].head
         return replace(kinds[0], kinds=kinds, head=head).with_layers(counts)
+    members = _unlike(members)
     context = members[0][1].context_parallel
     modelled = {piece: _modelled(workload, piece, members, link, vocab_rows) for piece in PIECES}
     found = {
@@ -176,6 +177,11 @@ def price_pieces(
         stretch.of(apart + exchange),
         is_even and is_measured == set(PIECES),
     )
+
+
+def _unlike(members: Sequence[Member]) -> Sequence[Member]:
+    """Keep one of the members that are alike: a group is as slow as its slowest."""
+    return [*{(id(gpu), share): (gpu, share) for gpu, share in members}.values()]
 
 
 def price_groups(

@@ -22,6 +22,8 @@ USUAL_PART = 0.05
 _MAX_MADE_PLAIN = 16
 _MAX_COMPARED = 48
 _MAX_SIMULATED = 8
+_MAX_WORK = 20_000
+"""Stages of all placements compared: those of thousands of stages are looked at in less number."""
 
 
 def simplest(board: Scoreboard, best: Candidate, within: float) -> Candidate:
@@ -31,12 +33,13 @@ def simplest(board: Scoreboard, best: Candidate, within: float) -> Candidate:
     Args:
         within: of the best's step time, or of what the objective makes small.
     """
+    most = _most_compared(best)
     known: dict[Placement, Candidate] = {best.placement: best}
-    for candidate in _kept(board):
+    for candidate in _kept(board, most):
         if _is_near(candidate, best, within):
             known.setdefault(candidate.placement, candidate)
     few = sorted(known.values(), key=lambda c: (not c.is_stock, num_unlike(c.placement), c.key))
-    ranked = sorted(few[:_MAX_COMPARED], key=lambda c: _rank(board, c))
+    ranked = sorted(few[:most], key=lambda c: _rank(board, c))
     rescorer = Rescorer(board)
     for candidate in ranked[:_MAX_SIMULATED]:
         if candidate.placement == best.placement:
@@ -70,11 +73,16 @@ def _rank(board: Scoreboard, candidate: Candidate) -> tuple[object, ...]:
     return not candidate.is_stock, num_reasons, num_unlike(candidate.placement), candidate.key
 
 
-def _kept(board: Scoreboard) -> Iterator[Candidate]:
+def _most_compared(best: Candidate) -> int:
+    num_stages = sum(len(replica.stages) for replica in best.placement.replicas)
+    return max(1, min(_MAX_COMPARED, _MAX_WORK // num_stages))
+
+
+def _kept(board: Scoreboard, most: int) -> Iterator[Candidate]:
     yield from board.ranking_of_stock
     ranking = board.ranking_of_all
     yield from ranking
-    for candidate in ranking[:_MAX_MADE_PLAIN]:
+    for candidate in ranking[: min(_MAX_MADE_PLAIN, most)]:
         if _can_be_plain(board, candidate.placement):
             # Without launch counts and settings of its stages; its micro-batches stay as they are.
             plain = board.score(candidate.placement, "simplest", whole=True)
