@@ -11,9 +11,11 @@ from typing import Any
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.discovery import draft_node, find_gpus, topology_text
 from megatron_hetero.cluster.inventory.draft import NodeDraft
+from megatron_hetero.cluster.inventory.nics import port_files, read_ports
 from megatron_hetero.cluster.inventory.remote import discover_hosts, targets
 from megatron_hetero.cluster.inventory.text import cluster_yaml
-from megatron_hetero.cluster.measurements import parse_nccl_test, parse_topology
+from megatron_hetero.cluster.measurements import parse_nccl_test
+from megatron_hetero.cluster.topology import Topology, parse_topology
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import read_text
 
@@ -78,6 +80,7 @@ def _here(
     """Return the machines, the findings as data, and the findings in a few words."""
     gpus = find_gpus()
     measured = None
+    topology: Topology | None = None
     if arguments.nccl_tests:
         test = parse_nccl_test(read_text(arguments.nccl_tests), str(arguments.nccl_tests))
         if test.num_wrong:
@@ -88,11 +91,11 @@ def _here(
             )
         measured = test.link()
     if arguments.topology:
-        topology = read_text(arguments.topology)
-        joins = parse_topology(topology, str(arguments.topology))
-    else:
-        joins = parse_topology(topology_text(), "nvidia-smi topo -m") if len(gpus) > 1 else {}
-    node = draft_node(gpus, joins, measured)
+        topology = parse_topology(read_text(arguments.topology), str(arguments.topology))
+    elif len(gpus) > 1:
+        topology = parse_topology(topology_text(), "nvidia-smi topo -m")
+    ports = "" if topology is None else read_ports(port_files(topology))
+    node = draft_node(gpus, topology, measured, ports=ports)
     return (node,), {"gpus": [asdict(gpu) for gpu in gpus]}, f"{len(gpus)} GPUs"
 
 

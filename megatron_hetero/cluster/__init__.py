@@ -12,5 +12,6 @@ graph         the cluster as a networkx graph
 site_tour     the order in which rings visit sites
 names         host names, and names of cards and islands
 discovery     cluster.yaml from the GPUs of a machine
-measurements  logs of nccl-tests and `nvidia-smi topo -m`
+topology      paths between GPUs and NICs of a machine, from `nvidia-smi topo -m`
+measurements  logs of nccl-tests
 """

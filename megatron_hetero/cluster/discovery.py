@@ -10,14 +10,16 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.driver_names import matching_words
 from megatron_hetero.cluster.inventory.cards import Card, cards_of
 from megatron_hetero.cluster.inventory.draft import NodeDraft, TypeDraft, made_up_name
+from megatron_hetero.cluster.inventory.nics import draft_nics, parse_ports
 from megatron_hetero.cluster.measurements import LinkFit
+from megatron_hetero.cluster.topology import Topology
 from megatron_hetero.errors import EnvironmentMismatchError
 
 _QUERY = (
@@ -181,16 +183,18 @@ def catalogue_name(driver_name: str, memory_bytes: int) -> str | None:
 
 def draft_node(
     gpus: Sequence[FoundGpu],
-    joins: Mapping[tuple[int, int], str],
+    topology: Topology | None,
     measured: LinkFit | None = None,
     host: str | None = None,
+    ports: str = "",
 ) -> NodeDraft:
     """Describe this machine, its cards in the order of the bus.
 
     Args:
         gpus: as `find_gpus` finds them.
         host: name of the machine; None asks the system.
-        joins: of `nvidia-smi topo -m`, by the driver's numbers (empty: unknown).
+        topology: of `nvidia-smi topo -m`; None: unknown.
+        ports: what `inventory.nics.port_files` say.
         measured: beats every guess between cards that no NVLink joins.
     """
     # A node's name is a host name (RFC 1123); some machines are called otherwise.
@@ -208,10 +212,15 @@ def draft_node(
         )
         for gpu in gpus
     ]
+    joins = {} if topology is None else topology.joins
     places = {
         (i, j): joins[a.index, b.index]
         for i, a in enumerate(gpus)
         for j, b in enumerate(gpus)
         if (a.index, b.index) in joins
     }
-    return cards_of(host, cards, places, link)
+    node = cards_of(host, cards, places, link)
+    if topology is None:
+        return node
+    nics = draft_nics([gpu.index for gpu in gpus], topology, parse_ports(ports))
+    return replace(node, nics=nics)

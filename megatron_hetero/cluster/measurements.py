@@ -1,4 +1,4 @@
-"""Measurements that users have already: logs of nccl-tests and the matrix of `nvidia-smi topo -m`.
+"""Measurements that users have already: logs of nccl-tests.
 
 The text is a stranger's: it is read line by line into numbers and words, nothing else.
 """
@@ -19,7 +19,6 @@ _ROW = re.compile(r"^\s*(?P<bytes>[0-9]{1,15})\s+(?P<count>[0-9]+)\s+(?P<type>\w
 _TIME = re.compile(r"[0-9]{1,12}\.[0-9]{1,12}")
 _NCCL_TEST = re.compile(r"(?P<name>all_reduce|sendrecv|all_gather|reduce_scatter)_perf")
 _RANK = re.compile(r"^#\s+Rank\s+\d+\s")
-_JOINS = re.compile(r"^(X|SYS|NODE|PHB|PXB|PIX|NV\d+)$")
 
 
 @dataclass(frozen=True)
@@ -128,31 +127,3 @@ def _result(line: str) -> tuple[int, float, int] | None:
         float(words[first]) * 1e-6,
         int(wrong) if re.fullmatch("[0-9]{1,15}", wrong) else 0,
     )
-
-
-def parse_topology(text: str, source: str) -> dict[tuple[int, int], str]:
-    """Read `nvidia-smi topo -m`: what joins each pair of GPUs (NV4, PIX, PXB, PHB, NODE, SYS).
-
-    Raises:
-        FileFormatError: no such matrix.
-    """
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", text[:MAX_TEXT]).splitlines()
-    heading = next((line for line in lines if re.match(r"^\s*GPU0\b", line)), None)
-    if heading is None:
-        raise FileFormatError(f"{source} is no output of `nvidia-smi topo -m`: no column GPU0")
-    columns = heading.split()
-    num_gpus = sum(bool(re.fullmatch(r"GPU\d+", word)) for word in columns)
-    joins: dict[tuple[int, int], str] = {}
-    for line in lines[lines.index(heading) + 1 :]:
-        row = re.match(r"^GPU([0-9]{1,4})\s+(.*)$", line)
-        if row is None:
-            continue
-        words = row[2].split()[:num_gpus]
-        if len(words) < num_gpus or not all(_JOINS.match(word) for word in words):
-            raise FileFormatError(f"{source}: the row of GPU{row[1]} has not {num_gpus} entries")
-        if int(row[1]) >= num_gpus:
-            raise FileFormatError(f"{source}: a row of GPU{row[1]}, of {num_gpus} GPUs")
-        joins.update({(int(row[1]), j): word for j, word in enumerate(words) if word != "X"})
-    if len(joins) != num_gpus * (num_gpus - 1):
-        raise FileFormatError(f"{source}: {num_gpus} columns, but not as many rows")
-    return joins

@@ -16,6 +16,7 @@ from megatron_hetero.cluster.discovery import (
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.measurements import LinkFit
+from megatron_hetero.cluster.topology import Topology
 from megatron_hetero.errors import ClusterError, EnvironmentMismatchError
 
 SLOT = "Disabled, 4, 4, 16"
@@ -76,7 +77,7 @@ def test_drivers_names_are_those_of_the_catalogue(name: str, mib: int, wanted: s
 
 
 def test_a_machine_becomes_a_file_that_loads(tmp_path: Path) -> None:
-    nodes = [draft_node(parse_gpus(FOUR), PATHS, host="box")]
+    nodes = [draft_node(parse_gpus(FOUR), Topology(PATHS), host="box")]
     text = cluster_yaml(nodes, "from a test")
     cluster = loaded(text, tmp_path)
     (node,) = cluster.nodes
@@ -87,7 +88,7 @@ def test_a_machine_becomes_a_file_that_loads(tmp_path: Path) -> None:
 
 
 def test_a_measured_link_is_no_guess(tmp_path: Path) -> None:
-    nodes = [draft_node(parse_gpus(FOUR), PATHS, LinkFit(7e-6, 19.5e9, 0.02), host="box")]
+    nodes = [draft_node(parse_gpus(FOUR), Topology(PATHS), LinkFit(7e-6, 19.5e9, 0.02), host="box")]
     text = cluster_yaml(nodes, "from a test")
     assert "guess" not in text
     (node,) = loaded(text, tmp_path).nodes
@@ -95,14 +96,14 @@ def test_a_measured_link_is_no_guess(tmp_path: Path) -> None:
 
 
 def test_one_gpu_needs_no_link(tmp_path: Path) -> None:
-    nodes = [draft_node(parse_gpus(FOUR.splitlines()[0]), {}, host="_my_box")]
+    nodes = [draft_node(parse_gpus(FOUR.splitlines()[0]), None, host="_my_box")]
     assert nodes[0].name == "my-box"
     assert loaded(cluster_yaml(nodes, "x"), tmp_path).devices
 
 
 def test_a_gpu_that_the_catalogue_lacks_must_be_described(tmp_path: Path) -> None:
     gpus = parse_gpus(f"0, NVIDIA GeForce GTX 1080, 8192, 6.1, 00000000:01:00.0, {SLOT}")
-    text = cluster_yaml([draft_node(gpus, {}, host="box")], "x")
+    text = cluster_yaml([draft_node(gpus, None, host="box")], "x")
     assert "GTX-1080: {memory: 8192 MiB" in text
     with pytest.raises(ClusterError, match="memory_bandwidth"):  # the question mark stops it
         loaded(text, tmp_path)

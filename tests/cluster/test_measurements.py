@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.measurements import fit_link, parse_nccl_test, parse_topology
+from megatron_hetero.cluster.measurements import fit_link, parse_nccl_test
 from megatron_hetero.errors import FileFormatError
 
 
@@ -60,28 +60,3 @@ def test_times_that_do_not_grow_are_refused() -> None:
 def test_no_log_is_refused(text: str) -> None:
     with pytest.raises(FileFormatError):
         parse_nccl_test(text, "a log")
-
-
-TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
-GPU0\t X \tNV12\tSYS\tPXB\t0-31\t0
-GPU1\tNV12\t X \tPHB\tSYS\t0-31\t0
-GPU2\tSYS\tPHB\t X \tSYS\t32-63\t1
-NIC0\tPXB\tSYS\tSYS\t X
-
-Legend:
-  X    = Self
-"""
-
-
-def test_a_topology_is_read() -> None:
-    joins = parse_topology(TOPOLOGY, "topo")
-    assert joins[0, 1] == joins[1, 0] == "NV12"
-    assert joins[1, 2] == "PHB"
-    assert len(joins) == 6
-
-
-@pytest.mark.parametrize("text", ["", "GPU1 X", TOPOLOGY.replace("GPU2\tSYS\tPHB\t X ", "GPU2")])
-def test_no_topology_is_refused(text: str) -> None:
-    with pytest.raises(FileFormatError):
-        parse_topology(text, "topo")

@@ -18,7 +18,8 @@ from megatron_hetero.cluster.inventory.kubernetes import nodes_from_kubernetes
 from megatron_hetero.cluster.inventory.remote import targets
 from megatron_hetero.cluster.inventory.skypilot import nodes_from_skypilot
 from megatron_hetero.cluster.inventory.slurm import nodes_from_slurm
-from megatron_hetero.cluster.measurements import parse_nccl_test, parse_topology
+from megatron_hetero.cluster.measurements import parse_nccl_test
+from megatron_hetero.cluster.topology import parse_topology
 from megatron_hetero.convert.flagscale import cluster_text
 from megatron_hetero.convert.flagscale_job import read_flagscale_job
 from megatron_hetero.convert.list_literal import parse_pipelines

@@ -16,9 +16,9 @@ from megatron_hetero.cluster.inventory.draft import (
     TypeDraft,
     link_guess,
 )
+from megatron_hetero.cluster.topology import rank_of
 from megatron_hetero.errors import ClusterError
 
-_ORDER = tuple(PATH_GUESSES)
 _PCIE_PART = 0.8
 """Usual part of the bandwidth of a slot's lanes that transfers reach."""
 
@@ -62,7 +62,7 @@ def cards_of(
     for pair, path in paths.items():
         if pair not in bridged:
             types = _types(cards, pair)
-            slow[types] = max(slow.get(types, path), path, key=_rank)
+            slow[types] = max(slow.get(types, path), path, key=rank_of)
     links = {
         pair: _bridge_guess(paths[pair], cards[pair[0]].gpu)
         if pair in bridged
@@ -154,7 +154,3 @@ def _groups(links: Mapping[Pair, Guess]) -> Iterator[tuple[tuple[int, ...], Gues
         for pair in combinations(sorted(group), 2):
             del left[pair]
         yield tuple(sorted(group)), link
-
-
-def _rank(join: str) -> int:
-    return _ORDER.index("NV" if join.startswith("NV") else join)

@@ -68,6 +68,22 @@ class PairDraft:
 
 
 @dataclass(frozen=True)
+class NicsDraft:
+    """NICs of a machine: for each of its cards the number of the one near it.
+
+    `gb_per_s` of each in each direction, in bits; None where nobody knows.
+    """
+
+    near: tuple[int, ...]
+    gb_per_s: int | None
+
+    @property
+    def count(self) -> int:
+        """Count the NICs."""
+        return max(self.near) + 1
+
+
+@dataclass(frozen=True)
 class NodeDraft:
     """A machine of the file to be, its cards in the order of the bus.
 
@@ -81,6 +97,7 @@ class NodeDraft:
     link: tuple[str, str] | None = None
     link_is_measured: bool = False
     pairs: tuple[PairDraft, ...] = ()
+    nics: NicsDraft | None = None
 
     @property
     def count(self) -> int:

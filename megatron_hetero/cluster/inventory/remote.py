@@ -13,8 +13,9 @@ from pathlib import Path
 
 from megatron_hetero.cluster.discovery import FoundGpu, draft_node, parse_gpus, query
 from megatron_hetero.cluster.inventory.draft import Inventory, NodeDraft
-from megatron_hetero.cluster.measurements import parse_topology
+from megatron_hetero.cluster.inventory.nics import port_files
 from megatron_hetero.cluster.names import check_host_name
+from megatron_hetero.cluster.topology import Topology, parse_topology
 from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
 from megatron_hetero.files import read_text
 
@@ -26,7 +27,14 @@ _MAX_ANSWER = 1 << 20
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", re.ASCII)
 
 
-Answer = tuple[tuple[FoundGpu, ...], dict[tuple[int, int], str]]
+@dataclass(frozen=True)
+class Answer:
+    """What a host says of itself: the topology where it has several GPUs, and the ports of its NICs
+    as `grep -H .` prints their files."""
+
+    gpus: tuple[FoundGpu, ...]
+    topology: Topology | None
+    ports: str
 
 
 @dataclass(frozen=True)
@@ -95,9 +103,8 @@ def discover_hosts(machines: Sequence[Target]) -> tuple[Inventory, dict[str, lis
     for machine, answer in zip(machines, answers, strict=True):
         if isinstance(answer, str):
             continue
-        found, joins = answer
-        gpus[machine.host] = list(found)
-        node = draft_node(found, joins, host="a-node")
+        gpus[machine.host] = list(answer.gpus)
+        node = draft_node(answer.gpus, answer.topology, host="a-node", ports=answer.ports)
         nodes.append(replace(node, name=_node_name(machine.host, names), host=machine.host))
     return Inventory(tuple(nodes)), gpus
 
@@ -116,22 +123,28 @@ def _node_name(host: str, names: set[str]) -> str:
 
 
 def _ask(machine: Target) -> Answer | str:
-    """Ask a host for its GPUs and their links; return why it did not answer, where it did not."""
+    """Ask a host for its GPUs, their links and its NICs; return why it did not answer, where it did
+    not."""
     try:
         gpus = parse_gpus(_ssh(machine, query()))
-        joins = {}
-        if len(gpus) > 1:
-            text = _ssh(machine, ("nvidia-smi", "topo", "-m"))
-            joins = parse_topology(text, f"nvidia-smi topo -m on {machine.host}")
-        return gpus, joins
+        if len(gpus) == 1:
+            return Answer(gpus, None, "")
+        text = _ssh(machine, ("nvidia-smi", "topo", "-m"))
+        topology = parse_topology(text, f"nvidia-smi topo -m on {machine.host}")
+        files = port_files(topology)
+        ports = _ssh(machine, ("grep", "-sH", ".", *files), may_fail=True) if files else ""
+        return Answer(gpus, topology, ports)
     except HeteroError as error:
         return f"{machine.host}: {error}"
 
 
-def _ssh(machine: Target, command: Sequence[str]) -> str:
+def _ssh(machine: Target, command: Sequence[str], *, may_fail: bool = False) -> str:
     """Run a command on a host and return its output.  ssh hands the remote shell one text, so it is
     quoted for it.
 
+    Args:
+        command: in words.
+        may_fail: what it printed counts however it ends (files of which some are missing).
     Raises:
         EnvironmentMismatchError: no connection, or the command fails.
     """
@@ -157,9 +170,10 @@ def _ssh(machine: Target, command: Sequence[str]) -> str:
     except OSError as error:
         raise EnvironmentMismatchError(f"ssh cannot be started: {error.strerror}") from None
     printed = done.stdout[:_MAX_ANSWER].decode(errors="replace")
-    if done.returncode:
+    is_lost = done.returncode == 255
+    if is_lost or (done.returncode and not may_fail):
         said = (done.stderr[-2000:].decode(errors="replace") or printed).strip().splitlines()
-        what = "ssh" if done.returncode == 255 else f"{command[0]} there"
+        what = "ssh" if is_lost else f"{command[0]} there"
         last = _printable(said[-1][:200]) if said else "it said nothing"
         raise EnvironmentMismatchError(f"{what} ended with {done.returncode}: {last}")
     return printed

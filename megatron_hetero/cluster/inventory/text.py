@@ -10,11 +10,15 @@ from itertools import combinations
 from megatron_hetero.cluster.inventory.draft import (
     CardsDraft,
     NetworkDraft,
+    NicsDraft,
     NodeDraft,
     TypeDraft,
 )
 
 NODES_GUESS = ("10 Gb/s", "50 us")
+NIC_GUESS = 100
+"""Gb/s of a NIC near a GPU."""
+_NICS_LATENCY = "10 us"
 SITES_GUESS = ("1 Gb/s", "10 ms")
 _GUESS = "  # a guess: measure it"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9.-]*", re.ASCII)
@@ -61,6 +65,10 @@ def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[
     tail = [f"site: {_text(node.site)}"] if node.site != "main" else []
     if node.host is not None and node.host != node.name:
         tail.append(f"host: {_text(node.host)}")
+    nics = node.nics if node.nics is not None and node.nics.count > 1 else None
+    if nics is not None:
+        tail.append(f"nics: {_nics(nics)}")
+    mark = _GUESS if nics is not None and nics.gb_per_s is None else ""
     link, is_measured = node.link, node.link_is_measured
     if node.has_one_kind:
         (cards,) = node.cards
@@ -69,11 +77,12 @@ def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[
             link, is_measured = cards.link, cards.link_is_measured
         head += [f"gpu: {_text(cards.gpu)}", f"count: {cards.count}"]
         if link is None and not node.pairs:
-            yield f"  - {{{', '.join(head + tail)}}}"
+            yield f"  - {{{', '.join(head + tail)}}}{mark}"
             return
     first, *others = head + tail
     yield f"  - {first}"
-    yield from (f"    {word}" for word in others)
+    yield from (f"    {word}" for word in others[:-1])
+    yield from (f"    {word}{mark}" for word in others[-1:])
     if not node.has_one_kind:
         yield "    gpus:"
         yield from (_cards_line(cards, node.link) for cards in node.cards)
@@ -87,6 +96,16 @@ def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[
                 f"      - {{cards: {list(pair.cards)}, bandwidth: {bandwidth}, "
                 f"latency: {latency}}}{_GUESS}"
             )
+
+
+def _nics(nics: NicsDraft) -> str:
+    """Return the value of a machine's `nics`: `gpus` where they are not simply divided in order."""
+    count, num_gpus = nics.count, len(nics.near)
+    parts = [f"count: {count}", f"bandwidth: {nics.gb_per_s or NIC_GUESS} Gb/s"]
+    if nics.near != tuple(gpu * count // num_gpus for gpu in range(num_gpus)):
+        own = [[g for g, near in enumerate(nics.near) if near == nic] for nic in range(count)]
+        parts.append(f"gpus: {own}")
+    return f"{{{', '.join(parts)}}}"
 
 
 def _cards_line(cards: CardsDraft, of_machine: tuple[str, str] | None) -> str:
@@ -136,12 +155,14 @@ def _link_lines(
     several = [s for s in sites if sum(node.site == s for node in nodes) > 1]
     if several and sites == ["main"]:
         given = network.between_nodes.get("main")
-        yield f"  between_nodes: {_link(given or NODES_GUESS, is_guess=given is None)}"
+        guess = _nodes_guess(nodes)
+        yield f"  between_nodes: {_link(given or guess, is_guess=given is None)}"
     elif several:
         yield "  between_nodes:"
         for site in several:
             given = network.between_nodes.get(site)
-            yield f"    {_text(site)}: {_link(given or NODES_GUESS, is_guess=given is None)}"
+            guess = _nodes_guess([node for node in nodes if node.site == site])
+            yield f"    {_text(site)}: {_link(given or guess, is_guess=given is None)}"
     if len(sites) > 1:
         yield "  between_sites:"
         for pair in combinations(sites, 2):
@@ -152,6 +173,15 @@ def _link_lines(
                 f"    - {{sites: [{_text(pair[0])}, {_text(pair[1])}], "
                 f"bandwidth: {bandwidth}, latency: {latency}}}{mark}"
             )
+
+
+def _nodes_guess(nodes: Sequence[NodeDraft]) -> tuple[str, str]:
+    """Guess the link between machines of a site: what the slowest of their NICs runs at."""
+    rates = [None if node.nics is None else node.nics.gb_per_s for node in nodes]
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates):
+        return NODES_GUESS
+    return f"{min(known)} Gb/s", _NICS_LATENCY
 
 
 def _text(name: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.inventory import remote
+from megatron_hetero.cluster.nics import Nics
 
 # Recorded: `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` and `nvidia-smi topo -m`.
 A100 = "".join(
@@ -51,7 +52,10 @@ if answer is None:
     sys.exit(255)
 if "slow" in answer:
     import time; time.sleep(30)
-what = "topology" if "topo" in command else "gpus"
+what = "topology" if "topo" in command else "ports" if "grep" in command else "gpus"
+if what == "ports":
+    print(answer.get(what, ""), end="")
+    sys.exit(2)  # some files are missing
 if what not in answer:
     print("bash: nvidia-smi: command not found", file=sys.stderr)
     sys.exit(127)
@@ -100,6 +104,31 @@ def test_hosts_become_a_file_that_loads(ssh, tmp_path: Path) -> None:
             "memory.used,pcie.link.gen.max,pcie.link.width.current --format=csv,noheader,nounits",
             "nvidia-smi topo -m",
         )
+
+
+def test_nics_of_hosts_are_found(ssh, tmp_path: Path) -> None:
+    topology = """\
+\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity
+GPU0\t X \tNV12\tPXB\tSYS\t0-31
+GPU1\tNV12\t X \tSYS\tPXB\t32-63
+NIC0\tPXB\tSYS\t X \tSYS
+NIC1\tSYS\tPXB\tSYS\t X
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_1
+"""
+    folder = "/sys/class/infiniband"
+    ports = "".join(f"{folder}/mlx5_{i}/ports/1/rate:200 Gb/sec (4X HDR)\n" for i in (0, 1))
+    ssh(a100_0={"gpus": A100, "topology": topology, "ports": ports})
+    output = tmp_path / "cluster.yaml"
+    assert main(["discover", "--hosts", "a100-0", "-o", str(output)]) == 0
+    (node,) = load_cluster(output).nodes
+    assert node.nics == Nics(25e9, (0, 1))
+    assert calls(tmp_path)[-1][-1] == "grep -sH . " + " ".join(
+        f"{folder}/mlx5_{i}/ports/1/{name}" for i in (0, 1) for name in ("rate", "state")
+    )
 
 
 def test_a_hostfile_as_mpi_has_it(ssh, tmp_path: Path, capsys) -> None:
