@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cli.output import Output
-from megatron_hetero.cluster.discovery import draft_node, find_gpus, topology_text
+from megatron_hetero.cluster.inventory.discovery import draft_node, find_gpus, topology_text
 from megatron_hetero.cluster.inventory.draft import NodeDraft
+from megatron_hetero.cluster.inventory.measurements import parse_nccl_test
 from megatron_hetero.cluster.inventory.nics import port_files, read_ports
 from megatron_hetero.cluster.inventory.remote import discover_hosts, targets
 from megatron_hetero.cluster.inventory.text import cluster_yaml
-from megatron_hetero.cluster.measurements import parse_nccl_test
-from megatron_hetero.cluster.topology import Topology, parse_topology
+from megatron_hetero.cluster.inventory.topology import Topology, parse_topology
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import read_text
 

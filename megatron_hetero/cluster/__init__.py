@@ -11,7 +11,4 @@ nics          which GPU of a machine sends over which network card
 graph         the cluster as a networkx graph
 site_tour     the order in which rings visit sites
 names         host names, and names of cards and islands
-discovery     cluster.yaml from the GPUs of a machine
-topology      paths between GPUs and NICs of a machine, from `nvidia-smi topo -m`
-measurements  logs of nccl-tests
 """

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from megatron_hetero.cluster.discovery import parse_gpus
 from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.inventory.discovery import parse_gpus
 from megatron_hetero.cluster.inventory.kubernetes import nodes_from_kubernetes
+from megatron_hetero.cluster.inventory.measurements import parse_nccl_test
 from megatron_hetero.cluster.inventory.remote import targets
 from megatron_hetero.cluster.inventory.skypilot import nodes_from_skypilot
 from megatron_hetero.cluster.inventory.slurm import nodes_from_slurm
-from megatron_hetero.cluster.measurements import parse_nccl_test
-from megatron_hetero.cluster.topology import parse_topology
+from megatron_hetero.cluster.inventory.topology import parse_topology
 from megatron_hetero.convert.flagscale import cluster_text
 from megatron_hetero.convert.flagscale_job import read_flagscale_job
 from megatron_hetero.convert.list_literal import parse_pipelines
@@ -31,8 +31,8 @@ from megatron_hetero.patching.unified_diff import hunks_of
 from megatron_hetero.plan.file import load_plan, plan_to_data
 from megatron_hetero.plan.layout import parse_layout
 from tests.cluster.inventory import test_kubernetes, test_slurm
-from tests.cluster.test_discovery import FOUR
-from tests.cluster.test_measurements import log
+from tests.cluster.inventory.test_discovery import FOUR
+from tests.cluster.inventory.test_measurements import log
 from tests.convert.test_flagscale_job import EXPERIMENT, TRAIN
 from tests.hostile.mutate import damaged
 from tests.hostile.watch import watched

@@ -1,11 +1,14 @@
-"""First cluster files from lists that schedulers and machines give.
+"""First cluster files from what machines, schedulers and measurements say.
 
-draft       machines, cards and links of a file to be, with guesses
-text        the text of a first cluster.yaml
-cards       cards of machines with several types
-nics        NICs of a machine, and which GPUs are near each
-slurm       `scontrol show nodes`
-kubernetes  `kubectl get nodes -o json`
-skypilot    SkyPilot task files
-remote      machines that ssh reaches
+draft         machines, cards and links of a file to be, with guesses
+text          the text of a first cluster.yaml
+discovery     the GPUs of a machine, as its driver lists them
+topology      paths between its GPUs and NICs, from `nvidia-smi topo -m`
+cards         its cards, where there are several types
+nics          its NICs, and which GPUs are near each
+measurements  logs of nccl-tests
+remote        machines that ssh reaches
+slurm         `scontrol show nodes`
+kubernetes    `kubectl get nodes -o json`
+skypilot      SkyPilot task files
 """

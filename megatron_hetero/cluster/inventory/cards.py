@@ -16,7 +16,7 @@ from megatron_hetero.cluster.inventory.draft import (
     TypeDraft,
     link_guess,
 )
-from megatron_hetero.cluster.topology import rank_of
+from megatron_hetero.cluster.inventory.topology import rank_of
 from megatron_hetero.errors import ClusterError
 
 _PCIE_PART = 0.8

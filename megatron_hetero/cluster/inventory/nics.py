@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_hetero.cluster.inventory.draft import NicsDraft
-from megatron_hetero.cluster.topology import Topology, rank_of
+from megatron_hetero.cluster.inventory.topology import Topology, rank_of
 
 _FOLDER = "/sys/class/infiniband"
 _LINE = re.compile(rf"{_FOLDER}/(\w{{1,32}})/ports/1/(rate|state):(.{{0,80}})", re.ASCII)

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megatron_hetero.cluster.discovery import FoundGpu, draft_node, parse_gpus, query
+from megatron_hetero.cluster.inventory.discovery import FoundGpu, draft_node, parse_gpus, query
 from megatron_hetero.cluster.inventory.draft import Inventory, NodeDraft
 from megatron_hetero.cluster.inventory.nics import port_files
+from megatron_hetero.cluster.inventory.topology import Topology, parse_topology
 from megatron_hetero.cluster.names import check_host_name
-from megatron_hetero.cluster.topology import Topology, parse_topology
 from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
 from megatron_hetero.files import read_text
 

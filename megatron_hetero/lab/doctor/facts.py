@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from megatron_hetero.cluster.discovery import find_gpus
+from megatron_hetero.cluster.inventory.discovery import find_gpus
 from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.preflight.machine import MachineFacts
 from megatron_hetero.runtime import backend

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from megatron_hetero import __version__
-from megatron_hetero.cluster.discovery import find_gpus
+from megatron_hetero.cluster.inventory.discovery import find_gpus
 from megatron_hetero.errors import HeteroError, UsageError
 from megatron_hetero.files import write_json
 from megatron_hetero.lab.kit.equality import cases_for, try_case

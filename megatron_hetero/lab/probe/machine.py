@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from megatron_hetero.cluster.measurements import LinkFit, fit_link
+from megatron_hetero.cluster.inventory.measurements import LinkFit, fit_link
 from megatron_hetero.runtime import backend
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -22,7 +22,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from megatron_hetero.cluster.measurements import LinkFit
+from megatron_hetero.cluster.inventory.measurements import LinkFit
 from megatron_hetero.files import read_json
 from megatron_hetero.lab.probe import machine
 from megatron_hetero.lab.probe.cards import ProbedCard, only

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.cluster.discovery import draft_node, parse_gpus
 from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.inventory.discovery import draft_node, parse_gpus
 from megatron_hetero.cluster.inventory.nics import parse_ports, port_files
 from megatron_hetero.cluster.inventory.text import cluster_yaml
+from megatron_hetero.cluster.inventory.topology import Topology, parse_topology
 from megatron_hetero.cluster.nics import Nics
-from megatron_hetero.cluster.topology import Topology, parse_topology
 
 # A machine as NVIDIA's DGX A100: two GPUs and two NICs on each PCIe switch, and two NICs for
 # storage that are as far from one GPU as from another.

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cli.main import main
-from megatron_hetero.cluster.discovery import draft_node, parse_gpus
 from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.inventory.discovery import draft_node, parse_gpus
+from megatron_hetero.cluster.inventory.measurements import LinkFit
 from megatron_hetero.cluster.inventory.text import cluster_yaml
-from megatron_hetero.cluster.measurements import LinkFit
+from megatron_hetero.cluster.inventory.topology import parse_topology
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cluster.topology import parse_topology
 
 # index, name, memory.total, compute_cap, pci.bus_id, display_active, memory.used,
 # pcie.link.gen.max, pcie.link.width.current

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.measurements import LinkFit
+from megatron_hetero.cluster.inventory.measurements import LinkFit
 from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
 from megatron_hetero.lab.probe.cards import cards_at, cards_of, chosen_cards, only
 from megatron_hetero.lab.probe.pairs import machine_lines

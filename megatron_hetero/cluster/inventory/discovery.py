@@ -17,9 +17,9 @@ from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.driver_names import matching_words
 from megatron_hetero.cluster.inventory.cards import Card, cards_of
 from megatron_hetero.cluster.inventory.draft import NodeDraft, TypeDraft, made_up_name
+from megatron_hetero.cluster.inventory.measurements import LinkFit
 from megatron_hetero.cluster.inventory.nics import draft_nics, parse_ports
-from megatron_hetero.cluster.measurements import LinkFit
-from megatron_hetero.cluster.topology import Topology
+from megatron_hetero.cluster.inventory.topology import Topology
 from megatron_hetero.errors import EnvironmentMismatchError
 
 _QUERY = (

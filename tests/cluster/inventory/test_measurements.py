@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.measurements import fit_link, parse_nccl_test
+from megatron_hetero.cluster.inventory.measurements import fit_link, parse_nccl_test
 from megatron_hetero.errors import FileFormatError
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
-from megatron_hetero.cluster.discovery import (
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.inventory.discovery import (
     catalogue_name,
     draft_node,
     find_gpus,
     parse_gpus,
 )
-from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.inventory.measurements import LinkFit
 from megatron_hetero.cluster.inventory.text import cluster_yaml
-from megatron_hetero.cluster.measurements import LinkFit
-from megatron_hetero.cluster.topology import Topology
+from megatron_hetero.cluster.inventory.topology import Topology
 from megatron_hetero.errors import ClusterError, EnvironmentMismatchError
 
 SLOT = "Disabled, 4, 4, 16"

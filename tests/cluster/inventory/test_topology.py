@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_hetero.cluster.topology import parse_topology
+from megatron_hetero.cluster.inventory.topology import parse_topology
 from megatron_hetero.errors import FileFormatError
 
 TOPOLOGY = """\

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from megatron_hetero.cluster.measurements import MAX_TEXT
+from megatron_hetero.cluster.inventory.measurements import MAX_TEXT
 from megatron_hetero.errors import FileFormatError
 
 JOINS = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
