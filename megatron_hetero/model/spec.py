@@ -154,8 +154,9 @@ class TrainingSpec:
     fp32.  `mixes_precisions`: a plan may let stages whose GPUs lack
     `precision` compute in fp16 or fp32; gradients are in fp32 then.  `sends`: how predictions have
     stages send: "as-run", as the trainer of the plan does (stock Megatron waits for its sends), or
-    "buffered", as trainers do that go on after a send.  Bytes of optimizer states follow from
-    precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
+    "buffered", as trainers do that go on after a send.  `fused_scores`: without `flash_attention`
+    too, no scores are stored (`runtime.sequences.fused_rows`).  Bytes of optimizer states follow
+    from precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
     global_batch_size: int
@@ -177,6 +178,7 @@ class TrainingSpec:
     mixes_precisions: bool = field(default=False, metadata=ONLY_IF_SET)
     fp32_residual_connection: bool = field(default=False, metadata=ONLY_IF_SET)
     sends: Sends = field(default="as-run", metadata=ONLY_IF_SET)
+    fused_scores: bool = field(default=False, metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:

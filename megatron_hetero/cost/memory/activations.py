@@ -95,7 +95,7 @@ def _kept_by_attention(
     rotary = model.is_rotary
     elements = 2 * query + 2 * key_value
     if not flash:
-        if grouped and recompute == "none":
+        if grouped and recompute == "none" and not training.fused_scores:
             # The local attention repeats keys and values for every head of their group.
             elements = 4 * query
         elif rotary:
@@ -125,7 +125,7 @@ def _kept_by_attention(
         kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)
     if recompute == "selective":
         return kept
-    if flash:
+    if flash or training.fused_scores:
         return kept + _STATISTIC_BYTES * tokens * num_heads  # log-sum-exp of each row
     scores = tokens * num_heads * model.seq_length
     # The softmax; with dropout what it leaves, and its mask.
@@ -264,7 +264,9 @@ def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fla
         share: the device's part of its tensor-parallel group.
         flash: attention is fused, which needs no mask.
     """
-    if flash or (share.context_parallel > 1 and training.recompute == "none"):
+    if flash or training.fused_scores:
+        return 0
+    if share.context_parallel > 1 and training.recompute == "none":
         return 0
     return share.sequence_tokens(model) * model.seq_length
 
@@ -280,6 +282,8 @@ def own_mask_bytes(
         share: the device's part of its tensor-parallel group.
         flash: attention is fused, which needs no mask.
     """
-    if flash or share.context_parallel > 1 or training.recompute != "none":
+    if flash or training.fused_scores:
+        return 0
+    if share.context_parallel > 1 or training.recompute != "none":
         return 0
     return model.seq_length**2

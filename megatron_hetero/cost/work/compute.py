@@ -174,7 +174,7 @@ def _part_times(
     calibration: Calibration | None,
 ) -> PassTimes:
     training = workload.training
-    flash = uses_flash_attention(training, gpu)
+    flash = uses_flash_attention(training, gpu) or training.fused_scores
     speed = speed_of(training, gpu, calibration)
     work = work_of(workload.model, training, share, flash)
     products_s = speed.products_s(work.gemm_flops)
@@ -214,7 +214,7 @@ def core_attention_times(
     model, training = workload.model, workload.training
     found = []
     for gpu, share in members:
-        flash = uses_flash_attention(training, gpu)
+        flash = uses_flash_attention(training, gpu) or training.fused_scores
         work = attention_work(model, training, share, flash)
         found.append(_core_times(work, speed_of(training, gpu, None), flash))
     return slowest(found)

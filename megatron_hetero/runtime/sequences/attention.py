@@ -3,11 +3,13 @@
 A rank either gathers keys and values and computes the rows of its own queries, as in
 `runtime.parallel.context_attention`; or ranks exchange heads (`head_exchange`), and each computes
 some heads for the tokens of several.  Both go sequence by sequence, so that a pack of short ones
-costs their own pairs of tokens, and with the group of the micro-batch.
+costs their own pairs of tokens, and with the group of the micro-batch.  Where the job's flags allow
+it, torch's fused kernels compute the rows (`fused_rows`), else Megatron's local attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from megatron_hetero.runtime.parallel.context_attention import gathered_pieces
 from megatron_hetero.runtime.parallel.masked_attention import MaskedAttention
+from megatron_hetero.runtime.sequences.fused_rows import Run, attend, may_be_fused
 from megatron_hetero.runtime.sequences.head_exchange import HeadDomain, to_heads, to_tokens
 from megatron_hetero.runtime.sequences.own_batch import DividedSequences
 
@@ -28,6 +31,7 @@ class DividedAttention(MaskedAttention):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self._is_fused = may_be_fused(self.config)
         self._softmax = _SoftmaxOfHeads(self.scale_mask_softmax)
         self.scale_mask_softmax = self._softmax
 
@@ -59,7 +63,8 @@ class DividedAttention(MaskedAttention):
         for q, order in enumerate(own.orders):
             mine = slice(own.edges[q], own.edges[q + 1])
             if mine.start < mine.stop:
-                found.append(self._of_one(query[mine], key, value, order, own.positions[mine]))
+                positions = own.positions[mine], own.runs[q]
+                found.append(self._of_one(query[mine], key, value, order, positions))
         if own.edges[-1] < len(query):
             found.append(_filling(query[own.edges[-1] :], key, value))
         return torch.cat(found)
@@ -75,7 +80,8 @@ class DividedAttention(MaskedAttention):
         self._softmax.heads = heads.heads_of(heads.member, query.size(2))
         # What a rank without tokens in its domain gets is used too, in the place of nothing.
         found = [queries[:0].flatten(2)]
-        for order, rows, positions in zip(own.orders, heads.rows, heads.positions, strict=True):
+        positions_of = zip(heads.positions, heads.runs, strict=True)
+        for order, rows, positions in zip(own.orders, heads.rows, positions_of, strict=True):
             if len(rows):
                 found.append(
                     self._of_one(queries.index_select(0, rows), keys, values, order, positions)
@@ -87,7 +93,12 @@ class DividedAttention(MaskedAttention):
         return torch.cat([context, _filling(query[count:], keys, values, context)])
 
     def _of_one(
-        self, query: Tensor, key: Tensor, value: Tensor, order: Tensor, positions: Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        order: Tensor,
+        positions: tuple[Tensor, Sequence[Run]],
     ) -> Tensor:
         """Compute attention of queries at some positions of one sequence.
 
@@ -95,12 +106,16 @@ class DividedAttention(MaskedAttention):
             query: shape `[tokens, 1, heads, d]`.
             key, value: of all sequences.
             order: places of the sequence's keys in them.
-            positions: of the queries.
+            positions: of the queries, one by one and in runs.
         """
+        key, value = key.index_select(0, order), value.index_select(0, order)
+        if self._is_fused:
+            # What `--apply-query-key-layer-scaling` divides by here, Megatron's softmax multiplies.
+            scale = self.softmax_scale * (self._softmax.whole.scale or 1.0)
+            return attend(query, key, value, positions[1], scale)
         # Megatron's own width of the result; a part of the heads is as much narrower.
         self.hidden_size_per_partition = query.size(2) * value.size(3)
-        later = torch.arange(len(order), device=order.device) > positions.unsqueeze(1)
-        key, value = key.index_select(0, order), value.index_select(0, order)
+        later = torch.arange(len(order), device=order.device) > positions[0].unsqueeze(1)
         found: Tensor = super().forward(query, key, value, later[None, None], None)
         return found
 

@@ -30,6 +30,11 @@ REFUSED: tuple[Rule, ...] = (
         lambda a: a.num_experts is not None,
         "train a dense model; routers would balance what a deal put together",
     ),
+    (
+        "--attention-backend unfused / local",
+        lambda a: a.attention_backend.name in ("unfused", "local"),
+        "leave it out; attention of divided sequences stores no scores",
+    ),
     ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
     ("--window-size", lambda a: a.window_size is not None, "leave it out"),
     (

@@ -22,6 +22,7 @@ from megatron.core.tensor_parallel.mappings import all_to_all
 from torch import Tensor
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.runtime.sequences.fused_rows import Run, runs_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class HeadDomain:
         domain: the members of its own domain.
         rows: of each sequence, those of its domain's tokens that are of it, member by member.
         positions: of each sequence, where these tokens are in it.
+        runs: the same as runs of consecutive positions.
     """
 
     member: int
@@ -43,6 +45,7 @@ class HeadDomain:
     domain: range
     rows: tuple[Tensor, ...]
     positions: tuple[Tensor, ...]
+    runs: tuple[tuple[Run, ...], ...]
 
     @staticmethod
     def of(
@@ -66,7 +69,7 @@ class HeadDomain:
         domain = range(member - place, member - place + width)
         own = [counts[m] for m in domain]
         starts = [0, *accumulate(own)][:-1]
-        rows, found = [], []
+        rows, found, runs = [], [], []
         for of in positions:
             parts = []
             for number, m in enumerate(domain):
@@ -75,7 +78,10 @@ class HeadDomain:
             rows.append(torch.from_numpy(np.concatenate(parts)).to(device))
             places_of = np.concatenate([of[m] for m in domain])
             found.append(torch.from_numpy(places_of).to(device))
-        return HeadDomain(member, tuple(counts), places, domain, tuple(rows), tuple(found))
+            runs.append(runs_of(places_of))
+        return HeadDomain(
+            member, tuple(counts), places, domain, tuple(rows), tuple(found), tuple(runs)
+        )
 
     def heads_of(self, member: int, num_heads: int) -> slice:
         """Return the heads, or query groups, of a member, of as many as this rank has.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from megatron_hetero.plan.sharding.token_shares import chunk_edges
 from megatron_hetero.runtime.sequences.documents import Tokens
+from megatron_hetero.runtime.sequences.fused_rows import Run, runs_of
 from megatron_hetero.runtime.sequences.head_exchange import HeadDomain
 from megatron_hetero.sequences.step_tokens import GroupTokens
 
@@ -35,6 +36,7 @@ class DividedSequences(PackedSeqParams):
         positions: shape [own tokens], of each in its sequence.
         edges: own tokens `edges[q]` to `edges[q + 1] - 1` are of sequence q; those behind the last
             edge are filling ones.
+        runs: of each sequence, what its own tokens are as runs of consecutive positions.
         orders: of each sequence, for each position, its place in the pieces of all members; each
             is filled up to `most_tokens`, but not where heads are exchanged.
         most_tokens: of the member that has most.
@@ -43,6 +45,7 @@ class DividedSequences(PackedSeqParams):
 
     positions: Any = None
     edges: tuple[int, ...] = (0,)
+    runs: tuple[tuple[Run, ...], ...] = ()
     orders: tuple[Tensor, ...] = ()
     most_tokens: int = 0
     heads: HeadDomain | None = None
@@ -104,6 +107,7 @@ def own_batch(
             starts[member] += len(at)
         orders.append(torch.from_numpy(order).to(device))
     edges = np.r_[0, np.cumsum([len(at) for at in own])]
+    runs = tuple(map(runs_of, own))
     filling = np.zeros(_num_filling(int(edges[-1]), multiple), dtype=np.int64)
     own, tokens, labels, counts = ([*of, filling] for of in (own, tokens, labels, counts))
     return OwnBatch(
@@ -111,7 +115,7 @@ def own_batch(
         _row(labels, np.int64, device),
         _row(counts, np.float32, device),
         _row(own, np.int64, device),
-        _divided(process_group, _row(own, np.int64, device)[0], edges, orders, most, heads),
+        _divided(process_group, _row(own, np.int64, device)[0], edges, runs, orders, most, heads),
     )
 
 
@@ -126,7 +130,7 @@ def filling_batch(alone: Any, device: Any = "cpu", multiple: int = 1) -> OwnBatc
     """
     filling = [np.zeros(multiple, dtype=np.int64)]
     integers, nothing = _row(filling, np.int64, device), _row(filling, np.float32, device)
-    sequences = _divided(alone, integers[0], filling[0][:1], [], multiple)
+    sequences = _divided(alone, integers[0], filling[0][:1], (), [], multiple)
     return OwnBatch(integers, integers, nothing, integers, sequences)
 
 
@@ -134,6 +138,7 @@ def _divided(
     process_group: Any,
     positions: Tensor,
     edges: _Places,
+    runs: tuple[tuple[Run, ...], ...],
     orders: Sequence[Tensor],
     most: int,
     heads: HeadDomain | None = None,
@@ -147,6 +152,7 @@ def _divided(
         cp_group=process_group,
         positions=positions,
         edges=tuple(int(e) for e in edges),
+        runs=runs,
         orders=tuple(orders),
         most_tokens=most,
         heads=heads,

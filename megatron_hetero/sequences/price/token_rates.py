@@ -104,11 +104,14 @@ def by_length(found: Sequence[float]) -> tuple[float, float, float]:
 
 
 def at_length(workload: Workload, length: int) -> Workload:
-    """Return the job with sequences of one length, one at a time."""
+    """Return the job with sequences of one length, one at a time, as
+    `runtime.sequences.attention` computes them."""
+    model, training = workload.model, workload.training
+    fused = not (training.attention_dropout or model.learns_softmax_offset)
     return replace(
         workload,
-        model=replace(workload.model, seq_length=length),
-        training=replace(workload.training, micro_batch_size=1),
+        model=replace(model, seq_length=length),
+        training=replace(training, micro_batch_size=1, fused_scores=fused),
     )
 
 

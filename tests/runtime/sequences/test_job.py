@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from megatron.core.transformer.enums import AttnBackend
 
 from megatron_hetero.errors import (
     FileFormatError,
@@ -39,7 +40,7 @@ from tests.sequences.test_modelled import job
 
 FLEXIBLE = "--hetero-sequences=flexible"
 ACCEPTED: dict[str, Any] = {
-    "transformer_impl": "local", "spec": None, "multi_latent_attention": False,
+    "transformer_impl": "local", "attention_backend": AttnBackend.auto, "spec": None, "multi_latent_attention": False,
     "num_experts": None, "mtp_num_layers": None, "window_size": None,
     "position_embedding_type": "rope", "sft": False, "dataloader_inter_document_masking": False,
     "reset_attention_mask": False, "reset_position_ids": False, "mock_data": False,
@@ -50,7 +51,8 @@ ACCEPTED: dict[str, Any] = {
 }  # fmt: skip
 """Parsed arguments that a job can follow."""
 OTHERS: dict[str, Any] = {
-    "transformer_impl": "transformer_engine", "spec": ["m", "f"], "multi_latent_attention": True,
+    "transformer_impl": "transformer_engine", "attention_backend": AttnBackend.unfused,
+    "spec": ["m", "f"], "multi_latent_attention": True,
     "num_experts": 8, "mtp_num_layers": 1, "window_size": (7, 0),
     "position_embedding_type": "yarn", "sft": True, "reset_position_ids": True, "mock_data": True,
     "fim_data": True, "dataloader_fast_cache_load": True, "full_validation": True,

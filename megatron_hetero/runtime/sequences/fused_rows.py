@@ -1,0 +1,82 @@
+"""Causal attention of some rows of a sequence by torch's fused kernels, which store no scores.
+
+Own queries of a divided sequence are a few runs of consecutive positions.  The keys that a run sees
+are all up to its last position, so each run is one call of `scaled_dot_product_attention` with the
+causal mask aligned to the lower right corner (PyTorch: `torch.nn.attention.bias`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+Run = tuple[int, int]
+"""First position, and the number of positions."""
+
+
+def runs_of(positions: npt.NDArray[np.int64]) -> tuple[Run, ...]:
+    """Divide positions into runs of consecutive ones, in their order.
+
+    >>> runs_of(np.array([0, 1, 2, 8, 9, 4]))
+    ((0, 3), (8, 2), (4, 1))
+    """
+    if not len(positions):
+        return ()
+    starts = np.flatnonzero(np.append(True, np.diff(positions) != 1))
+    counts = np.diff(np.append(starts, len(positions)))
+    return tuple(zip(positions[starts].tolist(), counts.tolist(), strict=True))
+
+
+def may_be_fused(config: Any) -> bool:
+    """Tell if the kernels compute what the job asks for: a plain softmax, without dropout.
+
+    Args:
+        config: Megatron's of the model.
+    """
+    return bool(config.attention_dropout == 0 and config.softmax_type == "vanilla")
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, runs: Sequence[Run], scale: float) -> Tensor:
+    """Compute attention of some queries of a sequence.
+
+    Args:
+        query: shape `[rows, 1, heads, d]`.
+        key, value: of the whole sequence, shape `[tokens, 1, groups, d]`.
+        runs: positions of the queries, in their order.
+        scale: of the scores.
+    Returns:
+        Shape `[rows, 1, heads * d]`.
+    """
+    is_grouped = query.size(2) != key.size(2)
+    queries, keys, values = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+    found, row = [], 0
+    for first, count in runs:
+        stop = first + count
+        mask = None
+        if first:
+            # The class of masks has no kernel on a CPU.
+            mask = causal_lower_right(count, stop) if query.is_cuda else _mask(first, stop)
+        found.append(
+            scaled_dot_product_attention(
+                queries[:, :, row : row + count],
+                keys[:, :, :stop],
+                values[:, :, :stop],
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=scale,
+                enable_gqa=is_grouped,
+            )
+        )
+        row += count
+    return torch.cat(found, dim=2).permute(2, 0, 1, 3).flatten(2)
+
+
+def _mask(first: int, stop: int) -> Tensor:
+    return torch.arange(stop) <= torch.arange(first, stop).unsqueeze(1)
