@@ -40,7 +40,8 @@ from tests.sequences.test_modelled import job
 
 FLEXIBLE = "--hetero-sequences=flexible"
 ACCEPTED: dict[str, Any] = {
-    "transformer_impl": "local", "attention_backend": AttnBackend.auto, "spec": None, "multi_latent_attention": False,
+    "transformer_impl": "local", "attention_backend": AttnBackend.auto, "spec": None,
+    "multi_latent_attention": False,
     "num_experts": None, "mtp_num_layers": None, "window_size": None,
     "position_embedding_type": "rope", "sft": False, "dataloader_inter_document_masking": False,
     "reset_attention_mask": False, "reset_position_ids": False, "mock_data": False,
