@@ -27,6 +27,7 @@ _OPTIMAL, _INFEASIBLE = 0, 2
 _WHOLE_SEQUENCES = 100
 """With no more sequences than this their numbers can be asked to be whole."""
 _SLACK = 1e-9
+_LEAST_PART = 1e-5
 _ONLY_SO_MANY = (1, 2, 3)
 """A group takes at most m sequences that are longer than its (m + 1)th part."""
 
@@ -86,7 +87,7 @@ class Programme:
         rows.add(
             np.r_[option, options],
             np.r_[pair, groups],
-            np.r_[taken * scale, -spare * scale],
+            np.r_[counted(taken * scale), -spare * scale],
             none,
             np.zeros(self._num_options),
         )
@@ -94,7 +95,7 @@ class Programme:
             mine = option == w
             if not mine.any():
                 continue
-            parts = table.memory[own][:, bucket[mine]] / table.room[own][:, None]
+            parts = counted(table.memory[own][:, bucket[mine]] / table.room[own][:, None])
             for row in parts:
                 rows.add_one(
                     np.r_[pair[mine], groups[w]], np.r_[row, -room * (1 + _SLACK)], -np.inf, 0.0
@@ -153,6 +154,13 @@ class Programme:
         dealt[option, bucket] = solution[: len(option)]
         groups = solution[len(option) : len(option) + self._num_options]
         return Solution("possible", np.rint(groups).astype(np.int64), dealt)
+
+
+def counted(parts: Floats) -> Floats:
+    """Leave out parts of a group's time or memory so small that they are near the tolerance of the
+    solver, 1e-6: with these HiGHS has called possible programmes infeasible.  Without them a
+    programme only refuses less, so that a bound is still one."""
+    return np.where(parts < _LEAST_PART, 0.0, parts)
 
 
 def nest_rows(tree: GroupTree, kind_of: npt.NDArray[np.int64]) -> tuple[csr_array, Floats]:
