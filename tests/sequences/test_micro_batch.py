@@ -45,7 +45,7 @@ def test_the_search_is_within_two_percent_of_the_optimum_and_its_bound_is_not_ab
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_sequences_of_single_tokens_do_not_raise_the_bound_above_the_optimum(quick: bool) -> None:
-    """Beside long ones they take a millionth of a group's memory, which is the solver's tolerance."""
+    """Beside long ones they take a millionth of a group's memory: the solver's tolerance."""
     cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 2), between=Link(50e9, 1e-5))
     tree = cluster_groups(cluster, job(), exchanges=TRAINED).tree
     lengths = [17_001, 5000, 300, 299, 2, 1]
