@@ -80,6 +80,18 @@ class GroupTree:
         """Return the longest sequence that any group can hold, in tokens."""
         return max((longest_sequence(price) for _, price in self.options), default=0)
 
+    def has_room(self, counts: Sequence[int]) -> bool:
+        """Return whether there are as many groups of each kind as `counts` says, no two with a rank
+        in common."""
+        free = [1] + [0] * (len(self.kinds) - 1)
+        for number, kind in enumerate(self.kinds):
+            divided = free[number] - counts[number]
+            if divided < 0:
+                return False
+            for part, count in kind.parts.items():
+                free[part] += divided * count
+        return True
+
     def placed(self, counts: Sequence[int]) -> dict[int, list[int]] | None:
         """Find groups: as many of each kind as `counts` says, no two with a rank in common.
 

@@ -11,7 +11,7 @@ from megatron_hetero.errors import InfeasiblePlanError, PlanFormatError
 from megatron_hetero.sequences.deal import micro_batch as searched
 from megatron_hetero.sequences.deal.batch import deal_batch, greedy_deal
 from megatron_hetero.sequences.deal.dealt import Deal, check_deal
-from megatron_hetero.sequences.deal.programme import Programme, Solution
+from megatron_hetero.sequences.deal.programme import Programme, Solution, Whole
 from megatron_hetero.sequences.deal.static import best_static, static_deals
 from megatron_hetero.sequences.lengths import DISTRIBUTIONS
 from megatron_hetero.sequences.price.published import published_tree
@@ -102,7 +102,7 @@ def test_a_solver_that_fails_leaves_a_valid_deal_that_says_so(
     tree: GroupTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(
-        self: Programme, seconds: float, room: float = 1.0, whole: bool = False
+        self: Programme, seconds: float, room: float = 1.0, whole: Whole = "groups"
     ) -> Solution:
         return Solution("unknown")
 

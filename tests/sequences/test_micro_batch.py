@@ -7,9 +7,14 @@ import random
 
 import pytest
 
+from megatron_hetero.cluster.spec import Link
+from megatron_hetero.sequences.cluster_groups import cluster_groups
 from megatron_hetero.sequences.deal.micro_batch import deal_micro_batch
 from megatron_hetero.sequences.deal.price_table import price_table
+from megatron_hetero.sequences.price.modelled import TRAINED
+from tests.cost.builders import FAST, SLOW, make_cluster
 from tests.sequences.exact import brute_force, paper_programme, random_tree
+from tests.sequences.test_modelled import job
 
 NUM_CASES = 300
 
@@ -36,6 +41,18 @@ def test_the_search_is_within_two_percent_of_the_optimum_and_its_bound_is_not_ab
         assert found is not None and found.seconds <= best * 1.02, (lengths, best)
         assert found.bound_s <= best * (1 + 1e-9), (lengths, best)
         assert found.seconds >= best * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_sequences_of_single_tokens_do_not_raise_the_bound_above_the_optimum(quick: bool) -> None:
+    """Beside long ones they take a millionth of a group's memory: the solver's tolerance."""
+    cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 2), between=Link(50e9, 1e-5))
+    tree = cluster_groups(cluster, job(), exchanges=TRAINED).tree
+    lengths = [17_001, 5000, 300, 299, 2, 1]
+    best = brute_force(price_table(tree, lengths))
+    found = deal_micro_batch(price_table(tree, lengths), range(6), quick=quick)
+    assert found is not None and found.bound_s <= best * (1 + 1e-9)
+    assert found.seconds <= best * 1.01
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import combinations
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from megatron_hetero.sequences.deal.buckets import bucketed
 from megatron_hetero.sequences.deal.packing import PackedGroups
 from megatron_hetero.sequences.deal.patterns import PatternProgramme, patterns_within
 from megatron_hetero.sequences.deal.price_table import price_table
-from megatron_hetero.sequences.deal.programme import Programme
+from megatron_hetero.sequences.deal.programme import Programme, Whole
 from megatron_hetero.sequences.tree import halved, make_tree
 from tests.sequences.exact import LinearPrice, brute_force, random_tree
 
@@ -90,9 +91,15 @@ def test_no_programme_refuses_a_time_that_is_possible(seed: int) -> None:
     programmes = PatternProgramme(table, patterns), Programme(bucketed(table))
     assert programmes[0].solve(best * (1 + 1e-9))[0] == "possible"
     assert programmes[0].solve(best * (1 - 1e-6))[0] == "impossible"
-    for whole in (False, True):
+    for whole in get_args(Whole):
         assert programmes[1].solve(best * (1 + 1e-9), whole=whole).answer == "possible"
     assert programmes[1].solve(float(table.fixed_s.min())).answer == "impossible"
+    for part in (0.5, 0.7, 0.8, 0.9, 0.95):
+        answers = [
+            programmes[1].solve(best * part, whole=whole).answer for whole in get_args(Whole)
+        ]
+        # From the relaxation on: what one refuses, the sharper ones refuse.
+        assert answers == sorted(answers, reverse=True), (part, answers)
 
 
 @pytest.mark.parametrize("seed", range(8))

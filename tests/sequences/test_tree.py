@@ -51,7 +51,7 @@ def test_counts_of_groups_are_placed_exactly_where_they_can_be() -> None:
         if not any(counts):
             continue
         placed = tree.placed(counts)
-        assert (placed is not None) == (tuple(counts) in possible)
+        assert (placed is not None) == tree.has_room(counts) == (tuple(counts) in possible)
         if placed is not None:
             groups = [tree.groups[g] for own in placed.values() for g in own]
             assert sorted(g.kind for g in groups) == sorted(

@@ -31,6 +31,11 @@ NO_SEARCH_WAS_FASTER = "no search was faster"
 """Why a deal is the greedy one, where nothing failed."""
 _PROMISING = 1.03
 _CLOSE = 1.01
+_ENOUGH = 1.01
+"""A step so close to its bound is not searched further: no more than this can be gained."""
+_WORTH = 0.999
+"""Micro-batches are searched again where evening them gains so much."""
+_MAX_SEARCHES = 3
 _MAX_MOVES = 400
 
 type _Known = dict[tuple[int, ...], MicroBatch | None]
@@ -56,7 +61,7 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
     table = price_table(tree, lengths)
     seconds = partial(_seconds, table)
     fewest = fewest_micro_batches(table)
-    best = _filled(table, 1.0)
+    best = _filled(table)
     known: _Known = {}
     candidates: dict[int, list[MicroBatch]] = {}
     tried = 0
@@ -98,7 +103,7 @@ def greedy_deal(tree: GroupTree, lengths: Sequence[int], reason: str) -> Deal:
     """
     check_lengths(tree, lengths)
     table = price_table(tree, lengths)
-    made = tuple(replace(m, reason=reason) for m in _filled(table, 1.0))
+    made = tuple(replace(m, reason=reason) for m in _filled(table))
     least_s = least_of_batch(table, fewest_micro_batches(table))
     return Deal(made, least_s, tree.num_ranks, tree.most_other_stages)
 
@@ -177,12 +182,14 @@ def _filled_parts(table: PriceTable, fill: float) -> list[list[int]]:
     return [part for _, part in greedy_parts(table, range(len(table.lengths)), fill)]
 
 
-def _filled(table: PriceTable, fill: float) -> list[MicroBatch]:
+def _filled(table: PriceTable) -> list[MicroBatch]:
     """Deal greedily, which needs no solver."""
-    return [
-        made_micro_batch(packing, part, least_seconds(table.of(part)), NO_SEARCH_WAS_FASTER)
-        for packing, part in greedy_parts(table, range(len(table.lengths)), fill)
-    ]
+    made = []
+    for packing, part in greedy_parts(table, range(len(table.lengths))):
+        packing.improve(0.0)
+        bound_s = least_seconds(table.of(part))
+        made.append(made_micro_batch(packing, part, bound_s, NO_SEARCH_WAS_FASTER))
+    return made
 
 
 def _dealt(
@@ -216,23 +223,41 @@ def _dealt(
 
 
 def _evened(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
-    """Move and exchange sequences between micro-batches while that lowers the sum of seconds."""
+    """Move and exchange sequences between micro-batches while that lowers the sum of seconds.
+    Those that keep their sequences keep their bounds."""
     packing = packing_of(table, micro_batches)
     packing.improve(0.0, _MAX_MOVES)
+    bounds = {m.sequences: m.bound_s for m in micro_batches}
     made = []
     for number in range(len(micro_batches)):
         own = np.flatnonzero(packing.micro_batch[packing.group_of] == number)
         if len(own):
             numbers = [int(k) for k in own]
-            bound_s = least_seconds(table.of(numbers))
+            bound_s = bounds.get(tuple(numbers), least_seconds(table.of(numbers)))
             of = packing.only(number, numbers)
             made.append(made_micro_batch(of, numbers, bound_s, ""))
     return made
 
 
 def _searched(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
-    """Deal micro-batches once more, with all effort, from the deals that they have."""
-    return [deal_micro_batch(table, m.sequences, m) or m for m in micro_batches]
+    """Deal micro-batches once more, with all effort, from the deals that they have: those first
+    that may gain most, until all together are close to their bound.  Then even them again, and
+    begin anew while that is worth it."""
+    seconds = partial(_seconds, table)
+    found = list(micro_batches)
+    for _ in range(_MAX_SEARCHES):
+        may_gain = np.array([m.seconds - m.bound_s for m in found])
+        for number in np.argsort(-may_gain, kind="stable"):
+            bounds = [m.bound_s for m in found]
+            if seconds(found) <= step_seconds(bounds, table.tree.most_other_stages) * _ENOUGH:
+                break
+            own = found[number]
+            found[number] = deal_micro_batch(table, own.sequences, own) or own
+        evened = _evened(table, found)
+        if seconds(evened) > seconds(found) * _WORTH:
+            break
+        found = evened
+    return found
 
 
 def _seconds(table: PriceTable, micro_batches: Sequence[MicroBatch]) -> float:

@@ -27,7 +27,8 @@ def greedy_parts(
         sequences: numbers of those to deal.
         fill: part of all memory after which a micro-batch takes no more.
     Returns:
-        For each micro-batch its groups with their sequences, and which of `table` these are.
+        For each micro-batch its groups with their sequences, not improved, and which of `table`
+        these are.
     """
     order = np.argsort(-table.lengths[np.asarray(sequences, dtype=np.int64)], kind="stable")
     waiting = [sequences[int(i)] for i in order]
@@ -46,19 +47,21 @@ def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[PackedGroups, li
     tree = table.tree
     counts = [0] * len(tree.kinds)
     options: list[int] = []
+    used_up = set[int]()
     # Options of each sequence, the cheapest in seconds of ranks first.
     price = table.seconds * table.size_of_option[:, None]
     orders = np.argsort(price, axis=0, kind="stable")
     for sequence in range(len(table.lengths)):
         for option in orders[:, sequence]:
-            if not np.isfinite(table.seconds[option, sequence]):
-                continue
             kind = int(table.kind_of_option[option])
+            if kind in used_up or not np.isfinite(table.seconds[option, sequence]):
+                continue
             counts[kind] += 1
-            if tree.placed(counts) is not None:
+            if tree.has_room(counts):
                 options.append(int(option))
                 break
             counts[kind] -= 1
+            used_up.add(kind)
         if tree.num_ranks <= sum(k.size * c for k, c in zip(tree.kinds, counts, strict=True)):
             break
     packing = PackedGroups(table, options)
@@ -72,5 +75,4 @@ def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[PackedGroups, li
     only = PackedGroups(table.of(taken), options)
     for position, sequence in enumerate(taken):
         only.put(position, int(packing.group_of[sequence]))
-    only.improve(0.0)
     return only, taken

@@ -1,8 +1,8 @@
 """The deal of one micro-batch: the aggregated search, with its bound.
 
-A time at which the aggregated programme has no solution is a lower bound; the least time at which
-it has one is found by bisection; at that time and a little above, its solutions are packed, and the
-best packing is the deal.
+A time at which the aggregated programme has no solution is a lower bound.  Bisection finds the
+least time at which its relaxation has one; a little above, the programme's solutions are packed,
+and the best packing is the deal.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def deal_micro_batch(
             search.offer(packing.of([order.index(k) for k in range(len(order))]))
     before = search.best
     if not search.is_enough:
-        _bisect(search)
+        _by_programme(search)
         if not quick and search.best is None:
             _fit_by_patterns(search)
         if not quick and search.best is not None and search.best_s > search.low_s * (1 + _BISECTED):
@@ -134,7 +134,7 @@ def packing_of(table: PriceTable, micro_batches: Sequence[MicroBatch]) -> Packed
     return packing
 
 
-def _bisect(search: _Search) -> None:
+def _by_programme(search: _Search) -> None:
     """Raise the bound by bisection, and pack the programme's solutions a little above it."""
     programme = Programme(search.buckets)
     high_s = search.best_s
@@ -142,31 +142,24 @@ def _bisect(search: _Search) -> None:
         high_s = _longest_s(search.table)
         if programme.solve(high_s).answer == "impossible":
             return
-    trial_s = search.low_s
-    for _ in range(_MAX_BISECTIONS):
-        answer = programme.solve(trial_s).answer
-        if answer == "impossible":
-            search.low_s = trial_s
-        else:
-            # Without an answer the bound stays what is proved.
-            high_s = trial_s
-        if high_s <= search.low_s * (1 + (_QUICKLY if search.quick else _BISECTED)):
-            break
-        trial_s = (search.low_s * high_s) ** 0.5
+    # The relaxation is solved fastest, and refuses almost as much as whole numbers do.
+    _bisect(search, programme, high_s)
+    step = 1.0
     for room in _ROOMS:
-        above, tried = 0, 0
+        packings, tried = 0, 0
         while (
-            above < len(_ABOVE)
-            and tried < (2 if search.quick else _MAX_PACKED)
+            packings < (1 if search.quick else len(_ABOVE))
+            and tried < _MAX_PACKED
             and not search.is_enough
         ):
-            trial_s = search.low_s * (1 + _ABOVE[above])
-            solution = programme.solve(trial_s, room, whole=True)
+            trial_s = search.low_s * (1 + step * _ABOVE[packings])
+            solution = programme.solve(trial_s, room, "all")
             tried += 1
             if solution.answer == "impossible" and room == 1.0:
                 search.low_s = min(trial_s, search.best_s)
+                step *= 2
                 continue
-            above += 1
+            packings += 1
             if solution.num_groups is None or solution.dealt is None:
                 search.reason = f"the solver gave no deal within {trial_s:.4g} s"
                 continue
@@ -175,6 +168,20 @@ def _bisect(search: _Search) -> None:
             )
         if search.best is not None:
             return
+
+
+def _bisect(search: _Search, programme: Programme, high_s: float) -> None:
+    """Raise the bound by bisection below `high_s`, a time that is enough."""
+    trial_s = search.low_s
+    for _ in range(_MAX_BISECTIONS):
+        if programme.solve(trial_s, whole="nothing").answer == "impossible":
+            search.low_s = trial_s
+        else:
+            # Without an answer the bound stays what is proved.
+            high_s = trial_s
+        if high_s <= search.low_s * (1 + (_QUICKLY if search.quick else _BISECTED)):
+            break
+        trial_s = (search.low_s * high_s) ** 0.5
 
 
 def _longest_s(table: PriceTable) -> float:

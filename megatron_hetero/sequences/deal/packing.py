@@ -127,28 +127,31 @@ class PackedGroups:
         return True
 
     def improve(self, enough_s: float, max_moves: int = _MAX_MOVES) -> None:
-        """Move or exchange sequences of the busiest groups while that lowers the sum.
+        """Move or exchange sequences of the busiest groups while that lowers the sum: of the
+        longest micro-batch as long as that helps, then of the next, and so on.
 
         Args:
             enough_s: stop when the sum is no more.
             max_moves: stop after so many.
         """
-        for _ in range(max_moves):
+        longest_first = np.argsort(-self._tops(self._done()), kind="stable")
+        moves, at, has_helped = 0, 0, False
+        while moves < max_moves and at < len(longest_first):
             done = self._done()
             tops = self._tops(done)
             if tops.sum() <= enough_s:
                 return
-            for number in np.argsort(-tops, kind="stable"):
-                own = self.micro_batch == number
-                busiest = int(np.argmax(np.where(own, done, -1.0)))
-                others = own & (np.arange(len(done)) != busiest)
-                second = float(done[others].max(initial=0.0))
-                if self._move(busiest, second, done, tops) or self._exchange(
-                    busiest, second, done, tops
-                ):
-                    break
+            own = self.micro_batch == longest_first[at]
+            busiest = int(np.argmax(np.where(own, done, -1.0)))
+            others = own & (np.arange(len(done)) != busiest)
+            second = float(done[others].max(initial=0.0))
+            if self._move(busiest, second, done, tops) or self._exchange(
+                busiest, second, done, tops
+            ):
+                moves, has_helped = moves + 1, True
             else:
-                return
+                # What shortened this one may have made room for longer ones.
+                at, has_helped = (0 if has_helped and at else at + 1), False
 
     def _move(self, busiest: int, second: float, done: Floats, tops: Floats) -> bool:
         """Make the best move of one sequence out of a busiest group; False where none helps.

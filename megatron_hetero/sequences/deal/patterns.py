@@ -18,7 +18,7 @@ from scipy.sparse import coo_array, csr_array, hstack
 
 from megatron_hetero.sequences.deal.packing import PackedGroups
 from megatron_hetero.sequences.deal.price_table import PriceTable
-from megatron_hetero.sequences.deal.programme import Answer, nest_rows
+from megatron_hetero.sequences.deal.programme import Answer, counted, nest_rows
 from megatron_hetero.sequences.price.group_price import Floats
 
 MAX_SEQUENCES = 80
@@ -237,7 +237,7 @@ class PatternProgramme:
             for taken, there in parts:
                 row.append(np.full(len(mine) + len(groups), num_rows))
                 column.append(np.r_[len(chosen) + mine, groups])
-                value.append(np.r_[taken, -np.maximum(there, 0.0)])
+                value.append(np.r_[counted(taken), -np.maximum(there, 0.0)])
                 num_rows += 1
         width = len(chosen) + len(item) + len(table.tree.kinds)
         matrix = coo_array(

@@ -22,11 +22,15 @@ from megatron_hetero.sequences.tree import GroupTree
 
 Ints = npt.NDArray[np.int64]
 Answer = Literal["possible", "impossible", "unknown"]
+Whole = Literal["nothing", "groups", "all"]
+"""What has to be whole numbers: nothing (the relaxation), numbers of groups, or of sequences too,
+where these are not too many; each slower than the one before, and sharper."""
 _NODE_LIMIT = 100
 _OPTIMAL, _INFEASIBLE = 0, 2
-_WHOLE_SEQUENCES = 100
-"""With no more sequences than this their numbers can be asked to be whole."""
+_WHOLE_SEQUENCES = 40
+"""With no more sequences than this their numbers can be asked to be whole; more take too long."""
 _SLACK = 1e-9
+_LEAST_PART = 1e-5
 _ONLY_SO_MANY = (1, 2, 3)
 """A group takes at most m sequences that are longer than its (m + 1)th part."""
 
@@ -55,15 +59,14 @@ class Programme:
         self._filled = table.fullest[self._option, self._bucket]
         self._is_countable = self._counts.sum() <= _WHOLE_SEQUENCES
 
-    def solve(self, seconds: float, room: float = 1.0, whole: bool = False) -> Solution:
+    def solve(self, seconds: float, room: float = 1.0, whole: Whole = "groups") -> Solution:
         """Ask whether all can be done in `seconds`.
 
         Args:
             seconds: of the slowest group, its fixed seconds included.
             room: part of every member's memory that may be filled; below 1 "impossible" is no
                 bound.
-            whole: numbers of sequences are whole too, where they are not too many; slower, and
-                sharper.
+            whole: what has to be whole.
         """
         table = self._table
         spare = np.maximum(seconds - table.fixed_s, 0.0) * (1 + _SLACK)
@@ -86,7 +89,7 @@ class Programme:
         rows.add(
             np.r_[option, options],
             np.r_[pair, groups],
-            np.r_[taken * scale, -spare * scale],
+            np.r_[counted(taken * scale), -spare * scale],
             none,
             np.zeros(self._num_options),
         )
@@ -94,7 +97,7 @@ class Programme:
             mine = option == w
             if not mine.any():
                 continue
-            parts = table.memory[own][:, bucket[mine]] / table.room[own][:, None]
+            parts = counted(table.memory[own][:, bucket[mine]] / table.room[own][:, None])
             for row in parts:
                 rows.add_one(
                     np.r_[pair[mine], groups[w]], np.r_[row, -room * (1 + _SLACK)], -np.inf, 0.0
@@ -122,8 +125,8 @@ class Programme:
         )
         upper = np.r_[self._counts[bucket], np.full(num_unknowns - num_pairs, np.inf)]
         integer = np.r_[
-            np.full(num_pairs, int(whole and self._is_countable)),
-            np.ones(self._num_options),
+            np.full(num_pairs, int(whole == "all" and self._is_countable)),
+            np.full(self._num_options, int(whole != "nothing")),
             np.zeros(self._num_kinds),
         ]
         # Of all solutions one with few ranks at work: what is left over helps to divide evenly.
@@ -153,6 +156,13 @@ class Programme:
         dealt[option, bucket] = solution[: len(option)]
         groups = solution[len(option) : len(option) + self._num_options]
         return Solution("possible", np.rint(groups).astype(np.int64), dealt)
+
+
+def counted(parts: Floats) -> Floats:
+    """Leave out parts of a group's time or memory so small that they are near the tolerance of the
+    solver, 1e-6: with these HiGHS has called possible programmes infeasible.  Without them a
+    programme only refuses less, so that a bound is still one."""
+    return np.where(parts < _LEAST_PART, 0.0, parts)
 
 
 def nest_rows(tree: GroupTree, kind_of: npt.NDArray[np.int64]) -> tuple[csr_array, Floats]:
