@@ -22,7 +22,7 @@ from megatron_hetero.planner.shapes.symmetric import grids
 from megatron_hetero.planner.structure_search import Loop, StructureSearch
 
 _MAX_GRIDS = 64
-_PART = 8
+_PART = 5
 """One part in so many of the work that structures have, where whole layers fit."""
 
 

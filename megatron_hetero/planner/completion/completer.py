@@ -179,7 +179,7 @@ class Completer:
         if more and depth > 1:
             return None
         numbers = tuple([count + (r < more) for r in range(len(structure))])
-        self.work += 40 * depth * self.problem.num_layers
+        self.work += 200 * depth
         tables_of = []
         for index in range(depth):
             units = [chain[index] for chain in structure]
