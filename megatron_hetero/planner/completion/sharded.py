@@ -104,17 +104,12 @@ class ShardedOptions:
         unlike = dict(zip(keys, places, strict=True))
         ways = {key: self._ways(place) for key, place in unlike.items()}
         ends = {key: self._ends(place) for key, place in unlike.items()}
-        layers_s = [
-            (
-                (way.forward_s - ends[key].forward_s) / self._layers,
-                (way.backward_s - ends[key].backward_s) / self._layers,
-            )
-            for key, way in ways.items()
-        ]
-        forward_s = np.max([way.forward_s for way in ways.values()], axis=0)
-        backward_s = np.max([way.backward_s for way in ways.values()], axis=0)
-        forward_s += self._waits(gather_s, np.max([of for of, _ in layers_s], axis=0))
-        backward_s += self._waits(gather_s + reduce_s, np.max([of for _, of in layers_s], axis=0))
+        forward_s = self._slowest(
+            [(ways[key].forward_s, ends[key].forward_s) for key in unlike], gather_s
+        )
+        backward_s = self._slowest(
+            [(ways[key].backward_s, ends[key].backward_s) for key in unlike], gather_s + reduce_s
+        )
         best = np.argmin(forward_s + backward_s, axis=1).tolist()  # of equals the fewest sharded
         for index, number in enumerate(best):
             times = float(forward_s[index, number]), float(backward_s[index, number])
@@ -123,17 +118,22 @@ class ShardedOptions:
             made = [self._option(ways[key], index, number, times) for key in keys]
             yield SharedOption(number, tuple(made))
 
-    def _waits(self, exchange_s: float, layer_s: Floats) -> Floats:
-        """Return what a pass waits for exchanges, as `exchange_times` says.
+    def _slowest(self, passes: Sequence[tuple[Floats, float]], exchange_s: float) -> Floats:
+        """Return seconds of a pass on the slowest stage, with what it waits for exchanges, as
+        `exchange_times` says, shape [layers - 1, sharded].
 
         Args:
+            passes: of each unlike stage, and the part of them that is no layer's.
             exchange_s: of one layer.
-            layer_s: of one layer without exchanges, shape [layers - 1, sharded].
         """
+        slowest_s: Floats = np.maximum.reduce([times_s for times_s, _ in passes])
         if not self._overlaps:
-            return self._sharded * exchange_s + np.zeros_like(layer_s)
-        further = np.maximum(self._sharded - 1, 0) * np.maximum(exchange_s - layer_s, 0.0)
-        return np.where(self._sharded > 0, exchange_s + further, 0.0)
+            return slowest_s + self._sharded * exchange_s
+        layer_s: Floats = np.maximum.reduce(
+            [(times_s - ends_s) / self._layers for times_s, ends_s in passes]
+        )
+        further_s = np.maximum(self._sharded - 1, 0) * np.maximum(exchange_s - layer_s, 0.0)
+        return slowest_s + np.where(self._sharded > 0, exchange_s + further_s, 0.0)
 
     def _option(
         self, ways: _Ways, index: int, number: int, times: tuple[float, float]
