@@ -5,14 +5,18 @@
 For each machine of `benchmarks/sharded` and models of 1.3, 2.7 and 6.7 billion parameters, with the
 distributed optimizer: the step of the best plan with whole layers and of the best with sharded ones
 allowed (`plan --shard-layers`); the largest number of layers of that width that trains either way;
-and both steps at nine tenths of the largest with whole layers.  With --overlap the jobs have
-`--overlap-grad-reduce` and `--overlap-param-gather`.
+and both steps at nine tenths of the largest with whole layers.  A number of layers trains where
+`plan_cluster` finds a plan.  With --overlap the jobs have `--overlap-grad-reduce` and
+`--overlap-param-gather`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,19 +32,19 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "benchmarks" / "sharded"
 MODELS = {"1.3B": (24, 2048, 16), "2.7B": (32, 2560, 32), "6.7B": (32, 4096, 32)}
 """Layers, width, heads."""
-MOST_LAYERS = 512
+QUICK = "symmetric"
+"""The strategy that is asked first whether so many layers train."""
 TITLES = (
-    "machine",
-    "model",
+    "machine and model",
     "whole s",
     "sharded s",
     "gain",
     "most layers whole",
-    "sharded",
-    "at 0.9 whole s",
-    "sharded s",
-    "gain",
-    "layout at 0.9",
+    "most layers sharded",
+    "whole s at 0.9",
+    "sharded s at 0.9",
+    "gain at 0.9",
+    "sharded plan at 0.9",
 )
 
 
@@ -71,27 +75,50 @@ def workload_of(
     return Workload(model, training, (), "tools/bench_sharded.py")
 
 
-def planned(cluster: Cluster, workload: Workload, *, shards: bool) -> Plan | None:
+def planned(
+    cluster: Cluster, workload: Workload, *, shards: bool, strategy: str = "auto"
+) -> Plan | None:
     """Return the best plan; None where nothing fits."""
+    objective = Objective(shards_layers=shards)
     try:
-        return plan_cluster(cluster, workload, objective=Objective(shards_layers=shards))
+        return plan_cluster(cluster, workload, objective=objective, strategy=strategy)
     except InfeasiblePlanError:
         return None
 
 
 def most_layers(cluster: Cluster, workload: Workload, *, shards: bool, least: int) -> int:
-    """Return the largest number of layers that some plan trains, from `least` on by bisection."""
+    """Return the largest number of layers that some plan trains.
 
-    def fits(num_layers: int) -> bool:
-        model = replace(workload.model, num_layers=num_layers)
-        return planned(cluster, replace(workload, model=model), shards=shards) is not None
+    A quick strategy comes near it, and the whole search goes on from there.
 
-    low, high = least, least + 1
-    if not fits(low):
-        low, high = 0, least
-    else:
-        while high < MOST_LAYERS and fits(high):
-            low, high = high, high + max(4, high // 4)
+    Args:
+        shards: whether layers may be sharded.
+        least: layers that are known to train.
+    """
+
+    def trains(strategy: str) -> Callable[[int], bool]:
+        def fits(num_layers: int) -> bool:
+            model = replace(workload.model, num_layers=num_layers)
+            at = replace(workload, model=model)
+            return planned(cluster, at, shards=shards, strategy=strategy) is not None
+
+        return fits
+
+    near = largest(trains(QUICK), least, max(1, workload.model.num_layers - least))
+    return largest(trains("auto"), near, 1)
+
+
+def largest(fits: Callable[[int], bool], low: int, step: int) -> int:
+    """Return the largest number that fits, if all below it do: up in growing steps, then by
+    bisection.
+
+    Args:
+        low: a number that fits, or 0.
+        step: the first one up.
+    """
+    while fits(low + step):
+        low, step = low + step, 2 * step
+    high = low + step
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -115,19 +142,28 @@ def row(name: str, cluster: Cluster, model: str, batch: int, *, overlap: bool) -
     """Plan one machine and model all ways."""
     workload = workload_of(*MODELS[model], batch, overlap=overlap)
     pair = [planned(cluster, workload, shards=shards) for shards in (False, True)]
-    own = workload.model.num_layers
+    own = 0 if pair[0] is None else workload.model.num_layers
     whole = most_layers(cluster, workload, shards=False, least=own)
-    sharded = most_layers(cluster, workload, shards=True, least=max(whole, 1))
+    sharded = most_layers(cluster, workload, shards=True, least=whole)
     near: list[Plan | None] = [None, None]
     if whole:
         smaller = replace(workload.model, num_layers=max(1, whole * 9 // 10))
         at = replace(workload, model=smaller)
         near = [planned(cluster, at, shards=shards) for shards in (False, True)]
-    layout = "" if near[1] is None else f"`{near[1].layout}`".replace("|", "\\|")
     return [
-        *(name, model, *map(seconds, pair), gain(*pair), str(whole), str(sharded)),
-        *(*map(seconds, near), gain(*near), layout),
+        *(f"{name} {model}", *map(seconds, pair), gain(*pair), str(whole), str(sharded)),
+        *(*map(seconds, near), gain(*near), sharded_layout(near[1])),
     ]
+
+
+def sharded_layout(plan: Plan | None) -> str:
+    """Return the layout of a plan that has sharded layers, equal replicas once."""
+    if plan is None or not plan.layout.has_sharded_layers:
+        return ""
+    replicas = Counter(str(plan.layout).split(" | "))
+    return ", ".join(
+        f"{n} times `{text}`" if n > 1 else f"`{text}`" for text, n in replicas.items()
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -141,8 +177,10 @@ def main(arguments: list[str] | None = None) -> int:
         cluster = load_cluster(path)
         for model in MODELS:
             if any(text in f"{path.stem} {model}" for text in options.only or [""]):
+                began_s = time.monotonic()
                 cells = row(path.stem, cluster, model, options.batch, overlap=options.overlap)
                 print("| " + " | ".join(cells) + " |", flush=True)
+                print(f"{cells[0]}: {time.monotonic() - began_s:.0f} s", file=sys.stderr)
     return 0
 
 

@@ -16,11 +16,11 @@ from megatron_hetero.cost.memory.device import (
     state_bytes,
     tightest,
     updated_bytes,
-    with_sharded_layers,
     with_some_layers_recomputed,
 )
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.parameters import embedding_params, layer_params
+from megatron_hetero.cost.memory.sharded import ShardedMemory
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, stage_ends_s
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, Sharding
@@ -225,22 +225,15 @@ class CostModel(UnitPrices):
         self, replica: PlacedReplica, index: int, rows: int, sharding: Sharding
     ) -> tuple[StageMemory, ...]:
         """Return the memory of each GPU of a stage with sharded layers."""
-        num_layers, part = replica.stages[index].num_layers, 1 / self.holders.layers
-        is_cut_alike = len({peer.stages[index].cut for peer in sharding.replicas}) == 1
-        sums_apart = state_bytes(self.workload.training).gradient < 4
+        num_layers = replica.stages[index].num_layers
+        sharded = ShardedMemory(
+            1 / self.holders.layers,
+            is_cut_alike=len({peer.stages[index].cut for peer in sharding.replicas}) == 1,
+            sums_apart=state_bytes(self.workload.training).gradient < 4,
+            overlaps=self.workload.training.overlap_param_gather,
+        )
         whole = self.stage_memories(replica.without_sharding, index, rows)
-        made = {
-            id(memory): with_sharded_layers(
-                memory,
-                sharding.num_layers,
-                num_layers,
-                part,
-                is_cut_alike=is_cut_alike,
-                sums_apart=sums_apart,
-                overlaps=self.workload.training.overlap_param_gather,
-            )
-            for memory in whole
-        }
+        made = {id(memory): sharded.of(memory, sharding.num_layers, num_layers) for memory in whole}
         return tuple(made[id(memory)] for memory in whole)
 
     def _kind_counts(self, replica: PlacedReplica, index: int) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from megatron_hetero.planner.oracle.exhaustive import Exhaustive
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.constructive import Constructive
 from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.sharded_search import ShardedSearch
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.planner.structure_search import StructureSearch
 
@@ -84,7 +85,8 @@ def search(
     """Run strategies one after the other on one board.
 
     Where the objective or a limit of money may want fewer machines than there are, they run on
-    selections of the machines as well (`fewer`), whatever the strategy.
+    selections of the machines as well (`fewer`), whatever the strategy; and where plans may have
+    sharded layers, so does what looks for these.
 
     Interrupted (Ctrl-C) with a plan found, it ends at once and the board says so.
 
@@ -92,7 +94,7 @@ def search(
         KeyboardInterrupt: interrupted before any plan was found.
     """
     board = Scoreboard(problem, progress)
-    chosen = default_strategies() if strategies is None else strategies
+    chosen = [*(default_strategies() if strategies is None else strategies), ShardedSearch()]
     try:
         with no_collector():
             _run(board, chosen)
@@ -110,7 +112,7 @@ def _run(board: Scoreboard, strategies: Sequence[Strategy]) -> None:
         return
     FewerMachines(lambda: strategies).search(board)
     for strategy in strategies:
-        if isinstance(strategy, StructureSearch | Refine):
+        if isinstance(strategy, StructureSearch | Refine | ShardedSearch):
             strategy.search(board)
 
 

@@ -80,6 +80,13 @@ def divides(structure: Iterable[Chain]) -> bool:
     return any(unit.context_parallel > 1 for chain in structure for unit in chain)
 
 
+def keep_step(structure: Sequence[Chain]) -> bool:
+    """Return whether replicas may divide the weights of layers: there are several, all of one
+    depth, and no stage divides sequences."""
+    is_even = len({len(chain) for chain in structure}) == 1
+    return is_even and len(structure) > 1 and not divides(structure)
+
+
 def joined_units(units: Sequence[Unit]) -> Unit:
     """Return units of one width as one that divides sequences among their groups; those on one
     node come together."""

@@ -77,8 +77,10 @@ class StructureSearch:
 class Loop(Rungs):
     """One search of one board; `StructureSearch` has its limits."""
 
-    def __init__(self, board: Scoreboard, options: StructureSearch) -> None:
-        super().__init__(board)
+    def __init__(
+        self, board: Scoreboard, options: StructureSearch, *, shards: bool = False
+    ) -> None:
+        super().__init__(board, shards=shards)
         self.options = options
         self.seen: set[Hashable] = set()
         self.last = False

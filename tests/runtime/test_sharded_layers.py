@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
-from megatron_hetero.cost.memory.device import StageMemory, with_sharded_layers
+from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.memory.sharded import ShardedMemory
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.lab.verify.small.shrink import shrink
@@ -161,8 +162,8 @@ def _predicted(asked: Plan, counted: dict[str, Any], *, overlaps: bool) -> int:
     layer = {**parts, "weights": counted["layer"], "gradients": counted["layer"]}
     memory = StageMemory({**parts, "activations": 1 << 40}, layer, 1 << 50)
     is_cut_alike = len(asked.layout.tensor_parallel_widths) == 1
-    made = with_sharded_layers(memory, 3, 4, 1 / 2, is_cut_alike=is_cut_alike, overlaps=overlaps)
-    return made.base["buffers"]
+    sharded = ShardedMemory(1 / 2, is_cut_alike=is_cut_alike, overlaps=overlaps)
+    return sharded.of(memory, 3, 4).base["buffers"]
 
 
 class _Counter:

@@ -295,52 +295,6 @@ def with_some_layers_recomputed(
     return replace(kept, base=base)
 
 
-def with_sharded_layers(
-    whole: StageMemory,
-    num_sharded: int,
-    num_layers: int,
-    part: float,
-    *,
-    is_cut_alike: bool = True,
-    sums_apart: bool = False,
-    overlaps: bool = False,
-) -> StageMemory:
-    """Return the memory of a device that keeps a part of the weights and gradients of
-    `num_sharded` of its layers (its optimizer's states are divided already).
-
-    One of these layers at a time is whole, with its gradients; then, without its weights, with what
-    the other holders have sent. Where exchanges overlap, the weights of one layer more are there,
-    and the gradients of a third are on their way. Where checkpoints are saved or read all of them
-    have whole weights, and there are no activations.
-
-    Args:
-        whole: the memory with all layers whole.
-        num_sharded: layers of which it keeps a part.
-        num_layers: of its stage.
-        part: of their weights and gradients that the device keeps.
-        is_cut_alike: all holders cut the layer alike; if not, it is packed for each exchange.
-        sums_apart: gradients travel in 16 bits, and are summed in a buffer of their own.
-        overlaps: exchanges travel while other layers compute (`--overlap-param-gather`).
-    """
-    weights, gradients = whole.per_layer["weights"], whole.per_layer["gradients"]
-    sums = math.ceil(2 * part * gradients) if sums_apart else 0
-    if overlaps and num_sharded > 1:
-        gathered = weights + 3 * gradients + max(weights, sums)
-        # Packed: what arrives is beside its place, what leaves beside gradients that leave as they
-        # are.
-        gathered += 0 if is_cut_alike else weights + gradients
-    else:
-        sent = gradients if is_cut_alike else 2 * gradients
-        gathered = gradients + max(weights, sent + sums)
-    kept = whole.parts_bytes(num_layers)
-    free = kept["activations"] + kept["buffers"] + gathered
-    base = dict(whole.base)
-    base["weights"] -= math.floor(num_sharded * weights * (1 - part))
-    base["gradients"] -= math.floor(num_sharded * gradients * (1 - part))
-    base["buffers"] += gathered + max(0, num_sharded * weights - free)
-    return replace(whole, base=base)
-
-
 def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
     """Return the memory with the least to spare."""
     if len(memories) == 1 or all(memory is memories[0] for memory in memories):

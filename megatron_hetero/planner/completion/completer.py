@@ -20,7 +20,7 @@ from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
-from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
+from megatron_hetero.planner.problem import Chain, Problem, Unit, keep_step
 from megatron_hetero.planner.refit.refit import minimax
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
@@ -77,9 +77,13 @@ class Completion:
 
 
 class Completer:
-    """Completes structures of one problem."""
+    """Completes structures of one problem.
 
-    def __init__(self, problem: Problem) -> None:
+    `shards`: with sharded layers, and only structures that may have some.
+    """
+
+    def __init__(self, problem: Problem, *, shards: bool = False) -> None:
+        self.shards = shards
         self.problem = problem
         self.costs = problem.costs
         self.own_size = problem.workload.training.micro_batch_size
@@ -91,7 +95,7 @@ class Completer:
         self._groups: dict[Hashable, int] = {}
         self._shape: dict[Chain, tuple[int, ...]] = {}
         self._rows: dict[frozenset[int], int] = {}
-        self._known_sharded: dict[tuple[object, ...], tuple[Completion | None, float]] = {}
+        self._known_sharded: dict[tuple[object, ...], Completion | None] = {}
 
     def group(self, unit: Unit) -> int:
         """Return equal for groups of equal times and memory."""
@@ -138,13 +142,9 @@ class Completer:
         total, rest = divmod(self.batch, size)
         if rest or total < len(structure):
             return None
-        whole = self._whole(structure, size, given)
-        if given or not self._may_shard(structure):
-            return whole
-        sharded, spared_s = self._sharded(structure, size)
-        if whole is None or (sharded is not None and sharded.quick_s - spared_s < whole.quick_s):
-            return sharded
-        return whole
+        if self.shards:
+            return self._sharded(structure, size) if not given else None
+        return self._whole(structure, size, given)
 
     def _whole(self, structure: tuple[Chain, ...], size: int, given: bool) -> Completion | None:
         """Complete it with whole layers."""
@@ -160,39 +160,27 @@ class Completer:
         counts, quick_s = shares(total, filled)
         return Completion(structure, tuple(filled), counts, quick_s, given)
 
-    def _may_shard(self, structure: tuple[Chain, ...]) -> bool:
-        """Return whether replicas may divide layers: all have a stage for each of the others'."""
-        return (
-            self.problem.objective.shards_layers
-            and not self.problem.objective.stock_only
-            and self.sharded
-            and not self.problem.workload.model.num_experts
-            and len(structure) > 1
-            and len({len(chain) for chain in structure}) == 1
-            and not divides(structure)
-        )
-
-    def _sharded(self, structure: tuple[Chain, ...], size: int) -> tuple[Completion | None, float]:
-        """Complete it as one pipeline of all replicas, which come to sharded layers together; with
-        the seconds that it spares behind the pipelines."""
+    def _sharded(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
+        """Complete it as one pipeline of all replicas, which come to sharded layers together; None
+        where that has none."""
         key = structure, size
         if key not in self._known_sharded:
-            found, spared_s = self.in_step(structure, size)
+            found = self.in_step(structure, size) if keep_step(structure) else None
             is_one = found is not None and any(found.sharded or ())
-            self._known_sharded[key] = (found if is_one else None), spared_s
+            self._known_sharded[key] = found if is_one else None
         return self._known_sharded[key]
 
-    def in_step(self, structure: tuple[Chain, ...], size: int) -> tuple[Completion | None, float]:
-        """Complete replicas of equal depth as one pipeline, with as many sharded layers as make it
-        fastest; with the seconds that these spare the exchange of gradients."""
+    def in_step(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
+        """Complete replicas that keep step as one pipeline, with as many sharded layers as make it
+        fastest."""
         total, depth = self.batch // size, len(structure[0])
         tables = self._table(structure, size, False)
         count, more = divmod(total, len(structure))
         if more and depth > 1:
-            return None, 0.0
+            return None
         numbers = tuple([count + (r < more) for r in range(len(structure))])
-        self.work += 40 * depth * self.problem.num_layers
-        tables_of, exchanges = [], []
+        self.work += 200 * depth
+        tables_of = []
         for index in range(depth):
             units = [chain[index] for chain in structure]
             is_cut_alike = len({unit.width for unit in units}) == 1
@@ -210,12 +198,11 @@ class Completer:
                 [PlacedStage(unit.devices, 1) for unit in units]
             )
             tables_of.append(tables.sharded[asked].shared(places, gather_s, reduce_s))
-            exchanges.append(gather_s + reduce_s)
         layers = minimax(
             self.problem.num_layers, [[shared.time_s for shared in of] for of in tables_of]
         )
         if layers is None:
-            return None, 0.0
+            return None
         chosen = [of[n - 1] for of, n in zip(tables_of, layers, strict=True)]
         sharded = tuple([shared.num_sharded for shared in chosen])
         times_s = [shared.time_s for shared in chosen]
@@ -229,8 +216,7 @@ class Completer:
             ]
         )
         quick_s = slowest[0] + (max(numbers) - 1) * slowest[1]
-        spared_s = max(n * s for n, s in zip(sharded, exchanges, strict=True))
-        return Completion(structure, filled, numbers, quick_s, False, sharded), spared_s
+        return Completion(structure, filled, numbers, quick_s, False, sharded)
 
     def _table(self, structure: tuple[Chain, ...], size: int, given: bool) -> Tables:
         widths = frozenset([unit.width for chain in structure for unit in chain])

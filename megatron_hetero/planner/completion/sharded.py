@@ -3,23 +3,32 @@
 All replicas gather a sharded layer together, so replicas of equal depth become one pipeline: of
 each stage a micro-batch lasts as long as on the slowest, and every number of layers has one best
 number of sharded ones.  The layers of that pipeline follow as of any other (`refit.minimax`).
+
+What a stage takes is a straight line in its layers, in those that are sharded and in those that
+recompute, so all numbers of layers and of sharded ones are looked at in one array, exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from megatron_hetero.cost.memory.device import (
     StageMemory,
     state_bytes,
-    with_sharded_layers,
     with_some_layers_recomputed,
 )
+from megatron_hetero.cost.memory.sharded import ShardedMemory
 from megatron_hetero.cost.placement import Recompute
-from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Truths = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,20 @@ class SharedOption:
         return self.options[0].time_s
 
 
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """The fastest way of one stage for all numbers of layers and of sharded ones, shape
+    [layers - 1, sharded]; without exchanges."""
+
+    forward_s: Floats
+    """Infinite where nothing fits."""
+    backward_s: Floats
+    kind: Ints
+    """Index of the recompute among `StageOptions.choices`."""
+    num_recomputed: Ints
+    """Layers that recompute, where only some have to."""
+
+
 class ShardedOptions:
     """The fastest options with sharded layers that fit.
 
@@ -47,12 +70,17 @@ class ShardedOptions:
 
     def __init__(self, options: StageOptions, num_holders: int, *, is_cut_alike: bool) -> None:
         self._options = options
-        self._part = 1 / num_holders
-        self._is_cut_alike = is_cut_alike
         training = options.costs.workload.training
-        self._sums_apart = state_bytes(training).gradient < 4
         self._overlaps = training.overlap_param_gather
-        self._found: dict[tuple[Hashable, int, int], StageOption | None] = {}
+        self._memory = ShardedMemory(
+            1 / num_holders,
+            is_cut_alike=is_cut_alike,
+            sums_apart=state_bytes(training).gradient < 4,
+            overlaps=self._overlaps,
+        )
+        num_layers = options.costs.workload.model.num_layers
+        self._layers: Ints = np.arange(1, num_layers + 1, dtype=np.int64)[:, None]
+        self._sharded: Ints = np.arange(num_layers + 1, dtype=np.int64)[None, :]
         self._shared: dict[Hashable, tuple[SharedOption, ...]] = {}
 
     def shared(
@@ -64,135 +92,120 @@ class ShardedOptions:
             places: the stage in each replica.
             gather_s, reduce_s: of one layer (`CostModel.layer_exchange_s`).
         """
-        key = (*[self._options.key(place) for place in places], gather_s, reduce_s)
+        keys = [self._options.key(place) for place in places]
+        key = (*keys, gather_s, reduce_s)
         if key not in self._shared:
-            self._shared[key] = self._look(places, gather_s, reduce_s)
+            self._shared[key] = tuple(self._look(places, keys, gather_s, reduce_s))
         return self._shared[key]
 
     def _look(
-        self, places: Sequence[StagePlace], gather_s: float, reduce_s: float
-    ) -> tuple[SharedOption, ...]:
-        found = []
-        recompute = self._options.choices[0]
-        ends = [
-            self._options.pieces(recompute, place).stage(0, place.first, place.last)
-            for place in places
-        ]
-        for num_layers in range(1, self._options.costs.workload.model.num_layers + 1):
-            best: SharedOption | None = None
-            for num_sharded in range(num_layers + 1):
-                own = self._own(places, num_layers, num_sharded)
-                if own is None:
-                    continue
-                passes = [PassTimes(option.forward_s, option.backward_s) for option in own]
-                waits = exchange_times(
-                    num_sharded,
-                    gather_s,
-                    reduce_s,
-                    slowest_layer(passes, ends, num_layers),
-                    overlaps=self._overlaps,
-                )
-                made = _together(own, num_sharded, waits)
-                if best is None or made.time_s < best.time_s:
-                    best = made
-                if all(self._keeps_all(option) for option in made.options):
-                    break  # more sharded layers cost more, and there is nothing left to save
-            if best is None:
-                break
-            found.append(best)
-        return tuple(found)
+        self, places: Sequence[StagePlace], keys: list[Hashable], gather_s: float, reduce_s: float
+    ) -> Iterator[SharedOption]:
+        unlike = dict(zip(keys, places, strict=True))
+        ways = {key: self._ways(place) for key, place in unlike.items()}
+        ends = {key: self._ends(place) for key, place in unlike.items()}
+        forward_s = self._slowest(
+            [(ways[key].forward_s, ends[key].forward_s) for key in unlike], gather_s
+        )
+        backward_s = self._slowest(
+            [(ways[key].backward_s, ends[key].backward_s) for key in unlike], gather_s + reduce_s
+        )
+        best = np.argmin(forward_s + backward_s, axis=1).tolist()  # of equals the fewest sharded
+        for index, number in enumerate(best):
+            times = float(forward_s[index, number]), float(backward_s[index, number])
+            if times[0] == np.inf:
+                return
+            made = [self._option(ways[key], index, number, times) for key in keys]
+            yield SharedOption(number, tuple(made))
 
-    def _keeps_all(self, option: StageOption) -> bool:
-        of = self._options
-        return (option.recompute or of.own) == "none" or "none" not in of.choices
-
-    def _own(
-        self, places: Sequence[StagePlace], num_layers: int, num_sharded: int
-    ) -> list[StageOption] | None:
-        found = [self.option(place, num_layers, num_sharded) for place in places]
-        own = [option for option in found if option is not None]
-        return own if len(own) == len(found) else None
-
-    def option(self, place: StagePlace, num_layers: int, num_sharded: int) -> StageOption | None:
-        """Return the fastest option of one stage, without exchanges; None where it does not fit.
+    def _slowest(self, passes: Sequence[tuple[Floats, float]], exchange_s: float) -> Floats:
+        """Return seconds of a pass on the slowest stage, with what it waits for exchanges, as
+        `exchange_times` says, shape [layers - 1, sharded].
 
         Args:
-            num_layers: of the stage.
-            num_sharded: layers of them that are sharded.
+            passes: of each unlike stage, and the part of them that is no layer's.
+            exchange_s: of one layer.
         """
-        key = self._options.key(place), num_layers, num_sharded
-        if key not in self._found:
-            best: StageOption | None = None
-            # The least recompute comes first; where nothing is recomputed, nothing is faster.
-            for recompute in self._options.choices:
-                made = self._option(recompute, place, num_layers, num_sharded)
-                if made is not None and (best is None or made.time_s < best.time_s):
-                    best = made
-                if best is not None and recompute == "none":
-                    break
-            self._found[key] = best
-        return self._found[key]
+        slowest_s: Floats = np.maximum.reduce([times_s for times_s, _ in passes])
+        if not self._overlaps:
+            return slowest_s + self._sharded * exchange_s
+        layer_s: Floats = np.maximum.reduce(
+            [(times_s - ends_s) / self._layers for times_s, ends_s in passes]
+        )
+        further_s = np.maximum(self._sharded - 1, 0) * np.maximum(exchange_s - layer_s, 0.0)
+        return slowest_s + np.where(self._sharded > 0, exchange_s + further_s, 0.0)
 
     def _option(
-        self, recompute: Recompute, place: StagePlace, num_layers: int, num_sharded: int
-    ) -> StageOption | None:
+        self, ways: _Ways, index: int, number: int, times: tuple[float, float]
+    ) -> StageOption:
         of = self._options
+        recompute = of.choices[int(ways.kind[index, number])]
+        num_recomputed = int(ways.num_recomputed[index, number])
+        if 0 < num_recomputed <= index:
+            return StageOption(*times, recompute, num_recomputed)
+        return StageOption(*times, None if recompute == of.own else recompute, None)
+
+    def _ends(self, place: StagePlace) -> PassTimes:
+        pieces = self._options.pieces(self._options.choices[0], place)
+        return pieces.stage(0, place.first, place.last)
+
+    def _ways(self, place: StagePlace) -> _Ways:
+        """Return the fastest of all kinds of recompute; of equals the first, that is the least."""
+        shape = len(self._layers), self._sharded.shape[1]
+        best = _Ways(*np.full((2, *shape), np.inf), *np.zeros((2, *shape), np.int64))
+        for kind, recompute in enumerate(self._options.choices):
+            number, fits = self._recomputed(recompute, place)
+            forward_s, backward_s = self._times(recompute, place, number)
+            chosen = fits & (forward_s + backward_s < best.forward_s + best.backward_s)
+            for of, found in (
+                (best.forward_s, forward_s),
+                (best.backward_s, backward_s),
+                (best.kind, kind),
+                (best.num_recomputed, number),
+            ):
+                np.copyto(of, found, where=chosen)
+        return best
+
+    def _times(
+        self, recompute: Recompute, place: StagePlace, number: Ints
+    ) -> tuple[Floats, Floats]:
+        """Return seconds forward and backward where `number` layers recompute."""
+        pieces = self._options.pieces(recompute, place)
+        plain = pieces if not self._is_partly(recompute) else self._options.pieces("none", place)
+        ends, rest = pieces.stage(0, place.first, place.last), self._layers - number
+        return (
+            ends.forward_s + pieces.layer.forward_s * number + plain.layer.forward_s * rest,
+            ends.backward_s + pieces.layer.backward_s * number + plain.layer.backward_s * rest,
+        )
+
+    def _is_partly(self, recompute: Recompute) -> bool:
+        """Return whether only as many layers recompute as have to."""
+        return recompute == "full" and "none" in self._options.choices
+
+    def _recomputed(self, recompute: Recompute, place: StagePlace) -> tuple[Ints, Truths]:
+        """Return the layers that recompute, and whether they fit."""
+        of, most = self._options, len(self._layers)
         memories = of.memories(recompute, place)
-        pieces = of.pieces(recompute, place)
-        ends = pieces.stage(0, place.first, place.last)
-        if recompute != "full" or "none" not in of.choices:
-            if not self._fits(memories, num_layers, num_sharded):
-                return None
-            times = ends + pieces.layer.times(num_layers)
-            return StageOption(
-                times.forward_s, times.backward_s, None if recompute == of.own else recompute, None
-            )
-        # As few layers as will do: what it takes falls with each.
-        kept = of.memories("none", place)
+        number: Ints = self._layers + 0 * self._sharded
+        fits = self._sharded <= self._layers
+        if not self._is_partly(recompute):
+            for memory in memories:
+                peaks = self._lines(memory)
+                fits &= np.maximum(*peaks) <= memory.capacity_bytes
+            return number, fits
+        least = np.ones_like(number)
+        for kept, of_all in zip(of.memories("none", place), memories, strict=True):
+            memory = with_some_layers_recomputed(kept, of_all, 0)
+            less = with_some_layers_recomputed(kept, of_all, most)
+            saved = (memory.base_bytes - less.base_bytes) // most
+            training, saving = self._lines(memory)
+            missing = training - memory.capacity_bytes
+            if saved > 0:
+                least = np.maximum(least, -(-missing // saved))
+            else:
+                fits &= missing <= 0
+            fits &= saving <= memory.capacity_bytes
+        return least, fits & (least <= self._layers)
 
-        def fits(num: int) -> bool:
-            some = [
-                with_some_layers_recomputed(one, other, num)
-                for one, other in zip(kept, memories, strict=True)
-            ]
-            return self._fits(some, num_layers, num_sharded)
-
-        if not fits(num_layers):
-            return None
-        low, high = 0, num_layers
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fits(middle) else (middle + 1, high)
-        if low == 0:
-            return None  # "none" does
-        plain = of.pieces("none", place)
-        times = ends + pieces.layer.times(low) + plain.layer.times(num_layers - low)
-        if low < num_layers:
-            return StageOption(times.forward_s, times.backward_s, "full", low)
-        kind: Recompute | None = None if of.own == "full" else "full"
-        return StageOption(times.forward_s, times.backward_s, kind, None)
-
-    def _fits(self, memories: Sequence[StageMemory], num_layers: int, num_sharded: int) -> bool:
-        for memory in memories:
-            if num_sharded:
-                memory = with_sharded_layers(
-                    memory,
-                    num_sharded,
-                    num_layers,
-                    self._part,
-                    is_cut_alike=self._is_cut_alike,
-                    sums_apart=self._sums_apart,
-                    overlaps=self._overlaps,
-                )
-            if memory.peak_bytes(num_layers) > memory.capacity_bytes:
-                return False
-        return True
-
-
-def _together(own: Sequence[StageOption], num_sharded: int, waits: PassTimes) -> SharedOption:
-    """Return the options of all replicas, each with the passes of the slowest and what they wait
-    for."""
-    forward_s = max(o.forward_s for o in own) + waits.forward_s
-    backward_s = max(o.backward_s for o in own) + waits.backward_s
-    made = [StageOption(forward_s, backward_s, o.recompute, o.num_recomputed) for o in own]
-    return SharedOption(num_sharded, tuple(made))
+    def _lines(self, memory: StageMemory) -> tuple[Ints, Ints]:
+        return self._memory.lines(memory, self._sharded, self._layers)

@@ -132,7 +132,8 @@ class Rescorer:
         costs = self.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)
         price = self.board.replica_cost
-        for more in _MORE_AHEAD if sharing and self.costs.has_launch_counts else ():
+        may_differ = self.costs.has_launch_counts and not placement.has_sharded_layers
+        for more in _MORE_AHEAD if sharing and may_differ else ():
             counted = [(r, price(r, costs, rows)) for r in placement.replicas]
             for r in sharing:
                 ahead = _further(placement.replicas[r], more)

@@ -25,15 +25,18 @@ _MAX_MESSAGES = 20_000
 
 class Rungs:
     """What raises structures of one board up the ladder; counts its work, in units of about
-    10 microseconds."""
+    10 microseconds.
 
-    def __init__(self, board: Scoreboard) -> None:
+    `shards`: with sharded layers, and only structures that may have some.
+    """
+
+    def __init__(self, board: Scoreboard, *, shards: bool = False) -> None:
         self.board = board
         self.kind_of = {
             node.name: k for k, kind in enumerate(kinds_of(board.problem)) for node in kind.nodes
         }
         self.problem = board.problem
-        self.completer = Completer(board.problem)
+        self.completer = Completer(board.problem, shards=shards)
         self.rescorer = Rescorer(board)
         self.tails = Tails(board.problem)
         spreader = Spreader(board.problem, self.kind_of)

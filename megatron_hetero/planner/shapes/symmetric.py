@@ -40,9 +40,7 @@ class Symmetric:
         """See `Strategy.search`."""
         problem, work = board.problem, 0
         for grid in _ranked(problem):
-            for chains in _ways(grid):
-                if not all(problem.chain_is_allowed(chain) for chain in chains):
-                    continue
+            for chains in _allowed(problem, grid):
                 splits = _shared_layers(problem, chains)
                 for layers in islice(splits, 1) if self.even_layers else splits:
                     share = problem.num_micro_batches // len(chains)
@@ -102,6 +100,12 @@ class _Grid:
 
     def _num_periods(self, problem: Problem) -> int:
         return problem.num_micro_batches // self.num_replicas + self.num_stages - 1
+
+
+def grids(problem: Problem) -> Iterator[tuple[Chain, ...]]:
+    """Yield the chains of all grids, the best quick time first."""
+    for grid in _ranked(problem):
+        yield from _allowed(problem, grid)
 
 
 def _ranked(problem: Problem) -> Iterator[_Grid]:
@@ -178,6 +182,12 @@ def _grids(problem: Problem, units: _Units) -> Iterator[_Grid]:
             continue
         for num_stages in range(1, min(num_units // num_replicas, problem.max_stages()) + 1):
             yield _Grid(units, num_replicas, num_stages)
+
+
+def _allowed(problem: Problem, grid: _Grid) -> Iterator[tuple[Chain, ...]]:
+    for chains in _ways(grid):
+        if all(problem.chain_is_allowed(chain) for chain in chains):
+            yield chains
 
 
 def _ways(grid: _Grid) -> Iterator[tuple[Chain, ...]]:

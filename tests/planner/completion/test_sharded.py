@@ -18,6 +18,8 @@ from megatron_hetero.cost.placement import (
     Recompute,
     with_sharded_layers,
 )
+from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
+from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.planner.api import plan_and_explain, plan_cluster
 from megatron_hetero.planner.completion.completer import Completer
@@ -34,6 +36,7 @@ def problem_of(draw: random.Random) -> tuple[Problem, tuple[Chain, ...]]:
     layers take whole and what they take sharded and recomputed."""
     num_replicas, depth = draw.choice([(2, 1), (3, 1), (2, 2)])
     num_layers = draw.randint(3, 9) if depth == 1 else draw.randint(3, 6)
+    overlaps = draw.random() < 0.5
     workload = make_workload(
         num_layers,
         draw.choice([512, 2048]),
@@ -41,6 +44,8 @@ def problem_of(draw: random.Random) -> tuple[Problem, tuple[Chain, ...]]:
         use_distributed_optimizer=True,
         recompute=draw.choice(["none", "none", "full"]),
         grad_reduce_in_bf16=draw.random() < 0.3,
+        overlap_grad_reduce=overlaps,
+        overlap_param_gather=overlaps,
         vocab_size=draw.choice([1000, 20000]),
     )
     nodes = [(f"n{r}", draw.choice([FAST, SLOW]), 2 * depth) for r in range(num_replicas)]
@@ -120,10 +125,9 @@ def stage_s(
     ]
     ways += [("full", k) for k in range(1, own)]
     counts = [sharded if s == index else 0 for s in range(len(split))]
-    exchange_s = 0.0
-    slowest = [0.0, 0.0]
+    passes, ends = [], []
     for r in range(len(structure)):
-        best: tuple[float, float] | None = None
+        best: PassTimes | None = None
         for recompute, number in ways:
             replicas = tuple(
                 PlacedReplica(
@@ -144,14 +148,19 @@ def stage_s(
             if memory.peak_bytes(own) > memory.capacity_bytes:
                 continue
             times = costs.stage(replica.without_sharding, index, rows).times
-            if best is None or times.total_s < sum(best):
-                best = times.forward_s, times.backward_s
-            reduce_s, gather_s = costs.layer_exchange_s([x.stages[index] for x in replicas])
-            exchange_s = sharded * (2 * gather_s + reduce_s)
+            if best is None or times.total_s < best.total_s:
+                best = times
         if best is None:
             return inf
-        slowest = [max(pair) for pair in zip(slowest, best, strict=True)]
-    return sum(slowest) + exchange_s
+        passes.append(best)
+        unit, last = structure[r][index], index == len(split) - 1
+        ends.append(costs.group_pieces(unit.devices, None, rows).stage(0, index == 0, last))
+    reduce_s, gather_s = costs.layer_exchange_s([x.stages[index] for x in replicas])
+    layer = slowest_layer(passes, ends, own)
+    overlaps = problem.workload.training.overlap_param_gather
+    waits = exchange_times(sharded, gather_s, reduce_s, layer, overlaps=overlaps)
+    forward_s = max(one.forward_s for one in passes) + waits.forward_s
+    return forward_s + max(one.backward_s for one in passes) + waits.backward_s
 
 
 @pytest.mark.parametrize("num", [40, pytest.param(500, marks=pytest.mark.slow)])
@@ -160,9 +169,9 @@ def test_choices_against_brute_force(num: int) -> None:
     num_chosen = num_infeasible = 0
     for _ in range(num):
         problem, structure = problem_of(draw)
-        completer = Completer(problem)
+        completer = Completer(problem, shards=True)
         least_s = brute_force_s(problem, structure)
-        made = completer.in_step(structure, 1)[0]
+        made = completer.in_step(structure, 1)
         if made is None:
             assert least_s == inf
             assert completer.complete(structure, 1) is None
@@ -226,6 +235,26 @@ def test_layers_stay_whole_where_that_is_as_fast() -> None:
         for objective in (Objective(), SHARDS)
     ]
     assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("num", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_no_plan_is_slower_than_without(num: int) -> None:
+    draw = random.Random(7)
+    found = []
+    for _ in range(num):
+        problem, _ = problem_of(draw)
+        plans = []
+        for objective in (Objective(), SHARDS):
+            try:
+                plan = plan_cluster(problem.cluster, problem.workload, objective=objective)
+            except InfeasiblePlanError:
+                plans.append(inf)
+                continue
+            assert plan.estimates is not None
+            plans.append(plan.estimates.step_time_s)
+        assert plans[1] <= plans[0]
+        found.append(plans[0])
+    assert min(found) < inf
 
 
 def test_small_cards_train_what_did_not_fit() -> None:

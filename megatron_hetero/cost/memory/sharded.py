@@ -1,0 +1,89 @@
+"""Bytes on one device of a stage whose replicas divide the weights and gradients of some layers.
+
+One of these layers at a time is whole, with its gradients; then, without its weights, with what the
+other holders have sent.  Where exchanges overlap, the weights of one layer more are there, and the
+gradients of a third are on their way.  Where checkpoints are saved or read all of them have whole
+weights, and there are no activations.  Each of these two moments takes a straight line in the
+numbers of layers; the peak is the greater one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_hetero.cost.memory.device import StageMemory
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ShardedMemory:
+    """What a device keeps of the layers that the replicas divide, and what it makes of its memory.
+
+    Attributes:
+        part: of their weights and gradients that the device keeps (its optimizer's states are
+            divided already).
+        is_cut_alike: all holders cut the layer alike; if not, it is packed for each exchange.
+        sums_apart: gradients travel in 16 bits, and are summed in a buffer of their own.
+        overlaps: exchanges travel while other layers compute (`--overlap-param-gather`).
+    """
+
+    part: float
+    is_cut_alike: bool = True
+    sums_apart: bool = False
+    overlaps: bool = False
+
+    def of(self, whole: StageMemory, num_sharded: int, num_layers: int) -> StageMemory:
+        """Return the memory of a device that keeps its part of some layers.
+
+        Args:
+            whole: the memory with all layers whole.
+            num_sharded: layers of which it keeps a part, at least 1.
+            num_layers: of its stage.
+        """
+        weights, gradients = whole.per_layer["weights"], whole.per_layer["gradients"]
+        gathered = self._gathered_bytes(whole, num_sharded > 1)
+        kept = whole.parts_bytes(num_layers)
+        free = kept["activations"] + kept["buffers"] + gathered
+        base = dict(whole.base)
+        base["weights"] -= math.floor(num_sharded * weights * (1 - self.part))
+        base["gradients"] -= math.floor(num_sharded * gradients * (1 - self.part))
+        base["buffers"] += gathered + max(0, num_sharded * weights - free)
+        return replace(whole, base=base)
+
+    def lines(self, whole: StageMemory, num_sharded: Ints, num_layers: Ints) -> tuple[Ints, Ints]:
+        """Return the bytes while it trains and while a checkpoint is saved, of any numbers of
+        layers at once: the greater is the peak of `of`.
+
+        Args:
+            whole: the memory with all layers whole.
+            num_sharded: layers of which it keeps a part, or 0, shape [1, sharded].
+            num_layers: of its stage, shape [layers, 1].
+        """
+        weights, gradients = whole.per_layer["weights"], whole.per_layer["gradients"]
+        states = whole.base_bytes + num_layers * whole.bytes_per_layer
+        for size in (weights, gradients):
+            states = states - np.floor(num_sharded * size * (1 - self.part)).astype(np.int64)
+        given_back = sum(
+            whole.base[part] + num_layers * whole.per_layer[part]
+            for part in ("activations", "buffers")
+        )
+        one, more = [self._gathered_bytes(whole, is_more) for is_more in (False, True)]
+        gathered = np.where(num_sharded > 1, more, np.where(num_sharded > 0, one, 0))
+        return states + gathered, states + num_sharded * weights - given_back
+
+    def _gathered_bytes(self, whole: StageMemory, several: bool) -> int:
+        """Return the bytes of what is whole for a moment, of one sharded layer or of several."""
+        weights, gradients = whole.per_layer["weights"], whole.per_layer["gradients"]
+        sums = math.ceil(2 * self.part * gradients) if self.sums_apart else 0
+        if self.overlaps and several:
+            gathered = weights + 3 * gradients + max(weights, sums)
+            # Packed: what arrives is beside its place, what leaves beside gradients that leave as
+            # they are.
+            return gathered + (0 if self.is_cut_alike else weights + gradients)
+        sent = gradients if self.is_cut_alike else 2 * gradients
+        return gradients + max(weights, sent + sums)
