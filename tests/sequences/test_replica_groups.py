@@ -122,3 +122,13 @@ def test_a_pipeline_without_room_is_named() -> None:
     big = replace(job(), model=replace(job().model, hidden_size=16384, num_layers=64))
     with pytest.raises(InfeasiblePlanError, match="replica 0 of the plan"):
         replica_groups(MIXED, placed("tp1:32,tp1:32 @4 | tp1:16,tp1:16,tp1:16,tp1:16 @4", big), big)
+
+
+def test_a_token_is_never_free() -> None:
+    """Where a pass lasts as long as its launches, sequences are dealt by memory."""
+    gpus = [replace(gpu, launch_s=1.0) for gpu in (FAST, SLOW)]
+    cluster, workload = make_cluster(("a", gpus[0], 4), ("b", gpus[1], 2)), job()
+    plan = placed(" | ".join(["tp1:8 @2"] * 6), workload)
+    for kind in replica_groups(cluster, plan, workload).tree.kinds:
+        for price in kind.prices:
+            assert np.isfinite(price.seconds(np.array([77.0, 1000.0]))).all()

@@ -30,6 +30,7 @@ from megatron_hetero.sequences.price.modelled import (
 )
 from megatron_hetero.sequences.price.token_rates import (
     ASKED_LENGTHS,
+    LEAST_TOKEN_S,
     TokenRates,
     at_length,
     by_length,
@@ -97,9 +98,9 @@ def _rates(
     return ReplicaRates(
         TokenRates(
             " > ".join(dict.fromkeys(gpu.name for gpu in gpus)),
-            max(of_token for _, of_token, _ in seconds),
+            max(LEAST_TOKEN_S, *(of_token for _, of_token, _ in seconds)),
             # A causal sequence has half of its square of pairs.
-            2 * max(of_square for *_, of_square in seconds),
+            2 * max(0.0, *(of_square for *_, of_square in seconds)),
             max(fixed for fixed, *_ in seconds),
             fullest(of.token_bytes for of in held),
             max(fullest(of.pair_bytes for of in held), 0.0),

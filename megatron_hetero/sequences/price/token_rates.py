@@ -30,6 +30,9 @@ from megatron_hetero.model.spec import Workload
 _AT = 8192
 ASKED_LENGTHS = (_AT, 2 * _AT, 3 * _AT)
 """Lengths at which models of a whole step are asked."""
+LEAST_TOKEN_S = 1e-12
+"""Seconds of a token at least: where a model is so small that a pass lasts as long as its launches,
+whatever its tokens, they are still shared out."""
 _NO_LINK = Link(1e18, 0.0)
 
 
@@ -82,9 +85,9 @@ def token_rates(
     fixed_bytes, token_bytes, pair_bytes = by_length(held)
     return TokenRates(
         gpu.name,
-        ratio * (token_s + core_token_s),
+        max(LEAST_TOKEN_S, ratio * (token_s + core_token_s)),
         # A causal sequence has half of its square of pairs.
-        ratio * 2 * square_s,
+        max(0.0, ratio * 2 * square_s),
         ratio * (linear[0] - token_s * _AT + core[0] - core_token_s * _AT - square_s * _AT**2),
         token_bytes,
         max(pair_bytes, 0.0),
