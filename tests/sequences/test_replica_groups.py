@@ -124,6 +124,7 @@ def test_a_pipeline_without_room_is_named() -> None:
         replica_groups(MIXED, placed("tp1:32,tp1:32 @4 | tp1:16,tp1:16,tp1:16,tp1:16 @4", big), big)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_token_is_never_free() -> None:
     """Where a pass lasts as long as its launches, sequences are dealt by memory."""
     gpus = [replace(gpu, launch_s=1.0) for gpu in (FAST, SLOW)]
