@@ -38,6 +38,7 @@ from megatron_hetero.planner import plan_and_explain  # noqa: E402
 from tools.scale_clusters import cluster_data, model_flags  # noqa: E402
 
 SIZES = (64, 256, 1024, 10_240)
+TITLES = ("GPUs", "CPU s", "growth", "MiB", "step s", "gap %", "placements priced", "plan MiB")
 VERBS = ("validate", "flags", "explain", "simulate")
 
 
@@ -148,10 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="a list of results, for programs")
     options = parser.parse_args(arguments)
     if not options.json:
-        print(
-            f"{'GPUs':>6} {'read s':>7} {'search s':>9} {'CPU s':>7} {'growth':>6} {'MiB':>6} "
-            f"{'step s':>9} {'gap %':>6} {'priced':>6} {'plan MiB':>8}  found by"
-        )
+        print("| " + " | ".join(TITLES) + " |\n|" + " --: |" * len(TITLES))
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.write or Path(temporary)
@@ -170,12 +168,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _lines(result: dict[str, Any]) -> list[str]:
     grows = "-" if result["growth"] is None else f"{result['growth']:.2f}"
     gap = "-" if result["gap"] is None else f"{100 * result['gap']:.1f}"
-    lines = [
-        f"{result['num_gpus']:>6} {result['read_s']:>7.2f} {result['search_s']:>9.2f} "
-        f"{result['cpu_s']:>7.2f} {grows:>6} {result['peak_memory_mib']:>6.0f} "
-        f"{result['step_time_s']:>9.4f} {gap:>6} {result['num_priced']:>6} "
-        f"{result['plan_mib']:>8.2f}  {result['strategy']}"
-    ]
+    cells = (
+        *(f"{result['num_gpus']:,}", f"{result['cpu_s']:.1f}", grows),
+        *(f"{result['peak_memory_mib']:.0f}", f"{result['step_time_s']:.3f}", gap),
+        *(f"{result['num_priced']:,}", f"{result['plan_mib']:.2f}"),
+    )
+    lines = ["| " + " | ".join(cells) + " |"]
     if "verbs_s" in result:
         times = ", ".join(f"{verb} {seconds:.1f}" for verb, seconds in result["verbs_s"].items())
         lines.append(f"       processor seconds of verbs: {times}")
