@@ -85,6 +85,8 @@ def test_a_form_is_written_as_a_stage_of_a_layout() -> None:
     assert TENSOR.stage({"columns": even}) == TENSOR_AND_SEQUENCE.stage({"columns": even}) == "tp2"
     assert TENSOR.stage({"columns": uneven, "tokens": even}) == "tp2(3:1)"
     assert CONTEXT.stage({"columns": even, "tokens": uneven}) == "tp1cp2(3:1)"
+    # Sixty-fourths do not divide into thirds, and GPUs alike have parts alike.
+    assert CONTEXT.stage({"tokens": (1 / 3, 1 / 3, 1 / 3)}) == "tp1cp3"
     for form in (REPLICAS, SHARDED):
         assert form.stage({"sequences": uneven}) is None
 
