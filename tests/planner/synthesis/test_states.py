@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from megatron_hetero.planner.synthesis.states import (
     DIMENSIONS,
     Graph,
-    Instruction,
     State,
     is_of_weight,
     operator,
