@@ -24,10 +24,10 @@ from megatron_hetero.runtime.state.manifest import (
 FILES = {".metadata": b"meta", "__0_0.distcp": bytes(range(256)) * 8, "__1_0.distcp": b"1" * 999}
 
 
-def written(folder: Path, step: int = 7) -> Path:
+def written(folder: Path, step: int = 7, metadata: bytes = FILES[".metadata"]) -> Path:
     """A folder of two ranks' files with its manifest."""
     folder.mkdir(parents=True)
-    for name, data in FILES.items():
+    for name, data in {**FILES, ".metadata": metadata}.items():
         (folder / name).write_bytes(data)
     for rank in (0, 1):
         write_digests(folder, rank, [f"__{rank}_0.distcp"])
