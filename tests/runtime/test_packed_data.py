@@ -171,15 +171,3 @@ def test_lengths_that_do_not_add_up(starts: list[int]) -> None:
     batch: dict[str, Any] = {"cu_seqlens": torch.tensor([starts]), "max_seqlen": torch.tensor([5])}
     with pytest.raises(UsageError, match="a multiple of --seq-length 8"):
         packed_parameters(batch, 8)
-
-
-@pytest.mark.parametrize("line", ["[]", "{}", "{"])
-def test_a_line_that_is_no_conversation(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
-    path.write_text(f'{{"messages": []}}\n{line}\n')
-    read = datasets.Conversations(str(path))
-    assert len(read) == 2 and read[0] == []
-    with pytest.raises(UsageError, match=r"chat\.jsonl, line 2"):
-        read[1]
-    with pytest.raises(UsageError, match="No such file"):
-        datasets.Conversations(str(tmp_path / "none"))
