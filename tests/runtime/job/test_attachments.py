@@ -90,11 +90,7 @@ def replaced_symbols() -> set[str]:
         (LAYOUT, {HASHES: 5}, {"check_param_hashes_across_dp_replicas"}),
         (LAYOUT, {"log_max_attention_logit": True}, {"clip_qk"}),
         (LAYOUT, {"multi_latent_attention": True}, {"DotProductAttention.__init__"}),
-        (
-            "tp2(2:1):4 @2 | tp1:4 @1",
-            {},
-            {ROWS},
-        ),
+        ("tp2(2:1):4 @2 | tp1:4 @1", {}, {ROWS}),
     ],
     ids=["nothing", "hashes", "logits", "latent attention", "shares"],
 )
