@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 
 import pytest
@@ -14,7 +14,7 @@ from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.neighbours import Structure
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import Unit, chains_of, make_problem
+from megatron_hetero.planner.problem import Chain, Unit, chains_of, make_problem
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from tests.cost.builders import FREE
 from tests.planner.shapes.test_spread import problem_of
@@ -56,35 +56,63 @@ def test_each_rung_is_priced_by_the_cost_model_and_none_is_slower_than_the_one_b
     assert rungs.best_s == min(priced_s) if priced_s else rungs.num == 0
 
 
-def all_structures() -> list[Structure]:
-    """Two replicas of four nodes, one GPU each: every order, cut anywhere."""
-    units = [Unit(name, (0,)) for name in "abcd"]
-    return [(order[:cut], order[cut:]) for order in permutations(units) for cut in (1, 2, 3)]
+def all_structures(units: Sequence[Unit]) -> list[Structure]:
+    """Two replicas: every order of the units, cut anywhere."""
+    return [
+        (order[:cut], order[cut:]) for order in permutations(units) for cut in range(1, len(units))
+    ]
 
 
-def renamed(structure: Structure, names: str) -> Structure:
-    to = dict(zip("abcd", names, strict=True))
-    return tuple(tuple(replace(u, node=to[u.node]) for u in chain) for chain in structure)
+def renamed(structure: Structure, names: Mapping[Unit, Unit]) -> frozenset[Chain]:
+    """Its chains, without an order, with other units in the places of these."""
+    return frozenset(tuple(names[unit] for unit in chain) for chain in structure)
 
 
-def test_structures_have_one_image_where_like_nodes_are_exchanged_and_only_there() -> None:
-    """Against all exchanges: a and b are alike, c and d are, and replicas have no order."""
-    rungs = Rungs(Scoreboard(problem_of(1)))
-    images: dict[object, object] = {}
-    for structure in all_structures():
-        orbit = frozenset(
-            frozenset(renamed(structure, names)) for names in ("abcd", "bacd", "abdc", "badc")
-        )
+ALONE = [Unit(name, (0,)) for name in "abcd"]
+"""One GPU of each node; a and b are alike, c and d are."""
+PAIRS = [Unit(name, (i,)) for name in "ab" for i in range(2)]
+"""Two GPUs of each of two like nodes."""
+
+
+def exchanges(units: Sequence[Unit], groups: Sequence[str]) -> list[dict[Unit, Unit]]:
+    """All exchanges of like units that keep those of a node together.
+
+    Args:
+        groups: of the units' places, those that may be exchanged as a whole.
+    """
+    found = []
+    for order in permutations(units):
+        names = dict(zip(units, order, strict=True))
+        nodes = {(unit.node, own.node) for unit, own in names.items()}
+        keeps_nodes = len(nodes) == len({unit.node for unit in units})
+        if keeps_nodes and all(any(a in of and b in of for of in groups) for a, b in nodes):
+            found.append(names)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("units", "num_exchanges"), [(ALONE, 4), (PAIRS, 8)], ids=["alone", "pairs"]
+)
+def test_structures_have_one_image_where_like_nodes_are_exchanged_and_only_there(
+    units: Sequence[Unit], num_exchanges: int
+) -> None:
+    """Against all exchanges of like nodes, and of the GPUs of a node; replicas have no order."""
+    rungs = Rungs(Scoreboard(problem_of(2)))
+    all_exchanges = exchanges(units, ("ab", "cd"))
+    assert len(all_exchanges) == num_exchanges
+    images: dict[frozenset[frozenset[Chain]], object] = {}
+    for structure in all_structures(units):
+        orbit = frozenset(renamed(structure, names) for names in all_exchanges)
         image = rungs.image(structure)
         assert images.setdefault(orbit, image) == image
-    assert len(set(images.values())) == len(images) < len(all_structures()) / 4
+    assert len(set(images.values())) == len(images) < len(all_structures(units)) / 4
 
 
 def test_structures_of_one_image_have_pipelines_of_one_price() -> None:
     """Their exchanges may differ: rings follow the order of the nodes."""
-    rungs = Rungs(Scoreboard(problem_of(1)))
+    rungs = Rungs(Scoreboard(problem_of(2)))
     known: dict[object, tuple[float, ...]] = {}
-    for structure in all_structures():
+    for structure in (*all_structures(ALONE), *all_structures(PAIRS)):
         found = rungs.sizes(structure)
         quick_s = tuple(one.quick_s for one in found)
         assert quick_s and quick_s == pytest.approx(
