@@ -32,24 +32,37 @@ def whole(seed: int, heads: int) -> torch.Tensor:
     return torch.randn(sum(LENGTHS), 1, heads, CHANNELS, generator=generator, dtype=torch.float64)
 
 
-def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Causal attention of each sequence by itself, with torch's own."""
+def plain(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offset: torch.Tensor
+) -> torch.Tensor:
+    """Causal attention of each sequence by itself, whole.
+
+    Args:
+        query, key, value: of all tokens.
+        offset: shape `[heads]`, a further score of every query, of a key without a value.
+    """
     found = []
     for own in zip(*[x.split(LENGTHS) for x in (query, key, value)], strict=True):
         q, k, v = (x[:, 0].transpose(0, 1) for x in own)
         k, v = (x.repeat_interleave(HEADS // GROUPS, dim=0) for x in (k, v))
-        made = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        found.append(made.transpose(0, 1).flatten(1)[:, None])
+        scores = q @ k.transpose(1, 2) / CHANNELS**0.5
+        later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+        further = offset.view(-1, 1, 1).expand(-1, scores.size(1), 1)
+        weights = torch.cat([scores, further], dim=-1).softmax(-1)[..., :-1]
+        found.append((weights @ v).transpose(0, 1).flatten(1)[:, None])
     return torch.cat(found)
 
 
 @pytest.mark.parametrize(
     ("domains", "multiple"), [((), 1), ((), 3), ((3,), 2), ((1, 2), 1)], ids=str
 )
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "unfused"])
 def test_it_is_that_of_whole_sequences(
-    domains: tuple[int, ...], multiple: int, tmp_path: Path
+    domains: tuple[int, ...], multiple: int, is_fused: bool, tmp_path: Path
 ) -> None:
-    """Gathered, or with heads exchanged in domains; with filling tokens behind too."""
+    """Gathered, or with heads exchanged in domains; with filling tokens behind too; by torch's
+    kernels, or with offsets of the softmax, which these do not have."""
 
     def check(rank: int) -> None:
         toy = ToyRank(plan(WORLD), rank, False, overlap=False)
@@ -62,15 +75,20 @@ def test_it_is_that_of_whole_sequences(
             num_query_groups=GROUPS,
             attention_dropout=0.0,
             masked_softmax_fusion=False,
+            softmax_type="vanilla" if is_fused else "learnable",
         )
         attention = DividedAttention(config, 1, AttnMaskType.causal, "self")
+        offset = torch.full((HEADS,), float("-inf"), dtype=torch.float64)
+        if not is_fused:
+            offset = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
+            attention.softmax_offset = torch.nn.Parameter(offset)
         starts = numpy.cumsum([0, *LENGTHS])
         numbers = [numpy.arange(a, a + n) for a, n in zip(starts, LENGTHS, strict=False)]
         group = GroupTokens(0, (0, 1, 2), SHARES, 1.0, domains)
         batch = own_batch(group, rank, numbers, dist.group.WORLD, multiple=multiple)
         mine, count = batch.tokens[0], batch.sequences.edges[-1]
         leaves = [whole(s, n).requires_grad_() for s, n in enumerate((HEADS, GROUPS, GROUPS))]
-        expected = plain(*leaves)
+        expected = plain(*leaves, offset)
         slope = torch.linspace(-1, 1, expected.numel(), dtype=torch.float64).view_as(expected)
         (expected * slope).sum().backward()
         own = [x.detach()[mine].requires_grad_() for x in leaves]
