@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from megatron_hetero.bounds.estimate import estimates_of
-from megatron_hetero.bounds.space import why_outside
 from megatron_hetero.bounds.step_time import Bound
-from megatron_hetero.cluster.spec import Device, Link
+from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, placement_of
+from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.errors import (
     BoundFaultWarning,
     PlanFormatError,
@@ -20,10 +19,8 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from tests.cost.builders import (
-    AS_GIVEN,
     CLUSTER,
     FAST,
-    FREE,
     SLOW,
     estimate_plan,
     make_cluster,
@@ -61,63 +58,6 @@ def test_a_bound_above_the_step_is_reported_and_left_out() -> None:
     with pytest.warns(BoundFaultWarning, match=r"a fault in megatron-hetero.*Please report"):
         estimates = estimates_of(costs, placement, cost, prove=lambda *_, **__: bound)
     assert (estimates.bound_s, estimates.gap, estimates.bound_relaxes) == (None, None, "")
-
-
-STAGES = PlacedReplica(
-    (PlacedStage((Device("a", 0),), 2), PlacedStage((Device("b", 0),), 2)), num_micro_batches=4
-)
-
-
-@pytest.mark.parametrize(
-    ("replica", "why"),
-    [
-        (STAGES, None),
-        (replace(STAGES, launch_counts=(3, 1)), None),
-        (replace(STAGES, launch_counts=(1, 1)), "fewer forwards than 1F1B"),
-        (replace(STAGES, num_micro_batches=2, micro_batch_size=2), "micro-batches of 2"),
-        (
-            PlacedReplica((PlacedStage((Device("a", 0), Device("a", 1)), 4, (2, 1)),), 4),
-            "a group of shares of unlike sizes",
-        ),
-        (PlacedReplica((PlacedStage((Device("a", 0), Device("b", 0)), 4),), 4), "several nodes"),
-        (
-            PlacedReplica(
-                (PlacedStage((Device("a", 0), Device("a", 1)), 4, context_parallel=2),), 4
-            ),
-            "context parallelism",
-        ),
-        (
-            PlacedReplica(
-                (PlacedStage((Device("a", 0),), 4, None, "full", recompute_num_layers=1),), 4
-            ),
-            "recompute that is not the job's",
-        ),
-    ],
-)
-def test_plans_that_the_search_does_not_make_have_no_bound(
-    replica: PlacedReplica, why: str | None
-) -> None:
-    costs = CostModel(CLUSTER, make_workload())
-    placement = Placement((replica,))
-    found = why_outside(costs, placement, costs.placement(placement))
-    assert found is None if why is None else found is not None and why in found
-
-
-def test_limits_leave_plans_outside_of_the_bound() -> None:
-    placement = Placement((STAGES,))
-    for limits, why in (
-        (replace(AS_GIVEN, num_replicas=2), "limits.num_replicas is 2"),
-        (replace(AS_GIVEN, idle_devices=("b:0",)), "b:0, which the limits keep idle"),
-    ):
-        costs = CostModel(replace(CLUSTER, limits=limits), make_workload())
-        found = why_outside(costs, placement, costs.placement(placement))
-        assert found is not None and why in found
-    free = CostModel(replace(CLUSTER, limits=FREE), make_workload())
-    both = Placement((replace(STAGES, num_micro_batches=2, micro_batch_size=2),))
-    assert why_outside(free, both, free.placement(both)) is None
-    tiny = make_cluster(("a", replace(FAST, memory_bytes=1 << 20), 1), ("b", SLOW, 1))
-    costs = CostModel(tiny, make_workload())
-    assert why_outside(costs, placement, costs.placement(placement)) == "it does not fit"
 
 
 def test_a_single_device_takes_micro_batches_times_all_pieces() -> None:

@@ -1,4 +1,4 @@
-"""Prices of groups, memories and boundaries: their variants, and that like is priced once."""
+"""Prices of groups, memories and boundaries, and that like is priced once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Device, Link
-from megatron_hetero.cost.memory.device import EVERY_DEVICE, StateHolders
 from megatron_hetero.cost.pipeline import steady_period_s
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.unit_prices import UnitPrices
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
@@ -27,55 +26,6 @@ def devices(name: str, *indices: int) -> tuple[Device, ...]:
 
 def prices(workload: object = WORKLOAD) -> UnitPrices:
     return UnitPrices(CLUSTER, workload)  # type: ignore[arg-type]
-
-
-def test_a_variant_is_a_job_of_those_settings() -> None:
-    own = prices()
-    changed = own.variant(micro_batch_size=4, recompute="full")
-    training = changed.workload.training
-    assert (training.micro_batch_size, training.recompute) == (4, "full")
-    assert changed.activation_bytes == 4 * own.activation_bytes == 4 * ACTIVATION
-    node = CLUSTER.nodes[0]
-    other = UnitPrices(CLUSTER, changed.workload)
-    assert changed.pieces(node, 2, 1024) == other.pieces(node, 2, 1024)
-    assert changed.memory(node, 2, True, False, 3, 1024) == other.memory(
-        node, 2, True, False, 3, 1024
-    )
-    assert own.workload == WORKLOAD  # as it was
-
-
-def test_the_jobs_own_settings_are_no_variant_and_others_are_made_once() -> None:
-    own = prices()
-    assert own.variant() is own
-    assert own.variant(micro_batch_size=1, recompute="none", holders=EVERY_DEVICE) is own
-    two = own.variant(micro_batch_size=2)
-    assert own.variant(micro_batch_size=2) is two
-    assert two.variant(micro_batch_size=1).workload == WORKLOAD
-
-
-def test_states_are_divided_as_replicas_divide_them() -> None:
-    def replica(*names: str) -> PlacedReplica:
-        return PlacedReplica(tuple(PlacedStage(devices(n[0], int(n[1])), 2) for n in names), 4)
-
-    placement = Placement((replica("a0", "b0", "b1"), replica("a1")))
-    own = prices()
-    assert own.sharded_as(placement) is own  # each device keeps all of its states
-    assert own.sharded_among(3) is own
-    divided = prices(SHARDED)
-    # Two replicas; tied words on both ends of one and on the only stage of the other.
-    assert divided.sharded_as(placement).holders == StateHolders(2, 3)
-    assert divided.sharded_among(3).holders == StateHolders(3, 6)
-
-
-@pytest.mark.parametrize("num_replicas", [1, 2, 4])
-def test_more_holders_keep_less_each(num_replicas: int) -> None:
-    node = CLUSTER.nodes[0]
-    one, more = (
-        prices(SHARDED).sharded_among(n).memory(node, 1, False, False, 1, 1024).per_layer
-        for n in (1, num_replicas)
-    )
-    assert more["optimizer"] == -(-one["optimizer"] // num_replicas)
-    assert more["weights"] == one["weights"]
 
 
 def test_like_groups_and_boundaries_are_priced_once() -> None:
@@ -159,22 +109,3 @@ def test_quick_times_by_hand(times_s: list[float]) -> None:
 def test_one_stage_has_no_hops() -> None:
     assert prices().quick_times_s([2.0], [devices("a", 0)]) == (2.0, 2.0)
     assert prices().least_period_s([2.0], [devices("a", 0)]) == 2.0
-
-
-def test_layers_of_unlike_kinds_are_bounded_by_their_least() -> None:
-    own = prices()
-    assert own.of_least_layers() is own
-    mixed = make_workload(
-        num_layers=4,
-        num_experts=8,
-        moe_router_topk=2,
-        moe_ffn_hidden_size=512,
-        moe_layer_freq=(0, 1, 1, 1),
-        sequence_parallel=True,
-    )
-    full = prices(mixed)
-    least = full.of_least_layers()
-    assert least.workload.model == mixed.model.least
-    node = CLUSTER.nodes[0]
-    for kind in full.pieces(node, 1, 1024).kinds:
-        assert least.pieces(node, 1, 1024).layer.total_s <= kind.layer.total_s

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Cluster, Line
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Unit, chains_of, make_problem
 from megatron_hetero.planner.shapes.symmetric import Symmetric
@@ -82,23 +79,3 @@ def test_like_groups_are_exchanged_only_where_that_is_faster(data: st.DataObject
         assert [KIND_OF[u.node] for u in before] == [KIND_OF[u.node] for u in after]
     units = [sorted(unit for chain in of for unit in chain) for of in (structure, moved.structure)]
     assert units[0] == units[1]
-
-
-def test_a_line_between_sites_is_counted_in_the_estimate_of_the_exchange() -> None:
-    """Two replicas on two sites of two nodes each: both halves of the gradients cross one line."""
-    estimates_s = []
-    for shared in (False, True):
-        problem = problem_of(1)
-        if shared:
-            lines = {("w", "e"): (Line("there", 1e8),), ("e", "w"): (Line("back", 1e8),)}
-            nodes = tuple(
-                replace(n, site="w" if n.name in "ac" else "e") for n in problem.cluster.nodes
-            )
-            cluster = replace(problem.cluster, nodes=nodes, site_lines=lines)
-            problem = make_problem(cluster, problem.workload)
-        completer = Completer(problem)
-        chains = tuple(tuple(Unit(node, (0,)) for node in of) for of in ("ac", "bd"))
-        found = completer.complete(chains, completer.own_size)
-        assert found is not None
-        estimates_s.append(Tails(problem).estimate_s(found))
-    assert estimates_s[1] > 2 * estimates_s[0]

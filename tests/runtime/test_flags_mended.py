@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
-from megatron_hetero.model.flag_table import flag_table
-from megatron_hetero.runtime.job.checks import needs
 from megatron_hetero.runtime.job.local_launch import run_jobs
-from tests.runtime.flag_runs import LAYOUT, one_process_job, plan_and_one, plan_job
-from tests.runtime.test_refusals import MODEL, refuse
+from tests.runtime.flag_runs import one_process_job, plan_and_one, plan_job
 
 EXPERTS = (
     "--num-experts=4", "--moe-router-topk=2", "--sequence-parallel", "--disable-bias-linear",
@@ -75,71 +71,3 @@ def test_profiler_traces_lie_beside_the_folder_of_tensorboard(tmp_path: Path) ->
     first = (job.directory / "rank-0.log").read_text()
     assert "> no GPU: --transformer-impl transformer_engine becomes local" in first
     assert "> no GPU: --distributed-backend nccl becomes gloo" in first
-
-
-@pytest.mark.parametrize(
-    ("flags", "missing", "error", "says"),
-    [
-        (["--tensorboard-dir=x"], "tensorboard", EnvironmentMismatchError, "pip install tensorb"),
-        (["--wandb-project=x"], "wandb", EnvironmentMismatchError, "pip install wandb"),
-        (["--wandb-project=x"], None, UsageError, "--wandb-exp-name"),
-        (["--wandb-project=x", "--wandb-exp-name=y"], None, UsageError, "--wandb-save-dir"),
-        (
-            ["--tokenizer-type=HuggingFaceTokenizer", "--tokenizer-model=x"],
-            "transformers", EnvironmentMismatchError, "pip install transformers",
-        ),
-        (["--tokenizer-type=HuggingFaceTokenizer"], None, UsageError, "--tokenizer-model PATH"),
-        (["--tokenizer-type=TikTokenizer"], "tiktoken", EnvironmentMismatchError, "pip install t"),
-        (["--tokenizer-type=Llama2Tokenizer"], "sentencepiece", EnvironmentMismatchError, "pip"),
-        ([], "transformers", EnvironmentMismatchError, "--tokenizer-type GPT2BPETokenizer"),
-        (
-            ["--enable-ft-package"], "nvidia-resiliency-ext", EnvironmentMismatchError,
-            "pip install nvidia-resiliency-ext",
-        ),
-        (["--enable-ft-package"], None, UsageError, "--save FOLDER"),
-        (["--adlr-autoresume"], None, UsageError, "NVIDIA's own cluster"),
-        (["--profile"], None, UsageError, "--use-pytorch-profiler"),
-        (["--profile", "--use-pytorch-profiler"], None, UsageError, "--tensorboard-dir FOLDER"),
-    ],
-)  # fmt: skip
-def test_what_a_flag_needs_is_asked_before_anything_starts(
-    flags: list[str],
-    missing: str | None,
-    error: type[HeteroError],
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(needs, "_is_installed", lambda package: package != missing)
-    given = flag_table().split(flags)
-    with pytest.raises(error, match=says):
-        needs.check_needs(given, cuda=False, default_tokenizer="GPT2BPETokenizer")
-
-
-def test_the_profiler_takes_the_folder_without_the_package(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(needs, "_is_installed", lambda package: False)
-    given = flag_table().split(
-        ["--tokenizer-type=NullTokenizer", "--profile", "--use-pytorch-profiler",
-         "--tensorboard-dir=x"]
-    )  # fmt: skip
-    (warning,) = needs.check_needs(given, cuda=False)
-    assert "no TensorBoard logs are written" in warning
-
-
-@pytest.fixture
-def world_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-
-
-@pytest.mark.parametrize("plan_flags", [[], [f"--hetero-layout={LAYOUT}"]], ids=["stock", "plan"])
-def test_every_door_asks(plan_flags: list[str], world_of_four: None) -> None:
-    argv = [*MODEL, *plan_flags, "--profile"]
-    assert "--use-pytorch-profiler" in refuse(argv, UsageError)
-
-
-@pytest.mark.parametrize("plan_flags", [[], [f"--hetero-layout={LAYOUT}"]], ids=["stock", "plan"])
-def test_what_megatron_refuses_is_no_traceback(plan_flags: list[str], world_of_four: None) -> None:
-    argv = [*MODEL, *plan_flags, "--num-query-groups=3", "--group-query-attention", "--fp16"]
-    assert "Megatron refuses the flags" in refuse([*argv, "--bf16"], UsageError)

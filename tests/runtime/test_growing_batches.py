@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.errors import HeteroError, UnsupportedError, UsageError
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job.batches import batch_schedule, with_batch, with_micro_batch_sizes
+from megatron_hetero.runtime.job.batches import batch_schedule, with_micro_batch_sizes
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from megatron_hetero.runtime.model.samples.data import Order, ReplicaSampler
 from tests.runtime.runs import train
-from tests.runtime.schedules import with_zero_bubble
 from tests.runtime.workloads import plan, workload
 
 FIRST = "tp2:3,tp1:1 @4 | tp1:4 @2"
@@ -87,36 +85,3 @@ def test_samples_follow_each_other_where_the_batch_grows() -> None:
     assert sorted(s for part in read for batch in part for s in batch) == list(range(18))
     # Resumed in the middle.
     assert list(ReplicaSampler(batches, 0, Order(19), 3)) == read[0][2:]
-
-
-def test_counts_and_launches_keep_their_proportion() -> None:
-    asked = sized("tp1:2,tp1:2 @6 | tp1:4 @3x2")
-    stage = replace(asked.replicas[0].stages[0], num_launched_forwards=5)
-    first = replace(asked.replicas[0], stages=(stage, *asked.replicas[0].stages[1:]))
-    less = with_batch(replace(asked, replicas=(first, asked.replicas[1])), 4)
-    assert [r.num_micro_batches for r in less.replicas] == [2, 1]
-    assert less.replicas[0].stages[0].num_launched_forwards == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "asked", "error", "says"),
-    [
-        ("0:2,60:6", sized(FIRST), UnsupportedError, r"replica 0 4 \* 2/6 micro-batches"),
-        ("0:3,60:9", sized(FIRST), UsageError, "batch of 9 sequences, the plan has 6"),
-        ("10:3,60:6", sized(FIRST), UsageError, "threshold 0"),
-        ("three", sized(FIRST), UsageError, "THRESHOLD"),
-        ("0:3,60:6", sized("tp1:4 @1x2 | tp1:4 @4"), UnsupportedError, "no whole number"),
-        ("0:3,60:6", sized("tp1:4 @2x2 | tp1:4 @2"), UnsupportedError, "no multiple of replica 0"),
-        (
-            "0:3,60:6",
-            with_zero_bubble(sized("tp1:2,tp2:2 @6"), 0, [3, 3]),
-            UnsupportedError,
-            "orders of computations",
-        ),
-    ],
-)
-def test_what_does_not_divide_is_refused(
-    text: str, asked: Plan, error: type[HeteroError], says: str
-) -> None:
-    with pytest.raises(error, match=says):
-        batch_schedule(text, 10, asked)

@@ -15,15 +15,13 @@ import numpy
 import pytest
 import torch
 
-from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.errors import UsageError
 from megatron_hetero.lab.verify.small.text import write_text_dataset
-from megatron_hetero.runtime.job.batches import with_micro_batch_sizes, with_micro_batches
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from megatron_hetero.runtime.model.samples import datasets
 from megatron_hetero.runtime.model.samples.packed import other_documents, packed_parameters
 from tests.runtime.flag_runs import one_process_job, plan_and_one, plan_job, read_log
 from tests.runtime.test_flag_files import LOSS, equal
-from tests.runtime.workloads import plan
 
 LAYOUT = "tp1:1,tp2:2,tp1:1 @4 | tp1:4 @2"
 """With an inner stage, to which stock Megatron gives no batch."""
@@ -173,24 +171,3 @@ def test_lengths_that_do_not_add_up(starts: list[int]) -> None:
     batch: dict[str, Any] = {"cu_seqlens": torch.tensor([starts]), "max_seqlen": torch.tensor([5])}
     with pytest.raises(UsageError, match="a multiple of --seq-length 8"):
         packed_parameters(batch, 8)
-
-
-@pytest.mark.parametrize("line", ["[]", "{}", "{"])
-def test_a_line_that_is_no_conversation(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
-    path.write_text(f'{{"messages": []}}\n{line}\n')
-    read = datasets.Conversations(str(path))
-    assert len(read) == 2 and read[0] == []
-    with pytest.raises(UsageError, match=r"chat\.jsonl, line 2"):
-        read[1]
-    with pytest.raises(UsageError, match="No such file"):
-        datasets.Conversations(str(tmp_path / "none"))
-
-
-def test_micro_batches_of_validation() -> None:
-    """Each replica's are as many times larger as the job's."""
-    asked = with_micro_batch_sizes(plan("tp1:2,tp1:2 @4x2 | tp1:4 @8"), 1)
-    found = with_micro_batches(asked, 4, 1).replicas
-    assert [(r.num_micro_batches, r.micro_batch_size) for r in found] == [(1, 8), (2, 4)]
-    with pytest.raises(UnsupportedError, match="--eval-micro-batch-size 3: replica 0"):
-        with_micro_batches(asked, 3, 1)

@@ -127,7 +127,9 @@ class ToyRank:
         self.model = DistributedDataParallel(
             config,
             DistributedDataParallelConfig(
-                grad_reduce_in_fp32=False, overlap_grad_reduce=overlap, check_for_nan_in_grad=True
+                grad_reduce_in_fp32=dtype == torch.bfloat16,
+                overlap_grad_reduce=overlap,
+                check_for_nan_in_grad=True,
             ),
             self._toy(config, place, layers).to(dtype),
             pg_collection=self.groups.collection(),

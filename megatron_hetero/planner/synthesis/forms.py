@@ -153,11 +153,16 @@ def exchanged_factors(prices: ProgramPrices, program: LayerProgram) -> tuple[str
 
 
 def whole_shares(shares: tuple[float, ...]) -> tuple[int, ...]:
-    """Return shares as small integers, one at least for each GPU.
+    """Return shares as small integers, one at least for each GPU; equal ones where shares differ by
+    less than the finest unit.
 
     >>> whole_shares((0.5, 0.25, 0.25))
     (2, 1, 1)
+    >>> whole_shares((0.333, 0.333, 0.334))
+    (1, 1, 1)
     """
+    if _FINEST * (max(shares) - min(shares)) < 1:
+        return (1,) * len(shares)
     parts = [max(1, int(_FINEST * share)) for share in shares]
     rest = [_FINEST * share - part for share, part in zip(shares, parts, strict=True)]
     for _ in range(_FINEST - sum(parts)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from math import inf
-from random import Random
 
 import pytest
 
@@ -15,12 +14,10 @@ from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.planner.synthesis.costed import LayerGroup, layer_prices
 from megatron_hetero.planner.synthesis.forms import (
     CONTEXT,
-    SHARDED,
     TENSOR,
     exchanged_factors,
     form_of,
     lacks,
-    whole_shares,
 )
 from megatron_hetero.planner.synthesis.layer import SIDE_BY_SIDE, TOGETHER, part_graph
 from megatron_hetero.planner.synthesis.prices import (
@@ -167,25 +164,3 @@ def test_shares_and_program_are_each_best_for_the_other() -> None:
         }
         best = min(best, ProgramSearch(prices, shares).best().seconds)  # type: ignore[union-attr]
     assert found.seconds <= best * (1 + 1e-6)
-
-
-def test_whole_shares_keep_to_the_shares() -> None:
-    rng = Random(0)
-    for _ in range(100):
-        parts = [rng.uniform(0.05, 1) for _ in range(rng.randint(1, 6))]
-        shares = tuple(part / sum(parts) for part in parts)
-        whole = whole_shares(shares)
-        assert min(whole) >= 1
-        for own, share in zip(whole, shares, strict=True):
-            assert own / sum(whole) == pytest.approx(share, abs=1 / 64)
-
-
-def test_forms_are_told_apart() -> None:
-    costs = CostModel(CLUSTER, make_workload(**SHAPE, use_distributed_optimizer=True))
-    for form in (TENSOR, CONTEXT, SHARDED):
-        prices = layer_prices(costs, place_on(CLUSTER), form.along)
-        found = synthesise(prices, form.allows)
-        assert found is not None
-        assert form_of(prices, found.program) == form
-        assert lacks(prices, found.program) == ()
-        assert len(program_bytes(found.program, prices, found.shares)) == 2

@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from megatron.core.transformer.enums import AttnBackend
 
 from megatron_hetero.errors import (
     FileFormatError,
@@ -18,17 +16,10 @@ from megatron_hetero.errors import (
     UnsupportedError,
 )
 from megatron_hetero.runtime.job.arguments import split_arguments
-from megatron_hetero.runtime.job.checks.support import refuse
 from megatron_hetero.runtime.job.local_launch import RankFailedError, run_jobs
 from megatron_hetero.runtime.job.steps import job_of
 from megatron_hetero.runtime.sequences import steps
-from megatron_hetero.runtime.sequences.checks import REFUSED
 from megatron_hetero.runtime.sequences.job import sequences_plan
-from megatron_hetero.sequences.cluster_groups import cluster_groups
-from megatron_hetero.sequences.deal.dealt import Deal
-from megatron_hetero.sequences.price.modelled import TRAINED
-from megatron_hetero.sequences.step_tokens import check_step
-from tests.cost.builders import FAST, make_cluster
 from tests.runtime.sequences.flexible_runs import (
     SMALL,
     flexible_job,
@@ -36,52 +27,13 @@ from tests.runtime.sequences.flexible_runs import (
     write_cluster,
     write_documents,
 )
-from tests.sequences.test_modelled import job
 
 FLEXIBLE = "--hetero-sequences=flexible"
-ACCEPTED: dict[str, Any] = {
-    "transformer_impl": "local", "attention_backend": AttnBackend.auto, "spec": None,
-    "multi_latent_attention": False,
-    "num_experts": None, "mtp_num_layers": None, "window_size": None,
-    "position_embedding_type": "rope", "sft": False, "dataloader_inter_document_masking": False,
-    "reset_attention_mask": False, "reset_position_ids": False, "mock_data": False,
-    "fim_data": False, "dataloader_fast_cache_load": False, "full_validation": False,
-    "multiple_validation_sets": False, "step_batch_size_schedule": None,
-    "phase_transition_iterations": None, "fp8": None, "recompute_granularity": None,
-    "recompute_modules": None,
-}  # fmt: skip
-"""Parsed arguments that a job can follow."""
-OTHERS: dict[str, Any] = {
-    "transformer_impl": "transformer_engine", "attention_backend": AttnBackend.unfused,
-    "spec": ["m", "f"], "multi_latent_attention": True,
-    "num_experts": 8, "mtp_num_layers": 1, "window_size": (7, 0),
-    "position_embedding_type": "yarn", "sft": True, "reset_position_ids": True, "mock_data": True,
-    "fim_data": True, "dataloader_fast_cache_load": True, "full_validation": True,
-    "step_batch_size_schedule": "0:8", "phase_transition_iterations": [4], "fp8": "hybrid",
-}  # fmt: skip
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Path:
     return write_cluster(tmp_path / "cluster.yaml", a=("FAST", 2))
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_is_not_covered_is_refused_by_name(name: str) -> None:
-    refuse(REFUSED, SimpleNamespace(**ACCEPTED), "-")
-    asked = SimpleNamespace(**{**ACCEPTED, name: OTHERS[name]})
-    with pytest.raises(UnsupportedError, match="--" + name.replace("_", "-").split("-val")[0]):
-        refuse(REFUSED, asked, "-")
-
-
-def test_every_refusal_has_a_case() -> None:
-    # The last rule, of what is recomputed, has two arguments.
-    assert len(OTHERS) == len(REFUSED) - 1
-    asked = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
-    refuse(REFUSED, SimpleNamespace(**{**ACCEPTED, **asked}), "-")
-    asked["recompute_modules"] = ["core_attn", "mlp"]
-    with pytest.raises(UnsupportedError, match="recompute core_attn alone"):
-        refuse(REFUSED, SimpleNamespace(**{**ACCEPTED, **asked}), "-")
 
 
 @pytest.mark.parametrize(
@@ -122,22 +74,6 @@ def test_every_gpu_is_a_rank(cluster: Path) -> None:
     assert str(plan.layout) == "tp1:2 @3x1 | tp1:2 @2x1"
     with pytest.raises(FileFormatError, match=r"yaml\.none: cannot be read"):
         sequences_plan(split_arguments([*flags, f"--hetero-cluster={cluster}.none"]))
-
-
-def test_a_search_that_fails_gives_way_to_the_greedy_deal(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = cluster_groups(make_cluster(("a", FAST, 4)), job(), exchanges=TRAINED).tree
-    documents: Any = [{"tokens": range(n), "name": f"d{n}"} for n in (9000, 400, 30, 1)]
-
-    def broken(*given: Any) -> Deal:
-        raise ValueError("no solver")
-
-    found, note = steps.dealt_tokens(tree, documents)
-    assert note == ""
-    monkeypatch.setattr(steps, "deal_batch", broken)
-    greedy, note = steps.dealt_tokens(tree, documents)
-    assert note == "dealt greedily, the search failed: ValueError: no solver"
-    for step in (found, greedy):
-        check_step(step, [9000, 400, 30, 1], 4)
 
 
 def test_a_document_longer_than_the_positions_ends_the_job_before_its_first_step(

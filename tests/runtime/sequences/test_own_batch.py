@@ -8,12 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.errors import UsageError
 from megatron_hetero.runtime.sequences.own_batch import filling_batch, own_batch
 from megatron_hetero.sequences.step_tokens import GroupTokens
 
@@ -65,43 +63,6 @@ def test_members_together_have_every_token_once(
     for batch in batches:
         for document, order in zip(documents, batch.sequences.orders, strict=True):
             assert gathered[order].tolist() == document.tolist()
-
-
-@given(
-    st.lists(st.integers(1, 12), min_size=1, max_size=4),
-    st.sampled_from([(2,), (1, 2), (2, 1), (2, 2), (3,), (1, 1, 2)]),
-    st.integers(0, 99),
-)
-def test_a_domain_has_its_own_tokens_and_all_keys(
-    lengths: list[int], widths: tuple[int, ...], seed: int
-) -> None:
-    drawn, members = random.Random(seed), sum(widths)
-    starts = numpy.r_[0, numpy.cumsum(lengths)]
-    documents = [numpy.arange(a, b) for a, b in pairwise(starts)]
-    tokens = tuple(shares(length, members, drawn) for length in lengths)
-    group = GroupTokens(0, tuple(range(len(lengths))), tokens, 1.0, widths)
-    batches = [own_batch(group, r, documents, GROUP) for r in range(members)]
-    own = [batch.tokens[0, : batch.sequences.edges[-1]] for batch in batches]
-    everywhere = torch.cat(own)
-    for batch in batches:
-        heads: Any = batch.sequences.heads
-        here = torch.cat([own[m] for m in heads.domain])
-        assert heads.counts == tuple(map(len, own)) and len(heads.domain) in widths
-        for q, document in enumerate(documents):
-            assert everywhere[batch.sequences.orders[q]].tolist() == document.tolist()
-            assert torch.equal(here[heads.rows[q]], heads.positions[q] + int(starts[q]))
-        rows = torch.cat(heads.rows)
-        assert sorted(rows.tolist()) == list(range(len(here)))
-
-
-def test_heads_stay_together_with_their_query_group() -> None:
-    group = GroupTokens(0, (0,), ((1, 2, 0, 1),), 1.0, (1, 3))
-    heads: Any = own_batch(group, 3, [numpy.arange(4)], GROUP).sequences.heads
-    assert [heads.heads_of(m, 6) for m in range(4)] == [
-        slice(0, 6), slice(0, 2), slice(2, 4), slice(4, 6),
-    ]  # fmt: skip
-    with pytest.raises(UsageError, match="3 ranks exchange heads, and 4 query groups"):
-        heads.heads_of(1, 4)
 
 
 def test_a_rank_without_a_sequence_has_tokens_that_do_not_count() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import CheckpointError, FileFormatError
-from megatron_hetero.runtime.state import folders
 from megatron_hetero.runtime.state.coverage import tiling_faults
 from megatron_hetero.runtime.state.manifest import (
     MANIFEST,
@@ -25,10 +24,10 @@ from megatron_hetero.runtime.state.manifest import (
 FILES = {".metadata": b"meta", "__0_0.distcp": bytes(range(256)) * 8, "__1_0.distcp": b"1" * 999}
 
 
-def written(folder: Path, step: int = 7) -> Path:
+def written(folder: Path, step: int = 7, metadata: bytes = FILES[".metadata"]) -> Path:
     """A folder of two ranks' files with its manifest."""
     folder.mkdir(parents=True)
-    for name, data in FILES.items():
+    for name, data in {**FILES, ".metadata": metadata}.items():
         (folder / name).write_bytes(data)
     for rank in (0, 1):
         write_digests(folder, rank, [f"__{rank}_0.distcp"])
@@ -99,35 +98,6 @@ def test_data_without_a_digest_get_no_manifest(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="left no digest"):
         write_manifest(tmp_path, 1, None, 2)
     assert not (tmp_path / MANIFEST).exists()
-
-
-def test_a_newer_checkpoint_takes_the_place_of_one_of_the_same_step(tmp_path: Path) -> None:
-    final = written(tmp_path / "iter_0000007")
-    (final / "__0_0.distcp").write_bytes(b"damaged")
-    working = written(folders.working_folder(final))
-    folders.publish(working, final)
-    assert all_faults(final) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["iter_0000007"]
-
-
-def test_a_replaced_checkpoint_comes_back_if_its_successor_did_not(tmp_path: Path) -> None:
-    """Ended between the two renames of `publish`."""
-    final = written(tmp_path / "iter_0000007")
-    final.rename(tmp_path / ".replaced-iter_0000007")
-    written(folders.working_folder(final))
-    folders.clear(tmp_path)
-    assert all_faults(final) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["iter_0000007"]
-
-
-def test_the_newest_are_kept(tmp_path: Path) -> None:
-    for step in (10, 20, 30, 40):
-        written(folders.step_folder(tmp_path, step), step)
-    (tmp_path / "iter_0000005").mkdir()  # stock Megatron's, or empty: not ours to delete
-    for old in folders.outdated(tmp_path, 30, 2):
-        folders.remove(old)
-    assert folders.complete_steps(tmp_path) == [40, 30, 20]
-    assert (tmp_path / "iter_0000005").is_dir()
 
 
 @given(st.data())

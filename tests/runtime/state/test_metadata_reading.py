@@ -31,6 +31,11 @@ def metadata(relative_path: str = "__0_0.distcp") -> Metadata:
     )
 
 
+def metadata_bytes() -> bytes:
+    """A file of metadata of one tensor."""
+    return pickle.dumps(metadata())
+
+
 def test_metadata_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / ".metadata"
     path.write_bytes(pickle.dumps(metadata()))

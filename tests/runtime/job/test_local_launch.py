@@ -1,0 +1,116 @@
+"""Ranks as forked processes: their world, their logs, and ends that the parent passes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.errors import (
+    EXIT_RANK_DIED,
+    EnvironmentMismatchError,
+    InfeasiblePlanError,
+    UsageError,
+)
+from megatron_hetero.runtime.job.local_launch import (
+    LocalJob,
+    RankFailedError,
+    kept_folder,
+    rank_environment,
+    run_jobs,
+)
+
+
+def run(folder: Path, *functions: Callable[[int], None], timeout_s: float = 60) -> None:
+    """Jobs of two ranks, side by side."""
+    run_jobs(
+        [LocalJob(f"job {j}", 2, own, folder / str(j)) for j, own in enumerate(functions)],
+        timeout_s,
+    )
+
+
+def test_each_job_has_a_world_of_its_own(tmp_path: Path) -> None:
+    def tell(rank: int) -> None:
+        print(*[os.environ[name] for name in rank_environment(rank, 2, "")], flush=True)
+
+    polls: list[float] = []
+    jobs = [LocalJob("a", 2, tell, tmp_path / "a"), LocalJob("b", 1, tell, tmp_path / "b")]
+    run_jobs(jobs, 60, on_poll=lambda: polls.append(time.monotonic()))
+    said = {job.name: [(job.directory / f"rank-{r}.log").read_text().split() for r in
+                       range(job.num_ranks)] for job in jobs}  # fmt: skip
+    assert [(words[0], words[2]) for words in said["a"]] == [("0", "2"), ("1", "2")]
+    assert [(words[0], words[2]) for words in said["b"]] == [("0", "1")]
+    stores = {job: {words[4] for words in own} for job, own in said.items()}
+    assert len(stores["a"]) == len(stores["b"]) == 1 and stores["a"] != stores["b"]
+    assert polls and "RANK" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "says"),
+    [
+        (lambda: sys.exit(7), EXIT_RANK_DIED, r"status 7.*left by sys\.exit\(7\)"),
+        (lambda: 1 / 0, EXIT_RANK_DIED, "status 1.*ZeroDivisionError: division by zero"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), EXIT_RANK_DIED, "signal 9"),
+        (lambda: _raise(UsageError("no such flag")), UsageError.exit_code, "error: no such flag"),
+        (lambda: _raise(InfeasiblePlanError("too long")), InfeasiblePlanError.exit_code, "long"),
+        (
+            lambda: _raise(EnvironmentMismatchError("no GPU")),
+            EnvironmentMismatchError.exit_code,
+            "error: no GPU",
+        ),
+    ],
+    ids=["exit", "error", "signal", "usage", "infeasible", "environment"],
+)
+def test_an_end_is_told_and_ends_the_others(
+    end: Callable[[], object], status: int, says: str, tmp_path: Path
+) -> None:
+    """The exit code of a refusal is the run's; any other rank that waits for the first is ended."""
+
+    def act(rank: int) -> None:
+        print("before the end", flush=True)
+        if rank == 1:
+            end()
+        time.sleep(600)
+
+    began = time.monotonic()
+    with pytest.raises(RankFailedError, match=f"(?s)job 0: rank 1 of 2 ended with.*{says}") as told:
+        run(tmp_path, act)
+    assert told.value.exit_code == status
+    assert "before the end" in str(told.value)
+    assert time.monotonic() - began < 60
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_an_exit_in_good_order_is_none(tmp_path: Path) -> None:
+    """As Megatron ends a run at --exit-interval."""
+    run(tmp_path, lambda rank: sys.exit(), lambda rank: sys.exit(0))
+
+
+def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    def wait(rank: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Path(tmp_path / f"pid-{rank}").write_text(str(os.getpid()))
+        print("waiting", flush=True)
+        time.sleep(600)
+
+    with pytest.raises(RankFailedError, match=r"(?s)not finished after 1 s; rank \d last.*waiting"):
+        run(tmp_path, wait, timeout_s=1)
+    for rank in range(2):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
+
+
+def test_a_folder_that_is_kept_stays(tmp_path: Path) -> None:
+    with kept_folder(tmp_path / "kept", "verify") as folder:
+        (folder / "file").write_text("1")
+    with kept_folder(None, "verify") as other:
+        assert other.is_dir() and "megatron-hetero-verify-" in other.name
+    assert (tmp_path / "kept" / "file").is_file() and not other.exists()
