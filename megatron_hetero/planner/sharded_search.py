@@ -41,12 +41,12 @@ class ShardedSearch:
         if board.nearest is None:
             for strategy in (FirstFit(), Refine()):
                 strategy.search(board)
-        best = _Loop(board).found()
+        best = _ShardedLoop(board).found()
         if best is not None:
             board.keep_refined(best.placement, best.cost, self.name, best.rank_order)
 
 
-class _Loop(Loop):
+class _ShardedLoop(Loop):
     """The search over structures with sharded layers, from those of another board."""
 
     def __init__(self, whole: Scoreboard) -> None:
