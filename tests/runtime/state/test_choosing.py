@@ -15,7 +15,7 @@ from megatron.training import global_vars
 from megatron_hetero.errors import CheckpointError
 from megatron_hetero.runtime.state import choosing, folders
 from megatron_hetero.runtime.state.choosing import load_checkpoint, sound_step
-from tests.runtime.state.test_manifest import written
+from tests.runtime.state.test_manifest import FILES, written
 from tests.runtime.state.test_metadata_reading import metadata_bytes
 from tests.runtime.toy_model import in_world
 
@@ -76,6 +76,19 @@ def test_a_damaged_one_gives_way_to_the_one_before(tmp_path: Path) -> None:
             assert "iter_0000020 is whole and is loaded instead" in said
         else:
             assert said == ""
+
+    everywhere(tmp_path, check)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_is_looked_at_by_one_of_the_ranks(name: str, tmp_path: Path) -> None:
+    saved(tmp_path, 10, 20)
+    with (folders.step_folder(tmp_path, 20) / name).open("ab") as end:
+        end.write(b"0")
+
+    def check(found: Any, said: str, rank: int) -> None:
+        assert found == 10
+        assert (name in said) == (rank == 0)
 
     everywhere(tmp_path, check)
 
