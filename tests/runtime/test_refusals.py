@@ -25,6 +25,7 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.job.checks import machine, support
+from megatron_hetero.runtime.megatron import straggler_port
 from megatron_hetero.runtime.megatron.guarded import fingerprint
 from megatron_hetero.runtime.megatron.replace import Replacement
 from tests.runtime.workloads import plan, workload
@@ -59,6 +60,7 @@ def refuse(argv: list[str], error: type[HeteroError]) -> str:
             entry.main(argv)
     finally:
         backend.deactivate_cpu_backend()
+        straggler_port.REPLACEMENT.revert()  # which comes before all refusals
         destroy_global_state()
     assert not dist.is_initialized()
     return str(caught.value)

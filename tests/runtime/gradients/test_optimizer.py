@@ -18,6 +18,7 @@ from tests.runtime.toy_model import ToyRank, in_world, random_gradient, whole_gr
 from tests.runtime.workloads import plan
 
 LAYOUT = "tp2:2,tp1:2 @2 | tp1:4 @3"
+ASKED = plan(LAYOUT)
 LEARNING_RATE = 0.5
 SGD = OptimizerConfig(
     optimizer="sgd", lr=LEARNING_RATE, sgd_momentum=0.0, weight_decay=0.0, clip_grad=0.0
@@ -37,36 +38,36 @@ def start(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return random_gradient(name, shape, 77, 0, 0, 0)
 
 
-@pytest.mark.parametrize("weights", [[1, 1, 1, 1], [1, 5, 2, 3]], ids=["equal", "unlike"])
-def test_owners_cover_the_model_once_and_step_as_one_process(
-    weights: list[int], tmp_path: Path
-) -> None:
-    asked = plan(LAYOUT)
+def test_owners_cover_the_model_once_and_step_as_one_process(tmp_path: Path) -> None:
+    """In equal and in unlike shares."""
 
     def check(rank: int) -> None:
-        toy = ToyRank(asked, rank, False, overlap=False, dtype=torch.float32)
-        for name, parameter in toy.parameters.items():
-            parameter.data.copy_(toy.part(name, start(name, toy.shards[name].global_shape)))
-        sync, optimizer = built(toy, weights)
-        owned = torch.tensor(sum(p.tensor.numel() for p in optimizer.pieces if p.is_sole_owner))
-        dist.all_reduce(owned)
-        sizes = {name: grad.numel() for name, grad in whole_gradients(asked, 1).items()}
-        assert int(owned) == sum(sizes.values())
-        expected = {}
-        for step in (1, 2):
-            toy.backward(step, 1.0 / asked.replicas[toy.place.replica].num_micro_batches)
-            sync.finalize([toy.model])
-            optimizer.step()
-            toy.model.zero_grad_buffer()
-            for name, gradient in whole_gradients(asked, step).items():
-                before = expected.setdefault(name, start(name, tuple(gradient.shape)))
-                expected[name] = before - LEARNING_RATE * gradient / 5
-        for name, parameter in toy.parameters.items():
-            whole = toy.part(name, expected[name]).float()
-            torch.testing.assert_close(parameter.data, whole, rtol=1e-5, atol=1e-5)
-        assert sync.weights_are_equal()
+        for weights in ([1, 1, 1, 1], [1, 5, 2, 3]):
+            assert_steps_as_one_process(ToyRank(ASKED, rank, False, False, torch.float32), weights)
 
     in_world(LAYOUT, check, tmp_path)
+
+
+def assert_steps_as_one_process(toy: ToyRank, weights: list[int]) -> None:
+    for name, parameter in toy.parameters.items():
+        parameter.data.copy_(toy.part(name, start(name, toy.shards[name].global_shape)))
+    sync, optimizer = built(toy, weights)
+    owned = torch.tensor(sum(p.tensor.numel() for p in optimizer.pieces if p.is_sole_owner))
+    dist.all_reduce(owned)
+    assert int(owned) == sum(gradient.numel() for gradient in whole_gradients(ASKED, 1).values())
+    expected: dict[str, torch.Tensor] = {}
+    for step in (1, 2):
+        toy.backward(step, 1.0 / ASKED.replicas[toy.place.replica].num_micro_batches)
+        sync.finalize([toy.model])
+        optimizer.step()
+        toy.model.zero_grad_buffer()
+        for name, gradient in whole_gradients(ASKED, step).items():
+            before = expected.setdefault(name, start(name, tuple(gradient.shape)))
+            expected[name] = before - LEARNING_RATE * gradient / 5
+    for name, parameter in toy.parameters.items():
+        whole = toy.part(name, expected[name]).float()
+        torch.testing.assert_close(parameter.data, whole, rtol=1e-5, atol=1e-5)
+    assert sync.weights_are_equal()
 
 
 def test_pieces_that_are_not_dense_are_copies_written_back(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from megatron.training import global_vars
 
@@ -83,29 +82,34 @@ def replaced_symbols() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("layout", "changes", "more"),
-    [
-        (LAYOUT, {}, set()),
-        (LAYOUT, {HASHES: 5}, {"check_param_hashes_across_dp_replicas"}),
-        (LAYOUT, {"log_max_attention_logit": True}, {"clip_qk"}),
-        (LAYOUT, {"multi_latent_attention": True}, {"DotProductAttention.__init__"}),
-        ("tp2(2:1):4 @2 | tp1:4 @1", {}, {ROWS}),
-    ],
-    ids=["nothing", "hashes", "logits", "latent attention", "shares"],
+ASKED: tuple[tuple[dict[str, Any], set[str]], ...] = (
+    ({}, set()),
+    ({HASHES: 5}, {"check_param_hashes_across_dp_replicas"}),
+    ({"log_max_attention_logit": True}, {"clip_qk"}),
+    ({"multi_latent_attention": True}, {"DotProductAttention.__init__"}),
 )
-def test_only_what_a_job_asks_for_is_replaced(
-    layout: str, changes: dict[str, Any], more: set[str], tmp_path: Path
-) -> None:
+"""Flags, and what of Megatron is replaced for them."""
+
+
+def test_only_what_a_job_asks_for_is_replaced(tmp_path: Path) -> None:
+    """Nor anything on a stage of equal shares for the sake of another's unequal ones."""
+
     def check(rank: int) -> None:
         before = replaced_symbols()
-        attached(layout, rank, **changes)
-        found = replaced_symbols() - before
-        # A stage of equal shares needs nothing for those of others.
-        is_equal = "(" in layout and rank == 2
-        assert found == (ALWAYS if is_equal else ALWAYS | more)
 
-    in_world(layout, check, tmp_path)
+        def found(layout: str, **changes: Any) -> set[str]:
+            attached(layout, rank, **changes)
+            made = replaced_symbols() - before
+            for symbol in guards.replaced():
+                if symbol.name in made:
+                    symbol.revert()  # type: ignore[attr-defined]
+            return made
+
+        for changes, more in ASKED:
+            assert found(LAYOUT, **changes) == ALWAYS | more
+        assert found("tp2(2:1):4 @2 | tp1:4 @1") == ALWAYS | ({ROWS} if rank < 2 else set())
+
+    in_world(LAYOUT, check, tmp_path)
 
 
 def test_hooks_stand_before_those_of_others_and_only_where_something_trains(
@@ -126,12 +130,12 @@ def test_hooks_stand_before_those_of_others_and_only_where_something_trains(
     in_world(LAYOUT, check, tmp_path)
 
 
-@pytest.mark.parametrize("own", [None, "bf16"])
-def test_one_precision_or_several(own: str | None, tmp_path: Path) -> None:
+def test_one_precision_or_several(tmp_path: Path) -> None:
     layout = "tp1:4 @2 | tp1:4 @1"
 
     def check(rank: int) -> None:
-        context = attached(layout, rank, precisions=[[None], [own]])
-        assert context.mixes_precisions == (own is not None)
+        for own in (None, "bf16"):
+            context = attached(layout, rank, precisions=[[None], [own]])
+            assert context.mixes_precisions == (own is not None)
 
     in_world(layout, check, tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.rerun_state_machine import destroy_rerun_state_machine
 from megatron.core.timers import Timers
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -38,12 +39,13 @@ ARGS: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def args(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def args(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Megatron's arguments, as far as they are read here."""
     made = SimpleNamespace(**ARGS)
     monkeypatch.setattr(global_vars, "_GLOBAL_ARGS", made)
     monkeypatch.setattr(global_vars, "_GLOBAL_TIMERS", Timers(0, "max"))
-    return made
+    yield made
+    destroy_rerun_state_machine()  # which the loss asks for, and jobs make themselves
 
 
 def test_the_loss_is_the_sum_over_counted_tokens() -> None:

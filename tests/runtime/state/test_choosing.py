@@ -15,7 +15,7 @@ from megatron.training import global_vars
 from megatron_hetero.errors import CheckpointError
 from megatron_hetero.runtime.state import choosing, folders
 from megatron_hetero.runtime.state.choosing import load_checkpoint, sound_step
-from tests.runtime.state.test_manifest import written
+from tests.runtime.state.test_manifest import FILES, written
 from tests.runtime.state.test_metadata_reading import metadata_bytes
 from tests.runtime.toy_model import in_world
 
@@ -45,9 +45,9 @@ def chosen(folder: Path, asked: int | None = None, may_fall_back: bool = True) -
     return found, printed.getvalue()
 
 
-def everywhere(folder: Path, check: Callable[[Any, str, int], None], **given: Any) -> None:
+def everywhere(folder: Path, check: Callable[[Any, str, int], None]) -> None:
     def act(rank: int) -> None:
-        check(*chosen(folder, **given), rank)
+        check(*chosen(folder), rank)
 
     in_world(WORLD, act, folder / "run")
 
@@ -80,16 +80,34 @@ def test_a_damaged_one_gives_way_to_the_one_before(tmp_path: Path) -> None:
     everywhere(tmp_path, check)
 
 
-@pytest.mark.parametrize("asked", [None, 40])
-def test_what_a_user_names_is_loaded_or_nothing(asked: int | None, tmp_path: Path) -> None:
+def test_every_file_is_looked_at_by_one_of_the_ranks(tmp_path: Path) -> None:
+    for name in FILES:
+        saved(tmp_path / name, 10, 20)
+        with (folders.step_folder(tmp_path / name, 20) / name).open("ab") as end:
+            end.write(b"0")
+
+    def check(rank: int) -> None:
+        for name in FILES:
+            found, said = chosen(tmp_path / name)
+            assert found == 10
+            assert (name in said) == (rank == 0)
+
+    in_world(WORLD, check, tmp_path / "run")
+
+
+def test_what_a_user_names_is_loaded_or_nothing(tmp_path: Path) -> None:
+    """Nor does an older one do where something of the first is used already."""
     saved(tmp_path, 20, 40)
     damage(tmp_path, 40)
 
-    def check(found: Any, said: str, rank: int) -> None:
-        assert "no checkpoint in it can be loaded" in found and "iter_0000040 is refused" in found
-        assert "iter_0000020" not in found and "--ckpt-step" in found
+    def check(rank: int) -> None:
+        for asked in (None, 40):
+            found, _ = chosen(tmp_path, asked, may_fall_back=False)
+            assert "no checkpoint in it can be loaded" in found
+            assert "iter_0000040 is refused" in found and "--ckpt-step" in found
+            assert "iter_0000020" not in found
 
-    everywhere(tmp_path, check, asked=asked, may_fall_back=False)
+    in_world(WORLD, check, tmp_path / "run")
 
 
 def test_a_broken_tracker_is_written_anew(tmp_path: Path) -> None:
