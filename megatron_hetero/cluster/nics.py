@@ -31,6 +31,11 @@ class Nics:
         return replace(self, bytes_per_s=factor * self.bytes_per_s)
 
 
+def near_in_order(num_gpus: int, num_nics: int) -> tuple[int, ...]:
+    """Divide GPUs among NICs in the order of the bus, as evenly as they go (`Nics.near`)."""
+    return tuple(gpu * num_nics // num_gpus for gpu in range(num_gpus))
+
+
 def nic_name(machine: str, number: int) -> str:
     """Return what one of a machine's NICs is called: `NIC 0 of a`, no node's name."""
     return f"NIC {number} of {machine}"

@@ -20,7 +20,7 @@ from megatron_hetero.cost.memory.device import (
 )
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.parameters import embedding_params, layer_params
-from megatron_hetero.cost.memory.sharded import ShardedMemory
+from megatron_hetero.cost.memory.sharded import sharded_memory
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, stage_ends_s
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, Sharding
@@ -226,11 +226,9 @@ class CostModel(UnitPrices):
     ) -> tuple[StageMemory, ...]:
         """Return the memory of each GPU of a stage with sharded layers."""
         num_layers = replica.stages[index].num_layers
-        sharded = ShardedMemory(
-            1 / self.holders.layers,
-            is_cut_alike=len({peer.stages[index].cut for peer in sharding.replicas}) == 1,
-            sums_apart=state_bytes(self.workload.training).gradient < 4,
-            overlaps=self.workload.training.overlap_param_gather,
+        is_cut_alike = len({peer.stages[index].cut for peer in sharding.replicas}) == 1
+        sharded = sharded_memory(
+            self.workload.training, self.holders.layers, is_cut_alike=is_cut_alike
         )
         whole = self.stage_memories(replica.without_sharding, index, rows)
         made = {id(memory): sharded.of(memory, sharding.num_layers, num_layers) for memory in whole}

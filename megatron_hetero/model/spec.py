@@ -185,6 +185,11 @@ class TrainingSpec:
         """Return whether what stock Megatron runs is priced with its waiting for its sends."""
         return self.sends == "as-run"
 
+    def stores_scores(self, flash: bool) -> bool:
+        """Return whether attention writes its scores to memory: it is neither flash attention nor
+        fused otherwise."""
+        return not (flash or self.fused_scores)
+
     @property
     def element_bytes(self) -> int:
         """Return the bytes of a weight in products, and of an activation."""

@@ -11,7 +11,7 @@ from megatron_hetero.cluster.file.islands import Island
 from megatron_hetero.cluster.file.references import References
 from megatron_hetero.cluster.file.schema import NodeSection
 from megatron_hetero.cluster.names import machine_of
-from megatron_hetero.cluster.nics import Nics
+from megatron_hetero.cluster.nics import Nics, near_in_order
 from megatron_hetero.cluster.node_links import Link, NodeLinks
 
 
@@ -34,8 +34,7 @@ def nics_of(place: int, section: NodeSection, references: References) -> Nics | 
             "write as many as GPUs, each with the bandwidth that a GPU gets",
         )
     if not nics.gpus:
-        # In the order of the bus, as even as they go.
-        return Nics(nics.bandwidth, tuple(g * nics.count // num_gpus for g in range(num_gpus)))
+        return Nics(nics.bandwidth, near_in_order(num_gpus, nics.count))
     if len(nics.gpus) != nics.count:
         references.fail(
             (*keypath, "gpus"),

@@ -14,6 +14,7 @@ from megatron_hetero.cluster.inventory.draft import (
     NodeDraft,
     TypeDraft,
 )
+from megatron_hetero.cluster.nics import near_in_order
 
 NODES_GUESS = ("10 Gb/s", "50 us")
 NIC_GUESS = 100
@@ -100,9 +101,9 @@ def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[
 
 def _nics(nics: NicsDraft) -> str:
     """Return the value of a machine's `nics`: `gpus` where they are not simply divided in order."""
-    count, num_gpus = nics.count, len(nics.near)
+    count = nics.count
     parts = [f"count: {count}", f"bandwidth: {nics.gb_per_s or NIC_GUESS} Gb/s"]
-    if nics.near != tuple(gpu * count // num_gpus for gpu in range(num_gpus)):
+    if nics.near != near_in_order(len(nics.near), count):
         own = [[g for g, near in enumerate(nics.near) if near == nic] for nic in range(count)]
         parts.append(f"gpus: {own}")
     return f"{{{', '.join(parts)}}}"

@@ -12,7 +12,7 @@ from megatron_hetero.errors import FileFormatError
 
 JOINS = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
 """Kinds of paths, the nearest first; NV4 is four NVLinks."""
-_JOIN = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS")
+_JOIN = re.compile("|".join(("X", "NV[0-9]{1,3}", *JOINS[1:])))
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NIC_DEVICE = re.compile(r"\s*(NIC[0-9]{1,3}):\s*([A-Za-z][A-Za-z0-9_]{0,31})\s*$", re.ASCII)
 _OWN_NAME = re.compile(r"mlx[0-9]_[0-9]{1,3}", re.ASCII)

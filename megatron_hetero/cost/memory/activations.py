@@ -95,7 +95,7 @@ def _kept_by_attention(
     rotary = model.is_rotary
     elements = 2 * query + 2 * key_value
     if not flash:
-        if grouped and recompute == "none" and not training.fused_scores:
+        if grouped and recompute == "none" and training.stores_scores(flash):
             # The local attention repeats keys and values for every head of their group.
             elements = 4 * query
         elif rotary:
@@ -125,7 +125,7 @@ def _kept_by_attention(
         kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)
     if recompute == "selective":
         return kept
-    if flash or training.fused_scores:
+    if not training.stores_scores(flash):
         return kept + _STATISTIC_BYTES * tokens * num_heads  # log-sum-exp of each row
     scores = tokens * num_heads * model.seq_length
     # The softmax; with dropout what it leaves, and its mask.
@@ -264,9 +264,8 @@ def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fla
         share: the device's part of its tensor-parallel group.
         flash: attention is fused, which needs no mask.
     """
-    if flash or training.fused_scores:
-        return 0
-    if share.context_parallel > 1 and training.recompute == "none":
+    is_gathered = share.context_parallel > 1 and training.recompute == "none"
+    if is_gathered or not training.stores_scores(flash):
         return 0
     return share.sequence_tokens(model) * model.seq_length
 
@@ -282,8 +281,7 @@ def own_mask_bytes(
         share: the device's part of its tensor-parallel group.
         flash: attention is fused, which needs no mask.
     """
-    if flash or training.fused_scores:
-        return 0
-    if share.context_parallel > 1 or training.recompute != "none":
+    is_made_again = share.context_parallel > 1 or training.recompute != "none"
+    if is_made_again or not training.stores_scores(flash):
         return 0
     return model.seq_length**2

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.memory.device import StageMemory, state_bytes
+from megatron_hetero.model.spec import TrainingSpec
 
 Ints = npt.NDArray[np.int64]
 
@@ -87,3 +88,21 @@ class ShardedMemory:
             return gathered + (0 if self.is_cut_alike else weights + gradients)
         sent = gradients if self.is_cut_alike else 2 * gradients
         return gradients + max(weights, sent + sums)
+
+
+def sharded_memory(
+    training: TrainingSpec, num_holders: float, *, is_cut_alike: bool
+) -> ShardedMemory:
+    """Return what a job's devices keep of sharded layers.
+
+    Args:
+        training: the job's.
+        num_holders: replicas that divide each of them equally.
+        is_cut_alike: as of `ShardedMemory`.
+    """
+    return ShardedMemory(
+        1 / num_holders,
+        is_cut_alike=is_cut_alike,
+        sums_apart=state_bytes(training).gradient < 4,
+        overlaps=training.overlap_param_gather,
+    )

@@ -252,8 +252,8 @@ def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
     counts = Counter(classes.node_number[device.node] for device in devices)
     nodes = [*counts]
     of_pairs = classes.of_pairs[np.ix_(nodes, nodes)]
-    is_path = ~np.eye(len(nodes), dtype=bool)
-    is_path[range(len(nodes)), range(len(nodes))] = [counts[node] > 1 for node in nodes]
+    is_path = np.ones_like(of_pairs, dtype=bool)
+    np.fill_diagonal(is_path, [count > 1 for count in counts.values()])
     return worst_link([classes.links[kind] for kind in np.unique(of_pairs[is_path]).tolist()])
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from megatron_hetero.cost.work.compute import PassTimes
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 def exchange_times(
@@ -22,13 +28,25 @@ def exchange_times(
         layer: passes of one layer without exchanges.
         overlaps: as with `--overlap-param-gather`.
     """
-    both_s = gather_s + reduce_s
-    if not overlaps or num_layers == 0:
-        return PassTimes(num_layers * gather_s, num_layers * both_s)
-    return PassTimes(
-        gather_s + (num_layers - 1) * max(0.0, gather_s - layer.forward_s),
-        both_s + (num_layers - 1) * max(0.0, both_s - layer.backward_s),
-    )
+    passes = (gather_s, layer.forward_s), (gather_s + reduce_s, layer.backward_s)
+    return PassTimes(*[float(waits_s(num_layers, *own, overlaps=overlaps)) for own in passes])
+
+
+def waits_s(
+    num_layers: int | Ints, exchange_s: float, layer_s: float | Floats, *, overlaps: bool
+) -> Floats:
+    """Return what one pass waits for, of any numbers of sharded layers at once.
+
+    Args:
+        num_layers: sharded ones of the stage.
+        exchange_s: of one layer in this pass.
+        layer_s: for which one layer computes, of a shape that goes with `num_layers`.
+        overlaps: as of `exchange_times`.
+    """
+    if not overlaps:
+        return np.asarray(num_layers * exchange_s)
+    further_s = np.maximum(np.subtract(num_layers, 1), 0) * np.maximum(exchange_s - layer_s, 0.0)
+    return np.where(np.greater(num_layers, 0), exchange_s + further_s, 0.0)
 
 
 def slowest_layer(passes: list[PassTimes], ends: list[PassTimes], num_layers: int) -> PassTimes:

@@ -174,12 +174,12 @@ def _part_times(
     calibration: Calibration | None,
 ) -> PassTimes:
     training = workload.training
-    flash = uses_flash_attention(training, gpu) or training.fused_scores
+    is_fused = not training.stores_scores(uses_flash_attention(training, gpu))
     speed = speed_of(training, gpu, calibration)
-    work = work_of(workload.model, training, share, flash)
+    work = work_of(workload.model, training, share, is_fused)
     products_s = speed.products_s(work.gemm_flops)
     elementwise_s = speed.memory_s(work.memory_bytes)
-    core = _core_times(work, speed, flash)
+    core = _core_times(work, speed, is_fused)
     forward_s = products_s + elementwise_s + core.forward_s
     backward_s = (
         2 * products_s
@@ -214,9 +214,9 @@ def core_attention_times(
     model, training = workload.model, workload.training
     found = []
     for gpu, share in members:
-        flash = uses_flash_attention(training, gpu) or training.fused_scores
-        work = attention_work(model, training, share, flash)
-        found.append(_core_times(work, speed_of(training, gpu, None), flash))
+        is_fused = not training.stores_scores(uses_flash_attention(training, gpu))
+        work = attention_work(model, training, share, is_fused)
+        found.append(_core_times(work, speed_of(training, gpu, None), is_fused))
     return slowest(found)
 
 

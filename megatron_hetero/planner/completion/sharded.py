@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from megatron_hetero.cost.memory.device import (
     StageMemory,
-    state_bytes,
     with_some_layers_recomputed,
 )
-from megatron_hetero.cost.memory.sharded import ShardedMemory
+from megatron_hetero.cost.memory.sharded import sharded_memory
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.sync.sharded import waits_s
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
 
@@ -70,13 +70,8 @@ class ShardedOptions:
 
     def __init__(self, options: StageOptions, num_holders: int, *, is_cut_alike: bool) -> None:
         self._options = options
-        training = options.costs.workload.training
-        self._overlaps = training.overlap_param_gather
-        self._memory = ShardedMemory(
-            1 / num_holders,
-            is_cut_alike=is_cut_alike,
-            sums_apart=state_bytes(training).gradient < 4,
-            overlaps=self._overlaps,
+        self._memory = sharded_memory(
+            options.costs.workload.training, num_holders, is_cut_alike=is_cut_alike
         )
         num_layers = options.costs.workload.model.num_layers
         self._layers: Ints = np.arange(1, num_layers + 1, dtype=np.int64)[:, None]
@@ -119,21 +114,19 @@ class ShardedOptions:
             yield SharedOption(number, tuple(made))
 
     def _slowest(self, passes: Sequence[tuple[Floats, float]], exchange_s: float) -> Floats:
-        """Return seconds of a pass on the slowest stage, with what it waits for exchanges, as
-        `exchange_times` says, shape [layers - 1, sharded].
+        """Return seconds of a pass on the slowest stage, with what it waits for exchanges, shape
+        [layers - 1, sharded].
 
         Args:
             passes: of each unlike stage, and the part of them that is no layer's.
             exchange_s: of one layer.
         """
         slowest_s: Floats = np.maximum.reduce([times_s for times_s, _ in passes])
-        if not self._overlaps:
-            return slowest_s + self._sharded * exchange_s
         layer_s: Floats = np.maximum.reduce(
             [(times_s - ends_s) / self._layers for times_s, ends_s in passes]
         )
-        further_s = np.maximum(self._sharded - 1, 0) * np.maximum(exchange_s - layer_s, 0.0)
-        return slowest_s + np.where(self._sharded > 0, exchange_s + further_s, 0.0)
+        overlaps = self._memory.overlaps
+        return slowest_s + waits_s(self._sharded, exchange_s, layer_s, overlaps=overlaps)
 
     def _option(
         self, ways: _Ways, index: int, number: int, times: tuple[float, float]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from megatron_hetero.runtime.parallel.context_attention import gathered_pieces
 from megatron_hetero.runtime.parallel.masked_attention import MaskedAttention
-from megatron_hetero.runtime.sequences.fused_rows import Run, attend, may_be_fused
+from megatron_hetero.runtime.sequences.fused_rows import Run, attend, may_be_fused, positions_of
 from megatron_hetero.runtime.sequences.head_exchange import HeadDomain, to_heads, to_tokens
 from megatron_hetero.runtime.sequences.own_batch import DividedSequences
 
@@ -63,8 +63,7 @@ class DividedAttention(MaskedAttention):
         for q, order in enumerate(own.orders):
             mine = slice(own.edges[q], own.edges[q + 1])
             if mine.start < mine.stop:
-                positions = own.positions[mine], own.runs[q]
-                found.append(self._of_one(query[mine], key, value, order, positions))
+                found.append(self._of_one(query[mine], key, value, order, own.runs[q]))
         if own.edges[-1] < len(query):
             found.append(_filling(query[own.edges[-1] :], key, value))
         return torch.cat(found)
@@ -80,12 +79,9 @@ class DividedAttention(MaskedAttention):
         self._softmax.heads = heads.heads_of(heads.member, query.size(2))
         # What a rank without tokens in its domain gets is used too, in the place of nothing.
         found = [queries[:0].flatten(2)]
-        positions_of = zip(heads.positions, heads.runs, strict=True)
-        for order, rows, positions in zip(own.orders, heads.rows, positions_of, strict=True):
+        for order, rows, runs in zip(own.orders, heads.rows, heads.runs, strict=True):
             if len(rows):
-                found.append(
-                    self._of_one(queries.index_select(0, rows), keys, values, order, positions)
-                )
+                found.append(self._of_one(queries.index_select(0, rows), keys, values, order, runs))
         by_sequence = torch.argsort(torch.cat(heads.rows))
         context = to_tokens(torch.cat(found).index_select(0, by_sequence), heads, own.cp_group)
         if count == len(query):
@@ -93,12 +89,7 @@ class DividedAttention(MaskedAttention):
         return torch.cat([context, _filling(query[count:], keys, values, context)])
 
     def _of_one(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        order: Tensor,
-        positions: tuple[Tensor, Sequence[Run]],
+        self, query: Tensor, key: Tensor, value: Tensor, order: Tensor, runs: Sequence[Run]
     ) -> Tensor:
         """Compute attention of queries at some positions of one sequence.
 
@@ -106,16 +97,17 @@ class DividedAttention(MaskedAttention):
             query: shape `[tokens, 1, heads, d]`.
             key, value: of all sequences.
             order: places of the sequence's keys in them.
-            positions: of the queries, one by one and in runs.
+            runs: positions of the queries.
         """
         key, value = key.index_select(0, order), value.index_select(0, order)
         if self._is_fused:
             # What `--apply-query-key-layer-scaling` divides by here, Megatron's softmax multiplies.
             scale = self.softmax_scale * (self._softmax.whole.scale or 1.0)
-            return attend(query, key, value, positions[1], scale)
+            return attend(query, key, value, runs, scale)
         # Megatron's own width of the result; a part of the heads is as much narrower.
         self.hidden_size_per_partition = query.size(2) * value.size(3)
-        later = torch.arange(len(order), device=order.device) > positions[0].unsqueeze(1)
+        positions = positions_of(runs, order.device)
+        later = torch.arange(len(order), device=order.device) > positions.unsqueeze(1)
         found: Tensor = super().forward(query, key, value, later[None, None], None)
         return found
 

@@ -34,6 +34,12 @@ def runs_of(positions: npt.NDArray[np.int64]) -> tuple[Run, ...]:
     return tuple(zip(positions[starts].tolist(), counts.tolist(), strict=True))
 
 
+def positions_of(runs: Sequence[Run], device: Any = None) -> Tensor:
+    """Return the positions of runs, one by one."""
+    ranges = (torch.arange(first, first + count, device=device) for first, count in runs)
+    return torch.cat([torch.arange(0, device=device), *ranges])
+
+
 def may_be_fused(config: Any) -> bool:
     """Tell if the kernels compute what the job asks for: a plain softmax, without dropout.
 

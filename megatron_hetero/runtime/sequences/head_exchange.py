@@ -35,8 +35,7 @@ class HeadDomain:
         places: of every member, its place in its domain, and the width of that.
         domain: the members of its own domain.
         rows: of each sequence, those of its domain's tokens that are of it, member by member.
-        positions: of each sequence, where these tokens are in it.
-        runs: the same as runs of consecutive positions.
+        runs: of each sequence, where these tokens are in it, as runs of consecutive positions.
     """
 
     member: int
@@ -44,7 +43,6 @@ class HeadDomain:
     places: tuple[tuple[int, int], ...]
     domain: range
     rows: tuple[Tensor, ...]
-    positions: tuple[Tensor, ...]
     runs: tuple[tuple[Run, ...], ...]
 
     @staticmethod
@@ -69,19 +67,15 @@ class HeadDomain:
         domain = range(member - place, member - place + width)
         own = [counts[m] for m in domain]
         starts = [0, *accumulate(own)][:-1]
-        rows, found, runs = [], [], []
+        rows, runs = [], []
         for of in positions:
             parts = []
             for number, m in enumerate(domain):
                 parts.append(starts[number] + np.arange(len(of[m])))
                 starts[number] += len(of[m])
             rows.append(torch.from_numpy(np.concatenate(parts)).to(device))
-            places_of = np.concatenate([of[m] for m in domain])
-            found.append(torch.from_numpy(places_of).to(device))
-            runs.append(runs_of(places_of))
-        return HeadDomain(
-            member, tuple(counts), places, domain, tuple(rows), tuple(found), tuple(runs)
-        )
+            runs.append(runs_of(np.concatenate([of[m] for m in domain])))
+        return HeadDomain(member, tuple(counts), places, domain, tuple(rows), tuple(runs))
 
     def heads_of(self, member: int, num_heads: int) -> slice:
         """Return the heads, or query groups, of a member, of as many as this rank has.

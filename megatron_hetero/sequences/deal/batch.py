@@ -233,7 +233,9 @@ def _evened(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroBat
         own = np.flatnonzero(packing.micro_batch[packing.group_of] == number)
         if len(own):
             numbers = [int(k) for k in own]
-            bound_s = bounds.get(tuple(numbers), least_seconds(table.of(numbers)))
+            bound_s = bounds.get(tuple(numbers))
+            if bound_s is None:
+                bound_s = least_seconds(table.of(numbers))
             of = packing.only(number, numbers)
             made.append(made_micro_batch(of, numbers, bound_s, ""))
     return made

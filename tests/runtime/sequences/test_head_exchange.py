@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.runtime.sequences.fused_rows import positions_of
 from megatron_hetero.runtime.sequences.head_exchange import HeadDomain, to_heads, to_tokens
 from megatron_hetero.runtime.sequences.own_batch import own_batch
 from megatron_hetero.sequences.step_tokens import GroupTokens
@@ -46,7 +47,7 @@ def test_a_domain_has_its_own_tokens_and_all_keys(
         assert heads.counts == tuple(map(len, own)) and len(heads.domain) in widths
         for q, document in enumerate(documents):
             assert everywhere[batch.sequences.orders[q]].tolist() == document.tolist()
-            assert torch.equal(here[heads.rows[q]], heads.positions[q] + int(starts[q]))
+            assert torch.equal(here[heads.rows[q]], positions_of(heads.runs[q]) + int(starts[q]))
         rows = torch.cat(heads.rows)
         assert sorted(rows.tolist()) == list(range(len(here)))
 
