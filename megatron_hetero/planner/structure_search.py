@@ -16,7 +16,7 @@ from math import inf
 
 from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
-from megatron_hetero.planner.evaluate.ladder import Climber, first_starts
+from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.starts import promising
@@ -89,21 +89,21 @@ class Loop(Rungs):
 
     def run(self) -> None:
         options = self.options
-        chosen = promising(self.board, self.tails, self.sized, self.image, options.num_starts)
-        nodes: list[Climber] = []
+        chosen = promising(
+            self.board, self.tails, self.sized, self.image, self.kind_of, options.num_starts
+        )
+        starts: list[list[Climber]] = []
         # Of very many GPUs the price of a few starts is all the work that there is.
         for image, found in chosen.items():
-            if not nodes or self.done < self.max_work // _START_PART:
+            if not starts or self.done < self.max_work // _START_PART:
                 self.seen.add(image)
-                nodes += self.price(found)
-        for place, node in enumerate(nodes):
-            if node.candidate is not None and self.done < self.max_work // _START_PART:
-                nodes[place] = self.tune(node, node.candidate)
-        nodes = first_starts(nodes)
-        few, left = options.num_descents, nodes[options.num_descents :]
-        for number, node in enumerate(nodes[:few]):
+                starts.append(sorted(self.price(found)))
+        few, left = options.num_descents, [node for nodes in starts for node in nodes[1:]]
+        firsts = [nodes[0] for nodes in starts if nodes]
+        for number, node in enumerate(firsts[:few]):
             part = (self.max_work // 2 - self.done) // (few - number)
             left += self.descend([node], self.done + part)
+        left += firsts[few:]
         heapify(left)
         self.last = True
         self.descend(left, self.max_work)
@@ -141,22 +141,20 @@ class Loop(Rungs):
         patience = self.options.patience // (2 if first else 1)
         while heap and self.done < limit and idle <= patience:
             node = heappop(heap)
-            best_s = self.best_s if best is None else best.time_s
-            if first and best is None:
-                best_s = inf
+            best_s = inf if first and best is None else self.best_s
             if node.time_s > self.options.slack * best_s:
                 heappush(heap, node)
                 break
             candidate = node.candidate
             if candidate is None:
-                for priced in self.price(node.found, node.gain):
+                for priced in self.price(node.found, node.gain, node.wait):
                     heappush(heap, priced)
             elif not node.tuned:
                 heappush(heap, self.tune(node, candidate))
+            elif not node.queued:
+                heappush(heap, self.queued(node, candidate))
             elif self.last and node.tuned < 2 and node.time_s < _NEAR * self.best_s:
                 heappush(heap, self.tune(node, candidate, 2))
-            elif self.last and not node.queued:
-                heappush(heap, self.queued(node, candidate))
             else:
                 idle += 1
                 if best is None or node.time_s < _WORTH * best.time_s:
@@ -189,10 +187,10 @@ class Loop(Rungs):
         ranked.sort(key=lambda entry: entry[:2])
         cost = candidate.cost
         tail_s = cost.gradient_sync_s + cost.update_s - self.tails.estimate_s(node.found)
-        limit_s = self.options.slack * self.best_s
+        limit_s, hope = self.options.slack * self.best_s, node.gain * node.wait
         near: list[tuple[float, int, Hashable, Completion]] = []
         for quick_s, number, key, found in ranked:
-            if quick_s * node.gain > limit_s or len(near) > _MAX_ESTIMATED:
+            if quick_s * hope > limit_s or len(near) > _MAX_ESTIMATED:
                 break
             self.work += 2
             least_s = quick_s + max(cost.update_s, tail_s + self.tails.estimate_s(found))
@@ -204,5 +202,6 @@ class Loop(Rungs):
             self.seen.add(key)
             self.num += 1
             heappush(
-                heap, Climber((Standing(), quick_s * node.gain), self.num, found, None, node.gain)
+                heap,
+                Climber((Standing(), quick_s * hope), self.num, found, None, node.gain, node.wait),
             )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.objectives.objective import Standing
-from megatron_hetero.planner.problem import Chain
 
 
 @dataclass(order=True)
 class Climber:
     """A structure on its way: estimated (`candidate` is None), priced, tuned, simulated.
 
-    `gain`: what tuning and simulation made of the price; what is one move away hopes for as much.
+    `gain` is what tuning made of the price, and `wait` what queues on shared paths make of it; what
+    is one move away hopes for as much, until it is tuned and simulated itself.
     """
 
     key: tuple[Standing, float]
@@ -23,6 +22,7 @@ class Climber:
     found: Completion = field(compare=False)
     candidate: Candidate | None = field(compare=False)
     gain: float = field(compare=False, default=1.0)
+    wait: float = field(compare=False, default=1.0)
     tuned: int = field(compare=False, default=0)
     queued: bool = field(compare=False, default=False)
 
@@ -30,15 +30,3 @@ class Climber:
     def time_s(self) -> float:
         """Seconds of a step, as far as known."""
         return self.key[1]
-
-
-def first_starts(climbers: Sequence[Climber]) -> list[Climber]:
-    """Return the climbers, those first that are the best, or the best by their pipelines alone, of
-    a structure: a move may change where gradients are exchanged."""
-    by_pipelines = sorted(climbers, key=lambda one: (one.found.quick_s, one.number))
-    firsts: dict[tuple[Chain, ...], Climber] = {}
-    for pair in zip(sorted(climbers), by_pipelines, strict=True):
-        for one in pair:
-            firsts.setdefault(one.found.structure, one)
-    chosen = {one.number for one in firsts.values()}
-    return [*firsts.values(), *[one for one in climbers if one.number not in chosen]]

@@ -25,7 +25,9 @@ _MAX_DISTINCT = 12
 _CONTENTION = *LOW_CONTENTION, inf
 """The contention up to which placements are gone through in turn (`Candidate.contention`)."""
 _MAX_MESSAGES = 40_000
-"""Limit in messages simulated in each turn; the best is simulated anyhow."""
+"""Limit in messages simulated in each turn; the first is simulated anyhow."""
+SHORT = 20_000
+"""Messages of the first part of a step that tells about how long pipelines wait for each other."""
 _MORE_AHEAD = (1, 2, 4)
 _NEAR = 1.02
 """Further than this behind the best with its queues, by the cost model, none is simulated; nearer,
@@ -49,16 +51,24 @@ class Rescorer:
         ranking = self.board.ranking_of_all
         if not ranking or not self.costs.has_variants or not ranking[0].keeps_limits:
             return self.board.best
-        simulated: dict[tuple[Placement, RankOrder | None], Candidate] = {}
+        about: dict[tuple[Placement, RankOrder | None], tuple[Candidate, Candidate]] = {}
         # Those without contention first: with queues they are often better than contended ones.
         for contention in _CONTENTION:
             self._left = _MAX_MESSAGES
             for candidate in distinct([c for c in ranking if c.contention <= contention]):
-                least_s = min((c.step_time_s for c in simulated.values()), default=inf)
+                least_s = min((found.step_time_s for found, _ in about.values()), default=inf)
                 if candidate.step_time_s > _NEAR * least_s:
                     break
-                if simulated and not self.may_simulate(candidate):
+                if about and not self.may_simulate(candidate, SHORT):
                     break
+                about[_key(candidate)] = self.with_part_of_queues(candidate, SHORT), candidate
+        simulated: dict[tuple[Placement, RankOrder | None], Candidate] = {}
+        self._left = _MAX_MESSAGES
+        for found, candidate in sorted(about.values(), key=lambda pair: pair[0].key):
+            least_s = min((c.step_time_s for c in simulated.values()), default=inf)
+            if found.step_time_s > _NEAR * least_s:
+                break
+            if not simulated or self.may_simulate(candidate):
                 simulated[_key(candidate)] = self.with_queues(candidate)
         rescored = sorted(simulated.values(), key=lambda candidate: candidate.key)
         # Further ahead none is faster than the cost model says: those that promise most may gain.
@@ -89,10 +99,10 @@ class Rescorer:
         """Return whether it is priced with stock Megatron's waiting for sends."""
         return candidate.is_stock and self.costs.workload.training.stock_waits
 
-    def may_simulate(self, candidate: Candidate) -> bool:
-        """Return whether the messages of the candidate are few enough for what is left of the
-        limit."""
-        return self.num_messages(candidate) <= self._left
+    def may_simulate(self, candidate: Candidate, most: float = inf) -> bool:
+        """Return whether the messages of the candidate, or the most of them that are simulated, are
+        few enough for what is left of the limit."""
+        return min(self.num_messages(candidate), most) <= self._left
 
     def num_messages(self, candidate: Candidate) -> int:
         """Return messages that have still to be simulated."""
@@ -115,6 +125,30 @@ class Rescorer:
             else:
                 known[key] = queued(self.costs, placement, candidate.cost)
         return self.board.candidate(placement, known[key], candidate.strategy, candidate.rank_order)
+
+    def with_part_of_queues(self, candidate: Candidate, max_messages: int) -> Candidate:
+        """Return the candidate about as `with_queues` does: of steps with more messages only so
+        many are simulated, with fewer micro-batches, and pipelines wait in proportion."""
+        part = max_messages / max(self.num_messages(candidate), 1)
+        if part >= 1:
+            return self.with_queues(candidate)
+        self._left -= max_messages
+        placement = candidate.placement
+        costs = self.costs.sharded_as(placement)
+        rows = costs.vocab_rows(placement.widths)
+        replicas = tuple([_shortened(replica, part) for replica in placement.replicas])
+        short, price = Placement(replicas), self.board.replica_cost
+        alone = costs.combine(short, tuple([price(r, costs, rows) for r in replicas]), rows)
+        waiting = queued(self.costs, short, alone, is_stock=self.sends_as_stock(candidate))
+        priced = []
+        for own, one, other in zip(
+            candidate.cost.replicas, alone.replicas, waiting.replicas, strict=True
+        ):
+            longer = other.pipeline_s / one.pipeline_s
+            ends_s = tuple([longer * end_s for end_s in own.ends_s])
+            priced.append(replace(own, pipeline_s=longer * own.pipeline_s, ends_s=ends_s))
+        cost = costs.combine(placement, tuple(priced), rows)
+        return self.board.candidate(placement, cost, candidate.strategy, candidate.rank_order)
 
     def _simulated(self, candidate: Candidate) -> tuple[int, ...]:
         """Return replicas whose pipelines the cost model times too short."""
@@ -159,6 +193,15 @@ def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
 
 def _key(candidate: Candidate) -> tuple[Placement, RankOrder | None]:
     return candidate.placement, candidate.rank_order
+
+
+def _shortened(replica: PlacedReplica, part: float) -> PlacedReplica:
+    """Return the replica with a part of its micro-batches, at least one."""
+    number = max(1, round(part * replica.num_micro_batches))
+    counts = None
+    if replica.launch_counts is not None:
+        counts = tuple([min(count, number) for count in replica.launch_counts])
+    return replace(replica, num_micro_batches=number, launch_counts=counts)
 
 
 def _further(replica: PlacedReplica, more: int) -> PlacedReplica:

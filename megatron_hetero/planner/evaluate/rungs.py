@@ -9,7 +9,7 @@ from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.completion.completer import Completer, Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate, is_plain
 from megatron_hetero.planner.evaluate.ladder import Climber
-from megatron_hetero.planner.evaluate.rescore import Rescorer
+from megatron_hetero.planner.evaluate.rescore import SHORT, Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.layouts import Layouts
@@ -19,8 +19,6 @@ from megatron_hetero.planner.shapes.spread import Spreader
 
 _TUNING = {1: 30_000, 2: 300_000}
 """Limit in operations of the recurrence, of a quick and of a thorough tuning."""
-_MAX_MESSAGES = 20_000
-"""Structures that exchange more in a step are not simulated here."""
 
 
 class Rungs:
@@ -43,6 +41,7 @@ class Rungs:
         self.layouts = Layouts(self.kind_of, spreader, self.tails, self.candidate)
         self.work = 0
         self.best_s = inf
+        """The shortest step, with queues, of the structures that were simulated."""
         self.num = 0
 
     @property
@@ -64,8 +63,9 @@ class Rungs:
         found.sort(key=lambda completion: completion.quick_s)
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 
-    def price(self, found: Completion, gain: float = 1.0) -> list[Climber]:
-        """Price it whole, as completed and as the flags say."""
+    def price(self, found: Completion, gain: float = 1.0, wait: float = 1.0) -> list[Climber]:
+        """Price it whole, as completed and as the flags say; `gain` and `wait` are as of
+        `Climber`."""
         own = self.completer.own_size
         nodes: list[Climber] = []
         options = self.sizes(found.structure) or [found]
@@ -73,17 +73,17 @@ class Rungs:
         if given is not None and given.quick_s < 1.02 * options[0].quick_s:
             options.append(given)
         for option in options:
-            nodes += self.node(option, gain)
+            nodes += self.node(option, gain, wait)
         return nodes
 
-    def node(self, found: Completion, gain: float) -> list[Climber]:
+    def node(self, found: Completion, gain: float, wait: float) -> list[Climber]:
         """Return the node of a completion, if it fits."""
         candidate = self.candidate(found)
         if candidate is None:
             return []
         self.num += 1
         key = candidate.coarse_key
-        return [Climber((key[0], key[1] * gain), self.num, found, candidate, gain)]
+        return [Climber((key[0], key[1] * gain * wait), self.num, found, candidate, gain, wait)]
 
     def tune(self, node: Climber, before: Candidate, level: int = 1) -> Climber:
         """Return the node with its pipelines tuned."""
@@ -93,20 +93,20 @@ class Rungs:
             candidate = before
         self.num += 1
         gain = (node.gain if level > 1 else 1.0) * candidate.step_time_s / before.step_time_s
-        return Climber(candidate.coarse_key, self.num, found, candidate, gain, level)
+        standing, time_s = candidate.coarse_key
+        key = standing, time_s * node.wait
+        return Climber(key, self.num, found, candidate, gain, node.wait, level)
 
     def queued(self, node: Climber, candidate: Candidate) -> Climber:
         """Return the node with queues on shared paths, by events."""
-        found, gain = node.found, node.gain
-        found, candidate = self.layouts.best(found, candidate)
-        simulated = candidate
-        messages = self.rescorer.num_messages(candidate)
-        if messages <= _MAX_MESSAGES:
-            self.work += 2 * messages
-            simulated = self.rescorer.with_queues(candidate)
-            gain *= simulated.step_time_s / candidate.step_time_s
+        found, candidate = self.layouts.best(node.found, candidate)
+        self.work += 2 * min(self.rescorer.num_messages(candidate), SHORT)
+        simulated = self.rescorer.with_part_of_queues(candidate, SHORT)
+        wait = simulated.step_time_s / candidate.step_time_s
+        key = simulated.coarse_key
+        self.best_s = min(self.best_s, key[1])
         self.num += 1
-        return Climber(simulated.coarse_key, self.num, found, candidate, gain, node.tuned, True)
+        return Climber(key, self.num, found, candidate, node.gain, wait, node.tuned, True)
 
     def candidate(self, found: Completion) -> Candidate | None:
         """Price it whole."""
@@ -122,8 +122,6 @@ class Rungs:
             cost = of.combine(placement, replicas, rows)
             placement, rank_order = arranged(placement, self.problem.gpus)
             candidate = board.keep_refined(placement, cost, "structures", rank_order)
-        if candidate is not None:
-            self.best_s = min(self.best_s, candidate.step_time_s)
         return candidate
 
     def image(self, structure: Structure) -> Hashable:

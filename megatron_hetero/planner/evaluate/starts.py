@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from math import inf
 
 from megatron_hetero.planner.completion.completer import Completion
+from megatron_hetero.planner.evaluate.candidate import LOW_CONTENTION
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
+from megatron_hetero.planner.moves.neighbours import lengthwise
 from megatron_hetero.planner.problem import Chain, chains_of
+from megatron_hetero.planner.shapes.spread import busiest_s
 
 
 def promising(
@@ -16,36 +19,49 @@ def promising(
     tails: Tails,
     complete: Callable[[tuple[Chain, ...]], Completion | None],
     image: Callable[[tuple[Chain, ...]], Hashable],
+    kind_of: Mapping[str, int],
     most: int,
 ) -> dict[Hashable, Completion]:
-    """Return the best structures of a board by price, by pipelines, and by pipelines and exchange,
-    in turn; what lacks memory as the job's flags say is among them.
+    """Return the best structures of a board by price, by pipelines and exchange, and by these where
+    messages seldom wait for each other, in turn; what lacks memory as the job's flags say is among
+    them, and so are structures whose messages wait, laid out lengthwise.
 
     Args:
         complete: gives a structure its layers and settings; None where it does not fit.
         image: equal for structures in which like nodes are exchanged.
+        kind_of: by node; groups of one kind and form are alike.
         most: structures in all.
 
     Returns:
         The completed structures by their images.
     """
-    prices_s: dict[Hashable, tuple[tuple[Chain, ...], float]] = {}
+    structures: dict[Hashable, tuple[tuple[Chain, ...], float]] = {}
     for candidate in (*board.ranking_of_all, *board.out_of_memory.fastest):
         if candidate.placement.has_shares:
             continue  # its width may divide the model in such shares only
         structure = tuple(chains_of(candidate.placement))
         priced_s = inf if candidate.cost.missing_bytes > 0 else candidate.step_time_s
-        prices_s.setdefault(image(structure), (structure, priced_s))
+        structures.setdefault(image(structure), (structure, priced_s))
     ranked: list[tuple[tuple[float, float, float], Hashable, Completion]] = []
     alike: set[tuple[float, float]] = set()
-    for key, (structure, priced_s) in prices_s.items():
+    to_complete = list(structures.items())
+    for key, (structure, priced_s) in to_complete:  # which grows by structures laid out otherwise
         found = complete(structure)
         if found is None:
             continue
         with_tail_s = found.quick_s + tails.estimate_s(found)
-        if (found.quick_s, with_tail_s) not in alike:  # else sites or nodes are exchanged
-            alike.add((found.quick_s, with_tail_s))
-            ranked.append(((priced_s, found.quick_s, with_tail_s), key, found))
+        if (found.quick_s, with_tail_s) in alike:
+            continue  # sites or nodes are exchanged
+        alike.add((found.quick_s, with_tail_s))
+        on_paths_s = busiest_s(board.problem, structure, found.num_micro_batches)
+        quiet_s = with_tail_s
+        if on_paths_s > LOW_CONTENTION[0] * found.quick_s:
+            quiet_s = inf
+            laid = lengthwise(structure, kind_of), inf
+            laid_key = image(laid[0])
+            if structures.setdefault(laid_key, laid) is laid:
+                to_complete.append((laid_key, laid))
+        ranked.append(((priced_s, quiet_s, with_tail_s), key, found))
     orders = [
         sorted(ranked, key=lambda entry: entry[0][0]),
         sorted(ranked, key=lambda entry: entry[0][1]),

@@ -1,12 +1,12 @@
 """Every structure one move away from a given one.
 
-A move is made in one replica, or in all replicas that are alike.
+A move is made in one replica, in all that are alike, and in all with like groups over unlike links.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import combinations, zip_longest
+from itertools import combinations, pairwise, zip_longest
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.moves.divisions import divisions
@@ -14,6 +14,8 @@ from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
 
 Structure = tuple[Chain, ...]
 Shape = Callable[[Chain], Hashable]
+Scope = tuple[int, ...]
+"""Replicas that change together."""
 
 
 def neighbours(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
@@ -30,12 +32,7 @@ def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator
     Args:
         kind_of: by node; groups of one kind and form are alike.
     """
-    places: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
-    for r, chain in enumerate(structure):
-        for s, unit in enumerate(chain):
-            if not unit.beyond:
-                places.setdefault((kind_of[unit.node], unit.form), []).append((r, s))
-    for alike in places.values():
+    for alike in _like_places(structure, kind_of):
         for (r, s), (q, t) in combinations(alike, 2):
             one, other = structure[r][s], structure[q][t]
             if one.node != other.node:
@@ -44,11 +41,40 @@ def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator
                 yield tuple([tuple(chain) for chain in chains])
 
 
-def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
-    classes: dict[Hashable, list[int]] = {}
+def lengthwise(structure: Structure, kind_of: Mapping[str, int]) -> Structure:
+    """Return the structure with like groups dealt node by node to one replica after the other, so
+    that its activations stay inside nodes as far as they can.
+
+    Args:
+        kind_of: as of `like_exchanges`.
+    """
+    chains = [list(chain) for chain in structure]
+    for alike in _like_places(structure, kind_of):
+        units = sorted(
+            [structure[r][s] for r, s in alike], key=lambda unit: (unit.node, unit.indices)
+        )
+        for (r, s), unit in zip(alike, units, strict=True):
+            chains[r][s] = unit
+    return tuple([tuple(chain) for chain in chains])
+
+
+def _like_places(structure: Structure, kind_of: Mapping[str, int]) -> list[list[tuple[int, int]]]:
+    """Return replica and stage of the groups of one kind and form, for each."""
+    places: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for r, chain in enumerate(structure):
-        classes.setdefault(shape(chain), []).append(r)
-    alike = list(classes.values())
+        for s, unit in enumerate(chain):
+            if not unit.beyond:
+                places.setdefault((kind_of[unit.node], unit.form), []).append((r, s))
+    return list(places.values())
+
+
+def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
+    alike = _classes(structure, shape)
+    like = problem.likeness.node
+    wider = _classes(
+        structure,
+        lambda chain: tuple([(unit.form, *[like(n) for n, _ in unit.parts]) for unit in chain]),
+    )
     idle = {
         node.name: list(indices) for node in problem.nodes for indices in (problem.gpus[node.name],)
     }
@@ -57,26 +83,46 @@ def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Str
             for node, indices in unit.parts:
                 for index in indices:
                     idle[node].remove(index)
-    for members in alike:
-        yield from _inside(problem, structure, members)
-        yield from _insert(problem, structure, members, idle)
-        yield from _split_replica(structure, members)
-    for i, members in enumerate(alike):
-        for others in alike[i:]:
-            yield from _between(structure, members, others)
+    for members in wider:
+        same = next(of for of in alike if members[0] in of)
+        scopes = list(dict.fromkeys([members[:1], same, members]))
+        yield from _inside(problem, structure, scopes)
+        yield from _insert(problem, structure, scopes, idle)
+        yield from _split_replica(problem, structure, members)
+    for i, members in enumerate(wider):
+        for others in wider[i:]:
+            yield from _between(problem, structure, members, others)
     yield from _new_replicas(problem, structure, idle)
     if divides(structure):
         yield from divisions(problem, structure, alike, idle)
 
 
-def _gaps(chain: Chain) -> list[int]:
-    """Return places between stages, and at both ends, that are not inside a run of equal groups."""
-    return [0, *[t for t in range(1, len(chain)) if not _equal(chain[t - 1], chain[t])], len(chain)]
+def _classes(structure: Structure, likeness: Shape) -> list[Scope]:
+    """Return the replicas that are alike, for each kind."""
+    classes: dict[Hashable, list[int]] = {}
+    for r, chain in enumerate(structure):
+        classes.setdefault(likeness(chain), []).append(r)
+    return list(map(tuple, classes.values()))
 
 
-def _ends(chain: Chain) -> list[int]:
-    """Return stages at either end of a run of equal groups."""
-    gaps = _gaps(chain)
+def _gaps(problem: Problem, chain: Chain) -> list[int]:
+    """Return places between stages, and at both ends, that are not inside a run of equal groups; of
+    those between groups that are alike over links that are alike, the first and the last."""
+    like = problem.likeness
+    firsts: dict[Hashable, int] = {}
+    lasts: dict[Hashable, int] = {}
+    for t, (one, other) in enumerate(pairwise(chain), 1):
+        if not _equal(one, other):
+            sides = like.node(one.node), one.form, like.node(other.node), other.form
+            kind = *sides, like.hop(one.node, other.node)
+            firsts.setdefault(kind, t)
+            lasts[kind] = t
+    return sorted({0, *firsts.values(), *lasts.values(), len(chain)})
+
+
+def _ends(problem: Problem, chain: Chain) -> list[int]:
+    """Return stages beside the places that `_gaps` returns."""
+    gaps = _gaps(problem, chain)
     return sorted({*gaps[:-1], *[gap - 1 for gap in gaps[1:]]})
 
 
@@ -90,29 +136,26 @@ def _with(structure: Structure, changes: dict[int, Chain]) -> Structure:
 
 
 def _scoped(
-    structure: Structure, members: Sequence[int], change: Callable[[Chain], Chain | None]
+    structure: Structure, scopes: Sequence[Scope], change: Callable[[Chain], Chain | None]
 ) -> Iterator[Structure]:
-    """Make the change in one of them, and in all."""
-    first = change(structure[members[0]])
-    if first is None:
-        return
-    yield _with(structure, {members[0]: first})
-    if len(members) > 1:
-        changes = {r: change(structure[r]) for r in members}
-        if all(chain is not None for chain in changes.values()):
-            yield _with(structure, {r: chain for r, chain in changes.items() if chain is not None})
+    """Make the change in the replicas of each scope."""
+    for scope in scopes:
+        changes = {r: change(structure[r]) for r in scope}
+        made = {r: chain for r, chain in changes.items() if chain is not None}
+        if len(made) == len(changes):
+            yield _with(structure, made)
 
 
-def _inside(problem: Problem, structure: Structure, members: Sequence[int]) -> Iterator[Structure]:
+def _inside(problem: Problem, structure: Structure, scopes: Sequence[Scope]) -> Iterator[Structure]:
     """Reorder, drop, split and join stages."""
-    chain = structure[members[0]]
-    ends, gaps = _ends(chain), _gaps(chain)
+    chain = structure[scopes[0][0]]
+    ends, gaps = _ends(problem, chain), _gaps(problem, chain)
     for s in ends:
 
         def drop(c: Chain, s: int = s) -> Chain | None:
             return (*c[:s], *c[s + 1 :])
 
-        yield from _scoped(structure, members, drop)
+        yield from _scoped(structure, scopes, drop)
         for t in sorted({gap - (gap > s) for gap in gaps}):
             if t == s:
                 continue
@@ -122,7 +165,7 @@ def _inside(problem: Problem, structure: Structure, members: Sequence[int]) -> I
                 rest.insert(t, c[s])
                 return tuple(rest)
 
-            yield from _scoped(structure, members, shift)
+            yield from _scoped(structure, scopes, shift)
         for t in ends:
             if t > s + 1:
 
@@ -131,7 +174,7 @@ def _inside(problem: Problem, structure: Structure, members: Sequence[int]) -> I
                     made[s], made[t] = made[t], made[s]
                     return tuple(made)
 
-                yield from _scoped(structure, members, swap)
+                yield from _scoped(structure, scopes, swap)
         widths = () if chain[s].context_parallel > 1 else problem.widths[chain[s].node]
         for width in widths:
             other = chain[s].width - width
@@ -143,7 +186,7 @@ def _inside(problem: Problem, structure: Structure, members: Sequence[int]) -> I
                     right = Unit(unit.node, unit.indices[width:])
                     return (*c[:s], left, right, *c[s + 1 :])
 
-                yield from _scoped(structure, members, cut)
+                yield from _scoped(structure, scopes, cut)
         for t in ends:
             if (
                 t > s
@@ -158,22 +201,28 @@ def _inside(problem: Problem, structure: Structure, members: Sequence[int]) -> I
                     one = Unit(c[s].node, tuple(sorted(c[s].indices + c[t].indices)))
                     return (*c[:s], one, *c[s + 1 : t], *c[t + 1 :])
 
-                yield from _scoped(structure, members, join)
-    yield from _scoped(structure, members, lambda c: c[::-1])
+                yield from _scoped(structure, scopes, join)
+    yield from _scoped(structure, scopes, lambda c: c[::-1])
 
 
 def _insert(
-    problem: Problem, structure: Structure, members: Sequence[int], idle: dict[str, list[int]]
+    problem: Problem, structure: Structure, scopes: Sequence[Scope], idle: dict[str, list[int]]
 ) -> Iterator[Structure]:
     """Yield idle GPUs as a stage more, or beside a stage of the same node."""
-    chain = structure[members[0]]
-    everyone = [members] if len(members) > 1 else []
+    chain = structure[scopes[0][0]]
+    gaps, hop = _gaps(problem, chain), problem.likeness.hop
+    tried: set[Hashable] = set()
     for node in problem.nodes:
         for width in problem.widths[node.name]:
             if width > len(idle[node.name]):
                 break
-            for t in _gaps(chain):
-                for scope in [members[:1], *everyone]:
+            for t in gaps:
+                near = tuple([hop(unit.node, node.name) for unit in chain[max(t - 1, 0) : t + 1]])
+                key = _idle_image(problem, node, idle), width, t, near
+                if key in tried:
+                    continue
+                tried.add(key)
+                for scope in scopes:
                     units = _taken(problem, idle, node, width, len(scope))
                     if units is not None:
                         changes = {}
@@ -187,7 +236,7 @@ def _insert(
                     if 0 < width - unit.width <= len(free):
                         more = tuple(sorted(unit.indices + tuple(free[: width - unit.width])))
                         wide = Unit(node.name, more)
-                        yield _with(structure, {members[0]: (*chain[:s], wide, *chain[s + 1 :])})
+                        yield _with(structure, {scopes[0][0]: (*chain[:s], wide, *chain[s + 1 :])})
 
 
 def _taken(
@@ -210,7 +259,8 @@ def _taken(
 def _new_replicas(
     problem: Problem, structure: Structure, idle: dict[str, list[int]]
 ) -> Iterator[Structure]:
-    for node in problem.nodes:
+    firsts = {_idle_image(problem, node, idle): node for node in reversed(problem.nodes)}
+    for node in reversed(firsts.values()):
         free = idle[node.name]
         for width in problem.widths[node.name]:
             if width > len(free):
@@ -218,11 +268,22 @@ def _new_replicas(
             yield (*structure, (Unit(node.name, tuple(free[:width])),))
 
 
-def _split_replica(structure: Structure, members: Sequence[int]) -> Iterator[Structure]:
+def _idle_image(problem: Problem, node: Node, idle: Mapping[str, list[int]]) -> Hashable:
+    """Return equal for like nodes of a site with as many idle GPUs."""
+    return problem.likeness.node(node.name), node.site, len(idle[node.name])
+
+
+def _split_replica(
+    problem: Problem, structure: Structure, members: Sequence[int]
+) -> Iterator[Structure]:
     """Split a replica into two: at any place, or every second stage to the other."""
     chain = structure[members[0]]
     middle = len(chain) // 2
-    parts = [(chain[:t], chain[t:]) for t in sorted({*_gaps(chain), middle}) if 0 < t < len(chain)]
+    parts = [
+        (chain[:t], chain[t:])
+        for t in sorted({*_gaps(problem, chain), middle})
+        if 0 < t < len(chain)
+    ]
     if len(chain) > 2:
         parts.append((chain[::2], chain[1::2]))
     for one, other in parts:
@@ -236,7 +297,7 @@ def _split_replica(structure: Structure, members: Sequence[int]) -> Iterator[Str
 
 
 def _between(
-    structure: Structure, members: Sequence[int], others: Sequence[int]
+    problem: Problem, structure: Structure, members: Sequence[int], others: Sequence[int]
 ) -> Iterator[Structure]:
     """Exchange groups of two replicas, move one over, join two replicas."""
     same = members is others
@@ -251,8 +312,8 @@ def _between(
         everyone = list(zip(members, others, strict=True))
     scopes = [pairs] if len(everyone) < 2 else [pairs, everyone]
     one, other = structure[r], structure[q]
-    for s in _ends(one):
-        for t in _ends(other):
+    for s in _ends(problem, one):
+        for t in _ends(problem, other):
             a, b = one[s], other[t]
             if _equal(a, b):
                 continue
@@ -266,8 +327,8 @@ def _between(
     for giver_first in (True, False):
         givers = one if giver_first else other
         takers = other if giver_first else one
-        for s in _ends(givers):
-            for t in _gaps(takers):
+        for s in _ends(problem, givers):
+            for t in _gaps(problem, takers):
                 for scope in scopes:
                     changes = {}
                     for x, y in scope:

@@ -72,6 +72,15 @@ class Spreader:
         return [tuple(chain) for chain in traffic.chains] if moved else None
 
 
+def busiest_s(problem: Problem, chains: Sequence[Chain], micro_batches: Sequence[int]) -> float:
+    """Return the seconds for which boundaries of some chains take the busiest path between nodes.
+
+    Args:
+        micro_batches: of each chain.
+    """
+    return max(_SpreadTraffic(problem, chains, micro_batches).seconds.values(), default=0.0)
+
+
 class _SpreadTraffic:
     """Seconds for which the boundaries of some chains take each path between nodes."""
 

@@ -87,6 +87,24 @@ def test_what_is_simulated_is_remembered_and_counted_once() -> None:
     assert Rescorer(board).num_messages(candidate) == 0  # the board remembers
 
 
+def test_a_part_of_a_step_tells_about_the_queues_of_the_whole() -> None:
+    board = searched(CROWDED)
+    rescorer = Rescorer(board)
+    longest = 0.0
+    for candidate in board.ranking_with_counts[:10]:
+        messages = rescorer.num_messages(candidate)
+        if candidate.is_stock or messages < 2:
+            continue
+        part = rescorer.with_part_of_queues(candidate, messages * 3 // 4)
+        assert rescorer.num_messages(candidate) == messages  # the whole is not known by it
+        assert part.step_time_s >= candidate.step_time_s * (1 - 1e-9)
+        whole = rescorer.with_queues(candidate)
+        assert part.step_time_s == pytest.approx(whole.step_time_s, rel=0.05)
+        assert rescorer.with_part_of_queues(candidate, messages).cost is whole.cost
+        longest = max(longest, whole.step_time_s / candidate.step_time_s)
+    assert longest > 1.01  # some do wait
+
+
 def test_the_limit_of_messages_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_MESSAGES", 1)
     board = searched(CROWDED)

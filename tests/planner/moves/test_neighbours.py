@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.completer import Completer
-from megatron_hetero.planner.moves.neighbours import Structure, like_exchanges, neighbours
+from megatron_hetero.planner.moves.neighbours import (
+    Structure,
+    lengthwise,
+    like_exchanges,
+    neighbours,
+)
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, Unit, chains_of, make_problem
 from megatron_hetero.planner.shapes.symmetric import Symmetric
@@ -70,3 +75,39 @@ def test_like_groups_on_unlike_nodes_are_exchanged() -> None:
     ]
     for structure in found:
         check(problem, structure)
+
+
+@settings(max_examples=cases(30), deadline=None)
+@given(cluster=clusters(max_gpus=8), workload=workloads(6, 8))
+def test_lengthwise_holds_the_same_groups_of_each_kind(
+    cluster: Cluster, workload: Workload
+) -> None:
+    problem = make_problem(cluster, workload)
+    like = problem.likeness.node
+    kind_of = {node.name: like(node.name) for node in problem.nodes}
+    for found in search(problem, strategies=[Symmetric()]).ranking_of_all[:5]:
+        structure = tuple(chains_of(found.placement))
+        laid = lengthwise(structure, kind_of)
+        check(problem, laid)
+        assert sorted(map(repr, sum(laid, ()))) == sorted(map(repr, sum(structure, ())))
+        for chain, other in zip(structure, laid, strict=True):
+            for unit, moved in zip(chain, other, strict=True):
+                assert (like(unit.node), unit.form) == (like(moved.node), moved.form)
+        assert lengthwise(laid, kind_of) == laid
+
+
+def test_lengthwise_keeps_activations_inside_nodes() -> None:
+    side_by_side = tuple(tuple(Unit(node, (r,)) for node in "abcd") for r in range(2))
+    laid = lengthwise(side_by_side, dict.fromkeys("abcd", 0))
+    assert [[unit.node for unit in chain] for chain in laid] == [list("aabb"), list("ccdd")]
+
+
+def test_moves_of_a_long_pipeline_of_like_stages_are_few() -> None:
+    def num_moves(depth: int) -> int:
+        names = [f"n{i}" for i in range(depth + 4)]
+        cluster = make_cluster(*[(name, FAST, 1) for name in names])
+        problem = make_problem(cluster, make_workload(64, 8))
+        chain = tuple(Unit(name, (0,)) for name in names[:depth])
+        return len(set(neighbours(problem, (chain,), Completer(problem).shape)))
+
+    assert num_moves(24) == num_moves(12) > 0
