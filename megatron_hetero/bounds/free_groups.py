@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.cluster.spec import GpuType
-from megatron_hetero.cost.choices import context_parallels
+from megatron_hetero.cost.choices import context_parallels, shares_tokens
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.cost.work.calibration import product_flops_per_s, shipped_calibration
@@ -63,7 +63,7 @@ def free_groups_bound_s(costs: CostModel) -> float | None:
             counts[name] = counts.get(name, 0) + len(usable_gpus(cluster, node))
     if not any(counts.values()):
         return None
-    divides = bool(context_parallels(costs, 1, len(cluster.devices)))
+    divides = shares_tokens(costs) or bool(context_parallels(costs, 1, len(cluster.devices)))
     times = {name: _parts_s(workload, gpu, divides) for name, gpu in types.items()}
     num_layers = workload.model.num_layers
     needed = (num_layers, num_layers, 1)

@@ -9,6 +9,9 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Device, Limits
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.planner.moves.unlike_groups import _may_be_a_group, joined
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.refit.refit import Refitter
@@ -153,3 +156,62 @@ def test_no_more_than_a_few_are_tried() -> None:
     assert 0 < len(made) <= 16
     # Never more than four stages at once.
     assert min(len(p.replicas[0].stages) for p in made) >= 3
+
+
+LOCAL = {"flash_attention": False, "attention_dropout": 0.0, "fused_scores": "divided"}
+
+
+def token_shares(
+    *replicas: PlacedReplica, cluster: Cluster | None = None, **changes: object
+) -> list[list[tuple[int, tuple[int, ...] | None]]]:
+    """Of each placement offered that divides sequences in unlike shares, for each stage of its
+    first replica the number of groups and their shares."""
+    workload = make_workload(num_layers=6, global_batch_size=8, **{**LOCAL, **changes})
+    made = found(*replicas, cluster=cluster, workload=workload)
+    for placement in made:
+        replicas = (
+            f"{','.join(str(s.shape) for s in r.stages)} @{r.num_micro_batches}"
+            for r in placement.replicas
+        )
+        validate_plan(plan_from_layout(parse_layout("|".join(replicas)), workload))
+    of = [[(s.context_parallel, s.context_shares) for s in p.replicas[0].stages] for p in made]
+    return [stages for stages in of if any(shares for _, shares in stages)]
+
+
+def test_stages_of_unlike_gpus_become_one_that_divides_sequences() -> None:
+    ((groups, shares),), *_ = token_shares(replica(("a0", 4), ("b0", 2)))
+    assert groups == 2 and shares is not None and shares[0] > shares[1]
+
+
+def test_a_stage_in_equal_parts_of_sequences_gets_unlike_ones() -> None:
+    equal = PlacedStage((Device("a", 0), Device("b", 0)), 6, context_parallel=2)
+    ((groups, shares),), *_ = token_shares(PlacedReplica((equal,), 8))
+    assert groups == 2 and shares is not None and shares[0] > shares[1]
+    alike = replace(equal, devices=(Device("a", 0), Device("a", 1)))
+    assert token_shares(PlacedReplica((alike,), 8)) == []
+
+
+def test_wide_groups_divide_sequences_too() -> None:
+    made = token_shares(replica(("a01", 3), ("b01", 3)), sequence_parallel=True)
+    assert made and all(groups == 2 for ((groups, _),) in made)
+    # Groups of one width only.
+    assert token_shares(replica(("a01", 3), ("b0", 3))) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"flash_attention": True, "fused_scores": "nowhere"},
+        {"fused_scores": "nowhere"},
+        {"seq_length": 255},
+    ],
+)
+def test_other_jobs_keep_sequences_in_equal_parts(
+    changes: dict[str, object],
+) -> None:
+    assert token_shares(replica(("a0", 4), ("b0", 2)), **changes) == []
+
+
+@pytest.mark.parametrize("limits", [AS_GIVEN, replace(ACROSS, first_stage_nodes=("a",))])
+def test_limits_keep_sequences_in_equal_parts(limits: Limits) -> None:
+    assert token_shares(replica(("a0", 4), ("b0", 2)), cluster=boxes(limits)) == []
