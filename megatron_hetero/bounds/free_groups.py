@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.choices import context_parallels, shares_tokens
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.cost.work.calibration import product_flops_per_s, shipped_calibration
@@ -62,7 +63,8 @@ def free_groups_bound_s(costs: CostModel) -> float | None:
             counts[name] = counts.get(name, 0) + len(usable_gpus(cluster, node))
     if not any(counts.values()):
         return None
-    times = {name: _parts_s(workload, gpu) for name, gpu in types.items()}
+    divides = shares_tokens(costs) or bool(context_parallels(costs, 1, len(cluster.devices)))
+    times = {name: _parts_s(workload, gpu, divides) for name, gpu in types.items()}
     num_layers = workload.model.num_layers
     needed = (num_layers, num_layers, 1)
     found = [_bound_s(prices, needed, times, counts) for prices in times.values()]
@@ -84,12 +86,19 @@ def _bound_s(
     return work / rate
 
 
-def _parts_s(workload: Workload, gpu: GpuType) -> tuple[float, ...]:
+def _parts_s(workload: Workload, gpu: GpuType, divides: bool) -> tuple[float, ...]:
     """Return seconds that attention, MLP and output layer of one sequence take on one GPU, both
-    passes, without what every member of a group does alike."""
+    passes, without what every member of a group does alike.
+
+    Args:
+        workload: the job.
+        gpu: the type.
+        divides: groups may divide sequences, and then fuse attention that is not fused otherwise.
+    """
     model, training = workload.model, training_on(workload.training, (gpu,))
     share = even_share(model, 1)
     flash = uses_flash_attention(training, gpu)
+    flash = flash or (divides and training.fused_scores == "divided")
     attention = attention_work(model, training, share, flash)
     mlp = mlp_work(model, training, share, flash)
     per_s = product_flops_per_s(gpu, training.precision)

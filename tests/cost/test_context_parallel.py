@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cost.memory.activations import layer_activation_bytes
 from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.holdings import StateSizes, held_bytes, holdings, parts_of_plan
 from megatron_hetero.cost.memory.parameters import layer_params, stage_params
@@ -24,7 +25,7 @@ from megatron_hetero.cost.work.compute import (
     gemm_efficiency,
     group_layer_times,
 )
-from megatron_hetero.cost.work.share import even_share, member_shares
+from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 from megatron_hetero.plan.sharding.token_shares import token_counts
@@ -67,6 +68,24 @@ def test_unlike_shares_divide_attention_as_they_divide_tokens() -> None:
     three, one = (core_attention_times(workload, [(FAST, share)]) for share in parts)
     overhead_s = 2 * gemm_efficiency(FAST, "bf16").overhead_s
     assert three.forward_s - overhead_s == pytest.approx(3 * (one.forward_s - overhead_s))
+
+
+def test_local_layers_that_divide_sequences_store_no_scores() -> None:
+    stored = long_sequences(flash_attention=False, attention_dropout=0.0)
+    fused = long_sequences(flash_attention=False, attention_dropout=0.0, fused_scores="divided")
+    whole, part = (member_shares(stored.model, 1, None, count)[0] for count in (1, 2))
+
+    def kept(workload: Workload, share: TensorShare) -> int:
+        model, training = workload.model, workload.training
+        return layer_activation_bytes(model, training, share, False, "none")
+
+    assert kept(fused, whole) == kept(stored, whole)
+    model = stored.model
+    scores = 8192 * 16384 * (2 * model.num_attention_heads + 1)  # and the mask
+    context_and_sums = 8192 * (2 * model.hidden_size + 4 * model.num_attention_heads)
+    assert kept(stored, part) - kept(fused, part) == scores - context_and_sums
+    times = [core_attention_times(w, [(FAST, part)]).total_s for w in (stored, fused)]
+    assert times[1] < times[0] / 2
 
 
 @pytest.mark.parametrize("layout", ["tp1cp2{}:4 @4", "tp2cp2{}:4 @4"])

@@ -328,7 +328,7 @@ def _working_bytes(
     tokens = share.num_tokens(model, training)
     widest = max(share.mlp_columns, share.shared_columns) * (3 if model.gated_mlp else 2)
     working = tokens * element * (widest + 2 * model.hidden_size)
-    if training.stores_scores(flash):
+    if share.stores_scores(training, flash):
         num_heads = share.query_groups * (model.num_attention_heads // model.num_query_groups)
         scores = tokens * num_heads * model.seq_length
         working = max(working, 2 * scores * element)

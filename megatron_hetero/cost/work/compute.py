@@ -174,7 +174,7 @@ def _part_times(
     calibration: Calibration | None,
 ) -> PassTimes:
     training = workload.training
-    is_fused = not training.stores_scores(uses_flash_attention(training, gpu))
+    is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
     speed = speed_of(training, gpu, calibration)
     work = work_of(workload.model, training, share, is_fused)
     products_s = speed.products_s(work.gemm_flops)
@@ -214,7 +214,7 @@ def core_attention_times(
     model, training = workload.model, workload.training
     found = []
     for gpu, share in members:
-        is_fused = not training.stores_scores(uses_flash_attention(training, gpu))
+        is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
         work = attention_work(model, training, share, is_fused)
         found.append(_core_times(work, speed_of(training, gpu, None), is_fused))
     return slowest(found)
