@@ -16,11 +16,10 @@ from megatron_hetero.cost.memory.device import StateHolders, stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.work.compute import (
     core_attention_times,
-    embedding_times,
     group_layer_times,
-    head_times,
     uses_flash_attention,
 )
+from megatron_hetero.cost.work.ends import embedding_times, head_times
 from megatron_hetero.cost.work.pieces import price_pieces
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.share import even_share
