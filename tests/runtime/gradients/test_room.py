@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.gradients.room import room_of_rank
 from megatron_hetero.schedule.estimate import estimate_plan
@@ -18,7 +19,9 @@ def estimated() -> tuple[Plan, dict[tuple[int, int], int]]:
     """A plan with estimates, and the rooms by which it is priced."""
     asked = placed("tp1:4 @2 | tp1:3,tp1:1 @2", ["a:0"], ["b:0", "b:1"])
     cluster = make_cluster(("a", FAST, 4), ("b", SLOW, 4), ("c", SLOW, 4), between=BETWEEN)
-    made = replace(asked, estimates=estimate_plan(asked, cluster, bounded=False))
+    estimates = estimate_plan(asked, cluster, bounded=False)
+    hosts = canonical_hosts(asked.replicas, cluster)
+    made = replace(asked, hosts=hosts, estimates=estimates)
     costs = CostModel(cluster, made.workload)
     return made, costs.rooms(costs.placement(placement_of(made, cluster)).replicas)
 
