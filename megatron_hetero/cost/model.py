@@ -339,7 +339,8 @@ class CostModel(UnitPrices):
 
     def sync_s(self, placement: Placement, vocab_rows: int) -> float:
         """Return the seconds of a placement's gradient exchange, hidden behind nothing."""
-        return self._exchange.alone_s(placement, vocab_rows)
+        replicas = [self.replica(replica, vocab_rows) for replica in placement.replicas]
+        return self._exchange.alone_s(placement, vocab_rows, self.rooms(replicas))
 
     @cached_property
     def _exchange(self) -> GradientExchangePrices:

@@ -238,10 +238,12 @@ class GradientExchangePrices:
             prices.weights.of(ports[members], weight_bytes, weight_bytes / sets),
         )
 
-    def alone_s(self, placement: Placement, vocab_rows: int) -> float:
-        """Return the seconds of the exchange by itself, all stages ready at once."""
+    def alone_s(
+        self, placement: Placement, vocab_rows: int, rooms: Mapping[StageId, int] = NO_LIMIT
+    ) -> float:
+        """Return the seconds of the exchange by itself, all stages ready at once, in `rooms`."""
         ends = [StageEnd(0.0) for replica in placement.replicas for _ in replica.stages]
-        return self.exposed_s(placement, vocab_rows, ends, 0.0)
+        return self.exposed_s(placement, vocab_rows, ends, 0.0, rooms=rooms)
 
     def path_seconds(self, placement: Placement, vocab_rows: int) -> dict[tuple[str, str], float]:
         """Return the seconds for which the exchanges of a step occupy each path between two
