@@ -33,7 +33,10 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("unlike depth", marks=pytest.mark.slow), "unlike uneven shares"],
+)
 def test_a_divided_optimizer_trains_as_one_process(name: str, tmp_path: Path) -> None:
     layout, changes, flags = CASES[name]
     options = Options(plan_flags=("--use-distributed-optimizer", *flags))

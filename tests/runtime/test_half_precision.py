@@ -29,7 +29,9 @@ UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
     ("precision", "layout", "changes"),
     [
         ("fp16", LAYOUT, {"per_token_loss": True}),
-        ("fp16", UNEVEN, {**LLAMA_LIKE, "sequence_parallel": True}),
+        pytest.param(
+            *("fp16", UNEVEN, {**LLAMA_LIKE, "sequence_parallel": True}), marks=pytest.mark.slow
+        ),
         ("bf16", LAYOUT, {"use_distributed_optimizer": True}),
     ],
 )

@@ -46,7 +46,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+_SLOW = {"TP", "PP"}
+"""Parts of "TP x PP x DP"."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW)) for n in CASES]
+)
 def test_a_symmetric_plan_is_plain_megatron(name: str, tmp_path: Path) -> None:
     layout, stock_flags = CASES[name]
     shrunk = shrink(plan(layout), workload(tied_embeddings=False, per_token_loss=name == "DP"))
