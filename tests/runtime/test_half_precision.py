@@ -90,7 +90,9 @@ def test_steps_are_skipped_and_scales_resumed_as_by_one_process(tmp_path: Path) 
             assert record.skipped == tuple(step for step in one.skipped if step in steps)
 
 
-@pytest.mark.parametrize("flags", [(), ("--use-distributed-optimizer",)])
+@pytest.mark.parametrize(
+    "flags", [pytest.param((), marks=pytest.mark.slow), ("--use-distributed-optimizer",)]
+)
 def test_an_overflow_on_one_rank_makes_all_skip(flags: tuple[str, ...], tmp_path: Path) -> None:
     asked = plan(LAYOUT)
     shrunk = _scaled(asked, "--initial-loss-scale=16")

@@ -105,7 +105,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
 }
 
 
-_SLOW = {"experts", "latent attention", "a gate of heads", "further tokens"}
+_SLOW = {"unlike depth", "experts", "latent attention", "a gate of heads", "further tokens"}
 """Parts of what another case has."""
 
 

@@ -73,7 +73,9 @@ def test_the_same_seed_gives_the_same_cases() -> None:
     assert list(islice(cases(3), 4)) != list(islice(cases(4), 4))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > 1)) for n in range(5)]
+)
 def test_the_values_of_a_case_are_in_its_plan(seed: int) -> None:
     """The features that a case claims to cover are those that it trains."""
     for case in islice(cases(seed), 20):

@@ -114,7 +114,13 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("name", FLAGS)
+_SLOW_FLAGS = {"SP", "overlap", "ZeRO-1"}
+"""Parts of "dropout, SP" and of "ZeRO-1, overlap"."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW_FLAGS)) for n in FLAGS]
+)
 def test_our_own_parts_have_the_bits_of_megatrons(name: str, tmp_path: Path) -> None:
     """Our sync and divided optimizer, made to run what Megatron's own can, beside Megatron's."""
     layout, stock_flags, flags = FLAGS[name]
