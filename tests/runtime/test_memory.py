@@ -128,6 +128,8 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
 
 
 _SLOW = {
+    "unlike depth",
+    "experts",
     "latent attention",
     "a gate of heads",
     "further tokens",

@@ -64,7 +64,7 @@ def simulated_s(replica: PlacedReplica, cost: ReplicaCost) -> float:
     return simulate(schedule, times, cost.forward_hops, cost.backward_hops).makespan_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(clusters(max_gpus=6), workloads(max_layers=8, max_micro_batches=24), st.floats(0, 0.05))
 def test_counts_are_faster_and_fit(cluster: Cluster, workload: Workload, latency_s: float) -> None:
     links = {k: replace(v, latency_s=latency_s) for k, v in cluster.node_links.items()}
@@ -91,7 +91,7 @@ def test_counts_are_faster_and_fit(cluster: Cluster, workload: Workload, latency
         assert board.best.step_time_s <= (1 - MIN_GAIN) * board.ranking[0].step_time_s
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(clusters(max_gpus=6), workloads(max_layers=6, max_micro_batches=16))
 def test_no_plan_is_worse_for_the_counts(cluster: Cluster, workload: Workload) -> None:
     """Nor than what two seeds of the search find with 1F1B's own."""
