@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.bounds.divided import bound_with_context_parallel_s, divided_bound_s
 from megatron_hetero.bounds.estimate import estimates_of
+from megatron_hetero.bounds.free_groups import free_groups_bound_s
 from megatron_hetero.bounds.step_time import WORK_BOUND_RELAXES, work_bound_s
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.choices import shares_tokens
@@ -20,7 +21,7 @@ from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.shapes.divided import divided_structures
-from tests.cost.builders import AS_GIVEN, FAST, FREE, make_cluster, make_workload
+from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import cases, clusters
 
 
@@ -108,6 +109,24 @@ def test_a_long_sequence_divided_evenly_is_near_its_bound() -> None:
     ]
     bound_s = work_bound_s(problem.costs, divided=True)
     assert bound_s <= min(steps_s) < 1.02 * bound_s
+
+
+@pytest.mark.parametrize(("seq_length", "is_faster_fused"), [(64, False), (8192, True)])
+def test_the_faster_attention_counts_where_only_divided_sequences_fuse_it(
+    seq_length: int, is_faster_fused: bool
+) -> None:
+    cluster = make_cluster(("a", SLOW, 2), limits=FREE)
+
+    def bound_s(fused_scores: str) -> float:
+        length = {"seq_length": seq_length, "max_position_embeddings": seq_length}
+        changes = {"flash_attention": False, "fused_scores": fused_scores}
+        found = free_groups_bound_s(CostModel(cluster, make_workload(**length, **changes)))
+        assert found is not None
+        return found
+
+    stored_s, fused_s = bound_s("nowhere"), bound_s("everywhere")
+    assert (fused_s < stored_s) == is_faster_fused
+    assert bound_s("divided") == min(stored_s, fused_s)
 
 
 def test_nothing_is_said_where_no_plan_may_divide_sequences() -> None:
