@@ -14,12 +14,13 @@ from megatron_hetero.errors import ClusterError, FileFormatError, HeteroError
 from megatron_hetero.files import (
     canonical_json,
     content_hash,
+    document,
     read_json,
     read_yaml,
     validate_document,
     write_json,
 )
-from megatron_hetero.files.document import MAX_FILE_BYTES, MAX_VALUES
+from megatron_hetero.files.document import MAX_FILE_BYTES
 from megatron_hetero.units import parse_bandwidth
 
 
@@ -105,7 +106,6 @@ def test_yaml_refusals_name_line_and_key(tmp_path: Path, text: str | bytes, mess
         ('["\\q"]', ":1: not valid JSON: Invalid"),
         ('{"a": ' * 40, "nested deeper than 32 levels"),
         ("[" + "9" * 50 + "]", "a number of 50 digits; the limit is 40"),
-        ("[" + "0," * MAX_VALUES + "0]", f"more than {MAX_VALUES} values, the limit of a file"),
     ],
 )
 def test_json_refusals_name_line_and_key(tmp_path: Path, text: str, message: str) -> None:
@@ -114,6 +114,17 @@ def test_json_refusals_name_line_and_key(tmp_path: Path, text: str, message: str
         read_json(path)
     assert str(error.value).startswith(f"{path}:")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("read", [read_yaml, read_json])
+def test_files_of_too_many_values_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any
+) -> None:
+    monkeypatch.setattr(document, "MAX_VALUES", 1000)
+    # The list is a value, too.
+    assert len(read(_write(tmp_path, "most.json", "[" + "0," * 998 + "0]")).data) == 999
+    with pytest.raises(FileFormatError, match=r":1: .*more than 1000 values, the limit of a file"):
+        read(_write(tmp_path, "more.json", "[" + "0," * 999 + "0]"))
 
 
 @pytest.mark.parametrize("read", [read_yaml, read_json])

@@ -1,9 +1,10 @@
 """Groups of unlike cards: where they win, and the search beside every group of a box.
 
-    python tools/bench_groups.py [--only TEXT ...] [--batch N] [--all]
+    python tools/bench_groups.py [--only TEXT ...] [--batch N] [--tokens N] [--all]
 
 For each machine of `benchmarks/boxes` and each model, the step of the plan without and with
-tensor-parallel groups in unequal shares.  --all: and the best of every division of the cards (or of
+groups in unequal shares: of tensors, and, with --tokens, of sequences of so many, which Megatron's
+local layers divide.  --all: and the best of every division of the cards (or of
 some of them) into groups, of groups into pipelines in every order, filled as the search fills its
 own; in boxes of up to four cards.
 """
@@ -127,8 +128,15 @@ def _placements(costs: CostModel, division: tuple[tuple[Group, ...], ...]) -> It
         )
 
 
-def rows(only: Sequence[str], batch: int | None, every: bool) -> Iterator[str]:
-    """Yield the rows of the table of a page."""
+def rows(only: Sequence[str], batch: int | None, tokens: int | None, every: bool) -> Iterator[str]:
+    """Yield the rows of the table of a page.
+
+    Args:
+        only: texts, one of which is in the name of machine and model; none is all.
+        batch: sequences of a step; None is the model's.
+        tokens: of a sequence, in local layers; None is the model's, in Transformer Engine's.
+        every: also every group of small boxes.
+    """
     heads = ["machine, model", "sequences", "without", "with", "gain", "layout"]
     yield f"| {' | '.join([*heads, *(['every group', 'behind'] if every else [])])} |"
     yield f"| --- | --: | --: | --: | --: | --- |{' --: | --: |' if every else ''}"
@@ -137,6 +145,9 @@ def rows(only: Sequence[str], batch: int | None, every: bool) -> Iterator[str]:
         has_bf16 = all(node.gpu_type.peak_flops["bf16"] for node in cluster.nodes)
         flags = ["--bf16" if has_bf16 else "--fp16"]
         flags += [f"--global-batch-size={batch}"] if batch else []
+        if tokens:
+            flags += [f"--seq-length={tokens}", f"--max-position-embeddings={tokens}"]
+            flags += ["--transformer-impl=local", "--use-distributed-optimizer"]
         for model in sorted((FOLDER / "models").glob("*.flags")):
             name = f"{machine.stem}, {model.stem}"
             if not only or any(text in name for text in only):
@@ -172,9 +183,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", nargs="+", metavar="TEXT", default=())
     parser.add_argument("--batch", type=int, metavar="N", help="sequences of a step (default: 64)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of a sequence, in local layers")
     parser.add_argument("--all", action="store_true", help="every group of boxes of up to 4 cards")
     options = parser.parse_args(arguments)
-    for line in rows(options.only, options.batch, options.all):
+    for line in rows(options.only, options.batch, options.tokens, options.all):
         print(line, flush=True)
     return 0
 

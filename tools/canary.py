@@ -34,6 +34,7 @@ class Sources:
     def __init__(self, path: Path) -> None:
         self._root = path
         self._wheel = zipfile.ZipFile(path) if path.is_file() else None
+        self._parsed: dict[str, list[ast.stmt]] = {}
 
     def text(self, module: str) -> str | None:
         """Return a module's source; None where there is no such module."""
@@ -61,8 +62,9 @@ class Sources:
         if text is None or num_imports == 0:
             return None
         first, *rest = name.split(".")
-        nodes = list(_statements(ast.parse(text)))
-        for node in reversed(nodes):
+        if module not in self._parsed:
+            self._parsed[module] = list(_statements(ast.parse(text)))
+        for node in reversed(self._parsed[module]):
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == first:
                 for part in rest:
                     found = [n for n in node.body if getattr(n, "name", None) == part]

@@ -8,6 +8,10 @@ is predicted.  Printed is the mean absolute relative error of the time of one de
 and backward together, communication included, over all models and micro-batch sizes, as Markdown.
 Links have the latency and bandwidth of the collective table of that GPU and width, as a user would
 write them into cluster.yaml.
+
+Of the tables of fused attention every second length is left out, then each GPU type; calls of
+others are predicted from all of them.  Beside each error stands that of attention at the rate of
+large products, as it was priced before there were tables.
 """
 
 from __future__ import annotations
@@ -18,6 +22,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from attention_tables import (
+    AttentionPoint,
+    attention_points,
+    by_table,
+    fit_attention,
+    ideal_s,
+    predict_attention,
+)
 from calibration_tables import (
     CATALOGUE_NAMES,
     SAME_CHIP,
@@ -212,6 +224,62 @@ def profile_errors(points: Sequence[LayerPoint], ratios: dict[LayerPoint, float]
         print(f"| {what} | {len(found)} | {percent(found)} | {100 * max(found):.0f} % |")
 
 
+def attention_errors(folder: Path) -> None:
+    """Print the tables of fused attention: lengths left out, GPU types left out, others' calls."""
+    data, points = fit(folder), attention_points()
+
+    def without(left_out: Sequence[AttentionPoint]) -> Calibration:
+        kept = [point for point in points if point not in left_out]
+        return Calibration.from_data({**data, "attention": fit_attention(kept, data)})
+
+    tables = by_table(points)
+    seconds = [point for calls in tables.values() for point in calls[1::2]]
+    of_lengths = without(seconds)
+    attention_table(
+        "every second length left out",
+        [(key, calls[1::2], of_lengths) for key, calls in tables.items() if calls[1:]],
+    )
+    of_type = {
+        name: without([point for point in points if point.gpu.name == name])
+        for name in dict.fromkeys(point.gpu.name for point in points)
+    }
+    attention_table(
+        "the GPU type left out", [(key, calls, of_type[key[0]]) for key, calls in tables.items()]
+    )
+    others = by_table(attention_points("others"))
+    attention_table(
+        "calls that others timed, nothing of them fitted",
+        [(key, calls, without(())) for key, calls in others.items()],
+    )
+
+
+def attention_table(
+    title: str,
+    rows: Sequence[tuple[tuple[str, int, str], Sequence[AttentionPoint], Calibration]],
+) -> None:
+    """Print the mean errors of both passes for each GPU type and head size, at the rate of large
+    products and as predicted."""
+    print(f"\nFused attention, 16 bits, causal, {title}\n")
+    print("| GPU | head size | kernel | lengths | forward, as products | forward |", end="")
+    print(" backward, as products | backward |\n| --- | --: | --- | --: | --: | --: | --: | --: |")
+    every: list[list[float]] = [[], [], [], []]
+    for (gpu, head_size, kernel), points, calibration in rows:
+        cells: list[list[float]] = [[], [], [], []]
+        for point in points:
+            for first, (name, measured_s) in enumerate(point.seconds().items()):
+                times = predict_attention(point, calibration)
+                now_s = times.forward_s if name == "forward" else times.backward_s
+                products = 2 if name == "forward" else 5
+                each_s = calibration.gemm_efficiency(point.gpu, "bf16").overhead_s
+                before_s = ideal_s(point, name, calibration) + products * each_s
+                cells[2 * first].append(abs(before_s / measured_s - 1))
+                cells[2 * first + 1].append(abs(now_s / measured_s - 1))
+        every = [[*all_, *own] for all_, own in zip(every, cells, strict=True)]
+        print(f"| {gpu} | {head_size} | {kernel} | {len(points)} | ", end="")
+        print(" | ".join(map(percent, cells)) + " |")
+    print("| all | | | | " + " | ".join(map(percent, every)) + " |")
+
+
 def main() -> None:
     """Print every table."""
     folder = Path(sys.argv[1])
@@ -223,6 +291,7 @@ def main() -> None:
     collective_errors(folder, groups=True)
     profile_errors(points, {p: 1 / (1 + error(p, links, *every)) for p in points})
     floor_table(points, links, without_gpu)
+    attention_errors(folder)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ FOLDER: see `calibration_tables.py`.  Forward times of the four matrix products 
 1 give `max_efficiency` (products of at least 300 us at peak) and `overhead_s` (those under 150 us).
 Layer norm and GELU give the memory efficiency that stands for types without a table.  Whole layers
 at width 1 then give each type's own memory efficiency, and what unfused attention moves for each
-score in fp32.  No end-to-end measurement takes part.  The host's time for each operator follows
+score in fp32.  What fused attention reaches comes from other tables (`attention_tables.py`).  No
+end-to-end measurement takes part.  The host's time for each operator follows
 from narrow shards and small micro-batches; it is printed and stands in `cluster/catalogue.json`.
 """
 
@@ -21,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attention_tables import NO_TABLE, attention_points, fit_attention
 from calibration_tables import (
     CATALOGUE_NAMES,
     OPERATOR_HEADS,
@@ -63,6 +65,9 @@ CHIPS = {
     "A800-80GB": "A100-80GB",
     "H100-80GB": "GH200-96GB",
     "H200": "GH200-96GB",
+    "B200": "GB200",
+    "RTX-PRO-6000": "RTX-PRO-6000-Server",
+    "RTX-PRO-6000-Max-Q": "RTX-PRO-6000-Server",
 }
 """Types without a table of their own, and one that has the same chip."""
 _MOST_MICROSECONDS = 200
@@ -108,16 +113,29 @@ def fit(
         "memory_efficiency": {"default": round(min(1.0, statistics.median(streaming)), 3)},
         "dropout_slowdown": 1.0,
         "score_traffic": {kind: {"forward": 8.0, "backward": 16.0} for kind in ("fp16", "fp32")},
+        "attention": NO_TABLE,
         "same_chip": dict(CHIPS),
     }
     for other, chip in SAME_CHIP.items():
         if other in gpus and chip in gpus:
             gemm[CATALOGUE_NAMES[other]] = gemm[CATALOGUE_NAMES[chip]]
+    left_out = {CATALOGUE_NAMES[gpu] for gpu in without}
+    points = [p for p in attention_points() if CHIPS.get(p.gpu.name, p.gpu.name) not in left_out]
+    data["attention"] = fit_attention(points, data)
+    for other, chip in SAME_CHIP.items():
+        share(data["attention"]["part_of_products"], CATALOGUE_NAMES[other], CATALOGUE_NAMES[chip])
     fit_half_scores(folder, gpus, data)
     links = {(g, w): fit_link(folder, g, w) for g in gpus for w in widths}
-    points = [p for p in layer_points(folder) if p.gpu in gpus and p.width in widths]
-    fit_layers(points, links, data)
+    layers = [p for p in layer_points(folder) if p.gpu in gpus and p.width in widths]
+    fit_layers(layers, links, data)
     return data
+
+
+def share(parts: dict[str, Any], one: str, other: str) -> None:
+    """Give two types of one chip the entry that either of them has."""
+    for name, own in ((one, other), (other, one)):
+        if own in parts:
+            parts.setdefault(name, parts[own])
 
 
 def fit_gemm(points: Sequence[OperatorPoint], peak: float) -> dict[str, float]:
@@ -290,6 +308,11 @@ def with_constants(data: dict[str, Any], gpus: Sequence[str], logs: Sequence[flo
     }
 
 
+def attention_sources() -> list[str]:
+    """Name the tables of fused attention, each with its GPU, kernel, head size and licence."""
+    return list(dict.fromkeys(point.origin for point in attention_points()))
+
+
 def main() -> None:
     """Fit to all tables and write the result with its provenance."""
     folder, output = Path(sys.argv[1]), Path(sys.argv[2])
@@ -298,6 +321,7 @@ def main() -> None:
         "(sailor/Planner/baselines/Aceso/profiler) and layer times "
         "(sailor/Planner/simulations/profiles_tmp.json)",
         "licence": "MIT, Copyright (c) 2023 - present, ETH Zurich; see calibration.LICENSE",
+        "attention_derived_from": attention_sources(),
         "tool": "tools/make_calibration.py",
         "note": "Relative to the peaks of cluster/catalogue. On GPUs with TF32 fp32 products run "
         "at half of the 16-bit peak, and share that curve.",

@@ -1,4 +1,4 @@
-"""The bound of plans with context parallelism, whose stages divide each sequence in equal parts.
+"""The bound of plans with context parallelism, whose stages divide each sequence.
 
 `bounds.step_time` is of plans without: a stage of several groups may hold what no single group
 holds, and so be faster.  docs/bound.md has the proof of this one.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from math import inf
 
+from megatron_hetero.bounds.free_groups import free_groups_bound_s
 from megatron_hetero.bounds.step_time import work_bound_s
-from megatron_hetero.cost.choices import context_parallels
+from megatron_hetero.cost.choices import context_parallels, shares_tokens
 from megatron_hetero.cost.model import CostModel
 
 
@@ -24,7 +25,10 @@ def divided_bound_s(costs: CostModel) -> float:
         return inf
     if costs.profile is not None or costs.workload.training.mixes_precisions:
         return 0.0
-    return work_bound_s(costs, divided=True)
+    in_equal_parts_s = work_bound_s(costs, divided=True)
+    if not shares_tokens(costs):
+        return in_equal_parts_s
+    return min(in_equal_parts_s, free_groups_bound_s(costs) or 0.0)
 
 
 def bound_with_context_parallel_s(costs: CostModel, bound_s: float) -> float | None:

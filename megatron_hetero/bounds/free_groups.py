@@ -23,14 +23,21 @@ and one quarter on the second take 2 * 0.75 = 1.5 s a layer, 6 s in all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.choices import context_parallels, shares_tokens
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.cost.work.calibration import product_flops_per_s, shipped_calibration
-from megatron_hetero.cost.work.compute import can_train, gemm_efficiency, uses_flash_attention
+from megatron_hetero.cost.work.compute import (
+    can_train,
+    core_attention_times,
+    gemm_efficiency,
+    uses_flash_attention,
+)
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
-from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.cost.work.share import TensorShare, even_share
 from megatron_hetero.cost.work.stage_precision import training_on
 from megatron_hetero.model.blocks import whole_latent_params
 from megatron_hetero.model.spec import Workload
@@ -41,7 +48,7 @@ FREE_GROUPS_RELAX = (
 )
 
 _BACKWARD = 2.0
-"""Products of the backward pass over those of the forward pass; more in fused attention."""
+"""Products of the backward pass over those of the forward pass."""
 
 
 def free_groups_bound_s(costs: CostModel) -> float | None:
@@ -62,7 +69,8 @@ def free_groups_bound_s(costs: CostModel) -> float | None:
             counts[name] = counts.get(name, 0) + len(usable_gpus(cluster, node))
     if not any(counts.values()):
         return None
-    times = {name: _parts_s(workload, gpu) for name, gpu in types.items()}
+    divides = shares_tokens(costs) or bool(context_parallels(costs, 1, len(cluster.devices)))
+    times = {name: _parts_s(workload, gpu, divides) for name, gpu in types.items()}
     num_layers = workload.model.num_layers
     needed = (num_layers, num_layers, 1)
     found = [_bound_s(prices, needed, times, counts) for prices in times.values()]
@@ -84,9 +92,16 @@ def _bound_s(
     return work / rate
 
 
-def _parts_s(workload: Workload, gpu: GpuType) -> tuple[float, ...]:
+def _parts_s(workload: Workload, gpu: GpuType, divides: bool) -> tuple[float, ...]:
     """Return seconds that attention, MLP and output layer of one sequence take on one GPU, both
-    passes, without what every member of a group does alike."""
+    passes, without what every member of a group does alike.
+
+    Args:
+        workload: the job.
+        gpu: the type.
+        divides: groups may divide sequences, and then fuse attention that is not fused otherwise;
+            the attention that takes less time counts.
+    """
     model, training = workload.model, training_on(workload.training, (gpu,))
     share = even_share(model, 1)
     flash = uses_flash_attention(training, gpu)
@@ -96,17 +111,27 @@ def _parts_s(workload: Workload, gpu: GpuType) -> tuple[float, ...]:
     per_s *= gemm_efficiency(gpu, training.precision).max_efficiency
     sequences = training.micro_batch_size
     products = 1 + _BACKWARD
-    # Unfused scores also move memory: a bound may leave it out.
+    jobs = [replace(workload, training=training)]
+    if divides and training.fused_scores == "divided":
+        jobs.append(replace(workload, training=replace(training, fused_scores="everywhere")))
+    core_s = min(_core_s(job, gpu, share) for job in jobs)
     tokens = sequences * model.seq_length
     # Projections to latents may be on every member, as the router of experts is.
     divided = sum(attention.gemm_flops) - 2.0 * tokens * whole_latent_params(model)
-    attention_flops = products * (divided + sum(attention.attention_flops))
     own = mlp.gemm_flops[1:] if model.num_experts else mlp.gemm_flops
     head_flops = 2.0 * tokens * model.vocab_size * model.hidden_size
     logits_bytes = float(tokens * model.vocab_size * training.element_bytes)
     memory_s = logits_bytes / shipped_calibration().memory_bytes_per_s(gpu)
     return (
-        attention_flops / per_s / sequences,
+        (products * divided / per_s + core_s) / sequences,
         products * sum(own) / per_s / sequences,
         (products * head_flops / per_s + memory_s) / sequences,
     )
+
+
+def _core_s(workload: Workload, gpu: GpuType, share: TensorShare) -> float:
+    """Return what scores and context of all heads add to those of none, both passes: a kernel's
+    fixed cost is the same for any share."""
+    twice = replace(share, query_groups=2 * share.query_groups)
+    once, both = (core_attention_times(workload, [(gpu, own)]).total_s for own in (share, twice))
+    return both - once

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from megatron_hetero.bounds.chains.stages import Floats, Ints
 _NEAR = 1.001
 _MAX_PACKED = 1_000
 """Up to so many units of price replicas are packed whole."""
+_MAX_SUMS = 200_000
+"""So many sums are looked at at once."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +93,28 @@ def _is_possible(
 
 def _together(some: Floats, others: Floats) -> Floats:
     """Return the best sum of two values whose GPUs add up; both grow along every axis."""
-    best = np.full(some.shape, -np.inf)
-    for at in product(*(range(n) for n in others.shape)):
-        worth = others[at]
+    rises = others > -np.inf
+    for axis in range(others.ndim):
         # One GPU fewer would do as well: another place has it.
-        if worth == -np.inf or any(
-            i and others[(*at[:axis], i - 1, *at[axis + 1 :])] == worth for axis, i in enumerate(at)
-        ):
-            continue
-        source = tuple(slice(0, n - i) for i, n in zip(at, some.shape, strict=True))
-        target = tuple(slice(i, None) for i in at)
-        best[target] = np.maximum(best[target], some[source] + worth)
-    return best
+        rising, along = rises.swapaxes(axis, 0), others.swapaxes(axis, 0)
+        rising[1:] &= along[1:] != along[:-1]
+    padded = np.full([2 * n - 1 for n in some.shape], -np.inf)
+    padded[tuple(slice(n - 1, None) for n in some.shape)] = some
+    places = _padded_places(some.shape)
+    best = np.full(some.size, -np.inf)
+    chosen = np.flatnonzero(rises)
+    for part in np.array_split(chosen, len(chosen) * some.size // _MAX_SUMS + 1):
+        if len(part):
+            rest = padded.ravel()[places[-1] + places - places[part][:, None]]
+            best = np.maximum(best, (rest + others.ravel()[part][:, None]).max(axis=0))
+    return best.reshape(some.shape)
+
+
+@lru_cache(maxsize=16)
+def _padded_places(shape: tuple[int, ...]) -> Ints:
+    """Return where the cells of an array are in one of nearly twice the length along every axis."""
+    places: Ints = np.ravel_multi_index(np.indices(shape), [2 * n - 1 for n in shape]).ravel()
+    return places
 
 
 def _most_of_many(value: Floats, num_replicas: int) -> float:

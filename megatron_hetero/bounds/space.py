@@ -10,6 +10,7 @@ from megatron_hetero.cost.choices import (
     may_mix_sizes,
     micro_batch_sizes,
     recomputes,
+    shares_tokens,
 )
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, own_launch_counts
@@ -89,8 +90,9 @@ def _why_stage_outside(
     if size > 1 and not (free_groups or divided):
         return "context parallelism"
     if stage.context_shares is not None:
-        return "unlike shares of sequences"
-    if size > 1 and size not in context_parallels(costs, stage.width, size):
+        if not (free_groups and shares_tokens(costs)):
+            return "unlike shares of sequences"
+    elif size > 1 and size not in context_parallels(costs, stage.width, size):
         return f"context parallelism of size {size}"
     if stage.sharding is not None:
         return "sharded layers"

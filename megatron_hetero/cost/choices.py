@@ -79,6 +79,19 @@ def _may_divide(workload: Workload) -> bool:
     return not (unlike or given & NOT_WITH_CONTEXT_PARALLEL)
 
 
+def shares_tokens(costs: CostModel) -> bool:
+    """Return whether stages may divide sequences in unlike shares: local layers, which store no
+    scores where they do so."""
+    workload = costs.workload
+    return (
+        workload.training.fused_scores == "divided"
+        and may_choose(costs, "shares")
+        and may_choose(costs, "context_parallel")
+        and _may_divide(workload)
+        and not any(word.startswith("--variable-seq-lengths") for word in workload.megatron_args)
+    )
+
+
 def deals_experts(costs: CostModel) -> bool:
     """Return whether stages may deal whole experts out to the GPUs of their tensor-parallel groups,
     as many to each (`cost.work.share.equal_dealing`).

@@ -32,6 +32,7 @@ from megatron_hetero.cost.step_cost import (
     nic_seconds,
     path_seconds,
 )
+from megatron_hetero.cost.sync.buckets import StageId
 from megatron_hetero.cost.sync.gradients import Carried, GradientExchangePrices, StageEnd
 from megatron_hetero.cost.sync.least import (
     NO_SYNC,
@@ -40,6 +41,7 @@ from megatron_hetero.cost.sync.least import (
     least_ends_sync_s,
     least_sync,
 )
+from megatron_hetero.cost.sync.room import room_of
 from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
 from megatron_hetero.cost.unit_prices import UnitPrices
 from megatron_hetero.cost.work.compute import PassTimes, update_time_s
@@ -288,9 +290,21 @@ class CostModel(UnitPrices):
         return PlacementCost(
             replicas,
             carried.busiest_s,
-            self._exchange.exposed_s(placement, vocab_rows, ends, pipelines_s, carried),
+            self._exchange.exposed_s(
+                placement, vocab_rows, ends, pipelines_s, carried, self.rooms(replicas)
+            ),
             max(s.update_s for r in replicas for s in r.stages),
         )
+
+    def rooms(self, replicas: Sequence[ReplicaCost]) -> dict[StageId, int]:
+        """Return the bytes of each stage's devices for gradients under way, by replica and
+        stage."""
+        overlaps = self.workload.training.overlap_grad_reduce
+        return {
+            (r, s): room_of(stage.memory, stage.num_layers, overlaps=overlaps)
+            for r, replica in enumerate(replicas)
+            for s, stage in enumerate(replica.stages)
+        }
 
     def traffic(
         self, placement: Placement, cost: PlacementCost
@@ -325,7 +339,8 @@ class CostModel(UnitPrices):
 
     def sync_s(self, placement: Placement, vocab_rows: int) -> float:
         """Return the seconds of a placement's gradient exchange, hidden behind nothing."""
-        return self._exchange.alone_s(placement, vocab_rows)
+        replicas = [self.replica(replica, vocab_rows) for replica in placement.replicas]
+        return self._exchange.alone_s(placement, vocab_rows, self.rooms(replicas))
 
     @cached_property
     def _exchange(self) -> GradientExchangePrices:

@@ -7,7 +7,12 @@ from itertools import pairwise
 from typing import Self
 
 from megatron_hetero.cluster.spec import Device, Node
-from megatron_hetero.cost.memory.device import StageMemory, least_memory, stage_memory
+from megatron_hetero.cost.memory.device import (
+    StageMemory,
+    least_memory,
+    stage_memory,
+    with_in_flight,
+)
 from megatron_hetero.cost.memory.libraries import KeptFree, kept_free
 from megatron_hetero.cost.network.seconds import (
     BoundaryTime,
@@ -46,6 +51,7 @@ class UnitPrices(Variants):
     def _forget(self) -> None:
         self._pieces: dict[tuple[object, ...], PieceTimes] = {}
         self._memories: dict[tuple[object, ...], StageMemory] = {}
+        self._of_one_in_flight: dict[tuple[object, ...], list[StageMemory]] = {}
         self._kept: dict[tuple[str, int, int], KeptFree] = {}
         self._hops: dict[tuple[object, ...], BoundaryTime] = {}
         self._of_plain_links: Self | None = None
@@ -194,32 +200,37 @@ class UnitPrices(Variants):
             asked = (first, last, num_in_flight, vocab_rows, num_sends_kept, share)
             return costs.memory(node, width, *asked)
         kept = self._kept_free(node, width, (not first) + (not last))
-        key = (
+        of_one = (
             (node.gpu_type.name, node.gpu_type.memory_bytes, kept),
             width if share is None else share,
             first,
             last,
-            num_in_flight,
             vocab_rows,
             num_sends_kept,
         )
+        key = num_in_flight, of_one
         if key not in self._memories:
-            shares = [members[-1] for members in self._ways(width)] if share is None else [share]
-            self._memories[key] = least_memory(
-                [
+            if of_one not in self._of_one_in_flight:
+                ways = [members[-1] for members in self._ways(width)] if share is None else [share]
+                self._of_one_in_flight[of_one] = [
                     stage_memory(
                         self.workload,
                         node.gpu_type,
                         own,
                         first=first,
                         last=last,
-                        num_in_flight=num_in_flight,
+                        num_in_flight=1,
                         vocab_rows=vocab_rows,
                         kept_free=kept,
                         num_sends_kept=num_sends_kept,
                         holders=self.holders,
                     )
-                    for own in shares
+                    for own in ways
+                ]
+            self._memories[key] = least_memory(
+                [
+                    with_in_flight(self.workload.model, memory, num_in_flight)
+                    for memory in self._of_one_in_flight[of_one]
                 ]
             )
         return self._memories[key]

@@ -10,7 +10,14 @@ from typing import Literal, cast
 from megatron_hetero.model.arguments import JobText
 from megatron_hetero.model.flag_reader import FlagReader
 from megatron_hetero.model.kinds_of_layers import latent_attention, layers_with_experts
-from megatron_hetero.model.spec import MAX_LAYERS, ModelSpec, Precision, TrainingSpec, Workload
+from megatron_hetero.model.spec import (
+    MAX_LAYERS,
+    FusedScores,
+    ModelSpec,
+    Precision,
+    TrainingSpec,
+    Workload,
+)
 from megatron_hetero.model.tokenizer import Vocabulary, vocabulary_of
 
 _UNSUPPORTED = {
@@ -214,6 +221,7 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
     optimizer = flags.words("--optimizer") or ("adam",)
     if optimizer[0] not in _OPTIMIZERS:
         flags.refuse("--optimizer", f'the optimizer "{optimizer[0]}"')
+    flash_attention, fused_scores = _scores(flags, model)
     return TrainingSpec(
         global_batch_size=global_batch_size,
         micro_batch_size=micro_batch_size,
@@ -223,7 +231,7 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         recompute=_recompute(flags, model.num_layers),
         use_distributed_optimizer=flags.switch("--use-distributed-optimizer"),
         per_token_loss=flags.switch("--calculate-per-token-loss"),
-        flash_attention=_flash_attention(flags),
+        flash_attention=flash_attention,
         attention_dropout=flags.fraction("--attention-dropout", 0.1),
         hidden_dropout=flags.fraction("--hidden-dropout", 0.1),
         fused_activation=_fused_activation(flags, model),
@@ -232,6 +240,7 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         grad_reduce_in_bf16=flags.switch("--grad-reduce-in-bf16"),
         fp8="--fp8-format" in flags,
         fp32_residual_connection=flags.switch("--fp32-residual-connection"),
+        fused_scores=fused_scores,
     )
 
 
@@ -275,9 +284,10 @@ def _fused_activation(flags: FlagReader, model: ModelSpec) -> bool:
     )
 
 
-def _flash_attention(flags: FlagReader) -> bool:
-    """Return whether the scores are never stored: Transformer Engine's default, not the local
-    layers'."""
+def _scores(flags: FlagReader, model: ModelSpec) -> tuple[bool, FusedScores]:
+    """Return whether attention never stores its scores, as Transformer Engine's by default, and
+    where local layers store none: where they divide sequences, if torch's fused kernels compute
+    what the job asks for (`runtime.parallel.fused_rows.may_be_fused`)."""
     implementation = flags.text(
         "--transformer-impl",
         "transformer_engine",
@@ -286,4 +296,13 @@ def _flash_attention(flags: FlagReader) -> bool:
     backend = flags.text(
         "--attention-backend", "auto", ("flash", "fused", "unfused", "local", "auto")
     )
-    return implementation == "transformer_engine" and backend in ("flash", "fused", "auto")
+    is_plain = (
+        flags.fraction("--attention-dropout", 0.1) == 0
+        and flags.text("--softmax-type", "vanilla", _SOFTMAXES) == "vanilla"
+        and not model.kv_lora_rank
+    )
+    if backend in ("unfused", "local"):
+        return False, "nowhere"
+    if implementation == "transformer_engine":
+        return True, "nowhere"
+    return False, "divided" if implementation == "local" and is_plain else "nowhere"

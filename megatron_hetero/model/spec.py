@@ -10,6 +10,7 @@ from typing import Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Sends = Literal["as-run", "buffered"]
+FusedScores = Literal["nowhere", "divided", "everywhere"]
 MAX_LAYERS = 100_000
 """Of a model that is read: a line of text must not be able to fill the memory."""
 ONLY_IF_SET: Mapping[str, bool] = {"only_if_set": True}
@@ -154,9 +155,10 @@ class TrainingSpec:
     fp32.  `mixes_precisions`: a plan may let stages whose GPUs lack
     `precision` compute in fp16 or fp32; gradients are in fp32 then.  `sends`: how predictions have
     stages send: "as-run", as the trainer of the plan does (stock Megatron waits for its sends), or
-    "buffered", as trainers do that go on after a send.  `fused_scores`: without `flash_attention`
-    too, no scores are stored (`runtime.sequences.fused_rows`).  Bytes of optimizer states follow
-    from precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
+    "buffered", as trainers do that go on after a send.  `fused_scores`: where attention stores no
+    scores without `flash_attention` too (`runtime.parallel.fused_rows`): on stages that divide
+    sequences, or everywhere, as of flexible sequences.  Bytes of optimizer states follow from
+    precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
     global_batch_size: int
@@ -178,17 +180,12 @@ class TrainingSpec:
     mixes_precisions: bool = field(default=False, metadata=ONLY_IF_SET)
     fp32_residual_connection: bool = field(default=False, metadata=ONLY_IF_SET)
     sends: Sends = field(default="as-run", metadata=ONLY_IF_SET)
-    fused_scores: bool = field(default=False, metadata=ONLY_IF_SET)
+    fused_scores: FusedScores = field(default="nowhere", metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:
         """Return whether what stock Megatron runs is priced with its waiting for its sends."""
         return self.sends == "as-run"
-
-    def stores_scores(self, flash: bool) -> bool:
-        """Return whether attention writes its scores to memory: it is neither flash attention nor
-        fused otherwise."""
-        return not (flash or self.fused_scores)
 
     @property
     def element_bytes(self) -> int:

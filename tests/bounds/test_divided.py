@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 
 from megatron_hetero.bounds.divided import bound_with_context_parallel_s, divided_bound_s
 from megatron_hetero.bounds.estimate import estimates_of
+from megatron_hetero.bounds.free_groups import free_groups_bound_s
 from megatron_hetero.bounds.step_time import WORK_BOUND_RELAXES, work_bound_s
 from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cost.choices import shares_tokens
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.shapes.divided import divided_structures
-from tests.cost.builders import AS_GIVEN, FAST, FREE, make_cluster, make_workload
+from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import cases, clusters
 
 
@@ -38,6 +41,7 @@ def test_no_plan_that_divides_sequences_beats_the_bound(
         seq_length=seq_length,
         max_position_embeddings=seq_length,
         flash_attention=flags[0],
+        fused_scores="nowhere" if flags[0] or data.draw(st.booleans()) else "divided",
         sequence_parallel=flags[1],
         use_distributed_optimizer=flags[2],
     )
@@ -56,14 +60,33 @@ def test_no_plan_that_divides_sequences_beats_the_bound(
             placement = found.placement(1)
             cost = problem.costs.placement(placement)
             assert cost.missing_bytes <= 0  # what is completed fits
-            bound_s = work_bound_s(problem.costs, divided=True)
+            bound_s = divided_bound_s(problem.costs)
             assert 0 < bound_s <= cost.step_time_s * (1 + 1e-9)
             if placement.has_context_parallel:
                 estimates = estimates_of(problem.costs, placement, cost)
                 assert estimates.bound_s == pytest.approx(bound_s)
                 assert estimates.bound_relaxes == WORK_BOUND_RELAXES
+                if shares_tokens(problem.costs):
+                    unlike = with_unlike_shares(placement, data)
+                    step_s = problem.costs.placement(unlike).step_time_s
+                    assert bound_s <= step_s * (1 + 1e-9)
         moved = list(neighbours(problem, structure, completer.shape))
         structure = data.draw(st.sampled_from(moved)) if moved else structure
+
+
+def with_unlike_shares(placement: Placement, data: st.DataObject) -> Placement:
+    """The placement, its stages that divide sequences in shares of any size."""
+
+    def changed(stage: PlacedStage) -> PlacedStage:
+        count = stage.context_parallel
+        if count == 1:
+            return stage
+        shares = data.draw(st.lists(st.integers(1, 16), min_size=count, max_size=count))
+        return replace(stage, context_shares=tuple(shares) if len(set(shares)) > 1 else None)
+
+    return Placement(
+        tuple(replace(r, stages=tuple(map(changed, r.stages))) for r in placement.replicas)
+    )
 
 
 def test_a_long_sequence_divided_evenly_is_near_its_bound() -> None:
@@ -86,6 +109,24 @@ def test_a_long_sequence_divided_evenly_is_near_its_bound() -> None:
     ]
     bound_s = work_bound_s(problem.costs, divided=True)
     assert bound_s <= min(steps_s) < 1.02 * bound_s
+
+
+@pytest.mark.parametrize(("seq_length", "is_faster_fused"), [(64, False), (8192, True)])
+def test_the_faster_attention_counts_where_only_divided_sequences_fuse_it(
+    seq_length: int, is_faster_fused: bool
+) -> None:
+    cluster = make_cluster(("a", SLOW, 2), limits=FREE)
+
+    def bound_s(fused_scores: str) -> float:
+        length = {"seq_length": seq_length, "max_position_embeddings": seq_length}
+        changes = {"flash_attention": False, "fused_scores": fused_scores}
+        found = free_groups_bound_s(CostModel(cluster, make_workload(**length, **changes)))
+        assert found is not None
+        return found
+
+    stored_s, fused_s = bound_s("nowhere"), bound_s("everywhere")
+    assert (fused_s < stored_s) == is_faster_fused
+    assert bound_s("divided") == min(stored_s, fused_s)
 
 
 def test_nothing_is_said_where_no_plan_may_divide_sequences() -> None:

@@ -24,6 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LOST = ROOT / "examples/lost-node"
 
 
+def flags_of_the_example() -> str:
+    """In one line, of a model of fewer layers, which is planned sooner."""
+    text = (LOST / "gpt-6.7b.flags").read_text().replace("\n", " ")
+    return text.replace("--num-layers 32", "--num-layers 8")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -112,7 +118,7 @@ def test_flags_of_shell_variables_are_named_when_launch_files_are_written(
     tmp_path: Path, capsys
 ) -> None:
     script = tmp_path / "gpt.sh"
-    flags = (LOST / "gpt-6.7b.flags").read_text().replace("\n", " ")
+    flags = flags_of_the_example()
     script.write_text(f"python pretrain_gpt.py {flags} --data-path $DATA --save $1\n")
     plan = tmp_path / "plan.json"
     words = ["plan", "--cluster", str(LOST / "before.yaml"), "--model", str(script)]
@@ -151,7 +157,7 @@ def test_convert_takes_what_the_model_lacks_behind_the_dashes(tmp_path: Path, ca
 
 def test_what_a_script_takes_from_the_shell_is_named_by_every_verb(tmp_path: Path, capsys) -> None:
     script = tmp_path / "gpt.sh"
-    flags = (LOST / "gpt-6.7b.flags").read_text().replace("\n", " ")
+    flags = flags_of_the_example()
     script.write_text(
         "RUN=x-$(date +%Y%m%d)\nROOT=/data/runs/$RUN\n"
         'OUT="--save $ROOT/ckpt --load $ROOT/ckpt --save-interval 500 --eval-interval 500"\n'

@@ -11,6 +11,7 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.planner.advise.what_if import WhatIf, what_to_add
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.structure_search import StructureSearch
@@ -311,7 +312,17 @@ def test_goals_that_make_no_sense(words: list[str], code: int, message: str, cap
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_explain_says_what_to_add_first(plan_path: Path, capsys) -> None:
+def test_explain_says_what_to_add_first(
+    plan_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    found_once: list[tuple[WhatIf, ...]] = []
+
+    def once(*args: object, **named: object) -> tuple[WhatIf, ...]:
+        if not found_once:
+            found_once.append(what_to_add(*args, **named))  # type: ignore[arg-type]
+        return found_once[0]
+
+    monkeypatch.setattr("megatron_hetero.cli.explain.what_to_add", once)
     words = ["explain", str(plan_path), "--what-if"]
     assert main(words) == 2
     assert "give --cluster" in capsys.readouterr().err

@@ -14,8 +14,10 @@ CLUSTER = str(ROOT / "examples/a100-rtx4090/cluster.yaml")
 MODEL = str(ROOT / "examples/a100-rtx4090/gpt-7b.sh")
 
 
-def rehearse(*words: str) -> int:
-    sizes = ["--num-layers=10", "--global-batch-size=4"]
+SIZES = ("--num-layers=10", "--global-batch-size=4")
+
+
+def rehearse(*words: str, sizes: tuple[str, ...] = SIZES) -> int:
     return main(["rehearse", "--cluster", CLUSTER, "--model", MODEL, "--steps=1", *words, *sizes])
 
 
@@ -44,12 +46,12 @@ def test_link_terms_are_neither_predicted_nor_rehearsed(tmp_path: Path, capsys) 
     cluster = tmp_path / "cluster.yaml"
     terms = "reduce_bandwidth: 1 GB/s, incast: {senders: 1, slowdown: 1}, bandwidth:"
     cluster.write_text(Path(CLUSTER).read_text().replace("bandwidth:", terms))
-    layout = ["--layout", "tp1:6,tp2:4 @2 | tp2:10 @2", "--json"]
-    assert rehearse(*layout, "--cluster", str(cluster)) == 0
+    layout = ["--layout", "tp1:2,tp2:1 @1 | tp2:3 @1", "--json"]
+    sizes = ("--num-layers=3", "--global-batch-size=2")
+    assert rehearse(*layout, "--cluster", str(cluster), sizes=sizes) == 0
     captured = capsys.readouterr()
     assert "without the reduce_bandwidth and incast" in captured.err
     predicted_s = json.loads(captured.out)["predicted_step_time_s"]
-    sizes = ["--num-layers=10", "--global-batch-size=4"]
     steps_s = []
     for described in (CLUSTER, str(cluster)):
         assert main(["simulate", "--cluster", described, "--model", MODEL, *layout, *sizes]) == 0

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cost.memory.activations import layer_activation_bytes
 from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.holdings import StateSizes, held_bytes, holdings, parts_of_plan
 from megatron_hetero.cost.memory.parameters import layer_params, stage_params
@@ -24,7 +25,7 @@ from megatron_hetero.cost.work.compute import (
     gemm_efficiency,
     group_layer_times,
 )
-from megatron_hetero.cost.work.share import even_share, member_shares
+from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 from megatron_hetero.plan.sharding.token_shares import token_counts
@@ -53,9 +54,9 @@ def test_context_parallel_ranks_divide_all_work_evenly() -> None:
     part = member_shares(workload.model, 1, None, 4)[0]
     core, of_all = (core_attention_times(workload, [(FAST, share)]) for share in (part, whole))
     layer, of_all_layer = (group_layer_times(workload, [(FAST, s)]) for s in (part, whole))
-    # Every matrix product has an overhead of its own, however small it is.
+    # Every matrix product has an overhead of its own, however small it is, and fused attention one.
     overhead_s = gemm_efficiency(FAST, "bf16").overhead_s
-    for one, all_, num_products in ((core, of_all, 2), (layer, of_all_layer, 6)):
+    for one, all_, num_products in ((core, of_all, 1), (layer, of_all_layer, 5)):
         more_s = num_products * overhead_s * (1 - 1 / 4)
         assert one.forward_s - more_s == pytest.approx(all_.forward_s / 4)
 
@@ -65,8 +66,26 @@ def test_unlike_shares_divide_attention_as_they_divide_tokens() -> None:
     parts = member_shares(workload.model, 1, None, 2, context_shares=(3, 1))
     assert [share.num_tokens(workload.model, workload.training) for share in parts] == [12288, 4096]
     three, one = (core_attention_times(workload, [(FAST, share)]) for share in parts)
-    overhead_s = 2 * gemm_efficiency(FAST, "bf16").overhead_s
+    overhead_s = gemm_efficiency(FAST, "bf16").overhead_s
     assert three.forward_s - overhead_s == pytest.approx(3 * (one.forward_s - overhead_s))
+
+
+def test_local_layers_that_divide_sequences_store_no_scores() -> None:
+    stored = long_sequences(flash_attention=False, attention_dropout=0.0)
+    fused = long_sequences(flash_attention=False, attention_dropout=0.0, fused_scores="divided")
+    whole, part = (member_shares(stored.model, 1, None, count)[0] for count in (1, 2))
+
+    def kept(workload: Workload, share: TensorShare) -> int:
+        model, training = workload.model, workload.training
+        return layer_activation_bytes(model, training, share, False, "none")
+
+    assert kept(fused, whole) == kept(stored, whole)
+    model = stored.model
+    scores = 8192 * 16384 * (2 * model.num_attention_heads + 1)  # and the mask
+    context_and_sums = 8192 * (2 * model.hidden_size + 4 * model.num_attention_heads)
+    assert kept(stored, part) - kept(fused, part) == scores - context_and_sums
+    times = [core_attention_times(w, [(FAST, part)]).total_s for w in (stored, fused)]
+    assert times[1] < times[0] / 2
 
 
 @pytest.mark.parametrize("layout", ["tp1cp2{}:4 @4", "tp2cp2{}:4 @4"])
@@ -98,20 +117,21 @@ def test_a_stage_lasts_as_long_as_its_slowest_group(layout: str) -> None:
 
 
 def test_a_ring_hides_behind_attention_and_gathering_does_not() -> None:
-    """Keys and values of 16,384 tokens cross a node's links in less than attention takes; over a
+    """Keys and values of 32,768 tokens cross a node's links in less than attention takes; over a
     slow link they do not; where they are gathered the layer waits for all of them."""
-    stage = place("tp1cp4:4 @4", long_sequences(), CLUSTER)
+    length = {"seq_length": 32768, "max_position_embeddings": 32768}
+    stage = place("tp1cp4:4 @4", make_workload(**length), CLUSTER)
     slow = make_cluster(*((f"n{i}", FAST, 1) for i in range(4)), between=Link(1e8, 1e-5))
 
     def communication(flash: bool, cluster: object = CLUSTER) -> tuple[float, float]:
-        workload = long_sequences(flash_attention=flash)
+        workload = make_workload(**length, flash_attention=flash)
         costs = CostModel(cluster, workload)  # type: ignore[arg-type]
         plan = stage if cluster is CLUSTER else place("tp1cp4:4 @4", workload, slow)
         placed = placement_of(plan, cluster).replicas[0].stages[0]  # type: ignore[arg-type]
         times = costs.stage_pieces(placed, 1024).communication
         return times.forward_s, times.backward_s
 
-    num_bytes = 2 * 16384 * 512 * 2
+    num_bytes = 2 * 32768 * 512 * 2
     assert communication(True) == (0.0, 0.0)
     once_s = ring_all_gather_s(num_bytes, 4, INSIDE)
     assert communication(False) == pytest.approx((once_s, once_s))

@@ -52,7 +52,7 @@ def test_four_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Wor
     assert best_s == (expected and pytest.approx(expected))
 
 
-@settings(max_examples=cases(20), deadline=None)
+@settings(max_examples=cases(12), deadline=None)
 @given(clusters(max_gpus=8), workloads(max_layers=10, max_micro_batches=12))
 def test_plans_are_valid_fit_and_beat_the_naive_ones(cluster: Cluster, workload: Workload) -> None:
     problem = make_problem(cluster, workload)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import struct
+from collections.abc import MutableMapping
 from pathlib import Path
 
 Place = tuple[str, int]
@@ -13,21 +14,29 @@ Place = tuple[str, int]
 _LISTENING = "0A"
 
 
-def listeners(process: int | None = None) -> set[Place]:
+def listeners(
+    process: int | None = None, known: MutableMapping[str, bool] | None = None
+) -> set[Place]:
     """Where the processes of this network namespace listen.
 
     Args:
         process: only it, its children and theirs.
+        known: whether sockets of earlier looks are of `process`; new ones are added.
     """
-    own = None if process is None else set().union(*map(_sockets, _family(process)))
-    found = set()
+    known = {} if known is None else known
+    places: dict[str, Place] = {}
     for name in ("tcp", "tcp6"):
         for line in Path("/proc/net", name).read_text().splitlines()[1:]:
             words = line.split()
-            if words[3] == _LISTENING and (own is None or words[9] in own):
+            if words[3] == _LISTENING:
                 address, port = words[1].split(":")
-                found.add((_address(address), int(port, 16)))
-    return found
+                places[words[9]] = _address(address), int(port, 16)
+    if process is None:
+        return set(places.values())
+    if new := places.keys() - known.keys():
+        own = set().union(*map(_sockets, _family(process)))
+        known.update((socket, socket in own) for socket in new)
+    return {place for socket, place in places.items() if known[socket]}
 
 
 def is_loopback(place: Place) -> bool:

@@ -50,11 +50,11 @@ class Pair:
 _FP16 = ("--fp16", "--initial-loss-scale=16")
 
 PAIRS = {
-    "divided to whole": Pair(DEEP, WIDE, (DIVIDED,), ()),
     "divided to divided, bf16": Pair(UNEVEN, DEEP, (DIVIDED,), (DIVIDED,), ("--bf16",)),
     "sharded layers to whole ones, bf16": Pair(SHARDED, WIDE, (DIVIDED,), (), ("--bf16",)),
 }
 MORE_PAIRS = {
+    "divided to whole": Pair(DEEP, WIDE, (DIVIDED,), ()),
     "experts, divided to whole": Pair(UNEVEN, DEEP, (DIVIDED,), (), model=MIXTRAL_LIKE),
     "experts dealt out, to divided ones": Pair(DEALT, DEEP, (DIVIDED,), (), model=MIXTRAL_LIKE),
     "experts divided, to ones dealt out": Pair(

@@ -67,7 +67,9 @@ def test_the_log_and_the_validation_are_the_whole_jobs(
         text = next(a for a in argv if a.startswith("--data-path=")).partition("=")[2]
         argv = [a for a in argv if not a.startswith(("--data-path", "--split"))]
         argv += [f"--train-data-path={text}"]
-        argv += ["--multiple-validation-sets", "--valid-data-path", text, _short_text(tmp_path)]
+        # Two global batches, and no whole number of them.
+        sets = (_short_text(tmp_path / f"of-{n}", n) for n in (12, 11))
+        argv += ["--multiple-validation-sets", "--valid-data-path", *sets]
     multiple = f"--make-vocab-size-divisible-by={jobs.shrunk.vocab_multiple}"
     one = run(tmp_path / "one", 1, [*argv, multiple], stock=True)
     ours = run(tmp_path / "ours", 4, [*argv, f"--hetero-layout={LAYOUT}"])
@@ -87,10 +89,10 @@ def test_the_log_and_the_validation_are_the_whole_jobs(
     assert len(number(ours, r"tokens per second: ([\d,.]+)")) == 4
 
 
-def _short_text(folder: Path) -> str:
-    """A second validation set, of no whole number of global batches."""
-    write_text_dataset(folder / "short", 11 * 49)
-    return str(folder / "short")
+def _short_text(path: Path, num_samples: int) -> str:
+    """Write a validation set of so many samples and return its path."""
+    write_text_dataset(path, num_samples * 49)
+    return str(path)
 
 
 def test_zeros_in_the_gradient_are_counted_once(tmp_path: Path) -> None:

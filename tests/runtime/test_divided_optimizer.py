@@ -33,10 +33,21 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_divided_optimizer_trains_as_one_process(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        ("unlike uneven shares", "adam"),
+        pytest.param("unlike uneven shares", "sgd", marks=pytest.mark.slow),
+        pytest.param("unlike depth", "adam", marks=pytest.mark.slow),
+        pytest.param("unlike depth", "sgd", marks=pytest.mark.slow),
+    ],
+)
+def test_a_divided_optimizer_trains_as_one_process(
+    name: str, optimizer: str, tmp_path: Path
+) -> None:
     layout, changes, flags = CASES[name]
-    options = Options(plan_flags=("--use-distributed-optimizer", *flags))
+    flags = ("--use-distributed-optimizer", *flags)
+    options = Options(steps=3, optimizers=(optimizer,), plan_flags=flags)
     outcome = verify(plan(layout), workload(**changes), options, tmp_path)
     assert outcome.ok, outcome_to_data(outcome)
 

@@ -7,6 +7,7 @@ counts, uneven shares of unlike GPUs, grouped queries, gated MLPs, recompute, an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ import pytest
 from megatron_hetero.lab.verify.processes.jobs import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from tests.runtime.workloads import DEEPSEEK_LIKE, LATENT, LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
+
+STEPS = 3
+"""Every error that can be planted shows within two (`tests/lab/verify/faults`)."""
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "narrowing": ("tp2:3,tp1:1 @6", {}),
@@ -74,9 +78,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-# The generated plans of `test_pairs` have what these have; the default tests keep the clearest few.
+# The generated plans of `test_pairs` have what these have; the default tests keep the clearest few,
+# each with what several others have.
 _SLOW = {
+    "narrowing",
     "experts",
+    "experts in uneven shares",
+    "dense layers below experts in uneven shares",
     "widening",
     "waist",
     "three widths",
@@ -93,20 +101,32 @@ _SLOW = {
     "latent attention in uneven shares",
     "experts dealt out",
     "experts dealt out unequally",
-    "dense layers below experts in uneven shares",
     "a gate of heads",
 }
+_WITH_SGD_FIRST = {"eight processes", "unlike uneven shares", "dense layers below experts"}
+"""Gradients are of the layout, and what Adam does with them the other cases show: slow here."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW)) for n in CASES]
-)
-def test_a_plan_trains_as_one_process(name: str, tmp_path: Path) -> None:
+def _runs() -> Iterator[object]:
+    for name in CASES:
+        marks = [pytest.mark.slow] * (name in _SLOW)
+        if name not in _WITH_SGD_FIRST:
+            yield pytest.param(name, ("sgd", "adam"), id=name, marks=marks)
+            continue
+        yield pytest.param(name, ("sgd",), id=name, marks=marks)
+        yield pytest.param(name, ("adam",), id=f"{name}, Adam", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "optimizers"), list(_runs()))
+def test_a_plan_trains_as_one_process(
+    name: str, optimizers: tuple[str, ...], tmp_path: Path
+) -> None:
     layout, changes = CASES[name]
-    outcome = verify(plan(layout), workload(**changes), Options(), tmp_path)
+    options = Options(STEPS, optimizers)
+    outcome = verify(plan(layout), workload(**changes), options, tmp_path)
     assert outcome.ok, outcome_to_data(outcome)
     for comparison in outcome.comparisons.values():
-        assert len(comparison.losses) == 5
+        assert len(comparison.losses) == STEPS
         assert comparison.losses[-1][1] < comparison.losses[0][1]
 
 
@@ -118,11 +138,19 @@ def test_a_stage_recomputes_by_itself(tmp_path: Path) -> None:
         for stage, changes in zip(asked.replicas[0].stages, settings, strict=True)
     )
     replicas = (replace(asked.replicas[0], stages=stages), asked.replicas[1])
-    outcome = verify(replace(asked, replicas=replicas), workload(), Options(), tmp_path)
+    outcome = verify(replace(asked, replicas=replicas), workload(), Options(STEPS), tmp_path)
     assert outcome.ok, outcome_to_data(outcome)
 
 
-@pytest.mark.parametrize("counts", [(8, 8, 8), (8, 5, 1), (4, 4, 1), (6, 2, 2), (1, 1, 1)])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (8, 5, 1),
+        (1, 1, 1),
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ((8, 8, 8), (4, 4, 1), (6, 2, 2))),
+    ],
+    ids=str,
+)
 def test_launch_counts_change_the_order_and_nothing_else(
     counts: tuple[int, ...], tmp_path: Path
 ) -> None:

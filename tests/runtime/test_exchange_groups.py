@@ -51,11 +51,17 @@ MORE: dict[str, Case] = {
 def require_equal(case: Case, folder: Path) -> None:
     layout, machines, groups, changes, flags = case
     plan = on_machines(layout, machines.split(), [g.split() for g in groups.split("|")])
-    outcome = verify(plan, workload(**changes), Options(plan_flags=flags), folder)
+    outcome = verify(plan, workload(**changes), Options(steps=3, plan_flags=flags), folder)
     assert outcome.ok, outcome_to_data(outcome)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("2 and 1 holders of unlike depth", marks=pytest.mark.slow),
+        "divided, unlike depth",
+    ],
+)
 def test_training_by_groups_is_that_of_one_process(name: str, tmp_path: Path) -> None:
     require_equal(CASES[name], tmp_path)
 

@@ -29,7 +29,9 @@ UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
     ("precision", "layout", "changes"),
     [
         ("fp16", LAYOUT, {"per_token_loss": True}),
-        ("fp16", UNEVEN, {**LLAMA_LIKE, "sequence_parallel": True}),
+        pytest.param(
+            *("fp16", UNEVEN, {**LLAMA_LIKE, "sequence_parallel": True}), marks=pytest.mark.slow
+        ),
         ("bf16", LAYOUT, {"use_distributed_optimizer": True}),
     ],
 )
@@ -88,7 +90,9 @@ def test_steps_are_skipped_and_scales_resumed_as_by_one_process(tmp_path: Path) 
             assert record.skipped == tuple(step for step in one.skipped if step in steps)
 
 
-@pytest.mark.parametrize("flags", [(), ("--use-distributed-optimizer",)])
+@pytest.mark.parametrize(
+    "flags", [pytest.param((), marks=pytest.mark.slow), ("--use-distributed-optimizer",)]
+)
 def test_an_overflow_on_one_rank_makes_all_skip(flags: tuple[str, ...], tmp_path: Path) -> None:
     asked = plan(LAYOUT)
     shrunk = _scaled(asked, "--initial-loss-scale=16")

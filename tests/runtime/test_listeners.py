@@ -36,12 +36,13 @@ TINY = (
 def seen(command: Sequence[str], environment: Mapping[str, str] | None = None) -> set[Place]:
     """Every place at which a command or one of its children listened, looked up all the time."""
     found: set[Place] = set()
+    known: dict[str, bool] = {}
     variables = {**os.environ, **(environment or {})}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, env=variables, stdout=output, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None:
-                found |= listeners(process.pid)
+                found |= listeners(process.pid, known)
                 time.sleep(0.05)
         finally:
             process.kill()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.lab.kit.live_bytes import LiveBytes
@@ -18,6 +19,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.parallel import fused_rows
 from megatron_hetero.schedule.estimate import estimate_plan
 from tests.cost.builders import make_cluster, place_plan
 from tests.runtime.workloads import DEEPSEEK_LIKE, LATENT, plan, workload
@@ -84,12 +86,32 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
     ),
     "context parallel": (
         "tp2cp2(3:1):1,tp1:1,tp1cp3:2 @3 | tp1cp2(5:3):4 @2",
-        {"precision": "fp32", "use_distributed_optimizer": True, **LLAMA_LIKE},
+        {
+            "precision": "fp32",
+            "use_distributed_optimizer": True,
+            "fused_scores": "divided",
+            **LLAMA_LIKE,
+        },
+        (),
+    ),
+    "context parallel, heads alike": (
+        "tp2cp2(3:1):1,tp1:1,tp1cp3:2 @3",
+        {"precision": "fp32", "fused_scores": "divided", "qk_layernorm": True},
+        (),
+    ),
+    "context parallel, unfused": (
+        "tp2cp2(3:1):1,tp1:1,tp1cp3:2 @3",
+        {"precision": "fp32", **LLAMA_LIKE},
         (),
     ),
     "context parallel and recompute": (
         "tp1cp2(3:1):1,tp1:2,tp2cp2:1 @3",
-        {"precision": "fp32", "qk_layernorm": True, "sequence_parallel": True},
+        {
+            "precision": "fp32",
+            "fused_scores": "divided",
+            "qk_layernorm": True,
+            "sequence_parallel": True,
+        },
         ({}, {}, {"recompute": "selective"}),
     ),
     "recompute, launch counts and sizes": (
@@ -105,7 +127,15 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
 }
 
 
-_SLOW = {"latent attention", "a gate of heads", "further tokens"}
+_SLOW = {
+    "unlike depth",
+    "experts",
+    "latent attention",
+    "a gate of heads",
+    "further tokens",
+    "context parallel, heads alike",
+    "context parallel, unfused",
+}
 """Parts of what another case has."""
 
 
@@ -124,9 +154,12 @@ def test_ranks_hold_what_the_plan_estimates(name: str, tmp_path: Path) -> None:
         argv = (*argv, "--bf16")
     if changes.get("use_distributed_optimizer"):
         argv = (*argv, "--use-distributed-optimizer")
+    if "fused_scores" not in changes:
+        argv = (*argv, "--attention-backend=unfused")
 
     def train(rank: int) -> None:
-        probe = LiveBytes()
+        probe = BytesWithoutMasks()
+        fused_rows._mask = probe.mask
         entry.main(argv, probe)
         probe.save(tmp_path / f"bytes-{rank}.json")
 
@@ -145,6 +178,25 @@ def test_ranks_hold_what_the_plan_estimates(name: str, tmp_path: Path) -> None:
             assert measured[part] == pytest.approx(estimated[rank][part], rel=near), (rank, part)
         kept = estimated[rank]["activations"]
         assert measured["activations"] == pytest.approx(kept, rel=tolerance), rank
+
+
+class BytesWithoutMasks(LiveBytes):
+    """Counts what a GPU would keep, whose fused kernels make the mask as they go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+
+    def mask(self, first: int, stop: int) -> torch.Tensor:
+        """Return the mask of a run of rows in fp32, which the CPU's kernel then keeps as it is."""
+        hidden = torch.arange(stop) > torch.arange(first, stop).unsqueeze(1)
+        made = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+        return self._masks.setdefault((first, stop), made)
+
+    def keep(self, storage: int, num_bytes: int) -> bool:
+        """Count a tensor that autograd keeps, if it is neither weight nor mask."""
+        masks = {mask.untyped_storage().data_ptr() for mask in self._masks.values()}
+        return storage not in masks and super().keep(storage, num_bytes)
 
 
 def with_settings(asked: Plan, settings: tuple[dict[str, Any], ...]) -> Plan:

@@ -16,11 +16,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param("unlike depth", marks=pytest.mark.slow), "crossed"])
 def test_an_overlapped_sync_trains_as_one_process(name: str, tmp_path: Path) -> None:
     layout, changes = CASES[name]
-    options = Options(
-        optimizers=("sgd",), plan_flags=("--overlap-grad-reduce", "--no-align-grad-reduce")
-    )
+    flags = ("--overlap-grad-reduce", "--no-align-grad-reduce")
+    options = Options(steps=3, optimizers=("sgd",), plan_flags=flags)
     outcome = verify(plan(layout), workload(**changes), options, tmp_path)
     assert outcome.ok, outcome_to_data(outcome)

@@ -41,7 +41,13 @@ INTERLEAVED: dict[str, tuple[str, list[tuple[int, int]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", INTERLEAVED)
+_SLOW = {"two chunks each", "two replicas"}
+"""Parts of what other cases have."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW)) for n in INTERLEAVED]
+)
 def test_interleaved_stages_train_as_one_process(name: str, tmp_path: Path) -> None:
     layout, layers, changes = INTERLEAVED[name]
     _verify(with_interleaving(plan(layout), 0, layers), tmp_path, changes)
@@ -62,7 +68,9 @@ ZERO_BUBBLE: dict[str, tuple[str, list[int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ZERO_BUBBLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW)) for n in ZERO_BUBBLE]
+)
 def test_split_backward_passes_train_as_one_process(name: str, tmp_path: Path) -> None:
     layout, limits, changes = ZERO_BUBBLE[name]
     asked = with_zero_bubble(plan(layout), 0, limits)

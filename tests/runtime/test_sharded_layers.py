@@ -54,12 +54,13 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...], tuple[st
 _SLOW = {"pipelines", "unlike sizes of micro-batches"}
 
 
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW)) for n in CASES]
 )
-def test_sharded_layers_train_as_one_process(name: str, tmp_path: Path) -> None:
+def test_sharded_layers_train_as_one_process(name: str, optimizer: str, tmp_path: Path) -> None:
     layout, changes, settings, flags = CASES[name]
-    options = Options(steps=3, plan_flags=(DIVIDED, *flags))
+    options = Options(steps=3, optimizers=(optimizer,), plan_flags=(DIVIDED, *flags))
     asked = with_settings(plan(layout), settings)
     outcome = verify(asked, workload(**changes), options, tmp_path)
     assert outcome.ok, outcome_to_data(outcome)

@@ -46,7 +46,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+_SLOW = {"TP", "PP"}
+"""Parts of "TP x PP x DP"."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW)) for n in CASES]
+)
 def test_a_symmetric_plan_is_plain_megatron(name: str, tmp_path: Path) -> None:
     layout, stock_flags = CASES[name]
     shrunk = shrink(plan(layout), workload(tied_embeddings=False, per_token_loss=name == "DP"))
@@ -108,7 +114,13 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("name", FLAGS)
+_SLOW_FLAGS = {"SP", "overlap", "ZeRO-1"}
+"""Parts of "dropout, SP" and of "ZeRO-1, overlap"."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW_FLAGS)) for n in FLAGS]
+)
 def test_our_own_parts_have_the_bits_of_megatrons(name: str, tmp_path: Path) -> None:
     """Our sync and divided optimizer, made to run what Megatron's own can, beside Megatron's."""
     layout, stock_flags, flags = FLAGS[name]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
+from megatron_hetero.runtime.gradients import sync as gradient_sync_module
 from megatron_hetero.runtime.gradients.memory import main_grad
 from megatron_hetero.runtime.gradients.optimizer import build_optimizer
 from megatron_hetero.runtime.gradients.sync import GradientSync, set_gradient_sync
@@ -214,3 +217,57 @@ def test_only_unlike_shards_are_packed(layout: str, is_packed: bool, tmp_path: P
         assert sync.traffic.payload_bytes == sync.traffic.bound_bytes
 
     in_world(layout, check, tmp_path)
+
+
+ROOMS = {"no room": 0, "room for three": 3 * 2 * 4 * 200, "room for all": 1 << 30}
+"""Bytes; a divided bucket of 200 elements in fp32 takes twice its size."""
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_buckets_under_way_keep_to_the_room_and_end_with_the_same_bits(
+    divided: bool, tmp_path: Path
+) -> None:
+    layout = "tp2:3,tp1:1 @2 | tp1:4 @3"
+
+    def check(rank: int) -> None:
+        asked = plan(layout)
+        found, most = [], []
+        for room in ROOMS.values():
+            gradient_sync_module.room_of_rank = partial(_same_room, room)  # type: ignore[assignment]
+            toy = ToyRank(asked, rank, False, overlap=False)
+            weights = [1, 2, 1, 1] if divided else None
+            sync = GradientSync([toy.model], toy.groups, asked, weights, 200)
+            peaks = _watched(sync, room)
+            toy.backward(1)
+            sync.finalize([toy.model])
+            sync.gather(main_grad)
+            found.append([main_grad(p).clone() for p in toy.parameters.values()])
+            most.append(max(peaks))
+        num_packed = sum(r.num_copies > 0 for r in sync.reductions)
+        assert most == sorted(most)
+        assert (most[0], most[-1]) == (min(2, num_packed), num_packed)
+        for other in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+    in_world(layout, check, tmp_path)
+
+
+def _same_room(room: int, *_: Any, **__: Any) -> int:
+    return room
+
+
+def _watched(sync: GradientSync, room: int) -> list[int]:
+    """Count the buckets with memory of their own that are under way whenever one starts; check
+    that they keep to the room, or are two."""
+    pairs = list(zip(sync.reductions, sync.buckets, strict=True))
+    peaks = [0]
+
+    def launched(launch: Callable[[float], None], weight: float) -> None:
+        launch(weight)
+        taken = [r.num_copies * b.num_elements for r, b in pairs if r.is_under_way and r.num_copies]
+        assert len(taken) <= 2 or 4 * sum(taken) <= room
+        peaks.append(len(taken))
+
+    for reduction in sync.reductions:
+        reduction.launch = partial(launched, reduction.launch)  # type: ignore[method-assign]
+    return peaks

@@ -18,6 +18,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.simulator.shared_paths import queued
 from megatron_hetero.schedule.simulator.step import StepSimulation, simulate_plan
 from tests.cost.builders import INSIDE
+from tests.schedule.exchange.test_gradients import without_room
 from tests.schedule.simulator.test_step import placed, three_nodes
 
 NUM_LAYERS = 6
@@ -53,13 +54,16 @@ def plans(draw: st.DrawFn, **flags: bool) -> Plan:
     return placed(" | ".join(layouts), *devices, **sizes, **flags)  # type: ignore[arg-type]
 
 
-def both(plan: Plan, link: Link, inside: Link = INSIDE) -> tuple[StepSimulation, float]:
+def both(
+    plan: Plan, link: Link, inside: Link = INSIDE, *, has_room: bool = True
+) -> tuple[StepSimulation, float]:
     """The simulation of the plug-in's runtime, and the formula's step.
 
     The formula does not let the messages of a pipeline wait behind another replica's gradients;
     plans in which they do are left to the simulation.
     """
     cluster = three_nodes(link, inside)
+    cluster = cluster if has_room else without_room(cluster)
     found, placement = simulate_plan(plan, cluster, is_stock=False), placement_of(plan, cluster)
     costs = CostModel(cluster, workload_of(plan))
     cost = queued(costs, placement, costs.placement(placement))
@@ -128,6 +132,12 @@ def check_buckets(found: StepSimulation, formula_s: float) -> None:
     assert abs(found.step_time_s - formula_s) <= room_s
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.one_of(plans(), BUCKETED), st.sampled_from(LINKS))
+def test_buckets_without_room_take_as_long_as_simulated(plan: Plan, link: Link) -> None:
+    check_buckets(*both(plan, link, has_room=False))
+
+
 GROUPS = [(("a", "b"), ("c",)), (("a",), ("b", "c")), (("a",), ("b",), ("c",))]
 
 
@@ -153,7 +163,9 @@ def test_exchanges_by_groups_take_as_long_as_simulated(
     plan: Plan, link: Link, groups: tuple[tuple[str, ...], ...], terms: Terms, inside: Terms
 ) -> None:
     grouped = with_groups(plan, groups)
-    check_buckets(*both(grouped, with_terms(link, terms), with_terms(INSIDE, inside)))
+    for has_room in (True, False):
+        links = with_terms(link, terms), with_terms(INSIDE, inside)
+        check_buckets(*both(grouped, *links, has_room=has_room))
 
 
 def test_by_groups_a_line_carries_the_sum_of_each_side_once() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import log
 
 from tools.by_hand import launches
-from tools.by_hand.gpus import GPUS
+from tools.by_hand.gpus import EXTRA_TOKENS, GPUS
 from tools.by_hand.memory import bytes_of_parameter, held, holders_of_layer
 from tools.by_hand.paper import Paper, Replica, Stage
 from tools.by_hand.site import Site
@@ -109,9 +110,12 @@ def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, membe
         moved += tokens * (first + job.ffn * columns) * e
     rest = moved / memory
     scores = tokens * heads * job.heads * job.sequence
-    two = 4 * scores * job.head_size * (1.0 if gpu.is_old else 0.5) / rate + 2 * each
-    core, core_back = two, 2.5 * two
+    two = 4 * scores * job.head_size * (1.0 if gpu.is_old else 0.5) / rate
+    _, forth, back = min(gpu.fused, key=lambda own: abs(log(own[0] / job.head_size)))
+    longer, longer_back = (1 + extra / job.sequence for extra in EXTRA_TOKENS)
+    core, core_back = two * longer / forth + each, 2.5 * two * longer_back / back + each
     if gpu.is_old:
+        two += 2 * each
         # Unfused: 3.78 and 5.68 elements moved for each score (docs/cost-model.md), dropout more.
         dropped = scores * (2 * e + 1) if job.attention_dropout else 0.0
         core = two + (3.78 * scores * e + 1.19 * dropped) / memory

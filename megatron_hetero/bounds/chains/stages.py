@@ -158,16 +158,22 @@ def _times_s(
         r: costs.variant(recompute=r) for r in recomputes(costs)
     }
     pieces = {r: v.pieces(node, width, rows) for r, v in variants.items()}
-    found = []
-    for in_flight in range(1, max_in_flight + 1):
+    times_s = {
+        r: [p.stage(layers, first, last).total_s for layers in range(num_layers + 1)]
+        for r, p in pieces.items()
+    }
+    found: list[list[float]] = []
+    for in_flight in range(max_in_flight, 0, -1):
         memories = {
             r: v.memory(node, width, first, last, in_flight, rows) for r, v in variants.items()
         }
         least = [inf] * (num_layers + 1)
         for r, memory in memories.items():
             for layers in range(1, min(num_layers, memory.max_layers) + 1):
-                time_s = pieces[r].stage(layers, first, last).total_s
-                least[layers] = min(least[layers], time_s)
+                least[layers] = min(least[layers], times_s[r][layers])
+        if all(memory.max_layers >= num_layers for memory in memories.values()):
+            found += [least] * in_flight  # with fewer in flight all fits, too
+            break
         if len(variants) > 1:
             kept, recomputed = memories["none"], memories["full"]
             of_none = with_some_layers_recomputed(kept, recomputed, 0)
@@ -179,11 +185,11 @@ def _times_s(
                 if saved <= 0 or missing > layers * saved:
                     break
                 some = max(1, -(-missing // saved))
-                time_s = pieces["full"].stage(some, first, last).total_s
+                time_s = times_s["full"][some]
                 time_s += pieces["none"].layer.times(layers - some).total_s
                 least[layers] = min(least[layers], time_s)
         found.append(least)
-    return found
+    return found[::-1]
 
 
 def _updates_s(costs: CostModel, node: Node, width: int, first: bool, last: bool) -> list[float]:

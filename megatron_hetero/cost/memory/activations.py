@@ -95,7 +95,7 @@ def _kept_by_attention(
     rotary = model.is_rotary
     elements = 2 * query + 2 * key_value
     if not flash:
-        if grouped and recompute == "none" and training.stores_scores(flash):
+        if grouped and recompute == "none" and share.stores_scores(training, flash):
             # The local attention repeats keys and values for every head of their group.
             elements = 4 * query
         elif rotary:
@@ -108,6 +108,9 @@ def _kept_by_attention(
         # are a part of it, or the norms have them as their input.
         keeps_product = model.qk_layernorm or not (grouped or rotary)
         elements = 2 * query + (2 * key_value if keeps_product else 0)
+        if not share.stores_scores(training, flash):
+            # The context once more: of each run of rows, and of all together.
+            elements += query
         normalised = query if model.qk_layernorm else 0
     if model.attention_output_gate:
         # The gate, a copy of it for its sigmoid in fp32 and that, and the gated context.
@@ -117,7 +120,7 @@ def _kept_by_attention(
         gate = 0
     kept = tokens * element * (elements + normalised) + gate
     if gathers:
-        kept += _gathered_bytes(model, training, share, query if grouped else key_value)
+        kept += _gathered_bytes(model, training, share, flash)
     if rotary and not flash:
         # Cosines and sines, for the queries and for the keys; the same for all sequences.
         kept += 4 * share.sequence_tokens(model) * model.kv_channels * element
@@ -125,7 +128,7 @@ def _kept_by_attention(
         kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)
     if recompute == "selective":
         return kept
-    if not training.stores_scores(flash):
+    if not share.stores_scores(training, flash):
         return kept + _STATISTIC_BYTES * tokens * num_heads  # log-sum-exp of each row
     scores = tokens * num_heads * model.seq_length
     # The softmax; with dropout what it leaves, and its mask.
@@ -176,13 +179,19 @@ def _kept_by_latent_attention(
 
 
 def _gathered_bytes(
-    model: ModelSpec, training: TrainingSpec, share: TensorShare, elements: int
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
 ) -> int:
-    """Count the bytes of keys and values (`elements` each) of whole sequences, as
-    `runtime.parallel.context_attention` orders them; of that order; and of the mask of the own
-    rows, which every layer has for itself."""
+    """Count the bytes of keys and values of whole sequences, and of their order
+    (`runtime.parallel.context_attention`).
+
+    Where scores are stored, keys and values are repeated for every head of their group, and every
+    layer has a mask of the own rows for itself.
+    """
+    query, key_value = attention_sizes(model, share)
+    is_stored = share.stores_scores(training, flash)
+    elements = query if is_stored and key_value < query else key_value
     tokens = training.micro_batch_size * model.seq_length
-    mask = share.sequence_tokens(model) * model.seq_length
+    mask = share.sequence_tokens(model) * model.seq_length if is_stored else 0
     return 2 * tokens * elements * training.element_bytes + 8 * model.seq_length + mask
 
 
@@ -265,7 +274,7 @@ def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fla
         flash: attention is fused, which needs no mask.
     """
     is_gathered = share.context_parallel > 1 and training.recompute == "none"
-    if is_gathered or not training.stores_scores(flash):
+    if is_gathered or not share.stores_scores(training, flash):
         return 0
     return share.sequence_tokens(model) * model.seq_length
 
@@ -282,6 +291,6 @@ def own_mask_bytes(
         flash: attention is fused, which needs no mask.
     """
     is_made_again = share.context_parallel > 1 or training.recompute != "none"
-    if is_made_again or not training.stores_scores(flash):
+    if is_made_again or not share.stores_scores(training, flash):
         return 0
     return model.seq_length**2

@@ -272,6 +272,19 @@ def _of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:
     )
 
 
+def with_in_flight(model: ModelSpec, memory: StageMemory, num_in_flight: int) -> StageMemory:
+    """Return the memory of a stage that keeps so many micro-batches, from that of one of them."""
+    if memory.kinds:
+        kinds = [with_in_flight(model, kind, num_in_flight) for kind in memory.kinds]
+        return _of_kinds(model, tuple(kinds))
+    part = "activations"
+    return StageMemory(
+        {**memory.base, part: num_in_flight * memory.base[part]},
+        {**memory.per_layer, part: num_in_flight * memory.per_layer[part]},
+        memory.capacity_bytes,
+    )
+
+
 def with_some_layers_recomputed(
     kept: StageMemory, recomputed: StageMemory, num_recomputed: int
 ) -> StageMemory:
@@ -328,7 +341,7 @@ def _working_bytes(
     tokens = share.num_tokens(model, training)
     widest = max(share.mlp_columns, share.shared_columns) * (3 if model.gated_mlp else 2)
     working = tokens * element * (widest + 2 * model.hidden_size)
-    if training.stores_scores(flash):
+    if share.stores_scores(training, flash):
         num_heads = share.query_groups * (model.num_attention_heads // model.num_query_groups)
         scores = tokens * num_heads * model.seq_length
         working = max(working, 2 * scores * element)

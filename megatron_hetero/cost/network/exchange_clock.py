@@ -7,16 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 
 from megatron_hetero.cost.network.holder_flow import Flow
 from megatron_hetero.cost.sync.buckets import StageId
-
-BUFFERS_AT_ONCE = 2
-"""Buckets of a rank under way at a time that need buffers of their own
-(`runtime.gradients.sync`)."""
 
 _ROUNDING = 1e-9
 
@@ -26,8 +22,8 @@ class ExchangeStep:
     """One exchange, bucket by bucket; all but the last are `bucket_share` of it.
 
     Its first bucket is complete at `first_s`, its last one at `last_s`.  `holders`: of those that
-    come to all their exchanges together one is enough.  `buffers`: those of a holder's
-    `BUFFERS_AT_ONCE` that one bucket takes; empty where it needs none.
+    come to all their exchanges together one is enough.  `buffers`: the part of a holder's room
+    (`cost.sync.room`) that one bucket takes; more than 1 goes in turns; empty where it needs none.
     """
 
     holders: tuple[StageId, ...]
@@ -35,12 +31,25 @@ class ExchangeStep:
     first_s: float
     last_s: float
     bucket_share: float = 1.0
-    buffers: Mapping[StageId, int] = field(default_factory=dict)
+    buffers: Mapping[StageId, float] = field(default_factory=dict)
 
     @property
-    def window(self) -> int:
-        """Return how many of its buckets are under way at a time."""
-        return BUFFERS_AT_ONCE // max(self.buffers.values(), default=1)
+    def window(self) -> float:
+        """Return how many of its buckets find room at a time; less than 1 goes in turns."""
+        part = max(self.buffers.values(), default=0.0)
+        return _whole(1 / part) if part else inf
+
+    @property
+    def latency_s(self) -> float:
+        """Return the latency of a bucket: once in each of its turns."""
+        return self.flow.latency_s * max(1.0, 1 / self.window)
+
+    def paced_s(self, bucket_s: float) -> float:
+        """Return the seconds from one bucket of `bucket_s` to the next: a full window waits for the
+        latency of its buckets where their bytes do not cover it."""
+        return max(
+            bucket_s, min(bucket_s, bucket_s / self.window) + self.flow.latency_s / self.window
+        )
 
     @property
     def num_buckets(self) -> int:
@@ -60,7 +69,7 @@ class ExchangeStep:
     @property
     def period_s(self) -> float:
         """Return the seconds from the end of the last bucket but one to that of the last."""
-        return max(self.last_bucket_s, (self.last_bucket_s + self.flow.latency_s) / self.window)
+        return self.paced_s(self.last_bucket_s)
 
 
 class _BusyPaths:
@@ -98,13 +107,10 @@ class _BusyPaths:
         ends_s = np.maximum(self._free_s[own], begin_s) + step.flow.seconds
         self._free_s[own] = ends_s
         end_s = float(ends_s.max(initial=begin_s))
-        latency_s = step.flow.latency_s
-        if step.buffers and step.num_buckets > 1:
-            # A full window waits for the latency of its buckets where their bytes do not cover it.
-            bucket_s = step.longest_s * step.bucket_share
-            wait_s = (bucket_s + latency_s) / step.window - bucket_s
-            end_s += (step.num_buckets - 1) * max(0.0, wait_s)
-        return max(end_s, step.last_s + step.last_bucket_s) + latency_s
+        bucket_s = step.longest_s * step.bucket_share
+        num_waiting = max(0.0, step.num_buckets - max(1.0, step.window))
+        end_s += num_waiting * (step.paced_s(bucket_s) - bucket_s)
+        return max(end_s, step.last_s + step.last_bucket_s) + step.latency_s
 
 
 def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | None = None) -> float:
@@ -117,33 +123,65 @@ def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | Non
     if not steps:
         return 0.0
     paths = _BusyPaths(steps, carried or {})
-    if any(step.buffers for step in steps):
+    if _lack_room(steps):
         return max(_windowed(steps, paths), paths.busiest_s)
     by_begin = sorted(enumerate(steps), key=lambda entry: entry[1].first_s)
     last_s = max(paths.take(number, step, step.first_s) for number, step in by_begin)
     return max(last_s, paths.busiest_s)
 
 
+def _lack_room(steps: Sequence[ExchangeStep]) -> bool:
+    """Tell if a holder has no room for all of its buckets at a time."""
+    taken: dict[StageId, float] = {}
+    for step in steps:
+        for holder, part in step.buffers.items():
+            taken[holder] = taken.get(holder, 0.0) + step.num_buckets * part
+    return max(taken.values(), default=0.0) > 1 + _ROUNDING
+
+
+class _Room:
+    """The room of one holder: what is under way, in the order in which it ends."""
+
+    def __init__(self) -> None:
+        self._taken = 0.0
+        self._under_way: deque[tuple[float, float]] = deque()
+
+    def found_s(self, part: float) -> float:
+        """Return when there is room for a bucket: the end of as many others as stand in its way."""
+        end_s = 0.0
+        while part and self._under_way and self._taken + part > 1 + _ROUNDING:
+            ended_s, freed = self._under_way.popleft()
+            self._taken -= freed
+            end_s = max(end_s, ended_s)
+        return end_s
+
+    def take(self, step: ExchangeStep, part: float, end_s: float) -> None:
+        """Take it for the buckets that are under way when an exchange ends, at `end_s`, or just
+        before."""
+        num = min(step.num_buckets, max(1, int(_whole(1 / part))))
+        self._under_way += [
+            (end_s - n * step.period_s, min(part, 1.0)) for n in reversed(range(num))
+        ]
+        self._taken += num * min(part, 1.0)
+
+
 def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
-    """Run the exchanges with limited buffers: a holder comes to its next exchange when no more than
-    its window allows are under way."""
+    """Run the exchanges in limited room: a holder comes to its next exchange when it has room for
+    one of its buckets."""
     own: dict[StageId, deque[int]] = {}
     for number, step in enumerate(steps):
         for holder in step.holders:
             own.setdefault(holder, deque()).append(number)
     missing = [len(step.holders) for step in steps]
     begin_s = [step.first_s for step in steps]
-    ends: dict[StageId, tuple[float, float]] = dict.fromkeys(own, (0.0, 0.0))
-    last_taken = dict.fromkeys(own, 0)
+    rooms = {holder: _Room() for holder in own}
     queue: list[tuple[float, int]] = []
 
     def come(holder: StageId) -> None:
         if own[holder]:
             number = own[holder].popleft()
-            taken = last_taken[holder] + steps[number].buffers.get(holder, 0)
-            # The last bucket but one has given its buffers back where two fit beside each other.
-            place = 0 if taken <= BUFFERS_AT_ONCE else 1
-            begin_s[number] = max(begin_s[number], ends[holder][place])
+            found_s = rooms[holder].found_s(steps[number].buffers.get(holder, 0.0))
+            begin_s[number] = max(begin_s[number], found_s)
             missing[number] -= 1
             if not missing[number]:
                 heappush(queue, (begin_s[number], number))
@@ -156,9 +194,13 @@ def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
         step = steps[number]
         end_s = paths.take(number, step, at_s)
         last_s = max(last_s, end_s)
-        is_one, before_s = step.num_buckets == 1, end_s - step.period_s
         for holder in step.holders:
-            ends[holder] = ends[holder][1] if is_one else before_s, end_s
-            last_taken[holder] = step.buffers.get(holder, 0)
+            if holder in step.buffers:
+                rooms[holder].take(step, step.buffers[holder], end_s)
             come(holder)
     return last_s
+
+
+def _whole(ratio: float) -> float:
+    """Round down to a whole number from 1 on."""
+    return ratio if ratio < 1 else float(int(ratio + _ROUNDING))

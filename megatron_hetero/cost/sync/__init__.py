@@ -3,6 +3,7 @@
 gradients  the exchange between replicas, and of tied embeddings
 groups     runs of layers with the same holders
 buckets    gradients that travel together
+room       memory for those that are under way
 sharded    what exchanges of sharded layers add to passes
 least      the least that any exchange takes, for bounds
 communicators  those of every rank of a job, and NCCL's buffers for them

@@ -7,7 +7,7 @@ so here a bucket has stages as its holders and stands for one bucket of every se
 
 What every rank of a group holds whole (norms, biases after row-parallel products, positions) has
 all ranks of those stages as its holders, and buckets of its own.  They are small, but with the
-distributed optimizer each takes one of a rank's buffers until those before it are done.
+distributed optimizer each takes a little of a rank's room (`cost.sync.room`).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import ceil
+from types import MappingProxyType
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from megatron_hetero.cost.sync.groups import (
     sync_groups,
     witness_of,
 )
+from megatron_hetero.cost.sync.room import least_rooms
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import UsageError
 from megatron_hetero.exchange.plan import Purpose
@@ -59,8 +61,8 @@ class GroupTime:
     """One holder of each kind: those of a kind come to the exchange together (`witness_of`)."""
     bucket_share: float
     """Part of its parameters in each bucket but the last."""
-    buffers: Mapping[StageId, int]
-    """Buffers of a rank that a bucket takes, by waiting stage; empty where it needs none."""
+    buffers: Mapping[StageId, float]
+    """Parts of rooms that a bucket takes, by waiting stage; empty where it needs none."""
     gradients: Flow
     weights: Flow | None
 
@@ -88,6 +90,8 @@ class Carried:
 
 
 NOTHING = Carried({}, {})
+NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
+"""Of the buckets under way."""
 
 
 class GradientExchangePrices:
@@ -128,7 +132,7 @@ class GradientExchangePrices:
         return tuple(timed for timed, _ in self._timed(placement, vocab_rows))
 
     def _timed(
-        self, placement: Placement, vocab_rows: int
+        self, placement: Placement, vocab_rows: int, rooms: Mapping[StageId, int] = NO_LIMIT
     ) -> Iterator[tuple[GroupTime, tuple[int, ...]]]:
         """Yield `groups`, each with its holders' places in the layout's order of stages."""
         starts = [0, *accumulate(len(replica.stages) for replica in placement.replicas)]
@@ -138,6 +142,8 @@ class GradientExchangePrices:
         ports = np.array([self._port(stage) for stage in stages])
         likes = np.array([self._like(stage) for stage in stages])
         witnesses = witness_of(placement)
+        least = least_rooms(rooms, witnesses)
+        is_divided = self._weight_bytes is not None
         found: dict[tuple[int, ...], tuple[_Prices, Ints]] = {}
         by_groups = placement.exchange_groups
         for group in sync_groups(placement, self._model, vocab_rows):
@@ -149,14 +155,20 @@ class GradientExchangePrices:
             prices, first_ports = found[places]
             sets = prices.num_rank_sets
             waiting = tuple([(r, s) for r, s in group.holders if witnesses[r] == r])
-            buffers: Mapping[StageId, int] = {}
-            if self._weight_bytes is not None or prices.is_by_groups:
-                buffers = buffers_of(placement, waiting, sets)
             share = 1.0
             if group.num_layers:
                 share = min(1.0, mean_bucket_params(self._model, sets) / group.num_params)
             num_bytes = group.num_params * self._gradient_bytes
-            gradients = prices.gradients.of(first_ports, num_bytes, share * num_bytes / sets)
+            rank_bytes = share * num_bytes / sets
+            gradients = prices.gradients.of(first_ports, num_bytes, rank_bytes)
+            buffers = buffers_of(
+                placement,
+                {holder: least[holder] for holder in waiting if holder in least},
+                sets,
+                rank_bytes,
+                is_packed=is_divided,
+                is_received=is_divided or prices.is_by_groups,
+            )
             weights = None
             if prices.weights is not None and self._weight_bytes is not None:
                 num_bytes = group.num_params * self._weight_bytes
@@ -170,6 +182,7 @@ class GradientExchangePrices:
         ends: Sequence[StageEnd],
         pipelines_s: float,
         carried: Carried = NOTHING,
+        rooms: Mapping[StageId, int] = NO_LIMIT,
     ) -> float:
         """Return the seconds from the end of all pipelines to the last reduced gradient, plus those
         of the new weights after the update.
@@ -177,6 +190,7 @@ class GradientExchangePrices:
         Args:
             ends: of every stage, in the layout's order.
             carried: what boundaries take of the paths meanwhile.
+            rooms: bytes for buckets under way (`cost.sync.room`), by stage; without, for all.
         """
         firsts = [first for replica in placement.replicas for first in replica.first_layers]
         placed = [stage for replica in placement.replicas for stage in replica.stages]
@@ -190,7 +204,7 @@ class GradientExchangePrices:
             return max([ends[p].end_s - layer_s[p] * (layer - firsts[p]) for p in places])
 
         steps, gathers = [], []
-        for timed, places in self._timed(placement, vocab_rows):
+        for timed, places in self._timed(placement, vocab_rows, rooms):
             group, common = timed.group, (timed.bucket_share, timed.buffers)
             end = group.first_layer + group.num_layers
             first = max(group.first_layer, end - ceil(timed.bucket_share * group.num_layers))
@@ -224,10 +238,12 @@ class GradientExchangePrices:
             prices.weights.of(ports[members], weight_bytes, weight_bytes / sets),
         )
 
-    def alone_s(self, placement: Placement, vocab_rows: int) -> float:
-        """Return the seconds of the exchange by itself, all stages ready at once."""
+    def alone_s(
+        self, placement: Placement, vocab_rows: int, rooms: Mapping[StageId, int] = NO_LIMIT
+    ) -> float:
+        """Return the seconds of the exchange by itself, all stages ready at once, in `rooms`."""
         ends = [StageEnd(0.0) for replica in placement.replicas for _ in replica.stages]
-        return self.exposed_s(placement, vocab_rows, ends, 0.0)
+        return self.exposed_s(placement, vocab_rows, ends, 0.0, rooms=rooms)
 
     def path_seconds(self, placement: Placement, vocab_rows: int) -> dict[tuple[str, str], float]:
         """Return the seconds for which the exchanges of a step occupy each path between two

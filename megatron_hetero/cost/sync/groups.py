@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 from megatron_hetero.cost.memory.parameters import embedding_params, layer_params
-from megatron_hetero.cost.network.exchange_clock import BUFFERS_AT_ONCE
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS, StageId, layer_tensors
+from megatron_hetero.cost.sync.room import num_copies, part_of_room
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.spec import ModelSpec
 
@@ -85,18 +85,37 @@ def witness_of(placement: Placement) -> list[int]:
     ]
 
 
-def buffers_of(placement: Placement, holders: Sequence[StageId], sets: int) -> dict[StageId, int]:
-    """Count the buffers of a rank of each holder that a divided bucket of stages takes: a rank of a
-    narrow stage is in several buckets of ranks for each.
+def buffers_of(
+    placement: Placement,
+    rooms: Mapping[StageId, int],
+    sets: int,
+    rank_bytes: float,
+    *,
+    is_packed: bool,
+    is_received: bool,
+) -> dict[StageId, float]:
+    """Return the part of each holder's room that a bucket of stages takes while it is under way;
+    more than all of it where its ranks exchange their buckets in turns.  Who takes none is left
+    out.
+
+    A rank of a narrow stage is in several buckets of ranks for each bucket of stages, and packs
+    them, since each is a part of its parameters.
 
     Args:
-        holders: of the bucket.
+        rooms: of the holders.
         sets: rank sets into which it is divided (`cost.sync.buckets.num_rank_sets`).
+        rank_bytes: of the bucket of one rank set.
+        is_packed: on every rank.
+        is_received: what others send arrives beside it.
     """
     found = {}
-    for r, s in holders:
+    for (r, s), room in rooms.items():
         narrowest = min(group.width for group in placement.replicas[r].stages[s].groups)
-        found[r, s] = min(BUFFERS_AT_ONCE, -(-sets // narrowest))
+        num = -(-sets // narrowest)
+        copies = num_copies(is_packed=is_packed or num > 1, is_received=is_received)
+        part = num * part_of_room(copies * rank_bytes, room)
+        if part:
+            found[r, s] = part
     return found
 
 

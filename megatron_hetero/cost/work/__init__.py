@@ -1,7 +1,8 @@
 """Seconds of the model's pieces on the GPUs of one tensor-parallel group.
 
 pieces       embedding, layer and head on a stage, modelled or measured
-compute      the analytic model of a layer, the embedding and the head
+compute      the analytic model of a layer
+ends         the same of the embedding and the head
 layer_work   products and memory traffic of the parts of a layer
 launches     operators that the host launches for a piece
 share        what one member of a group holds and computes

@@ -4,11 +4,13 @@
 it predicts GPUs and widths that it was not fitted to.  A type that was measured has constants of
 its own, one with the same chip shares them.  Any other reaches in a layer as large a part of its
 fastest product (`GpuType.best_product`) as the measured types do, or what cards of half rate reach,
-or the median.
+or the median.  Fused attention reaches a part of what large products reach, by head size and pass,
+from tables of its kernels; a type without one takes the median of those parts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -42,6 +44,51 @@ class ScoreTraffic:
 
 
 @dataclass(frozen=True)
+class AttentionEfficiency:
+    """Parts of the rate of large products that fused attention reaches in either pass."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """What kernels of causal fused attention reach.
+
+    `by_type`: on long sequences, by GPU type and head size; `extra_tokens`: what a kernel computes
+    besides, by pass, as if every sequence were so many tokens longer: blocks that the diagonal
+    cuts, and the beginning and the end, when few blocks are left for many multiprocessors.
+    """
+
+    by_type: Mapping[str, Mapping[int, AttentionEfficiency]]
+    extra_tokens: Mapping[str, float]
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> FusedAttention:
+        """Read the part of `calibration.json` that is called `attention`."""
+        return cls(
+            {
+                gpu: {
+                    int(size): AttentionEfficiency(part["forward"], part["backward"])
+                    for size, part in by_size.items()
+                }
+                for gpu, by_size in data["part_of_products"].items()
+            },
+            dict(data["extra_tokens"]),
+        )
+
+    def reached(self, gpu: str, head_size: int, seq_length: int) -> AttentionEfficiency:
+        """Return what a type reaches on sequences of some length, with the nearest head size of its
+        table, or of the medians where it has none."""
+        by_size = self.by_type.get(gpu, self.by_type[DEFAULT])
+        part = by_size[min(by_size, key=lambda size: abs(math.log(size / head_size)))]
+        return AttentionEfficiency(
+            part.forward / (1 + self.extra_tokens["forward"] / seq_length),
+            part.backward / (1 + self.extra_tokens["backward"] / seq_length),
+        )
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Constants by GPU type and kind of product ("fp16": tensor cores, "fp32": without them).
 
@@ -53,6 +100,7 @@ class Calibration:
     memory_efficiency: Mapping[str, float]
     score_traffic: Mapping[str, ScoreTraffic]
     dropout_slowdown: float
+    attention: FusedAttention
     same_chip: Mapping[str, str]
 
     @classmethod
@@ -70,6 +118,7 @@ class Calibration:
                 for kind, elements in data["score_traffic"].items()
             },
             data["dropout_slowdown"],
+            FusedAttention.from_data(data["attention"]),
             dict(data["same_chip"]),
         )
 
@@ -115,6 +164,19 @@ class Calibration:
             for (name, kind), curve in self.gemm.items()
             if kind == "fp16" and name in gpu_type_names() and name not in self.same_chip
         )
+
+    def attention_efficiency(
+        self, gpu: GpuType, head_size: int, seq_length: int
+    ) -> AttentionEfficiency:
+        """Return the parts of the rate of large products that fused attention reaches.
+
+        Args:
+            gpu: the type.
+            head_size: elements of a head's queries.
+            seq_length: tokens of a sequence, all of it where a context-parallel group divides it.
+        """
+        name = self.same_chip.get(gpu.name, gpu.name)
+        return self.attention.reached(name, head_size, seq_length)
 
     def memory_bytes_per_s(self, gpu: GpuType) -> float:
         """Return the memory bandwidth that streaming operators reach."""

@@ -1,9 +1,10 @@
-"""Seconds of a decoder layer, the embedding and the output layer on one GPU of a TP group.
+"""Seconds of a decoder layer on one GPU of a tensor-parallel group.
 
 A roofline with two terms.  Matrix products take `flops / (peak * max_efficiency) + overhead` each:
-the overhead makes small products inefficient, which is what the operator tables show.  Everything
-else is bound by memory and takes `bytes / (bandwidth * memory_efficiency)`.  The formula is the
-same for every GPU; its constants are in `cost.work.calibration`.
+the overhead makes small products inefficient, which is what the operator tables show.  Fused
+attention is a product too, of another efficiency in each pass.  Everything else is bound by memory
+and takes `bytes / (bandwidth * memory_efficiency)`.  The formula is the same for every GPU; its
+constants are in `cost.work.calibration`.
 
 Backward is twice the forward products (input and weight gradients) plus the accumulation of the
 weight gradient into the main gradient.  Times are for one micro-batch, without communication.
@@ -31,10 +32,11 @@ from megatron_hetero.cost.work.layer_work import (
 )
 from megatron_hetero.cost.work.share import TensorShare, even_share
 from megatron_hetero.cost.work.stage_precision import precision_on
-from megatron_hetero.model.blocks import joining_params
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 
 _MAIN_GRADIENT_BYTES = 4
+_FUSED_BACKWARD_FLOPS = 2.5
+"""Backward over forward of fused attention: five products instead of two, the scores once more."""
 _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
@@ -174,12 +176,12 @@ def _part_times(
     calibration: Calibration | None,
 ) -> PassTimes:
     training = workload.training
-    is_fused = not training.stores_scores(uses_flash_attention(training, gpu))
+    is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
     speed = speed_of(training, gpu, calibration)
     work = work_of(workload.model, training, share, is_fused)
     products_s = speed.products_s(work.gemm_flops)
     elementwise_s = speed.memory_s(work.memory_bytes)
-    core = _core_times(work, speed, is_fused)
+    core = _core_times(workload, gpu, work, is_fused, calibration)
     forward_s = products_s + elementwise_s + core.forward_s
     backward_s = (
         2 * products_s
@@ -194,116 +196,52 @@ def _part_times(
     return PassTimes(forward_s, backward_s)
 
 
-def _core_times(work: Work, speed: Speed, flash: bool) -> PassTimes:
+def _core_times(
+    workload: Workload,
+    gpu: GpuType,
+    work: Work,
+    is_fused: bool,
+    calibration: Calibration | None,
+) -> PassTimes:
     """Time scores and context: what lies between the two products of attention."""
+    if not work.attention_flops:
+        return PassTimes(0.0, 0.0)
+    calibration = calibration or shipped_calibration()
+    speed = speed_of(workload.training, gpu, calibration)
+    if is_fused:
+        part = calibration.attention_efficiency(gpu, work.head_size, workload.model.seq_length)
+        flops = sum(work.attention_flops)
+        return PassTimes(
+            speed.products_s((flops / part.forward,)),
+            speed.products_s((_FUSED_BACKWARD_FLOPS * flops / part.backward,)),
+        )
     products_s = speed.products_s(work.attention_flops)
     dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
     forward = speed.scores.forward * work.score_bytes + dropout_bytes
     backward = speed.scores.backward * work.score_bytes + work.score_dropout_bytes
     return PassTimes(
-        products_s + speed.memory_s(forward),
-        # Flash attention's backward rebuilds the scores: 2.5 forwards instead of 2.
-        (2.5 if flash else 2.0) * products_s + speed.memory_s(backward),
+        products_s + speed.memory_s(forward), 2 * products_s + speed.memory_s(backward)
     )
 
 
 def core_attention_times(
-    workload: Workload, members: Sequence[tuple[GpuType, TensorShare]]
+    workload: Workload,
+    members: Sequence[tuple[GpuType, TensorShare]],
+    calibration: Calibration | None = None,
 ) -> PassTimes:
-    """Time scores and context of one decoder layer, on the slowest member; nothing recomputed."""
+    """Time scores and context of one decoder layer, on the slowest member; nothing recomputed.
+
+    Args:
+        members: type and share of each GPU of the group.
+        calibration: constants of GPUs; None is the shipped ones.
+    """
     model, training = workload.model, workload.training
     found = []
     for gpu, share in members:
-        is_fused = not training.stores_scores(uses_flash_attention(training, gpu))
+        is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
         work = attention_work(model, training, share, is_fused)
-        found.append(_core_times(work, speed_of(training, gpu, None), is_fused))
+        found.append(_core_times(workload, gpu, work, is_fused, calibration))
     return slowest(found)
-
-
-def embedding_times(
-    workload: Workload,
-    gpu: GpuType,
-    width: int,
-    vocab_rows: int,
-    calibration: Calibration | None = None,
-    num_tokens: int | None = None,
-) -> PassTimes:
-    """Time the embedding: a gather forward, a scatter into a dense gradient backward.
-
-    `vocab_rows` counts the rows of the padded vocabulary, all of them, not one shard's.
-
-    Args:
-        width: of the tensor-parallel group.
-        calibration: constants of GPUs; None is the shipped ones.
-        num_tokens: of a micro-batch; None is all of them.
-    """
-    model, training = workload.model, workload.training
-    element = training.element_bytes
-    tokens = num_tokens or training.micro_batch_size * model.seq_length
-    speed = speed_of(training, gpu, calibration)
-    forward_s = speed.memory_s(3.0 * tokens * model.hidden_size * element)
-    rows = vocab_rows * model.hidden_size // width
-    return PassTimes(forward_s, 2 * forward_s + gradient_accumulation_s(rows, speed))
-
-
-def head_times(
-    workload: Workload,
-    gpu: GpuType,
-    width: int,
-    vocab_rows: int,
-    calibration: Calibration | None = None,
-    num_tokens: int | None = None,
-) -> PassTimes:
-    """Time the final norm, the output layer and the vocabulary-parallel cross entropy.
-
-    Args:
-        width: of the tensor-parallel group.
-        vocab_rows: rows of the padded vocabulary, not of one shard.
-        calibration: constants of GPUs; None is the shipped ones.
-        num_tokens: of a micro-batch; None is all of them.
-    """
-    model, training = workload.model, workload.training
-    element = training.element_bytes
-    tokens = num_tokens or training.micro_batch_size * model.seq_length
-    logits = tokens * vocab_rows / width
-    speed = speed_of(training, gpu, calibration)
-    products_s = speed.products_s((2.0 * logits * model.hidden_size,))
-    # Cross entropy reads the logits, makes them fp32, then takes a maximum, exp and a sum.
-    norm_bytes = 2.0 * tokens * model.hidden_size * element
-    loss_s = speed.memory_s(logits * (element + 4 * 4) + norm_bytes)
-    gradient_s = speed.memory_s(logits * (2 * 4 + element))
-    rows = vocab_rows * model.hidden_size // width
-    return PassTimes(
-        products_s + loss_s,
-        2 * products_s + gradient_s + gradient_accumulation_s(rows, speed),
-    )
-
-
-def joining_times(
-    workload: Workload,
-    gpu: GpuType,
-    width: int,
-    calibration: Calibration | None = None,
-    num_tokens: int | None = None,
-) -> PassTimes:
-    """Time what stands before a layer that predicts a further token: two norms, and the product
-    that joins what is known of a token with the embedding of a further one.
-
-    Args:
-        width: of the tensor-parallel group.
-        calibration: constants of GPUs; None is the shipped ones.
-        num_tokens: of a micro-batch; None is all of them.
-    """
-    model, training = workload.model, workload.training
-    tokens = num_tokens or training.micro_batch_size * model.seq_length
-    speed = speed_of(training, gpu, calibration)
-    weights = joining_params(model) // width
-    products_s = speed.products_s((2.0 * tokens * weights,))
-    norms_s = speed.memory_s(4.0 * tokens * model.hidden_size * training.element_bytes)
-    return PassTimes(
-        products_s + norms_s,
-        2 * (products_s + norms_s) + gradient_accumulation_s(weights, speed),
-    )
 
 
 def update_time_s(state_bytes: float, gpu: GpuType) -> float:

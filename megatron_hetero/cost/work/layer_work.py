@@ -19,13 +19,15 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 class Work:
     """Work of one micro-batch on one GPU in the forward pass of a part of a layer.
 
-    `score_bytes`: one element for each attention score, and what dropout of them moves in a pass.
+    `score_bytes`: one element for each attention score, and what dropout of them moves in a pass;
+    `head_size`: elements of a head's queries.
     """
 
     gemm_flops: tuple[float, ...]
     memory_bytes: float
     num_params: int
     attention_flops: tuple[float, ...] = ()
+    head_size: int = 0
     score_bytes: float = 0.0
     score_dropout_bytes: float = 0.0
 
@@ -58,6 +60,7 @@ def attention_work(
         attention_flops=tuple(
             2.0 * tokens * width * model.seq_length * (0.5 if flash else 1.0) for width in widths
         ),
+        head_size=query // num_heads,
         # Fused kernels keep the scores on chip.
         score_bytes=0.0 if flash else float(scores * element),
         # Dropout reads and writes each, and a byte of its mask.

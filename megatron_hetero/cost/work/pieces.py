@@ -15,13 +15,11 @@ from megatron_hetero.cost.network.seconds import (
 from megatron_hetero.cost.work.compute import (
     PassTimes,
     core_attention_times,
-    embedding_times,
     group_layer_times,
-    head_times,
-    joining_times,
     slowest,
     uses_flash_attention,
 )
+from megatron_hetero.cost.work.ends import embedding_times, head_times, joining_times
 from megatron_hetero.cost.work.gauge import Gauged, Modelled, gauged_times
 from megatron_hetero.cost.work.launches import launching_times
 from megatron_hetero.cost.work.profile import NO_STRETCH, PIECES, Piece, Profile

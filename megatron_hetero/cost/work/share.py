@@ -70,6 +70,12 @@ class TensorShare:
             return (model.seq_length // self.context_parallel,) * self.context_parallel
         return token_counts(model.seq_length, self.context_shares, self.width)
 
+    def stores_scores(self, training: TrainingSpec, flash: bool) -> bool:
+        """Return whether attention writes its scores to memory: it is neither flash attention nor
+        fused otherwise."""
+        divided = training.fused_scores == "divided" and self.context_parallel > 1
+        return not (flash or divided or training.fused_scores == "everywhere")
+
     def own_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
         """Count the group's tokens that are its own where sequence parallelism divides them."""
         tokens = self.num_tokens(model, training)

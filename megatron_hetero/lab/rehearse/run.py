@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.steps import job_of
+from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.exchange.stock_buckets import stock_bucket_elements
 from megatron_hetero.schedule.simulator.stage_times import plan_times
 from megatron_hetero.schedule.simulator.step import simulate_plan
@@ -159,6 +160,9 @@ class _RehearsalJob:
         self._folder = folder
         self.small: SmallModel = small_model(plan, plan.workload)
         self._times = plan_times(plan, cluster, profile)
+        # The room for gradients under way is that of the real model (`runtime.gradients.room`).
+        found = plan.estimates or estimate_plan(plan, cluster, profile, bounded=False)
+        self._estimates = replace(found, measured=False)
         self._text = folder / "text"
         self._num_steps = WARMUP_STEPS + MOST_TRIES * options.steps
         self._table = rank_table(plan)
@@ -196,7 +200,7 @@ class _RehearsalJob:
     def ranks_job(self) -> LocalJob:
         """Return the job of the plan, through the entry that users run."""
         plan_file = self._folder / "plan.json"
-        save_plan(self.small.shrunk.plan, plan_file)
+        save_plan(replace(self.small.shrunk.plan, estimates=self._estimates), plan_file)
         argv = (
             *self.small.shrunk.model_args,
             *self.small.shrunk.plan_args,

@@ -38,11 +38,24 @@ class StagePlace:
     holders: StateHolders | None = None
     context_parallel: int = 1
     expert_shares: tuple[int, ...] | None = None
+    context_shares: tuple[int, ...] | None = None
 
     @property
     def width(self) -> int:
         """Tensor-parallel width."""
         return len(self.devices) // self.context_parallel
+
+    @property
+    def stage(self) -> PlacedStage:
+        """The stage with one layer."""
+        return PlacedStage(
+            self.devices,
+            1,
+            self.shares,
+            context_parallel=self.context_parallel,
+            expert_shares=self.expert_shares,
+            context_shares=self.context_shares,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +106,8 @@ class StageOptions:
         key = gpus, link, place.shares, ends, kept, place.expert_shares
         if place.context_parallel == 1:
             return key
-        stage = _stage(place)
-        own = tuple(slowest_link(cluster, group.devices) for group in stage.groups)
-        return *key, place.context_parallel, own
+        own = tuple(slowest_link(cluster, group.devices) for group in place.stage.groups)
+        return *key, place.context_parallel, place.context_shares, own
 
     def _look(self, place: StagePlace) -> tuple[StageOption, ...]:
         lines = [
@@ -154,7 +166,7 @@ class StageOptions:
         """Time the model's pieces on the stage, under a kind of recompute."""
         costs = self.costs.variant(recompute=recompute)
         if place.context_parallel > 1 or place.expert_shares is not None:
-            return costs.stage_pieces(_stage(place), self.vocab_rows)
+            return costs.stage_pieces(place.stage, self.vocab_rows)
         return costs.group_pieces(place.devices, place.shares, self.vocab_rows)
 
     def memories(self, recompute: Recompute, place: StagePlace) -> tuple[StageMemory, ...]:
@@ -162,7 +174,12 @@ class StageOptions:
         costs = self.costs.variant(recompute=recompute, holders=place.holders)
         width, context = place.width, place.context_parallel
         shares = member_shares(
-            costs.workload.model, width, place.shares, context, place.expert_shares
+            costs.workload.model,
+            width,
+            place.shares,
+            context,
+            place.expert_shares,
+            place.context_shares,
         )
         unlike = {
             (memory_kind(costs.cluster.node_by_name[device.node]), share): (device, share)
@@ -224,16 +241,6 @@ class _Line:
             recompute = "none"
         own = None if recompute == self.own else recompute
         return StageOption(forward_s, backward_s, own, None, self.expert_shares)
-
-
-def _stage(place: StagePlace) -> PlacedStage:
-    return PlacedStage(
-        place.devices,
-        1,
-        place.shares,
-        context_parallel=place.context_parallel,
-        expert_shares=place.expert_shares,
-    )
 
 
 def _time_s(option: StageOption) -> float:

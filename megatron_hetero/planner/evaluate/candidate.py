@@ -103,7 +103,7 @@ class Candidate:
                 r.launch_counts or (),
                 r.micro_batch_size or 0,
                 repr([s.own_settings for s in r.stages]),
-                tuple(s.context_parallel for s in r.stages),
+                tuple((s.context_parallel, s.context_shares or ()) for s in r.stages),
                 tuple(s.num_sharded_layers for s in r.stages),
             )
             for r in self.placement.replicas

@@ -5,7 +5,7 @@ divisions       those of stages that divide sequences
 layouts         groups of like GPUs exchanged in a completed structure
 fine            single layers, micro-batches and idle GPUs
 refine          the best placements with settings of their own
-unlike_groups   stages joined into one group in shares
+unlike_groups   stages joined into one, of tensors or sequences in shares
 group_shares    shares of unlike GPUs by speed and memory
 annealing       simulated annealing (`--strategy thorough`)
 """

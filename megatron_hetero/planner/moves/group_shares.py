@@ -1,10 +1,12 @@
-"""Shares of a tensor-parallel group of unlike GPUs: by speed and memory.
+"""Shares of a group of unlike GPUs, by speed and memory: of tensors, or of sequences.
 
 HAP (arXiv:2401.05965) finds shares x of the members by a linear programme: the least T with
 T >= s_i x_i for every member, and sum x = 1.  Here x_i is also limited by the part of the stage
 that member i has memory for, and x is in whole units of 1/K, because heads cannot be divided.  The
 cost model gives every member's seconds and bytes for each number of units.  It is optimal to give
 out the units one by one, each to the member that is least slow with it (`refit.minimax`).
+
+Members are the GPUs of a tensor-parallel group, or the groups of a stage that divide its sequences.
 
 Example: a layer takes 1 s on a and 3 s on b, and there are 8 heads.  Six on a and two on b take
 0.75 s; if a holds only five of them, five and three take 1.125 s.
@@ -14,23 +16,24 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import gcd
+from math import gcd, lcm
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.compute import group_layer_times
-from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.refit.refit import minimax
 
 Shares = tuple[int, ...]
 
 _FINEST = 64
-"""Units of a group at most, where query groups are fewer: of MLP columns and the vocabulary."""
+"""Units of a group at most, where query groups are fewer: of MLP columns and the vocabulary; of
+tokens."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,10 @@ class GroupShares:
     def options(self, place: StagePlace, num_layers: int) -> tuple[Shares, ...]:
         """Return the fastest shares that fit with `num_layers` layers: without a thought for
         memory, and with the rows of memory of each kind of recompute, distinct, fastest first."""
-        found: dict[Shares, float] = {}
-        for units in self._numbers_of_units(len(place.devices)):
-            times_s = [list(self._times_s(device, place, units)) for device in place.devices]
-            most = [units] * len(place.devices)
+        members, found = _members(place), dict[Shares, float]()
+        for units in self._numbers_of_units(place):
+            times_s = [list(self._times_s(member, place, units)) for member in members]
+            most = [units] * len(members)
             caps = [most, *(self._caps(kind, place, num_layers, units) for kind in self._kinds)]
             for cap in caps:
                 parts = minimax(units, [own[:n] for own, n in zip(times_s, cap, strict=True)])
@@ -63,50 +66,54 @@ class GroupShares:
     def _kinds(self) -> Sequence[CostModel]:
         return [self.costs.variant(recompute=kind) for kind in recomputes(self.costs)]
 
-    def _numbers_of_units(self, width: int) -> Iterator[int]:
+    def _numbers_of_units(self, place: StagePlace) -> Iterator[int]:
+        if place.context_parallel > 1:
+            yield min(_FINEST, self.costs.workload.model.seq_length // lcm(2, place.width))
+            return
         units = self.costs.workload.model.num_query_groups
         yield units
         while 2 * units <= _FINEST:
             units *= 2
-            if units >= width:
+            if units >= place.width:
                 yield units
 
-    def _times_s(self, device: Device, place: StagePlace, units: int) -> Iterator[float]:
+    def _times_s(self, member: Sequence[Device], place: StagePlace, units: int) -> Iterator[float]:
         """Yield seconds of a layer on one member with 1, 2, ... units of so many, rising."""
-        workload, gpu = self.costs.workload, self.costs.cluster.gpu_type(device)
-        width, last_s = len(place.devices), 0.0
-        alone = _share(self.costs, 1, 1, 1)
+        workload, gpu = self.costs.workload, self.costs.cluster.gpu_type(member[0])
+        alone, last_s = even_share(workload.model, 1), 0.0
         # A profile or other prices may know this GPU better: in proportion to a layer on it alone.
-        is_s = self.costs.group_pieces((device,), None, self.vocab_rows).layer.total_s
+        is_s = self.costs.group_pieces((member[0],), None, self.vocab_rows).layer.total_s
         factor = is_s / group_layer_times(workload, [(gpu, alone)]).total_s
-        for part in range(1, units - width + 2):
-            share = _share(self.costs, width, part, units)
+        for part in _parts(place, units):
+            share = _share(self.costs, place, part, units)
             time_s = factor * group_layer_times(workload, [(gpu, share)]).total_s
             last_s = max(time_s, last_s)
             yield last_s
 
     def _caps(self, costs: CostModel, place: StagePlace, num_layers: int, units: int) -> list[int]:
         """Return units that each member holds at most, with so many layers."""
-        width = len(place.devices)
 
         def lacks_memory(device: Device, part: int) -> bool:
             memory = costs.memory(
                 costs.cluster.node_by_name[device.node],
-                width,
+                place.width,
                 place.first,
                 place.last,
                 place.num_in_flight,
                 self.vocab_rows,
                 place.num_sends_kept,
-                _share(costs, width, part, units),
+                _share(costs, place, part, units),
             )
             return memory.peak_bytes(num_layers) > memory.capacity_bytes
 
-        parts = range(1, units - width + 2)
-        return [bisect_left(parts, True, key=partial(lacks_memory, d)) for d in place.devices]
+        parts = _parts(place, units)
+        return [
+            min(bisect_left(parts, True, key=partial(lacks_memory, device)) for device in member)
+            for member in _members(place)
+        ]
 
     def _gpus(self, place: StagePlace) -> list[str]:
-        return [self.costs.cluster.gpu_type(device).name for device in place.devices]
+        return [self.costs.cluster.gpu_type(member[0]).name for member in _members(place)]
 
     def _alike(self, shares: Shares, place: StagePlace) -> Shares:
         """Return about the same shares, those of GPUs of one kind equal."""
@@ -137,16 +144,37 @@ class GroupShares:
             best_s, best = min(ranked)
 
     def _stage_s(self, shares: Shares, place: StagePlace, num_layers: int) -> float:
-        pieces = self.costs.group_pieces(place.devices, shares, self.vocab_rows)
+        if place.context_parallel == 1:
+            place = replace(place, shares=shares)
+        else:
+            place = replace(place, context_shares=shares)
+        pieces = self.costs.stage_pieces(place.stage, self.vocab_rows)
         return pieces.stage(num_layers, place.first, place.last).total_s
 
 
-def _share(costs: CostModel, width: int, part: int, units: int) -> TensorShare:
-    """Return what a member with `part` of `units` units holds, to the nearest head and column.
+def _members(place: StagePlace) -> list[tuple[Device, ...]]:
+    """Return what has a share: each GPU of a tensor-parallel group, or each of several groups."""
+    if place.context_parallel == 1:
+        return [(device,) for device in place.devices]
+    return [group.devices for group in place.stage.groups]
+
+
+def _parts(place: StagePlace, units: int) -> range:
+    """Return the units that one member may have."""
+    return range(1, units - len(_members(place)) + 2)
+
+
+def _share(costs: CostModel, place: StagePlace, part: int, units: int) -> TensorShare:
+    """Return what a member with `part` of `units` units holds, to the nearest head and column, or
+    token.
 
     Its rows of the vocabulary are the shares (part, rest), it being the first.
     """
-    model = costs.workload.model
+    model, width, context = costs.workload.model, place.width, place.context_parallel
+    if context > 1:
+        others = (units - part,) * (context - 1)
+        own = (part * (context - 1), *others)
+        return member_shares(model, width, None, context, None, own)[0]
     heads, columns, shared, dense = (
         max(1, round(number * part / units)) if number else 0
         for number in (
@@ -156,8 +184,6 @@ def _share(costs: CostModel, width: int, part: int, units: int) -> TensorShare:
             model.dense_columns,
         )
     )
-    if width == 1:
-        return TensorShare(1, heads, columns, shared_columns=shared, dense_columns=dense)
     others = (max(1, (units - part) // (width - 1)),) * (width - 1)
     return TensorShare(
         width,

@@ -7,17 +7,18 @@ optimizer's states where there is room, and groups of unequal shares.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 
-from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
+from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, shares_tokens
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.canonical import canonical, is_symmetric
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.unlike import unlike, unlike_and_uncontended
-from megatron_hetero.planner.moves.unlike_groups import joined
+from megatron_hetero.planner.moves.unlike_groups import in_unlike_parts, joined
 from megatron_hetero.planner.refit.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.refit.polish import Polish
 from megatron_hetero.planner.refit.refit import (
@@ -66,9 +67,21 @@ class Refine:
         num_starts = 2 if is_large else self.num_starts
         starts = unlike_and_uncontended(board.ranking_with_counts, num_starts)
         self.refine(board, starts + unlike(board.out_of_memory.fastest, num_starts))
+        if shares_tokens(board.problem.costs):
+            # Stages that divide sequences have settings of their own: they are no starts so far.
+            more = in_unlike_parts(board.problem)
+            self.refine(board, unlike(board.refined, self.num_joined), more)
 
-    def refine(self, board: Scoreboard, starts: Sequence[Candidate]) -> None:
-        """Fill and polish placements that have not been before."""
+    def refine(
+        self, board: Scoreboard, starts: Sequence[Candidate], more: Iterable[Placement] = ()
+    ) -> None:
+        """Fill and polish placements that have not been before.
+
+        Args:
+            board: on which they are kept.
+            starts: placements of the board.
+            more: others, that are on none.
+        """
         if not board.problem.costs.has_variants:
             return
         is_large = board.problem.num_gpus > _MANY_GPUS
@@ -76,12 +89,17 @@ class Refine:
         max_work = self.max_work // 4 if is_large else self.max_work
         found: list[tuple[Candidate, Refitter]] = []
         known: KnownOptions = {}
-        for number, start in enumerate(board.not_begun(self.name, starts)):
-            for placement in self._placements(board, start, number < self.num_joined):
-                refitter = Refitter(board.problem.costs, placement, known)
-                best = self._refined(board, refitter, start)
-                if best is not None:
-                    found.append((best, refitter))
+        begun = enumerate(board.not_begun(self.name, starts))
+        of_starts = (
+            (placement, start)
+            for number, start in begun
+            for placement in self._placements(board, start, number < self.num_joined)
+        )
+        for placement, start in chain(of_starts, zip(more, repeat(None))):
+            refitter = Refitter(board.problem.costs, placement, known)
+            best = self._refined(board, refitter, start)
+            if best is not None:
+                found.append((best, refitter))
         found.sort(key=lambda entry: entry[0].key)
         refitters = {id(candidate): refitter for candidate, refitter in found}
         for candidate in unlike([candidate for candidate, _ in found], num_polished):
@@ -104,7 +122,9 @@ class Refine:
         if join:
             yield from joined(problem, Refitter(problem.costs, placement))
 
-    def _refined(self, board: Scoreboard, refitter: Refitter, start: Candidate) -> Candidate | None:
+    def _refined(
+        self, board: Scoreboard, refitter: Refitter, start: Candidate | None
+    ) -> Candidate | None:
         """Return the best of the sizes, kept on the board; None where nothing fits or nothing
         changed."""
         costs, replicas = board.problem.costs, refitter.placement.replicas
@@ -133,12 +153,12 @@ class Refine:
         return best
 
     def _keep(
-        self, board: Scoreboard, refitter: Refitter, start: Candidate, placement: Placement
+        self, board: Scoreboard, refitter: Refitter, start: Candidate | None, placement: Placement
     ) -> Candidate | None:
         shares = [[stage.optimizer_share for stage in r.stages] for r in placement.replicas]
         if any(map(any, shares)) or placement.has_context_parallel:
             placement = with_optimizer_shares(placement, shares)  # of the layers as they are now
-        if placement == start.placement:
+        if start is not None and placement == start.placement:
             return None
         placement, rank_order = arranged(placement, board.problem.gpus, start)
         cost = refitter.cost(placement)

@@ -200,6 +200,7 @@ def places(
             None if parts is None else StateHolders(*(1 / part for part in parts)),
             stage.context_parallel,
             stage.expert_shares,
+            stage.context_shares,
         )
 
 

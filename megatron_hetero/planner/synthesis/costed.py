@@ -77,7 +77,7 @@ def check_synthesised(workload: Workload) -> None:
 
 
 def layer_prices(
-    costs: CostModel, place: LayerGroup, along: tuple[Dimension, ...]
+    costs: CostModel, place: LayerGroup, along: tuple[Dimension, ...], *, by_tokens: bool = False
 ) -> ProgramPrices:
     """Price the steps of a decoder layer on a group.
 
@@ -88,6 +88,7 @@ def layer_prices(
         costs: of the job.
         place: the group.
         along: dimensions along which work may be divided.
+        by_tokens: of programs that divide sequences, which may store no scores where others do.
     Raises:
         UnsupportedError: `check_synthesised`.
     """
@@ -97,8 +98,11 @@ def layer_prices(
         costs = costs.variant(recompute="none")
     cluster, graph = costs.cluster, layer_graph(along)
     gpus = [cluster.gpu_type(device) for device in place.devices]
-    side_by_side = "sequences" in along
-    works = [_works(costs, *pair) for pair in zip(place.devices, gpus, strict=True)]
+    side_by_side, workload = "sequences" in along, costs.workload
+    if by_tokens and workload.training.fused_scores == "divided":
+        training = replace(workload.training, fused_scores="everywhere")
+        workload = replace(workload, training=training)
+    works = [_works(costs, workload, *pair) for pair in zip(place.devices, gpus, strict=True)]
     lines = {
         (step.name, rule.division): tuple(_line(own[step.name], rule.division) for own in works)
         for step in graph.steps
@@ -113,7 +117,7 @@ def layer_prices(
         all_to_all_s(cluster, place.devices),
         place.num_micro_batches,
         dict(_stored(costs, place)),
-        _kept(costs.workload, gpus, place.num_layers * place.num_in_flight),
+        _kept(workload, gpus, place.num_layers * place.num_in_flight),
         place.room_bytes,
         side_by_side,
     )
@@ -144,9 +148,17 @@ def _line(work: _StepWork, division: State) -> Line:
     return fixed + of_columns, divided
 
 
-def _works(costs: CostModel, device: Device, gpu: GpuType) -> Mapping[str, _StepWork]:
-    """Return the work of every step of a layer on one GPU."""
-    workload = costs.workload
+def _works(
+    costs: CostModel, workload: Workload, device: Device, gpu: GpuType
+) -> Mapping[str, _StepWork]:
+    """Return the work of every step of a layer on one GPU.
+
+    Args:
+        costs: of the job.
+        workload: the job, as its attention is fused.
+        device: the GPU.
+        gpu: its type.
+    """
     model, training = workload.model, workload.training
     share, speed = even_share(model, 1), speed_of(training, gpu)
     flash = uses_flash_attention(training, gpu)
@@ -193,7 +205,7 @@ def _works(costs: CostModel, device: Device, gpu: GpuType) -> Mapping[str, _Step
         "gradient of norm of attention": _StepWork(0.0, 2 * norm_s),
     }
     is_s = costs.group_pieces((device,), None, costs.vocab_rows((1,))).layer.total_s
-    factor = is_s / group_layer_times(workload, [(gpu, share)]).total_s
+    factor = is_s / group_layer_times(costs.workload, [(gpu, share)]).total_s
     return {name: work.times(factor) for name, work in made.items()}
 
 

@@ -157,6 +157,8 @@ def layer_options(costs: CostModel, place: LayerGroup) -> tuple[LayerOption, ...
     found = []
     for form in forms:
         own = prices[form.along]
+        if form.division == "tokens":
+            own = layer_prices(costs, place, form.along, by_tokens=True)
         made = synthesise(own, form.allows, form.fixed, least)
         if made is not None:
             found.append(_option(costs, place, own, made, form))

@@ -4,6 +4,7 @@ sync              the gradient sync of one rank
 buckets           slices, holders and buckets, in one order on all ranks
 memory            places of slices in this rank's memory
 reduction         one bucket, reduced whole or to its owners
+room              memory for buckets under way
 grouped           one bucket, exchanged by groups of machines
 rounds            an exchange plan run on one rank
 hooks             reports of complete gradients, from Megatron's DDP

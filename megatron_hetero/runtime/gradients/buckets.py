@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
@@ -56,11 +56,13 @@ class Bucket:
     """Slices that the same ranks hold, in the order in which they lie in the flat buffer.
 
     `layer` is the sharded layer whose slices they are; None of weights that ranks hold whole.
+    `num_elements` are those of all slices.
     """
 
     holders: tuple[int, ...]
     slices: tuple[ParameterSlice, ...]
     layer: int | None = None
+    num_elements: int = field(default=0, compare=False)
 
 
 _BucketKey = tuple[tuple[int, ...], int | None]
@@ -105,8 +107,7 @@ def plan_buckets(
 
     def close(key: _BucketKey, place: int) -> None:
         holders, layer = key
-        buckets.append((place, Bucket(holders, tuple(parts.pop(key)), layer)))
-        del sizes[key]
+        buckets.append((place, Bucket(holders, tuple(parts.pop(key)), layer, sizes.pop(key))))
 
     for place, piece in enumerate(_pieces(tables, stages)):
         if piece.is_local:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_hetero.cost.sync.room import num_copies
 from megatron_hetero.exchange.by_group import plan_by_group
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
 from megatron_hetero.plan.plan import Plan
@@ -129,9 +130,9 @@ class GroupedReduction(Reduction):
         self._exchange = exchange
 
     @property
-    def needs_memory(self) -> bool:
-        """Tell that its rounds have buffers of their own."""
-        return True
+    def num_copies(self) -> int:
+        """Count one more than of a library's all-reduce: its rounds receive beside the bucket."""
+        return num_copies(is_packed=not self.is_in_place, is_received=True)
 
     def _start(self, flat: torch.Tensor) -> Any:
         return self._exchange.start(self.bucket, flat, self.group, "all_reduce")

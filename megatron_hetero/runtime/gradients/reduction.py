@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
+from megatron_hetero.cost.sync.room import num_copies
 from megatron_hetero.runtime.gradients.memory import (
     BucketViews,
     TensorOf,
@@ -52,9 +53,9 @@ class Reduction:
         return self._in_place is not None
 
     @property
-    def needs_memory(self) -> bool:
-        """Tell if the bucket needs a buffer of its own while it is under way."""
-        return self._in_place is None
+    def num_copies(self) -> int:
+        """Count the times that the bucket takes its own size while it is under way."""
+        return num_copies(is_packed=self._in_place is None, is_received=False)
 
     @property
     def is_under_way(self) -> bool:
@@ -129,8 +130,8 @@ class DividedReduction(Reduction):
                 self.loose_gradients.append(self.own_gradients[-1])
 
     @property
-    def needs_memory(self) -> bool:
-        return True
+    def num_copies(self) -> int:
+        return num_copies(is_packed=True, is_received=True)
 
     def own_views(self, tensor: TensorOf) -> Iterator[tuple[Rows, torch.Tensor]]:
         for rows in self.division.rows[self._own]:

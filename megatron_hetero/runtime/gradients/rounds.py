@@ -6,9 +6,9 @@ what it receives and its own in one pass, in the order of the holders, in fp32; 
 So all holders end with the same bits, in every run.
 
 A round waits for the one before it.  Rounds go on while backward passes compute: on a CPU in
-`BUFFERS_AT_ONCE` threads, which take the exchanges in the order in which they start, one order on
-all ranks (so the first that is not done is under way on all of its holders); on GPUs on a stream of
-their own.
+threads, as many as exchanges are under way at a time, which take them in the order in which they
+start, one order on all ranks (so the first that is not done is under way on all of its holders); on
+GPUs one after the other on a stream of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, irecv, isend
 
-from megatron_hetero.cost.network.exchange_clock import BUFFERS_AT_ONCE
 from megatron_hetero.exchange.check import require_exact
 from megatron_hetero.exchange.plan import ExchangePlan
 from megatron_hetero.exchange.programmes import HolderRound, programmes
@@ -174,6 +173,7 @@ class RoundsEngine:
     def __init__(self) -> None:
         self._queue: SimpleQueue[RoundsWork] = SimpleQueue()
         self._threads: list[Thread] = []
+        self._under_way: list[RoundsWork] = []
         self._stream: Any = None
         self._num_started: dict[int, int] = {}
 
@@ -194,7 +194,8 @@ class RoundsEngine:
             return _StreamWork(self._stream, lambda: rounds.run(flat, group, tag))
         work = RoundsWork(lambda: rounds.run(flat, group, tag))
         self._queue.put(work)
-        while len(self._threads) < BUFFERS_AT_ONCE:
+        self._under_way = [other for other in self._under_way if not other.is_completed()] + [work]
+        while len(self._threads) < len(self._under_way):
             name = f"gradient-rounds-{len(self._threads)}"
             self._threads.append(Thread(target=self._run, name=name, daemon=True))
             self._threads[-1].start()

@@ -47,6 +47,7 @@ from megatron_hetero.runtime.gradients.reduction import (
     Reduction,
     check_gradients,
 )
+from megatron_hetero.runtime.gradients.room import RoomUnderWay, room_of_rank
 from megatron_hetero.runtime.gradients.sharding.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.sharding.sharded_buckets import ShardedBucket
 from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers
@@ -54,9 +55,6 @@ from megatron_hetero.runtime.observe.traffic import RankTraffic
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shard_tables import all_shards
 from megatron_hetero.runtime.parallel.shards import global_parameters, shard_of
-
-_BUFFERS_AT_ONCE = 2
-"""Most buckets under way at a time that need buffers of their own; it bounds that memory."""
 
 
 class GradientSync:
@@ -129,6 +127,11 @@ class GradientSync:
         )
         self._ddp_config: Any = model[0].ddp_config
         self._reductions = [self._reduction(bucket, group) for bucket, group in own]
+        self._room = RoomUnderWay(
+            room_of_rank(plan, rank, overlaps=self._ddp_config.overlap_grad_reduce),
+            self._reductions,
+            [bucket.num_elements for bucket in self.buckets],
+        )
         self._launched = 0
         # Megatron divides by the replica's own number of micro-batches; this makes it the job's.
         self._counts = [replica.num_micro_batches for replica in plan.replicas]
@@ -252,12 +255,12 @@ class GradientSync:
 
         These are weights after the optimizer's step, or gradients for code that reads all of them.
         """
-        under_way: list[Callable[[], None]] = []
+        under_way: list[tuple[Reduction, Callable[[], None]]] = []
         for reduction in self.divided:
-            if len(under_way) >= _BUFFERS_AT_ONCE:
-                under_way.pop(0)()
-            under_way.append(reduction.gather(tensor))
-        for finish in under_way:
+            while not self._room.fits(reduction, [other for other, _ in under_way]):
+                under_way.pop(0)[1]()
+            under_way.append((reduction, reduction.gather(tensor)))
+        for _, finish in under_way:
             finish()
         if tensor is main_grad:
             self.sharded.gather_gradients()
@@ -288,15 +291,15 @@ class GradientSync:
             reduction = self._reductions[self._launched]
             if not all(chunk.is_ready(reduction.parameters) for chunk in self._chunks):
                 return
-            if reduction.needs_memory and not self._has_room():
+            # To wait here could hold up a stage that the other holders wait for; to look cannot.
+            if not self._find_room(reduction, waits=False):
                 return
             self._launch_next()
 
     def reduce(self) -> None:
         """Sum every slice over its holders; of a tensor group's equal copies one counts."""
         while self._launched < len(self._reductions):
-            if self._reductions[self._launched].needs_memory:
-                self._make_room()
+            self._find_room(self._reductions[self._launched], waits=True)
             self._launch_next()
         for reduction in self._reductions:
             reduction.finish()
@@ -311,23 +314,16 @@ class GradientSync:
         self._reductions[self._launched].launch(self._weight)
         self._launched += 1
 
-    def _buffered_under_way(self) -> list[Reduction]:
-        return [r for r in self._reductions if r.needs_memory and r.is_under_way]
-
-    def _has_room(self) -> bool:
-        under_way = self._buffered_under_way()
-        if len(under_way) < _BUFFERS_AT_ONCE:
-            return True
-        # To wait here could hold up a stage that the other holders wait for; to look cannot.
-        if under_way[0].is_completed:
-            under_way[0].finish()
-            return True
-        return False
-
-    def _make_room(self) -> None:
-        under_way = self._buffered_under_way()
-        if len(under_way) >= _BUFFERS_AT_ONCE:
-            under_way[0].finish()
+    def _find_room(self, reduction: Reduction, *, waits: bool) -> bool:
+        """Finish the first buckets under way until the next one has room; without waiting, those
+        that are completed.  Tell if it has."""
+        under_way = [r for r in self._reductions if r.is_under_way and r.num_copies]
+        while not self._room.fits(reduction, under_way):
+            first = under_way.pop(0)
+            if not (waits or first.is_completed):
+                return False
+            first.finish()
+        return True
 
     def equalise_parameters(self) -> None:
         """Give all holders of a slice the first place's weights, to the last bit.

@@ -49,6 +49,7 @@ from megatron_hetero.runtime.observe.timeline import recorder_of
 from megatron_hetero.runtime.observe.token_rate import TokenRate
 from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
 from megatron_hetero.runtime.parallel.context_place import set_context_place
+from megatron_hetero.runtime.parallel.fused_rows import may_be_fused
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.steps.step import ReplicaSchedule
 from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
@@ -202,6 +203,15 @@ def _sequence_shares(context: RankContext) -> None:
         context.model.pre_wrap_hooks.append(own_rotary_hook(place))
 
 
+def _masks(context: RankContext) -> None:
+    stage = context.plan.replicas[context.position.replica].stages[context.position.stage]
+    args = context.args
+    divides = stage.shape.context_parallel > 1 and args.transformer_impl == "local"
+    if divides and may_be_fused(args):
+        # Attention of its rows needs no mask, which has a byte for each pair of tokens.
+        args.create_attention_mask_in_dataloader = False
+
+
 def _log(context: RankContext) -> None:
     training_log.add_observer(marks.after_a_step)
     if context.balance is None:
@@ -278,6 +288,7 @@ ATTACHMENTS = (
     Attachment(_value_channels, "before the model is built, whose attention says their width"),
     Attachment(_vocabulary_rows, "before the model is built, whose embedding asks for its rows"),
     Attachment(_sequence_shares, "before the model is built, whose attention asks for its tokens"),
+    Attachment(_masks, "before the data sets are built, which make the masks"),
     Attachment(_log, "after the schedule; its lines stand in the order of the observers"),
     Attachment(_timeline, "after the log, so that a step's lines stand before its file is written"),
     Attachment(_optimizer, "before Megatron builds the optimizer"),

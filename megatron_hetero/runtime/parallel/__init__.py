@@ -9,5 +9,6 @@ texts              texts of all ranks on every rank
 tensor_place       a rank's place in its tensor-parallel group
 context_place      a rank's tokens of every sequence
 masked_attention   attention under a mask of ours
+fused_rows         rows of attention by torch's fused kernels, which store no scores
 context_attention  attention over divided sequences
 """

@@ -2,17 +2,17 @@
 
 Megatron's local `DotProductAttention` refuses context parallelism, and Transformer Engine's kernels
 need a GPU. Here every rank gathers the keys and values of the whole sequence and computes the rows
-of its own queries: the same arithmetic as on one rank, row by row, for more traffic than a ring
-(each key and value crosses to every other rank in the forward pass; their gradients come back
-summed).  Pieces of unlike length are filled up to the longest, so that one collective gathers
-them. With Transformer Engine its own attention is used, with `--cp-comm-type`.
+of its own queries, with torch's fused kernels where the job's flags allow it: the same as on one
+rank, row by row, for more traffic than a ring (each key and value crosses to every other rank in
+the forward pass; their gradients come back summed).  Pieces of unlike length are filled up to the
+longest, so that one collective gathers them. With Transformer Engine its own attention is used,
+with `--cp-comm-type`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 from torch.nn.functional import pad
@@ -54,14 +54,12 @@ class GatheredAttention(MaskedAttention):
         (`--reset-attention-mask` is refused).
         """
         place = context_place(self.config, len(query), self._group)
-        positions, order = place.positions(query.device), place.order_of_gathered(query.device)
-        gathered = (
+        order = place.order_of_gathered(query.device)
+        key, value = (
             gathered_pieces(part, place.most_tokens, self._group).index_select(0, order)
             for part in (key, value)
         )
-        later = torch.arange(len(order), device=query.device) > positions.unsqueeze(1)
-        mask = later.view(1, 1, *later.shape)
-        return super().forward(query, *gathered, mask, None, attention_bias, packed_seq_params)
+        return self.rows(query, key, value, place.runs)
 
 
 def gathered_pieces(part: Tensor, num_tokens: int, group: Any) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from megatron_hetero.plan.sharding.token_shares import chunk_edges
+from megatron_hetero.runtime.parallel.fused_rows import Run, runs_of
 
 _ATTRIBUTE = "hetero_context_place"
 
@@ -28,6 +29,11 @@ class ContextPlace:
     def seq_length(self) -> int:
         """Return the tokens of the whole sequence."""
         return sum(self.tokens)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Return this rank's positions as runs: its two chunks, which are one where they meet."""
+        return runs_of(self.positions().numpy())
 
     def positions(self, device: Any = None) -> Tensor:
         """Return the positions of this rank's tokens in the sequence."""

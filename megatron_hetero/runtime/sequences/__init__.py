@@ -8,7 +8,6 @@ steps          the steps of a data set, dealt ahead of time on rank 0
 groups         the process groups of nested groups of replicas
 own_batch      what one rank has of a group's sequences
 attention      attention inside sequences that a group divides
-fused_rows     rows of attention by torch's fused kernels, which store no scores
 head_exchange  heads exchanged all to all among ranks of a group
 layers         attention and rotary positions in a GPT
 schedule       one step, in Megatron's loop

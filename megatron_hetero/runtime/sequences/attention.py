@@ -3,8 +3,7 @@
 A rank either gathers keys and values and computes the rows of its own queries, as in
 `runtime.parallel.context_attention`; or ranks exchange heads (`head_exchange`), and each computes
 some heads for the tokens of several.  Both go sequence by sequence, so that a pack of short ones
-costs their own pairs of tokens, and with the group of the micro-batch.  Where the job's flags allow
-it, torch's fused kernels compute the rows (`fused_rows`), else Megatron's local attention.
+costs their own pairs of tokens, and with the group of the micro-batch.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from megatron_hetero.runtime.parallel.context_attention import gathered_pieces
+from megatron_hetero.runtime.parallel.fused_rows import Run
 from megatron_hetero.runtime.parallel.masked_attention import MaskedAttention
-from megatron_hetero.runtime.sequences.fused_rows import Run, attend, may_be_fused, positions_of
 from megatron_hetero.runtime.sequences.head_exchange import HeadDomain, to_heads, to_tokens
 from megatron_hetero.runtime.sequences.own_batch import DividedSequences
 
@@ -31,7 +30,6 @@ class DividedAttention(MaskedAttention):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._is_fused = may_be_fused(self.config)
         self._softmax = _SoftmaxOfHeads(self.scale_mask_softmax)
         self.scale_mask_softmax = self._softmax
 
@@ -100,16 +98,9 @@ class DividedAttention(MaskedAttention):
             runs: positions of the queries.
         """
         key, value = key.index_select(0, order), value.index_select(0, order)
-        if self._is_fused:
-            # What `--apply-query-key-layer-scaling` divides by here, Megatron's softmax multiplies.
-            scale = self.softmax_scale * (self._softmax.whole.scale or 1.0)
-            return attend(query, key, value, runs, scale)
         # Megatron's own width of the result; a part of the heads is as much narrower.
         self.hidden_size_per_partition = query.size(2) * value.size(3)
-        positions = positions_of(runs, order.device)
-        later = torch.arange(len(order), device=order.device) > positions.unsqueeze(1)
-        found: Tensor = super().forward(query, key, value, later[None, None], None)
-        return found
+        return self.rows(query, key, value, runs)
 
 
 class _SoftmaxOfHeads(nn.Module):

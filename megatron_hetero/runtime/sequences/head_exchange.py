@@ -22,7 +22,7 @@ from megatron.core.tensor_parallel.mappings import all_to_all
 from torch import Tensor
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.runtime.sequences.fused_rows import Run, runs_of
+from megatron_hetero.runtime.parallel.fused_rows import Run, runs_of
 
 
 @dataclass(frozen=True)

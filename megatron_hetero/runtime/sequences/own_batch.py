@@ -19,8 +19,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from megatron_hetero.plan.sharding.token_shares import chunk_edges
+from megatron_hetero.runtime.parallel.fused_rows import Run, runs_of
 from megatron_hetero.runtime.sequences.documents import Tokens
-from megatron_hetero.runtime.sequences.fused_rows import Run, runs_of
 from megatron_hetero.runtime.sequences.head_exchange import HeadDomain
 from megatron_hetero.sequences.step_tokens import GroupTokens
 

@@ -1,9 +1,9 @@
 """The exchange of a plan's gradients, and of new weights, as collectives on the cluster's paths.
 
-Our runtime starts its buckets (`cost.sync.buckets`) in one order: an all-reduce of each, or, with
-the distributed optimizer, each part straight to its owner, two buckets at a time, and after the
-update the new weights back; where the plan names groups of machines, group by group, two buckets at
-a time as well.  Stock Megatron reduces a stage's whole buffer at once, and after it a
+Our runtime starts its buckets (`cost.sync.buckets`) in one order, as many at a time as find room
+(`cost.sync.room`): an all-reduce of each, or, with the distributed optimizer, each part straight to
+its owner, and after the update the new weights back; where the plan names groups of machines, group
+by group.  Stock Megatron reduces a stage's whole buffer at once, and after it a
 tied embedding between the first and the last stage.
 
 With `--overlap-grad-reduce` the first stage begins within its last backward pass, the others after
@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.network.exchange_clock import BUFFERS_AT_ONCE
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.cost.network.ring import pass_latency_s, ring
 from megatron_hetero.cost.placement import PlacedStage, Placement
@@ -29,6 +28,7 @@ from megatron_hetero.cost.sync.buckets import (
     num_rank_sets,
     stage_buckets,
 )
+from megatron_hetero.cost.sync.gradients import NO_LIMIT
 from megatron_hetero.cost.sync.groups import buffers_of, groups_of
 from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.schedule.exchange.by_group import Taken, taken_by_groups
@@ -75,6 +75,7 @@ class GradientExchange:
         last_backward: of the first stages, which overlap with `--overlap-grad-reduce`.
         owner_weights: relative size of the optimizer state that each rank of a stage keeps.
         chunk_layers: layers of the model chunks of interleaved stages.
+        rooms: bytes for buckets under way, by stage (`CostModel.rooms`); without, for all.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class GradientExchange:
         last_backward: Mapping[StageId, LastBackward],
         owner_weights: Mapping[StageId, int],
         chunk_layers: Mapping[StageId, Sequence[int]] | None = None,
+        rooms: Mapping[StageId, int] = NO_LIMIT,
     ) -> None:
+        self._rooms = rooms
         self._costs, self._placement = costs, placement
         self._chunk_layers = chunk_layers or {}
         self._vocab_rows = vocab_rows
@@ -180,18 +183,34 @@ class GradientExchange:
         groups = groups_of(self._placement, bucket.holders)
         num_bytes = bucket.num_params * self._states.gradient
         num_sets = num_rank_sets(groups)
-        made = self._by_groups(groups, "all_reduce", num_bytes, num_bytes / num_sets)
-        if made is None:
-            return self._ring(bucket, "gradients", 2)
-        hops, carried, latency_s = made
-        return Collective(
-            f"gradients of {_words(bucket.holders)}",
-            bucket.holders,
-            hops,
-            latency_s,
-            carried,
-            buffers_of(self._placement, bucket.holders, num_sets),
-            self._final(bucket),
+        by_groups = self._by_groups(groups, "all_reduce", num_bytes, num_bytes / num_sets)
+        buffers = self._buffers(bucket, num_sets, num_bytes / num_sets, by_groups is not None)
+        if by_groups is None:
+            made = self._ring(bucket, "gradients", 2)
+        else:
+            hops, carried, latency_s = by_groups
+            name = f"gradients of {_words(bucket.holders)}"
+            made = Collective(
+                name, bucket.holders, hops, latency_s, carried, final=self._final(bucket)
+            )
+        # Buckets of ranks that find no room together go in turns, each with the latency.
+        turns = max(1.0, *buffers.values()) if buffers else 1.0
+        all_of_it = {holder: min(part, 1.0) for holder, part in buffers.items()}
+        return replace(made, latency_s=turns * made.latency_s, buffers=all_of_it)
+
+    def _buffers(
+        self, bucket: StageBucket, num_sets: int, rank_bytes: float, is_received: bool
+    ) -> dict[StageId, float]:
+        """Return the parts of its holders' rooms that a bucket takes, as
+        `cost.sync.groups.buffers_of`."""
+        rooms = {holder: self._rooms[holder] for holder in bucket.holders if self._rooms}
+        return buffers_of(
+            self._placement,
+            rooms,
+            num_sets,
+            rank_bytes,
+            is_packed=self._is_divided,
+            is_received=is_received,
         )
 
     def _ring(
@@ -199,7 +218,7 @@ class GradientExchange:
         bucket: StageBucket,
         what: str,
         num_passes: int,
-        buffers: Mapping[StageId, int] | None = None,
+        buffers: Mapping[StageId, float] | None = None,
         is_final: bool = False,
     ) -> Collective:
         """Build a ring over the first ranks of the holders; the others work beside them, pair by
@@ -250,7 +269,7 @@ class GradientExchange:
             hops,
             latency_s,
             carried,
-            dict.fromkeys(bucket.holders, 1),
+            self._divided_buffers(bucket, ranks),
             places=ranks.places,
         )
 
@@ -268,10 +287,14 @@ class GradientExchange:
             hops,
             latency_s,
             carried,
-            dict.fromkeys(bucket.holders, 1),
+            self._divided_buffers(bucket, ranks),
             self._final(bucket),
             ranks.places,
         )
+
+    def _divided_buffers(self, bucket: StageBucket, ranks: RankSet) -> dict[StageId, float]:
+        """Return what a bucket of one set of ranks takes; new weights count as gradients do."""
+        return self._buffers(bucket, 1, ranks.num_params * self._states.gradient, is_received=True)
 
     def _directly(self, ranks: RankSet, weights: Sequence[int], num_bytes: float) -> Taken:
         """Return what messages from every rank to every other one take."""
@@ -297,8 +320,8 @@ class GradientExchange:
         return tuple(seconds.items()), tuple(carried.values()), latency_s + added_s
 
 
-def _all_buffers(bucket: StageBucket) -> dict[StageId, int]:
-    return dict.fromkeys(bucket.holders, BUFFERS_AT_ONCE)
+def _all_buffers(bucket: StageBucket) -> dict[StageId, float]:
+    return dict.fromkeys(bucket.holders, 1.0)
 
 
 def _words(holders: Sequence[StageId]) -> str:

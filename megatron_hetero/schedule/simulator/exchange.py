@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_hetero.cost.network.exchange_clock import BUFFERS_AT_ONCE
 from megatron_hetero.schedule.simulator.parts import Collective, StageId
 
 
@@ -138,14 +137,12 @@ class Exchange:
         else:
             last_s = rank.final_s.get(final.chunk, rank.done_s)
             at_s = None if last_s is None else last_s - final.early_s
-        wanted = collective.buffers.get(stage, 0)
+        wanted = collective.buffers.get(stage, 0.0)
         if at_s is None or not wanted:
             return at_s
-        left = BUFFERS_AT_ONCE - wanted
-        # What takes all buffers waits for those before it that need none, too.
-        while self._num_taken(stage, rank) > left or (
-            not left and rank.num_settled < rank.num_come
-        ):
+        left = 1 - wanted + _ROUNDING
+        # What takes all the room waits for those before it that need none, too.
+        while self._taken(stage, rank) > left or (wanted >= 1 and rank.num_settled < rank.num_come):
             end_s = self._end_s.get(rank.numbers[rank.num_settled])
             if end_s is None:
                 return None
@@ -153,7 +150,10 @@ class Exchange:
             rank.num_settled += 1
         return max(at_s, rank.settled_s)
 
-    def _num_taken(self, stage: StageId, rank: _Rank) -> int:
-        """Count the buffers of collectives that a rank has come to and not seen done."""
+    def _taken(self, stage: StageId, rank: _Rank) -> float:
+        """Sum the parts of its room for collectives that a rank has come to and not seen done."""
         under_way = rank.numbers[rank.num_settled : rank.num_come]
-        return sum(self._collectives[number].buffers.get(stage, 0) for number in under_way)
+        return sum(self._collectives[number].buffers.get(stage, 0.0) for number in under_way)
+
+
+_ROUNDING = 1e-9

@@ -93,9 +93,9 @@ class Collective:
     A rank comes to its collectives in their order, and without waiting for them: to the next when
     it has come to the one before and its gradients are complete.  That is when its programme is
     done and its sends have arrived, or, where `final` names the holder, earlier.  `places`: the
-    ranks of each holder that take part; without, its ranks are one.  `buffers`: those
-    that it takes of each rank's `BUFFERS_AT_ONCE` while it is under way; where earlier ones leave
-    too few, it waits for the first of them.  Each of `hops` is (path, seconds for which it is
+    ranks of each holder that take part; without, its ranks are one.  `buffers`: the part of each
+    rank's room (`cost.sync.room`) that it takes while it is under way; where earlier ones leave too
+    little, it waits for the first of them.  Each of `hops` is (path, seconds for which it is
     taken); the holders have the result when the last hop is done and `latency_s` has passed.
     """
 
@@ -105,7 +105,7 @@ class Collective:
     latency_s: float = 0.0
     hop_bytes: tuple[float, ...] = ()
     """Bytes of all ranks of the holders, over each of `hops`."""
-    buffers: Mapping[StageId, int] = field(default_factory=dict)
+    buffers: Mapping[StageId, float] = field(default_factory=dict)
     final: Mapping[StageId, Final] = field(default_factory=dict)
     places: Mapping[StageId, tuple[int, ...]] = field(default_factory=dict)
 

@@ -169,6 +169,7 @@ def simulate_plan(
             for r, replica in enumerate(plan.replicas)
             for s, stage in enumerate(replica.stages)
         },
+        costs.rooms(replica_costs),
     )
     gradients, weights = exchange.stock() if is_stock else exchange.ours()
     run = run_step(

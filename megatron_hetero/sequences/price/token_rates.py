@@ -16,16 +16,15 @@ from megatron_hetero.cost.memory.device import StateHolders, stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.work.compute import (
     core_attention_times,
-    embedding_times,
     group_layer_times,
-    head_times,
     uses_flash_attention,
 )
+from megatron_hetero.cost.work.ends import embedding_times, head_times
 from megatron_hetero.cost.work.pieces import price_pieces
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.blocks import padded_vocab_size
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import FusedScores, Workload
 
 _AT = 8192
 ASKED_LENGTHS = (_AT, 2 * _AT, 3 * _AT)
@@ -110,7 +109,8 @@ def at_length(workload: Workload, length: int) -> Workload:
     """Return the job with sequences of one length, one at a time, as
     `runtime.sequences.attention` computes them."""
     model, training = workload.model, workload.training
-    fused = not (training.attention_dropout or model.learns_softmax_offset)
+    stores = training.attention_dropout or model.learns_softmax_offset
+    fused: FusedScores = "nowhere" if stores else "everywhere"
     return replace(
         workload,
         model=replace(model, seq_length=length),

@@ -10,6 +10,7 @@ from megatron_hetero.cost.memory.device import (
     StateHolders,
     stage_memory,
     state_bytes,
+    with_in_flight,
     with_some_layers_recomputed,
 )
 from megatron_hetero.cost.memory.libraries import KeptFree
@@ -176,3 +177,25 @@ def test_unfused_attention_keeps_more() -> None:
     scores, statistics = 2 * 8 * 256**2, 4 * 256 * 8
     repeated = 2 * 256 * 2 * (512 - 128)
     assert sizes[False] - sizes[True] == scores - statistics + repeated
+
+
+@pytest.mark.parametrize(("first", "last"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("kinds", [None, (0, 1, 1, 1, 0, 1)])
+def test_more_in_flight_is_one_that_many_times(
+    first: bool, last: bool, recompute: str, kinds: tuple[int, ...] | None
+) -> None:
+    experts = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 96}
+    changes = {} if kinds is None else {**experts, "moe_layer_freq": kinds}
+    job = make_workload(6, recompute=recompute, **changes)
+    assert bool(job.model.kinds) == (kinds is not None)
+    (share, _) = member_shares(job.model, 2)
+
+    def memory(num_in_flight: int) -> StageMemory:
+        return stage_memory(
+            job, FAST, share, first=first, last=last, num_in_flight=num_in_flight,
+            vocab_rows=1024, kept_free=KeptFree(1, 2),
+        )  # fmt: skip
+
+    for count in (0, 1, 2, 7):
+        assert with_in_flight(job.model, memory(1), count) == memory(count)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cost.network.exchange_clock import BUFFERS_AT_ONCE, ExchangeStep, last_end_s
+from megatron_hetero.cost.network.exchange_clock import ExchangeStep, last_end_s
 from megatron_hetero.cost.network.holder_flow import Flow
 
 
@@ -72,43 +74,66 @@ def test_buckets_of_an_exchange(share: float, count: int, last: float) -> None:
     assert one.last_bucket_s == pytest.approx(last)
 
 
-def test_a_window_is_as_many_buckets_as_have_buffers() -> None:
-    assert step({0: 1.0}).window == BUFFERS_AT_ONCE
-    assert step({0: 1.0}, buffers={(0, 0): 1}).window == 2
-    assert step({0: 1.0}, buffers={(0, 0): 1, (1, 0): 2}).window == 1
+def test_a_window_is_as_many_buckets_as_have_room() -> None:
+    assert step({0: 1.0}).window == inf
+    assert step({0: 1.0}, buffers={(0, 0): 0.5}).window == 2
+    assert step({0: 1.0}, buffers={(0, 0): 0.3}).window == 3
+    assert step({0: 1.0}, buffers={(0, 0): 0.5, (1, 0): 1.0}).window == 1
+    assert step({0: 1.0}, buffers={(0, 0): 4 * 0.5}).window == 0.5
 
 
-def test_latency_is_hidden_by_a_second_buffer_and_not_by_one() -> None:
-    """Ten buckets of 1 s and 0.5 s of latency: with one buffer each bucket waits for the latency
+def test_latency_is_hidden_by_a_second_bucket_and_not_by_one() -> None:
+    """Ten buckets of 1 s and 0.5 s of latency: with room for one each bucket waits for the latency
     of the one before."""
     common = {"bucket_share": 0.1, "latency_s": 0.5}
-    two = step({0: 10.0}, buffers={(0, 0): 1}, **common)  # type: ignore[arg-type]
-    one = step({0: 10.0}, buffers={(0, 0): 2}, **common)  # type: ignore[arg-type]
+    two = step({0: 10.0}, buffers={(0, 0): 0.5}, **common)  # type: ignore[arg-type]
+    one = step({0: 10.0}, buffers={(0, 0): 1.0}, **common)  # type: ignore[arg-type]
     assert last_end_s([two]) == pytest.approx(10.5)
     assert last_end_s([one]) == pytest.approx(10.5 + 9 * 0.5)
 
 
-def test_long_latency_is_not_hidden_by_two_buffers_either() -> None:
+def test_long_latency_is_not_hidden_by_room_for_two_either() -> None:
     """Buckets of 1 s and 3 s of latency: two at a time come every (1 + 3) / 2 seconds."""
-    one = step({0: 10.0}, buffers={(0, 0): 1}, bucket_share=0.1, latency_s=3.0)
-    assert last_end_s([one]) == pytest.approx(10.0 + 3.0 + 9 * (2.0 - 1.0))
+    one = step({0: 10.0}, buffers={(0, 0): 0.5}, bucket_share=0.1, latency_s=3.0)
+    assert last_end_s([one]) == pytest.approx(10.0 + 3.0 + 8 * (2.0 - 1.0))
 
 
-def test_a_holder_comes_to_its_next_exchange_when_buffers_are_free() -> None:
-    """Each takes both buffers: the second begins when the first has ended, on another path."""
-    whole = {"holders": ((0, 0),), "buffers": {(0, 0): 2}}
+@given(st.integers(1, 20), st.integers(1, 20), st.floats(0, 9))
+def test_buckets_wait_for_room_as_one_by_one(num: int, at_once: int, latency_s: float) -> None:
+    """`num` buckets of 1 s on one path, each of which begins when the one that is `at_once` before
+    it has arrived. The formula may be late by a round that is not full."""
+    sent_s, arrived_s = 0.0, [0.0] * at_once
+    for _ in range(num):
+        sent_s = max(sent_s, arrived_s[-at_once]) + 1.0
+        arrived_s.append(sent_s + latency_s)
+    one = step({0: num}, buffers={(0, 0): 1 / at_once}, bucket_share=1 / num, latency_s=latency_s)
+    late_s = last_end_s([one]) - arrived_s[-1]
+    if num <= at_once or num % at_once == 0:
+        assert late_s == pytest.approx(0.0, abs=1e-6)
+    assert abs(late_s) <= max(0.0, 1 + latency_s - at_once) + 1e-6
+
+
+def test_a_bucket_of_several_rank_sets_goes_in_turns_where_they_find_no_room() -> None:
+    """Four rank sets, of which two have room: each turn has the latency."""
+    one = step({0: 10.0}, buffers={(0, 0): 4 * 0.5}, bucket_share=0.1, latency_s=3.0)
+    assert last_end_s([one]) == pytest.approx(10.0 + 10 * 2 * 3.0)
+
+
+def test_a_holder_comes_to_its_next_exchange_when_there_is_room() -> None:
+    """Each takes all the room: the second begins when the first has ended, on another path."""
+    whole = {"holders": ((0, 0),), "buffers": {(0, 0): 1.0}}
     after = last_end_s([step({0: 4.0}, **whole), step({1: 3.0}, **whole)])  # type: ignore[arg-type]
     assert after == pytest.approx(7.0)
-    half = {"holders": ((0, 0),), "buffers": {(0, 0): 1}}
+    half = {"holders": ((0, 0),), "buffers": {(0, 0): 0.5}}
     beside = last_end_s([step({0: 4.0}, **half), step({1: 3.0}, **half)])  # type: ignore[arg-type]
     assert beside == pytest.approx(4.0)
 
 
 def test_an_exchange_waits_for_the_last_of_its_holders() -> None:
     """Stage (1, 0) is busy for 6 s before it comes to what both exchange."""
-    buffers = {(0, 0): 2, (1, 0): 2}
+    buffers = {(0, 0): 1.0, (1, 0): 1.0}
     steps = [
-        step({0: 6.0}, holders=((1, 0),), buffers={(1, 0): 2}),
+        step({0: 6.0}, holders=((1, 0),), buffers={(1, 0): 1.0}),
         step({1: 2.0}, holders=((0, 0), (1, 0)), buffers=buffers),
     ]
     assert last_end_s(steps) == pytest.approx(8.0)

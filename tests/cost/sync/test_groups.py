@@ -125,13 +125,20 @@ def test_like_replicas_have_one_witness() -> None:
 
 
 def test_buffers_by_hand() -> None:
-    """Of a bucket divided into four sets of ranks a group of four has one each, a single GPU all
-    four, of which two are under way."""
+    """Of a bucket divided into four sets of ranks a group of four has one each, in place; a single
+    GPU packs all four."""
     placement = Placement((replica(8, widths=(4,)), replica(8), replica(8, widths=(2,))))
-    holders = ((0, 0), (1, 0), (2, 0))
-    assert buffers_of(placement, holders, 4) == {(0, 0): 1, (1, 0): 2, (2, 0): 2}
-    assert buffers_of(placement, holders, 1) == {(0, 0): 1, (1, 0): 1, (2, 0): 1}
-    assert buffers_of(placement, ((2, 0),), 2) == {(2, 0): 1}
+    rooms = {(0, 0): 4000, (1, 0): 1000, (2, 0): 2000}
+
+    def found(sets: int, is_packed: bool, is_received: bool) -> dict[tuple[int, int], float]:
+        return buffers_of(
+            placement, rooms, sets, 100.0, is_packed=is_packed, is_received=is_received
+        )
+
+    assert found(4, False, False) == {(1, 0): 4 * 0.1, (2, 0): 2 * 0.05}
+    assert found(4, False, True) == {(0, 0): 0.025, (1, 0): 4 * 0.2, (2, 0): 2 * 0.1}
+    assert found(1, False, False) == {}
+    assert found(1, True, True) == {(0, 0): 0.05, (1, 0): 0.2, (2, 0): 0.1}
 
 
 @pytest.mark.parametrize("sets", [1, 2, 4])

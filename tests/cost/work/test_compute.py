@@ -6,14 +6,15 @@ import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cost.memory.parameters import layer_params
-from megatron_hetero.cost.work.calibration import product_flops_per_s
+from megatron_hetero.cost.work.calibration import product_flops_per_s, shipped_calibration
 from megatron_hetero.cost.work.compute import (
     PassTimes,
+    core_attention_times,
     gemm_efficiency,
-    head_times,
     layer_times,
     uses_flash_attention,
 )
+from megatron_hetero.cost.work.ends import head_times
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.blocks import blocks
@@ -48,7 +49,7 @@ def test_large_layers_approach_the_calibrated_peak() -> None:
 def test_small_layers_are_bound_by_the_cost_of_each_call() -> None:
     workload = make_workload(hidden_size=64, seq_length=32)
     overhead_s = gemm_efficiency(FAST, "bf16").overhead_s
-    assert layer_times(workload, FAST, 1).forward_s == pytest.approx(6 * overhead_s, rel=0.1)
+    assert layer_times(workload, FAST, 1).forward_s == pytest.approx(5 * overhead_s, rel=0.1)
 
 
 def test_wider_groups_are_faster_but_less_than_in_proportion() -> None:
@@ -73,6 +74,28 @@ def test_flash_attention_needs_capability_8_and_half_precision() -> None:
     assert not uses_flash_attention(training, OLD)
     assert not uses_flash_attention(replace(training, precision="fp32"), FAST)
     assert not uses_flash_attention(replace(training, flash_attention=False), FAST)
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_fused_attention_is_one_kernel_in_each_pass_with_an_efficiency_of_its_own(
+    latent: bool,
+) -> None:
+    """Two products of half the scores, and 2.5 times as many FLOPs backward."""
+    sizes = {"kv_lora_rank": 64, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
+    workload = make_workload(seq_length=4096, **(sizes if latent else {}))
+    model, gpu = workload.model, gpu_type("H100-80GB")
+    times = core_attention_times(workload, [(gpu, even_share(model, 1))])
+    heads = model.num_attention_heads
+    keys, values = (192, 128) if latent else (model.kv_channels, model.kv_channels)
+    tokens = workload.training.micro_batch_size * 4096
+    flops = 2.0 * tokens * heads * (keys + values) * 4096 / 2
+    curve = gemm_efficiency(gpu, "bf16")
+    rate = 989.4e12 * curve.max_efficiency
+    part = shipped_calibration().attention_efficiency(gpu, keys, 4096)
+    assert times.forward_s == pytest.approx(flops / (rate * part.forward) + curve.overhead_s)
+    assert times.backward_s == pytest.approx(
+        2.5 * flops / (rate * part.backward) + curve.overhead_s
+    )
 
 
 def test_head_grows_with_the_vocabulary() -> None:

@@ -73,7 +73,10 @@ def interleaved_replicas(**flags: bool) -> tuple[Plan, Cluster]:
     ("flags", "num_exchanges"),
     # Of each chunk, and of the embedding that the first and the last stage share; divided, the
     # first chunk has a bucket for it.
-    [({}, (3, 3)), ({"use_distributed_optimizer": True}, (4, 3))],
+    [
+        ({}, (3, 3)),
+        pytest.param({"use_distributed_optimizer": True}, (4, 3), marks=pytest.mark.slow),
+    ],
     ids=["all-reduce", "divided optimizer"],
 )
 def test_chunks_of_stock_megatron_exchange_one_after_the_other(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ from megatron_hetero.planner.advise.programs import plan_programs
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.moves.group_shares import GroupShares
 from megatron_hetero.planner.synthesis.costed import LayerGroup
-from megatron_hetero.planner.synthesis.synthesise import layer_options
+from megatron_hetero.planner.synthesis.synthesise import layer_options, placed_layer_s
 from tests.cost.builders import FAST, GIB, SLOW, make_cluster, make_workload, place
 
 CLUSTER = make_cluster(("a", FAST, 2), ("b", SLOW, 2))
@@ -47,10 +48,10 @@ def random_gpu(rng: Random, name: str) -> GpuType:
     return GpuType(name, 48 * GIB, flops / 200, peak, "8.0", "made up")
 
 
-def gaps(seeds: range) -> list[tuple[float, float]]:
+def gaps(seeds: range) -> list[tuple[float, float, float]]:
     """On random groups of unlike GPUs: seconds of the search's own shares of a tensor-parallel
-    group over those of the synthesised ones, by the price list of plans; and seconds of the fastest
-    form over those of the fastest of all programs."""
+    group over those of the synthesised ones, by the price list of plans; the same of shares of
+    sequences; and seconds of the fastest form over those of the fastest of all programs."""
     found = []
     for seed in seeds:
         rng = Random(seed)
@@ -58,37 +59,45 @@ def gaps(seeds: range) -> list[tuple[float, float]]:
         link = Link(rng.choice((5e9, 12e9, 50e9, 200e9)), 1e-5)
         cluster = make_cluster(*nodes, between=link)
         hidden = rng.choice((1024, 2048, 4096))
+        seq_length, flash = rng.choice((1024, 4096)), rng.random() < 0.5
         workload = make_workload(
             num_layers=4,
             hidden_size=hidden,
             num_attention_heads=16,
             num_query_groups=16,
             kv_channels=hidden // 16,
-            seq_length=rng.choice((1024, 4096)),
+            seq_length=seq_length,
             global_batch_size=16,
-            flash_attention=rng.random() < 0.5,
+            flash_attention=flash,
+            fused_scores="nowhere" if flash else "divided",
         )
         costs = CostModel(cluster, workload)
         rows = costs.vocab_rows((len(nodes),))
-        own = GroupShares(costs, rows).options(
-            StagePlace(cluster.devices, None, False, False, 1), 4
-        )[0]
+        place = StagePlace(cluster.devices, None, False, False, 1)
+        own = GroupShares(costs, rows).options(place, 4)[0]
         own_s = costs.group_pieces(cluster.devices, own, rows).layer.total_s
+        divided = replace(place, context_parallel=len(nodes))
+        of_tokens = GroupShares(costs, costs.vocab_rows((1,))).options(divided, 4)[0]
+        tokens_s = placed_layer_s(costs, replace(divided, context_shares=of_tokens).stage, 16)
         options = layer_options(costs, LayerGroup(cluster.devices, 4, 1, 16, (1e12,) * len(nodes)))
         tensor = next(o for o in options if o.form and o.form.name == "tensor parallel")
         together = [o for o in options if o.form is None or o.form.division != "sequences"]
         forms = [o.synthesis.seconds for o in together if o.form is not None]
         least = min(o.synthesis.seconds for o in together)
-        assert tensor.priced_s is not None
-        found.append((own_s / tensor.priced_s, min(forms) / least))
+        context = next(o for o in options if o.form and o.form.name == "context parallel")
+        assert tensor.priced_s is not None and context.priced_s is not None
+        # Transformer Engine divides sequences equally.
+        of_sequences = 0.0 if flash else tokens_s / context.priced_s
+        found.append((own_s / tensor.priced_s, of_sequences, min(forms) / least))
     return found
 
 
 @pytest.mark.slow
 def test_the_search_knows_the_shares_that_are_synthesised() -> None:
-    """By the price of plans its shares of a group are no slower than the synthesised ones by more
-    than 1 %; and of all programs none is faster than those of the runtime's forms by more than
-    2 %."""
-    found = gaps(range(20))
-    assert max(shares for shares, _ in found) <= 1.01
-    assert max(form for _, form in found) <= 1.02
+    """By the price of plans its shares of a group, of tensors and of sequences, are no slower than
+    the synthesised ones by more than 1 %; and of all programs none is faster than those of the
+    runtime's forms by more than 2 %."""
+    of_tensors, of_sequences, forms = zip(*gaps(range(20)), strict=True)
+    assert max(of_tensors) <= 1.01
+    assert 0 < max(of_sequences) <= 1.01
+    assert max(forms) <= 1.02

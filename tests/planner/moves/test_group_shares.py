@@ -1,5 +1,5 @@
-"""Shares of groups of unlike cards: within 1 % of the best of all small ones, by memory where it is
-short."""
+"""Shares of groups of unlike cards, of tensors and of tokens: within 1 % of the best of all small
+ones, by memory where it is short."""
 
 from __future__ import annotations
 
@@ -24,9 +24,16 @@ LARGEST = {2: 24, 3: 12, 4: 6}
 """Shares that are tried, by width."""
 
 
-def costs_of(box: str, model: str) -> tuple[Cluster, CostModel]:
+LONG_LOCAL = (
+    "--transformer-impl=local",
+    "--seq-length=16384",
+    "--max-position-embeddings=16384",
+)
+
+
+def costs_of(box: str, model: str, *flags: str) -> tuple[Cluster, CostModel]:
     cluster = load_cluster(BOXES / f"{box}.yaml")
-    workload = load_workload(BOXES / f"models/{model}.flags", ("--fp16",))
+    workload = load_workload(BOXES / f"models/{model}.flags", ("--fp16", *flags))
     return cluster, CostModel(cluster, workload)
 
 
@@ -55,6 +62,32 @@ def test_shares_are_within_a_percent_of_the_best(box: str, model: str, width: in
     every = product(range(1, LARGEST[width] + 1), repeat=width)
     best_s = min(stage_s(shares) for shares in every if gcd(*shares) == 1)
     assert stage_s(own) <= 1.01 * best_s
+
+
+@pytest.mark.parametrize(
+    ("box", "model", "width"),
+    [
+        ("rtx3090-rtx3060", "0.5b", 2),
+        ("a100-40-a100-80-l40s", "3b", 3),
+        ("2080ti-3090-a10-a40", "1.1b", 4),
+    ],
+)
+def test_shares_of_tokens_are_within_a_percent_of_the_best(
+    box: str, model: str, width: int
+) -> None:
+    cluster, costs = costs_of(box, model, *LONG_LOCAL)
+    devices, layers = cluster.devices[-width:], costs.workload.model.num_layers
+    rows = costs.vocab_rows((1,))
+    place = StagePlace(devices, None, True, True, 1, context_parallel=width)
+
+    def stage_s(shares: tuple[int, ...]) -> float:
+        stage = replace(place, context_shares=shares).stage
+        return costs.stage_pieces(stage, rows).stage(layers, True, True).total_s
+
+    own = GroupShares(costs, rows).options(place, layers)[0]
+    every = product(range(1, LARGEST[width] + 1), repeat=width)
+    best_s = min(stage_s(shares) for shares in every if gcd(*shares) == 1)
+    assert stage_s(own) <= 1.01 * best_s < stage_s((1,) * width)
 
 
 def test_memory_decides_where_it_is_short() -> None:

@@ -143,7 +143,7 @@ def test_two_gpus_deal_experts_out_as_by_brute_force(cluster: Cluster, workload:
         assert step_time_bound_s(problem.costs) <= expected * (1 + 1e-9)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     clusters(max_gpus=6, limits=FREE),
     st.one_of(workloads(max_layers=8, max_micro_batches=12), expert_workloads(max_layers=8)),

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Device, Limits
+from megatron_hetero.cluster.spec import Cluster, Device, Limits, Link
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.planner.moves.unlike_groups import _may_be_a_group, joined
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.planner.moves.unlike_groups import _may_be_a_group, in_unlike_parts, joined
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.refit.refit import Refitter
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
@@ -153,3 +156,92 @@ def test_no_more_than_a_few_are_tried() -> None:
     assert 0 < len(made) <= 16
     # Never more than four stages at once.
     assert min(len(p.replicas[0].stages) for p in made) >= 3
+
+
+LOCAL = {"flash_attention": False, "attention_dropout": 0.0, "fused_scores": "divided"}
+
+
+def token_shares(
+    *replicas: PlacedReplica, cluster: Cluster | None = None, **changes: object
+) -> list[list[tuple[int, tuple[int, ...] | None]]]:
+    """Of each placement offered that divides sequences in unlike shares, for each stage of its
+    first replica the number of groups and their shares."""
+    workload = make_workload(num_layers=6, global_batch_size=8, **{**LOCAL, **changes})
+    made = found(*replicas, cluster=cluster, workload=workload)
+    for placement in made:
+        replicas = (
+            f"{','.join(str(s.shape) for s in r.stages)} @{r.num_micro_batches}"
+            for r in placement.replicas
+        )
+        validate_plan(plan_from_layout(parse_layout("|".join(replicas)), workload))
+    of = [[(s.context_parallel, s.context_shares) for s in p.replicas[0].stages] for p in made]
+    return [stages for stages in of if any(shares for _, shares in stages)]
+
+
+def test_stages_of_unlike_gpus_become_one_that_divides_sequences() -> None:
+    ((groups, shares),), *_ = token_shares(replica(("a0", 4), ("b0", 2)))
+    assert groups == 2 and shares is not None and shares[0] > shares[1]
+
+
+def test_a_stage_in_equal_parts_of_sequences_gets_unlike_ones() -> None:
+    equal = PlacedStage((Device("a", 0), Device("b", 0)), 6, context_parallel=2)
+    ((groups, shares),), *_ = token_shares(PlacedReplica((equal,), 8))
+    assert groups == 2 and shares is not None and shares[0] > shares[1]
+    alike = replace(equal, devices=(Device("a", 0), Device("a", 1)))
+    assert token_shares(PlacedReplica((alike,), 8)) == []
+
+
+def test_wide_groups_divide_sequences_too() -> None:
+    made = token_shares(replica(("a01", 3), ("b01", 3)), sequence_parallel=True)
+    assert made and all(groups == 2 for ((groups, _),) in made)
+    # Groups of one width only.
+    assert token_shares(replica(("a01", 3), ("b0", 3))) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"flash_attention": True, "fused_scores": "nowhere"},
+        {"fused_scores": "nowhere"},
+        {"seq_length": 255},
+    ],
+)
+def test_other_jobs_keep_sequences_in_equal_parts(
+    changes: dict[str, object],
+) -> None:
+    assert token_shares(replica(("a0", 4), ("b0", 2)), **changes) == []
+
+
+@pytest.mark.parametrize("limits", [AS_GIVEN, replace(ACROSS, first_stage_nodes=("a",))])
+def test_limits_keep_sequences_in_equal_parts(limits: Limits) -> None:
+    assert token_shares(replica(("a0", 4), ("b0", 2)), cluster=boxes(limits)) == []
+
+
+def test_three_unlike_gpus_begin_as_one_stage_that_divides_sequences() -> None:
+    """Three divide no power of two in equal chunks, so no other strategy has them together."""
+    cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 1), limits=FREE, between=Link(1e11, 1e-6))
+    long = {"seq_length": 16384, "max_position_embeddings": 16384}
+    workload = make_workload(num_layers=6, global_batch_size=8, **LOCAL, **long)
+    made = list(in_unlike_parts(make_problem(cluster, workload)))
+    assert made
+    for placement in made:
+        ((stage,),) = (r.stages for r in placement.replicas)
+        assert stage.context_parallel == len(stage.devices) == 3
+        fast, other, slow = stage.context_shares or (0, 0, 0)
+        assert fast > slow < other
+    # All alike have nothing to gain, and Transformer Engine's layers have no such shares.
+    alike = make_cluster(("a", FAST, 3), limits=FREE)
+    assert not list(in_unlike_parts(make_problem(alike, workload)))
+    assert not list(in_unlike_parts(make_problem(cluster, WORKLOAD)))
+
+
+def test_replicas_begin_in_parts_that_are_alike() -> None:
+    cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 2), limits=FREE)
+    workload = make_workload(num_layers=6, global_batch_size=8, **LOCAL)
+    counts = set()
+    for placement in in_unlike_parts(make_problem(cluster, workload)):
+        counts.add(len(placement.replicas))
+        assert sorted(placement.devices()) == sorted(cluster.devices)
+        (shape,) = {tuple(str(s.shape) for s in r.stages) for r in placement.replicas}
+        assert "cp" in shape[0] and "(" in shape[0]
+    assert counts == {1, 2}

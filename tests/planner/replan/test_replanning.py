@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import assume, given, settings
@@ -23,6 +24,12 @@ from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, place
 from tests.planner.strategies import clusters, workloads
 
+FIVE = make_cluster(("a", FAST, 2), ("b", SLOW, 2), ("c", SLOW, 1), sites=["w", "w", "e"])
+FIVE = replace(
+    FIVE,
+    nodes=tuple(replace(n, gpu_price_per_hour=1.0 + (n.name == "a")) for n in FIVE.nodes),
+)
+SMALL = make_workload(num_layers=4, global_batch_size=4, tied_embeddings=False)
 THREE = make_cluster(("a", FAST, 2), ("b", SLOW, 2), ("c", SLOW, 2))
 WORKLOAD = make_workload(num_layers=10, global_batch_size=12)
 
@@ -149,7 +156,7 @@ def test_what_is_kept_lies_where_it_was() -> None:
 
 
 def test_steps_that_are_left_decide() -> None:
-    old = plan_cluster(THREE, WORKLOAD)
+    old = plan_of_three()
     less = without_node(THREE, "c")
 
     def chosen(num_steps: float) -> float:
@@ -164,7 +171,7 @@ def test_steps_that_are_left_decide() -> None:
 
 
 def test_equal_questions_get_equal_answers() -> None:
-    old = plan_cluster(THREE, WORKLOAD)
+    old = plan_of_three()
     less = without_node(THREE, "b")
     shuffled = replace(less, nodes=less.nodes[::-1])
     one, other = (replan(old, c).ways for c in (less, shuffled))
@@ -195,31 +202,36 @@ def test_limits_hold_in_the_thorough_search(name: str) -> None:
     limits_hold(name, ["thorough"])
 
 
+@cache
+def plan_of_five() -> Plan:
+    return plan_cluster(FIVE, SMALL)
+
+
+@cache
+def plan_of_three() -> Plan:
+    return plan_cluster(THREE, WORKLOAD)
+
+
 def limits_hold(name: str, strategies: list[str]) -> None:
-    free = make_cluster(("a", FAST, 2), ("b", SLOW, 2), ("c", SLOW, 1), sites=["w", "w", "e"])
-    nodes = tuple(replace(n, gpu_price_per_hour=1.0 + (n.name == "a")) for n in free.nodes)
-    free = replace(free, nodes=nodes)
     limits = LIMITS[name]
     if name != "reserve":
         limits = replace(limits, memory_reserve_bytes=0)
-    limited = replace(free, limits=limits)
-    workload = make_workload(num_layers=4, global_batch_size=4, tied_embeddings=False)
+    limited = replace(FIVE, limits=limits)
     num_planned = 0
     for strategy in strategies:
         try:
-            plan = plan_cluster(limited, workload, strategy=strategy)
+            plan = plan_cluster(limited, SMALL, strategy=strategy)
         except InfeasiblePlanError:
             continue
         validate_plan(plan, limited)
         num_planned += 1
     assert num_planned >= min(4, len(strategies))
-    old = plan_cluster(free, workload)
-    for way in replan(old, limited).ways:
+    for way in replan(plan_of_five(), limited).ways:
         validate_plan(way.plan, limited)
 
 
 def test_what_cannot_be_planned_again_is_refused() -> None:
-    old = plan_cluster(THREE, WORKLOAD)
+    old = plan_of_three()
     with pytest.raises(UsageError, match="another model"):
         replan(old, THREE, make_workload(num_layers=11, global_batch_size=12))
     with pytest.raises(UsageError, match="does not say which model"):

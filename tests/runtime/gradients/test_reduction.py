@@ -44,7 +44,7 @@ def test_a_bucket_is_the_weighted_sum_without_what_is_counted_elsewhere(tmp_path
         own, traffic = parameters(rank), RankTraffic(SIZE * 4)
         copies = [norm] if rank == 1 else []
         reduction = Reduction(views(own), dist.group.WORLD, copies, traffic, CHECKS)
-        assert not reduction.is_in_place and reduction.needs_memory
+        assert not reduction.is_in_place and reduction.num_copies == 1
         reduction.launch(WEIGHTS[rank])
         assert reduction.is_under_way
         reduction.finish()
@@ -71,7 +71,7 @@ def test_adjacent_slices_are_reduced_where_they_lie(tmp_path: Path) -> None:
         last_rows = type(SLICES[0])("rows", 2, 6)
         both = BucketViews((last_rows, SLICES[2]), SHARDS, own)
         reduction = Reduction(both, dist.group.WORLD, [], traffic, CHECKS)
-        assert reduction.is_in_place and not reduction.needs_memory
+        assert reduction.is_in_place and not reduction.num_copies
         reduction.launch(1.0)
         reduction.finish()
         for name in ("rows", "norm"):

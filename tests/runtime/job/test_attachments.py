@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from megatron.core.transformer.enums import AttnBackend
 from megatron.training import global_vars
 
 from megatron_hetero.plan.precision import stage_precisions
@@ -29,7 +30,8 @@ ARGS: dict[str, Any] = {
     "swiglu": False, "ffn_hidden_size": 384, "skip_train": False, "micro_batch_size": 1,
     "qk_clip": False, "log_max_attention_logit": False, "multi_latent_attention": False,
     "transformer_impl": "local", "sft": False, "dataloader_inter_document_masking": False,
-    "reset_attention_mask": False,
+    "reset_attention_mask": False, "attention_dropout": 0.0, "softmax_type": "vanilla",
+    "attention_backend": AttnBackend.auto, "create_attention_mask_in_dataloader": True,
 }  # fmt: skip
 HASHES = "check_weight_hash_across_dp_replicas_interval"
 ROWS = "VocabUtility.vocab_range_from_per_partition_vocab_size"
@@ -128,6 +130,18 @@ def test_hooks_stand_before_those_of_others_and_only_where_something_trains(
         assert found[True] == [name for name in found[False] if name not in training]
 
     in_world(LAYOUT, check, tmp_path)
+
+
+def test_masks_are_made_where_attention_asks_for_them(tmp_path: Path) -> None:
+    layout = "tp1cp2:2,tp1:2 @1"
+
+    def check(rank: int) -> None:
+        makes = []
+        for changes in ({}, {"attention_dropout": 0.1}, {"attention_backend": AttnBackend.unfused}):
+            makes.append(attached(layout, rank, **changes).args.create_attention_mask_in_dataloader)
+        assert makes == [rank == 2, True, True]
+
+    in_world(layout, check, tmp_path)
 
 
 def test_one_precision_or_several(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.runtime.sequences.fused_rows import positions_of
+from megatron_hetero.runtime.parallel.fused_rows import positions_of
 from megatron_hetero.runtime.sequences.head_exchange import HeadDomain, to_heads, to_tokens
 from megatron_hetero.runtime.sequences.own_batch import own_batch
 from megatron_hetero.sequences.step_tokens import GroupTokens

@@ -31,7 +31,7 @@ INTERLEAVED = with_interleaving(plan("tp2:2,tp1:2 @4 | tp1:4 @2"), 0, [(0, 1), (
     [
         pytest.param(FIRST, SECOND, {}, marks=pytest.mark.slow),
         pytest.param(FIRST, UNEVEN, LLAMA_LIKE, marks=pytest.mark.slow),
-        (UNEVEN, SECOND, LLAMA_LIKE),
+        pytest.param(UNEVEN, SECOND, LLAMA_LIKE, marks=pytest.mark.slow),
         (INTERLEAVED, SECOND, {}),
         pytest.param(FIRST, INTERLEAVED, {}, marks=pytest.mark.slow),
         (FIRST, UNEVEN, MIXTRAL_LIKE),
@@ -87,7 +87,7 @@ def test_a_run_goes_on_under_another_plan(
 @pytest.mark.parametrize(
     ("layout", "changes", "flags"),
     [
-        (UNEVEN, LLAMA_LIKE, []),
+        pytest.param(UNEVEN, LLAMA_LIKE, [], marks=pytest.mark.slow),
         (UNEVEN, LLAMA_LIKE, ["--use-distributed-optimizer"]),
         (FIRST, {}, ["--use-distributed-optimizer"]),
     ],

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.memory.parameters import layer_params, whole_layer_params
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.plan.plan import Plan
@@ -26,6 +26,14 @@ def unlike_replicas(**changes: object) -> Plan:
 
 def simulated(plan: Plan, **options: bool) -> StepSimulation:
     return simulate_plan(plan, three_nodes(SLOW), **options)
+
+
+def without_room(cluster: Cluster) -> Cluster:
+    """The same nodes, of whose memory an exchange has nothing."""
+    nodes = [
+        replace(node, gpu_type=replace(node.gpu_type, memory_bytes=1)) for node in cluster.nodes
+    ]
+    return replace(cluster, nodes=tuple(nodes))
 
 
 def test_an_overlapped_exchange_begins_within_the_last_backward_pass_of_first_stages() -> None:
@@ -58,6 +66,13 @@ def test_a_divided_optimizer_reduces_to_owners_and_gathers_new_weights() -> None
     assert found.weight_sync_s > 0
     assert found.step_time_s == max(end_s for *_, end_s in weights)
     for phase in (gradients, weights):
+        begins_early = [start_s < phase[i][2] for i, (_, start_s, _) in enumerate(phase[2:])]
+        assert any(begins_early), "there is room for more than two buckets"
+    tight = simulate_plan(
+        unlike_replicas(use_distributed_optimizer=True), without_room(three_nodes(SLOW))
+    ).collectives
+    assert len(tight) == 2 * num_gradients
+    for phase in (tight[:num_gradients], tight[num_gradients:]):
         for i, (_, start_s, _) in enumerate(phase[2:]):
             assert start_s >= phase[i][2] - 1e-12, "two buckets are under way at a time"
     # Every pair of holders swaps half of each buffer, in fp32; the weights come back in bf16.
@@ -78,14 +93,14 @@ def test_an_owner_of_more_receives_more() -> None:
 
 def test_each_set_of_ranks_has_buckets_of_its_own_and_waits_for_small_ones() -> None:
     """Two pairs of ranks share the wire between a and b; what all four hold whole waits for both
-    pairs, and takes one of two buffers meanwhile."""
+    pairs, and is one of two buckets under way meanwhile, where there is no room for more."""
     plan = placed(
         "tp2:8 @4 | tp1:4,tp2:4 @4",
         ["a:0", "a:1"],
         ["c:0", "b:0", "b:1"],
         **{**BIG, "use_distributed_optimizer": True},
     )
-    collectives = simulated(plan).collectives
+    collectives = simulate_plan(plan, without_room(three_nodes(SLOW))).collectives
     deep = [(c, begin, end) for c, begin, end in collectives if c.holders == ((0, 0), (1, 1))]
     gradients = [entry for entry in deep if entry[0].name.startswith("gradients")]
     *pairs, last = sorted(gradients, key=lambda entry: len(entry[0].ranks))
@@ -151,8 +166,11 @@ def test_a_holder_comes_to_its_collectives_in_order_and_no_earlier_than_its_grad
     assert found.end_s == 6.25
 
 
-@pytest.mark.parametrize(("taken", "begins"), [(0, [5, 5, 5]), (1, [5, 5, 6]), (2, [5, 6, 7])])
-def test_no_more_than_there_are_buffers_for_are_under_way(taken: int, begins: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("taken", "begins"),
+    [(0.0, [5, 5, 5]), (1 / 3, [5, 5, 5]), (0.5, [5, 5, 6]), (1.0, [5, 6, 7])],
+)
+def test_no_more_than_there_is_room_for_are_under_way(taken: float, begins: list[float]) -> None:
     holders = (0, 0), (1, 0)
     buffers = dict.fromkeys(holders, taken)
     wires = [Collective(str(i), holders, ((f"wire {i}", 1.0),), buffers=buffers) for i in range(3)]
@@ -166,3 +184,17 @@ def test_weights_follow_each_holders_update() -> None:
     assert [(start, end) for _, start, end in found.collectives] == [(5.0, 6.0)]
     assert [o.kind for o in found.operations[0, 0]][-1] == "weight_sync"
     assert found.end_s == 6.0
+
+
+def test_a_packed_all_reduce_waits_for_room_and_one_in_place_does_not() -> None:
+    """A single GPU packs the buckets of both ranks of its other replica's group."""
+    wide, narrow = (["a:0", "a:1"], ["b:0"]), (["a:0"], ["b:0"])
+    for layout, devices, limited in (
+        ("tp2:8 @4 | tp1:8 @4", wide, True),
+        ("tp1:8 @4 | tp1:8 @4", narrow, False),
+    ):
+        plan = placed(layout, *devices, **BIG)
+        far = three_nodes(Link(2e9, 0.5))
+        free, tight = (simulate_plan(plan, c, is_stock=False) for c in (far, without_room(far)))
+        gained_s = tight.step_time_s - free.step_time_s
+        assert (gained_s > 0.5) if limited else gained_s == pytest.approx(0.0)

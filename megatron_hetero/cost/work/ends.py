@@ -1,0 +1,100 @@
+"""Seconds of a model's ends: the embedding, the output layer with the loss, and what joins the
+next token but one with what is known of a token.
+
+The roofline is that of a layer (`cost.work.compute`).  Times are for one micro-batch on one GPU of
+a tensor-parallel group, without communication.
+"""
+
+from __future__ import annotations
+
+from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.work.calibration import Calibration
+from megatron_hetero.cost.work.compute import PassTimes, gradient_accumulation_s, speed_of
+from megatron_hetero.model.blocks import joining_params
+from megatron_hetero.model.spec import Workload
+
+
+def embedding_times(
+    workload: Workload,
+    gpu: GpuType,
+    width: int,
+    vocab_rows: int,
+    calibration: Calibration | None = None,
+    num_tokens: int | None = None,
+) -> PassTimes:
+    """Time the embedding: a gather forward, a scatter into a dense gradient backward.
+
+    `vocab_rows` counts the rows of the padded vocabulary, all of them, not one shard's.
+
+    Args:
+        width: of the tensor-parallel group.
+        calibration: constants of GPUs; None is the shipped ones.
+        num_tokens: of a micro-batch; None is all of them.
+    """
+    model, training = workload.model, workload.training
+    element = training.element_bytes
+    tokens = num_tokens or training.micro_batch_size * model.seq_length
+    speed = speed_of(training, gpu, calibration)
+    forward_s = speed.memory_s(3.0 * tokens * model.hidden_size * element)
+    rows = vocab_rows * model.hidden_size // width
+    return PassTimes(forward_s, 2 * forward_s + gradient_accumulation_s(rows, speed))
+
+
+def head_times(
+    workload: Workload,
+    gpu: GpuType,
+    width: int,
+    vocab_rows: int,
+    calibration: Calibration | None = None,
+    num_tokens: int | None = None,
+) -> PassTimes:
+    """Time the final norm, the output layer and the vocabulary-parallel cross entropy.
+
+    Args:
+        width: of the tensor-parallel group.
+        vocab_rows: rows of the padded vocabulary, not of one shard.
+        calibration: constants of GPUs; None is the shipped ones.
+        num_tokens: of a micro-batch; None is all of them.
+    """
+    model, training = workload.model, workload.training
+    element = training.element_bytes
+    tokens = num_tokens or training.micro_batch_size * model.seq_length
+    logits = tokens * vocab_rows / width
+    speed = speed_of(training, gpu, calibration)
+    products_s = speed.products_s((2.0 * logits * model.hidden_size,))
+    # Cross entropy reads the logits, makes them fp32, then takes a maximum, exp and a sum.
+    norm_bytes = 2.0 * tokens * model.hidden_size * element
+    loss_s = speed.memory_s(logits * (element + 4 * 4) + norm_bytes)
+    gradient_s = speed.memory_s(logits * (2 * 4 + element))
+    rows = vocab_rows * model.hidden_size // width
+    return PassTimes(
+        products_s + loss_s,
+        2 * products_s + gradient_s + gradient_accumulation_s(rows, speed),
+    )
+
+
+def joining_times(
+    workload: Workload,
+    gpu: GpuType,
+    width: int,
+    calibration: Calibration | None = None,
+    num_tokens: int | None = None,
+) -> PassTimes:
+    """Time what stands before a layer that predicts a further token: two norms, and the product
+    that joins what is known of a token with the embedding of a further one.
+
+    Args:
+        width: of the tensor-parallel group.
+        calibration: constants of GPUs; None is the shipped ones.
+        num_tokens: of a micro-batch; None is all of them.
+    """
+    model, training = workload.model, workload.training
+    tokens = num_tokens or training.micro_batch_size * model.seq_length
+    speed = speed_of(training, gpu, calibration)
+    weights = joining_params(model) // width
+    products_s = speed.products_s((2.0 * tokens * weights,))
+    norms_s = speed.memory_s(4.0 * tokens * model.hidden_size * training.element_bytes)
+    return PassTimes(
+        products_s + norms_s,
+        2 * (products_s + norms_s) + gradient_accumulation_s(weights, speed),
+    )

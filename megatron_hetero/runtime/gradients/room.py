@@ -1,0 +1,55 @@
+"""Memory of this rank for buckets that are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from megatron_hetero.cost.sync.room import part_of_room, room_bytes
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.gradients.reduction import Reduction
+
+_ROUNDING = 1e-9
+
+
+def room_of_rank(plan: Plan, rank: int, *, overlaps: bool) -> int:
+    """Return the bytes that the plan predicts to be free on a rank while gradients are exchanged.
+
+    A plan without estimates (`--hetero-layout`) knows of none, which leaves two buckets.
+
+    Args:
+        plan: the plan.
+        rank: of the job.
+        overlaps: exchanges begin within backward passes (`--overlap-grad-reduce`).
+    """
+    device = rank_table(plan)[rank].device
+    if plan.estimates is None or device is None:
+        return 0
+    found = plan.estimates.devices[device]
+    activations = found.parts_bytes["activations"]
+    return room_bytes(found.capacity_bytes, found.peak_bytes, activations, overlaps=overlaps)
+
+
+class RoomUnderWay:
+    """What each bucket of a rank takes of its room while it is under way.
+
+    Args:
+        room: bytes.
+        reductions: the rank's.
+        sizes: elements of each.
+    """
+
+    def __init__(self, room: int, reductions: Sequence[Reduction], sizes: Sequence[int]) -> None:
+        self._parts = {
+            reduction: part_of_room(reduction.num_copies * size * _element_bytes(reduction), room)
+            for reduction, size in zip(reductions, sizes, strict=True)
+        }
+
+    def fits(self, reduction: Reduction, under_way: Iterable[Reduction]) -> bool:
+        """Tell if a bucket has room beside others; one that takes no memory always has."""
+        own = self._parts[reduction]
+        return not own or own + sum(self._parts[other] for other in under_way) <= 1 + _ROUNDING
+
+
+def _element_bytes(reduction: Reduction) -> int:
+    return next(iter(reduction.parameters)).main_grad.element_size()
