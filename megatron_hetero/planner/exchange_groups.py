@@ -94,7 +94,12 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
     if not _may_group(problem, best.placement) or best.placement.exchange_groups:
         return best
     wanted_s = best.step_time_s * (1 - (STOCK_GAIN if best.is_stock else MIN_GAIN))
-    tried = [best, *distinct(board.ranking_of_all)[:_MAX_TRIED]]
+    ranking = board.ranking_of_all
+    # A shorter exchange may bring those before the best whose pipelines are shorter.
+    by_pipelines = sorted(
+        ranking, key=lambda candidate: (candidate.cost.pipelines_s, candidate.key)
+    )
+    tried = [best, *distinct(ranking)[:_MAX_TRIED], *distinct(by_pipelines)[:_MAX_TRIED]]
     found = best
     for candidate in tried:
         is_far = candidate.step_time_s > _NEAR * best.step_time_s

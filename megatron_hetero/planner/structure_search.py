@@ -16,7 +16,7 @@ from math import inf
 
 from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
-from megatron_hetero.planner.evaluate.ladder import Climber
+from megatron_hetero.planner.evaluate.ladder import Climber, first_starts
 from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.starts import promising
@@ -92,18 +92,20 @@ class Loop(Rungs):
         chosen = promising(
             self.board, self.tails, self.sized, self.image, self.kind_of, options.num_starts
         )
-        starts: list[list[Climber]] = []
+        nodes: list[Climber] = []
         # Of very many GPUs the price of a few starts is all the work that there is.
         for image, found in chosen.items():
-            if not starts or self.done < self.max_work // _START_PART:
+            if not nodes or self.done < self.max_work // _START_PART:
                 self.seen.add(image)
-                starts.append(sorted(self.price(found)))
-        few, left = options.num_descents, [node for nodes in starts for node in nodes[1:]]
-        firsts = [nodes[0] for nodes in starts if nodes]
-        for number, node in enumerate(firsts[:few]):
+                nodes += self.price(found)
+        for place, node in enumerate(nodes):
+            if node.candidate is not None and self.done < self.max_work // _START_PART:
+                nodes[place] = self.tune(node, node.candidate)
+        nodes = first_starts(nodes)
+        few, left = options.num_descents, nodes[options.num_descents :]
+        for number, node in enumerate(nodes[:few]):
             part = (self.max_work // 2 - self.done) // (few - number)
             left += self.descend([node], self.done + part)
-        left += firsts[few:]
         heapify(left)
         self.last = True
         self.descend(left, self.max_work)
