@@ -19,6 +19,7 @@ import torch
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.files import read_json
 from megatron_hetero.lab.probe import machine
+from megatron_hetero.lab.probe.launching import measured_launch_s
 from megatron_hetero.lab.probe.pieces import PieceProbe, ProbeDoneError, TooLarge
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
@@ -46,10 +47,12 @@ def main(spec_path: Path, result_path: Path) -> None:
         "rates": [],
         "link": None,
         "all_reduce": [],
+        "launch_s": None,
     }
     if spec["width"] == 1:
         rates = machine.device_rates(**spec["shapes"])
         result["rates"] = [asdict(rate) for rate in rates]
+        result["launch_s"] = measured_launch_s()
     else:
         result["link"] = asdict(machine.link_between(0, 1))
         result["all_reduce"] = machine.all_reduce_rates()
