@@ -31,6 +31,7 @@ def main(spec_path: Path, result_path: Path) -> None:
     rank = int(os.environ["RANK"])
     if not backend.cuda_is_usable():
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    context = machine.context_bytes()
     probe = PieceProbe(tuple(spec["micro_batch_sizes"]), spec["seconds"])
     try:
         entry.main(spec["megatron"], observer=probe)
@@ -48,6 +49,8 @@ def main(spec_path: Path, result_path: Path) -> None:
         "link": None,
         "all_reduce": [],
         "launch_s": None,
+        "context_bytes": context,
+        "communicator_bytes": machine.communicator_bytes(),
     }
     if spec["width"] == 1:
         rates = machine.device_rates(**spec["shapes"])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.spec import GpuType, Limits
+from megatron_hetero.cost.memory.libraries import CONTEXT_BYTES, communicators_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.profile import (
@@ -151,6 +152,22 @@ def test_a_measured_launch_time_is_the_floor_of_a_pass(tmp_path: Path) -> None:
         assert layer(asked, old, workload) == layer(asked, None, workload)
         own = replace(asked, has_own_launch_time=True)
         assert layer(own, profile, workload) == layer(own, None, workload)
+
+
+def test_measured_bytes_of_libraries_change_the_estimate_by_as_much(tmp_path: Path) -> None:
+    figures = {"context_bytes": CONTEXT_BYTES - 7, "communicator_bytes": 10**6}
+    path = write(tmp_path / "profile.json", point(gpu="OTHER"), gpus={"FAST": figures})
+    cluster = make_cluster(("a", FAST, 2), limits=Limits())
+    node = cluster.nodes[0]
+    measured, usual = (
+        CostModel(cluster, make_workload(), profile).memory(node, 1, True, False, 2, 1024)
+        for profile in (load_profile(path), None)
+    )
+    # One neighbour, three connections for the gradients and three for the job; two were measured.
+    due = 7 * 10**6 // 2 - communicators_bytes(node, 1, 1) - 7
+    for num_layers in (0, 2):
+        assert measured.peak_bytes(num_layers) - usual.peak_bytes(num_layers) == due
+    assert measured.base["libraries"] - usual.base["libraries"] == due
 
 
 def test_a_point_measured_twice_is_refused(tmp_path: Path) -> None:

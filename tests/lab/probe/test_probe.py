@@ -218,6 +218,7 @@ def test_a_whole_probe_at_two_widths(tmp_path: Path) -> None:
     assert two.result["link"]["bytes_per_s"] > 0
     profile = load_profile(asked.output)
     assert profile.gpus["CPU"].launch_s == one.result["launch_s"] > 0
+    assert profile.gpus["CPU"].context_bytes is None and two.result["communicator_bytes"] is None
     assert two.result["launch_s"] is None, "of a group it would have the messages"
     for width in (1, 2):
         near = profile.nearest(asked.workload, "CPU", width, "decoder_layer")
