@@ -1,7 +1,7 @@
-"""Speed of a device and its links by themselves: products, attention, memory, messages.
+"""Speed of a device and its links by themselves, and what libraries take of its memory.
 
-The figures are for people, for `cluster.yaml`, and to notice a faulty card at once; plans take
-their times from the model's pieces (`lab.probe.pieces`).
+Rates of products, attention, memory and messages are for people, for `cluster.yaml`, and to notice
+a faulty card at once; plans take their times from the model's pieces (`lab.probe.pieces`).
 """
 
 from __future__ import annotations
