@@ -251,6 +251,11 @@ def _lines(width: int, result: dict[str, Any] | None) -> Iterator[Text]:
             else f"{rate['value'] / 1e12:.3g} TFLOPS"
         )
         yield Text(f"  {rate['what']:<14} {shape:<22} {value}")
+    if result["launch_s"] is not None:
+        yield Text(f"  host           {format_duration(result['launch_s'])} for each operator")
+    for what, name in (("context", "context_bytes"), ("NCCL, of two", "communicator_bytes")):
+        if result[name] is not None:
+            yield Text(f"  {what:<14} {format_bytes(result[name])}")
     if result["free_bytes"] is not None:
         yield Text(f"  free memory    {format_bytes(result['free_bytes'])}")
     link = result["link"]

@@ -40,6 +40,8 @@ class GpuType:
     library: Library = DEFAULT_LIBRARY
     """Communication library of its machines; GPUs of one job have one (`cluster.makers`)."""
     launch_s: float = 0.0  # of the host, for each operator (`cost.work.launches`)
+    has_own_launch_time: bool = False
+    """Whether the cluster's description says `launch_s`; no measurement replaces it then."""
     best_product: float | None = None
     """Part of the 16-bit peak in the fastest products measured on the type; None if unknown."""
     half_rate: bool = False

@@ -238,7 +238,7 @@ class UnitPrices(Variants):
     def _kept_free(self, node: Node, width: int, num_neighbours: int) -> KeptFree:
         key = node.name, width, num_neighbours
         if key not in self._kept:
-            self._kept[key] = kept_free(self.cluster, node, width, num_neighbours)
+            self._kept[key] = kept_free(self.cluster, node, width, num_neighbours, self.profile)
         return self._kept[key]
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:

@@ -101,13 +101,13 @@ class Variants:
 
     def of_least_layers(self) -> Self:
         """Return the price list for `ModelSpec.least`, which no bound may exceed; itself where all
-        layers are alike.  Its profile measures other layers, and is left out."""
+        layers are alike.  Measured times of its profile are those of other layers, and left out."""
         least = self.workload.model.least
         if least is self.workload.model:
             return self
         made = copy(self)
         made.workload = replace(self.workload, model=least)
-        made.profile = None
+        made.profile = self.profile and self.profile.of_types
         made._variants = {}
         made._forget()
         return made

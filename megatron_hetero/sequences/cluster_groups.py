@@ -58,7 +58,7 @@ def cluster_groups(
     nodes = {memory_kind(n): n for n in (cluster.node_by_name[d.node] for d in devices)}
     by_kind = {
         kind: token_rates(
-            workload, node.gpu_type, len(devices), kept_free(cluster, node, 1, 0), profile
+            workload, node.gpu_type, len(devices), kept_free(cluster, node, 1, 0, profile), profile
         )
         for kind, node in nodes.items()
     }

@@ -10,6 +10,7 @@ from megatron_hetero.cluster.spec import Device, Link
 from megatron_hetero.cost.memory.device import EVERY_DEVICE, StateHolders
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.unit_prices import UnitPrices
+from megatron_hetero.cost.work.profile import MeasuredType, Profile
 from tests.cost.builders import FAST, OLD, SLOW, make_cluster, make_workload
 
 CLUSTER = make_cluster(("a", FAST, 4), ("b", SLOW, 4), between=Link(1e9, 1e-3))
@@ -88,6 +89,13 @@ def test_layers_of_unlike_kinds_are_bounded_by_their_least() -> None:
     node = CLUSTER.nodes[0]
     for kind in full.pieces(node, 1, 1024).kinds:
         assert least.pieces(node, 1, 1024).layer.total_s <= kind.layer.total_s
+    # The host of a profile is theirs too, however slow that of the catalogue.
+    slow = make_cluster(("a", replace(FAST, launch_s=1.0), 4))
+    profile = Profile({}, gpus={FAST.name: MeasuredType(launch_s=1e-5)})
+    measured = UnitPrices(slow, mixed, profile)
+    least_s = measured.of_least_layers().pieces(slow.nodes[0], 1, 1024).layer.total_s
+    for kind in measured.pieces(slow.nodes[0], 1, 1024).kinds:
+        assert least_s <= kind.layer.total_s < 1.0
 
 
 def test_a_change_back_is_the_jobs_own_prices_again() -> None:

@@ -92,7 +92,7 @@ def test_equal_gpus_and_replicas_have_one_form(indices: list[int], order: list[s
 def test_a_plan_of_stock_megatron_may_be_best_for_its_own_exchange() -> None:
     """Tied words over slow links: stock's exchange takes 12 % less of the step than the plug-in's,
     by which the search ranks it behind a pipeline over both nodes."""
-    slow, near, far = Link(1e9, 3e-6), Link(5e10, 0.0), Link(1e8, 0.0)
+    slow, near, far = Link(1e9, 1e-5), Link(5e10, 0.0), Link(1e8, 0.0)
     card = replace(FAST, memory_bytes=100 * 2**20)
     cluster = make_cluster(("n0", card, 2), ("n1", card, 2), ("n2", card, 3), inside=slow)
     links = {pair: far if "n2" in pair else near for pair in cluster.node_links}

@@ -59,6 +59,16 @@ def test_the_probe_measures_by_cuda_events(folder: Path) -> None:
     assert all(0 < point["forward_s"] < 1 and 0 < point["backward_s"] < 1 for point in points)
 
 
+def test_the_probe_measures_launches_and_what_libraries_take(folder: Path) -> None:
+    data = json.loads((folder / "profile.json").read_text())
+    (measured,) = data["gpus"].values()
+    assert 1e-6 < measured["launch_s"] < 1e-3
+    assert 100 << 20 < measured["context_bytes"] < 2 << 30
+    (num_busy,) = (n for what, n in data["provenance"].items() if what.endswith(": busy GPUs"))
+    assert ("communicator_bytes" in measured) == (num_busy != "1")
+    assert measured.get("communicator_bytes", 1) < 2 << 30
+
+
 def test_known_values_pass_through_every_group_over_nccl(folder: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     num_ranks = sum(len(host["gpu_indices"]) for host in plan["hosts"])

@@ -151,6 +151,7 @@ def _defined_gpu_type(name: str, section: GpuSection, references: References) ->
         library=section.library
         or (known.library if known else library_of_name(name) or DEFAULT_LIBRARY),
         launch_s=usual_launch_s() if section.launch_time is None else section.launch_time,
+        has_own_launch_time=section.launch_time is not None,
         best_product=known.best_product if known and known.peak_flops == peaks else None,
         half_rate=known is not None and known.half_rate,
     )

@@ -6,8 +6,10 @@ None of this is Megatron's: PyTorch's allocator does not count it, `nvidia-smi` 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from megatron_hetero.cluster.spec import Cluster, GpuType, Node
+from megatron_hetero.cost.work.profile import NOT_MEASURED, Profile
 
 CONTEXT_BYTES = 666_632_192
 """Of a process with all of PyTorch's kernels loaded (measured in pytorch/pytorch#86509; 426 MiB
@@ -45,7 +47,9 @@ class KeptFree:
     reserve: int
 
 
-def kept_free(cluster: Cluster, node: Node, width: int, num_neighbours: int) -> KeptFree:
+def kept_free(
+    cluster: Cluster, node: Node, width: int, num_neighbours: int, profile: Profile | None = None
+) -> KeptFree:
     """Return what a GPU of a stage keeps free of tensors: `limits.memory_reserve`, or what its
     libraries take and a margin.
 
@@ -55,14 +59,16 @@ def kept_free(cluster: Cluster, node: Node, width: int, num_neighbours: int) -> 
         node: the GPU's node.
         width: GPUs of its tensor-parallel group.
         num_neighbours: stages that it receives from: one at either end of a pipeline, none without.
+        profile: may have measured the context and a communicator.
     """
     given = cluster.limits.memory_reserve_bytes
     if given is not None:
         return KeptFree(0, given)
     gpu = node.gpu_type
-    libraries = CONTEXT_BYTES + workspace_bytes(gpu)
+    measured = NOT_MEASURED if profile is None else profile.gpus.get(gpu.name, NOT_MEASURED)
+    libraries = (measured.context_bytes or CONTEXT_BYTES) + workspace_bytes(gpu)
     if len(cluster.nodes) > 1 or node.num_gpus > 1:
-        libraries += communicators_bytes(node, width, num_neighbours)
+        libraries += communicators_bytes(node, width, num_neighbours, measured.communicator_bytes)
     return KeptFree(libraries, margin_bytes(gpu))
 
 
@@ -82,7 +88,9 @@ def workspace_bytes(gpu: GpuType) -> int:
     return _NUM_WORKSPACES * (_HOPPER_WORKSPACE_BYTES if is_hopper else _WORKSPACE_BYTES)
 
 
-def communicators_bytes(node: Node, width: int, num_neighbours: int) -> int:
+def communicators_bytes(
+    node: Node, width: int, num_neighbours: int, of_two_bytes: int | None = None
+) -> int:
     """Return the buffers of a rank's communicators: its tensor-parallel group, the one of the
     gradients, the whole job, and one with each neighbour.
 
@@ -90,13 +98,19 @@ def communicators_bytes(node: Node, width: int, num_neighbours: int) -> int:
     communicator makes its buffers at first use: those of a ring of two, and of a ring and a tree of
     more, receive on 2 and on 3 connections of each channel.  On four A100 with 24 channels that is
     441 and 662 MiB; NVIDIA/nccl#964 measured 544 and 688.
+
+    Args:
+        node: the GPU's node.
+        width, num_neighbours: as in `kept_free`.
+        of_two_bytes: a measured communicator of two ranks, for what its connections should take.
     """
-    inside = CONNECTION_BYTES * num_channels(node)
+    if of_two_bytes is None:
+        of_two_bytes = _num_connections(2) * CONNECTION_BYTES * num_channels(node)
     num_connections = num_neighbours
     if width > 1:
         num_connections += _num_connections(width)
     num_connections += 2 * _num_connections(3)
-    return inside * num_connections
+    return ceil(of_two_bytes * num_connections / _num_connections(2))
 
 
 def num_channels(node: Node) -> int:

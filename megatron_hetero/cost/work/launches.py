@@ -23,7 +23,7 @@ from typing import NamedTuple
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.memory.parameters import attention_matrices
 from megatron_hetero.cost.work.compute import PassTimes, slowest, uses_flash_attention
-from megatron_hetero.cost.work.profile import Piece
+from megatron_hetero.cost.work.profile import Piece, Profile
 from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 
@@ -157,9 +157,19 @@ def head_launches(training: TrainingSpec, width: int) -> Launches:
 
 
 def launching_times(
-    workload: Workload, piece: Piece, members: Sequence[tuple[GpuType, TensorShare]]
+    workload: Workload,
+    profile: Profile | None,
+    piece: Piece,
+    members: Sequence[tuple[GpuType, TensorShare]],
 ) -> PassTimes:
-    """Time the host's launches of a piece, on the member whose host takes longest."""
+    """Time the host's launches of a piece, on the member whose host takes longest.
+
+    Args:
+        workload: model and training.
+        profile: may have measured the time of an operator.
+        piece: of the model.
+        members: type and share of each GPU of the group.
+    """
     model, training = workload.model, workload.training
     found = []
     for gpu, share in members:
@@ -170,5 +180,6 @@ def launching_times(
         else:
             flash = uses_flash_attention(training, gpu)
             launches = layer_launches(model, training, share, flash=flash)
-        found.append(PassTimes(launches.forward * gpu.launch_s, launches.backward * gpu.launch_s))
+        launch_s = gpu.launch_s if profile is None else profile.launch_s(gpu)
+        found.append(PassTimes(launches.forward * launch_s, launches.backward * launch_s))
     return slowest(found)

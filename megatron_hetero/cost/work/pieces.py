@@ -128,7 +128,7 @@ def price_pieces(
         kinds = tuple(
             price_pieces(
                 replace(workload, model=kind),
-                None,
+                profile and profile.of_types,
                 [(gpu, share.of_kind(i)) for gpu, share in members],
                 link,
                 vocab_rows,
@@ -155,7 +155,7 @@ def price_pieces(
     }
     times["decoder_layer"] += exchange
     for piece in set(PIECES) - is_measured:
-        times[piece] = slowest([times[piece], launching_times(workload, piece, members)])
+        times[piece] = slowest([times[piece], launching_times(workload, profile, piece, members)])
     stretch = profile.stretch(gpu.name for gpu, _ in members) if profile else NO_STRETCH
     apart = PassTimes(0.0, 0.0)
     if "decoder_layer" not in is_measured:

@@ -18,6 +18,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import ProfileError
@@ -72,13 +73,28 @@ class PointModel(_Strict):
     backward_s: Seconds
 
 
+class MeasuredType(_Strict):
+    """What was measured of a GPU type and its host, whatever the model; None is not measured."""
+
+    launch_s: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Seconds of the host for each operator that it launches."""
+    context_bytes: PositiveInt | None = None
+    """Of CUDA in one process."""
+    communicator_bytes: PositiveInt | None = None
+    """Buffers on one GPU of an NCCL communicator of two ranks on one machine."""
+
+
 class ProfileModel(_Strict):
     """The content of profile.json. `provenance` says who measured, where, when and with which
-    versions."""
+    versions; `gpus` are figures by type."""
 
     version: Literal[1]
     provenance: dict[str, str] = Field(min_length=1)
     points: list[PointModel] = Field(min_length=1, max_length=100_000)
+    gpus: dict[str, MeasuredType] = Field(default_factory=dict)
+
+
+NOT_MEASURED = MeasuredType()
 
 
 class PointKey(NamedTuple):
@@ -130,11 +146,22 @@ class Profile:
     content_sha256: str = ""
     provenance: Mapping[str, str] = field(default_factory=dict)
     stretches: Mapping[str, Stretch] = field(default_factory=dict)
+    gpus: Mapping[str, MeasuredType] = field(default_factory=dict)
+
+    def launch_s(self, gpu: GpuType) -> float:
+        """Return the host's time for each operator: as cluster.yaml says, else as measured."""
+        measured_s = self.gpus.get(gpu.name, NOT_MEASURED).launch_s
+        return gpu.launch_s if gpu.has_own_launch_time or measured_s is None else measured_s
 
     def stretch(self, gpu_names: Iterable[str]) -> Stretch:
         """Return the ratio of a group of GPUs, which ends with its slowest."""
         found = [self.stretches.get(name, NO_STRETCH) for name in gpu_names]
         return Stretch(max(s.forward for s in found), max(s.backward for s in found))
+
+    @property
+    def of_types(self) -> Profile:
+        """Return what holds for any model."""
+        return Profile({}, gpus=self.gpus)
 
     def nearest(
         self, workload: Workload, gpu_name: str, width: int, piece: Piece
@@ -228,6 +255,7 @@ def load_profile(path: Path | str) -> Profile:
         {key: tuple(sorted(by_size.items())) for key, by_size in series.items()},
         content_hash(document.data),
         dict(model.provenance),
+        gpus=dict(model.gpus),
     )
 
 

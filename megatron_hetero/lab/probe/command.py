@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero import __version__
-from megatron_hetero.cost.work.profile import PIECES, PROFILE_SCHEMA_VERSION, load_profile
+from megatron_hetero.cost.work.profile import (
+    PIECES,
+    PROFILE_SCHEMA_VERSION,
+    MeasuredType,
+    load_profile,
+)
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
 from megatron_hetero.files import read_json, write_json
 from megatron_hetero.lab.probe.cards import ProbedCard, only
@@ -193,6 +198,10 @@ def _add(data: dict[str, Any], request: ProbeRequest, width: int, result: dict[s
         if {k: v for k, v in p.items() if not k.endswith("_s")} not in keys
     ]  # fmt: skip
     data["points"] = kept + new
+    asked = {name: result.get(name) for name in MeasuredType.model_fields}
+    if figures := {name: value for name, value in asked.items() if value is not None}:
+        gpus = data.setdefault("gpus", {})
+        gpus[request.gpu] = gpus.get(request.gpu, {}) | figures
     today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     data["provenance"][f"{request.gpu}: measured"] = today
 

@@ -1,11 +1,12 @@
-"""Speed of a device and its links by themselves: products, attention, memory, messages.
+"""Speed of a device and its links by themselves, and what libraries take of its memory.
 
-The figures are for people, for `cluster.yaml`, and to notice a faulty card at once; plans take
-their times from the model's pieces (`lab.probe.pieces`).
+Rates of products, attention, memory and messages are for people, for `cluster.yaml`, and to notice
+a faulty card at once; plans take their times from the model's pieces (`lab.probe.pieces`).
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,47 @@ def device_rates(hidden: int, ffn: int, heads: int, tokens: int, precision: str)
 def free_bytes() -> int | None:
     """Return the free memory of this GPU, in bytes; None on a CPU."""
     return torch.cuda.mem_get_info()[0] if backend.cuda_is_usable() else None
+
+
+def context_bytes() -> int | None:
+    """Return what CUDA takes of this process's GPU before Megatron starts; None on a CPU.
+
+    A layer of torch's runs forward and backward first, for CUDA loads kernels at their first use.
+    Other processes must not use the card.
+    """
+    if not backend.cuda_is_usable():
+        return None
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, device=device)
+    layer(torch.ones(16, 1, 64, device=device)).sum().backward()
+    torch.cuda.synchronize()
+    return _untensored_bytes()
+
+
+def communicator_bytes() -> int | None:
+    """Return what a new NCCL communicator of ranks 0 and 1 takes of this GPU; None on a CPU, with a
+    single rank, on other ranks, and where no more memory is taken than before.
+
+    Collective over the world.
+    """
+    if not backend.cuda_is_usable() or dist.get_world_size() < 2:
+        return None
+    message = torch.ones(1 << 20, device=_device())
+    torch.cuda.synchronize()
+    before = _untensored_bytes()
+    group = dist.new_group([0, 1])
+    if dist.get_rank() > 1:
+        return None
+    dist.all_reduce(message, group=group)
+    torch.cuda.synchronize()
+    return max(0, _untensored_bytes() - before) or None
+
+
+def _untensored_bytes() -> int:
+    """Return what is taken of this GPU beside the blocks of torch's allocator."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
 
 
 def link_between(one: int, other: int) -> LinkFit:

@@ -19,6 +19,7 @@ import torch
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.files import read_json
 from megatron_hetero.lab.probe import machine
+from megatron_hetero.lab.probe.launching import measured_launch_s
 from megatron_hetero.lab.probe.pieces import PieceProbe, ProbeDoneError, TooLarge
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
@@ -30,6 +31,7 @@ def main(spec_path: Path, result_path: Path) -> None:
     rank = int(os.environ["RANK"])
     if not backend.cuda_is_usable():
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    context = machine.context_bytes()
     probe = PieceProbe(tuple(spec["micro_batch_sizes"]), spec["seconds"])
     try:
         entry.main(spec["megatron"], observer=probe)
@@ -46,10 +48,14 @@ def main(spec_path: Path, result_path: Path) -> None:
         "rates": [],
         "link": None,
         "all_reduce": [],
+        "launch_s": None,
+        "context_bytes": context,
+        "communicator_bytes": machine.communicator_bytes(),
     }
     if spec["width"] == 1:
         rates = machine.device_rates(**spec["shapes"])
         result["rates"] = [asdict(rate) for rate in rates]
+        result["launch_s"] = measured_launch_s()
     else:
         result["link"] = asdict(machine.link_between(0, 1))
         result["all_reduce"] = machine.all_reduce_rates()

@@ -9,7 +9,7 @@ from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.candidate import LOW_CONTENTION
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
-from megatron_hetero.planner.moves.neighbours import lengthwise
+from megatron_hetero.planner.moves.like_groups import lengthwise
 from megatron_hetero.planner.problem import Chain, chains_of
 from megatron_hetero.planner.shapes.spread import busiest_s
 

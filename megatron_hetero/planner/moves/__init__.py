@@ -2,7 +2,8 @@
 
 neighbours      every move of the search over structures, written once
 divisions       those of stages that divide sequences
-layouts         groups of like GPUs exchanged in a completed structure
+like_groups     groups of like GPUs that stand in for each other
+layouts         such groups exchanged in a completed structure
 fine            single layers, micro-batches and idle GPUs
 refine          the best placements with settings of their own
 unlike_groups   stages joined into one, of tensors or sequences in shares

@@ -13,7 +13,7 @@ from itertools import islice
 from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.tail import Tails
-from megatron_hetero.planner.moves.neighbours import like_exchanges
+from megatron_hetero.planner.moves.like_groups import like_exchanges
 from megatron_hetero.planner.shapes.spread import Spreader
 
 _MAX_LONGER = 1.005

@@ -6,7 +6,7 @@ A move is made in one replica, in all that are alike, and in all with like group
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise, zip_longest
+from itertools import pairwise, zip_longest
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.moves.divisions import divisions
@@ -24,48 +24,6 @@ def neighbours(problem: Problem, structure: Structure, shape: Shape) -> Iterator
     for moved in _moves(problem, structure, shape):
         if len(moved) in counts and all(problem.chain_is_allowed(chain) for chain in moved):
             yield moved
-
-
-def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator[Structure]:
-    """Yield the structure after each exchange of two like groups on different nodes.
-
-    Args:
-        kind_of: by node; groups of one kind and form are alike.
-    """
-    for alike in _like_places(structure, kind_of):
-        for (r, s), (q, t) in combinations(alike, 2):
-            one, other = structure[r][s], structure[q][t]
-            if one.node != other.node:
-                chains = [list(chain) for chain in structure]
-                chains[r][s], chains[q][t] = other, one
-                yield tuple([tuple(chain) for chain in chains])
-
-
-def lengthwise(structure: Structure, kind_of: Mapping[str, int]) -> Structure:
-    """Return the structure with like groups dealt node by node to one replica after the other, so
-    that its activations stay inside nodes as far as they can.
-
-    Args:
-        kind_of: as of `like_exchanges`.
-    """
-    chains = [list(chain) for chain in structure]
-    for alike in _like_places(structure, kind_of):
-        units = sorted(
-            [structure[r][s] for r, s in alike], key=lambda unit: (unit.node, unit.indices)
-        )
-        for (r, s), unit in zip(alike, units, strict=True):
-            chains[r][s] = unit
-    return tuple([tuple(chain) for chain in chains])
-
-
-def _like_places(structure: Structure, kind_of: Mapping[str, int]) -> list[list[tuple[int, int]]]:
-    """Return replica and stage of the groups of one kind and form, for each."""
-    places: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
-    for r, chain in enumerate(structure):
-        for s, unit in enumerate(chain):
-            if not unit.beyond:
-                places.setdefault((kind_of[unit.node], unit.form), []).append((r, s))
-    return list(places.values())
 
 
 def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:

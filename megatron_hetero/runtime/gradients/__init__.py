@@ -12,5 +12,4 @@ sync_off          the start of a step's sync, delayed to the last gradients
 weight_gradients  backward passes in two parts
 optimizer         Megatron's distributed optimizer over owned pieces
 main_weights      one optimizer over stages in unlike precisions
-optimizer_shards  owners of the optimizer's state
 """

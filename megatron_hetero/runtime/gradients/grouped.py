@@ -18,9 +18,9 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.gradients.buckets import Bucket
 from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf
-from megatron_hetero.runtime.gradients.optimizer_shards import Division
 from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction, scatter
 from megatron_hetero.runtime.gradients.rounds import HolderRounds, RoundsEngine
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division
 from megatron_hetero.runtime.observe.traffic import RankTraffic
 
 

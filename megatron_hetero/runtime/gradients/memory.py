@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from megatron_hetero.runtime.gradients.buckets import Bucket, ParameterSlice
-from megatron_hetero.runtime.gradients.optimizer_shards import Rows
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Rows
 from megatron_hetero.runtime.parallel.shards import ParameterShard
 
 TensorOf = Callable[[torch.nn.Parameter], torch.Tensor]

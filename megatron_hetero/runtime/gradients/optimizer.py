@@ -26,7 +26,7 @@ from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import CheckpointError
 from megatron_hetero.runtime.gradients.memory import data, main_grad
-from megatron_hetero.runtime.gradients.optimizer_shards import Rows
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Rows
 from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync
 from megatron_hetero.runtime.state.checkpoint import keep_axes
 

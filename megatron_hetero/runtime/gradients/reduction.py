@@ -18,7 +18,7 @@ from megatron_hetero.runtime.gradients.memory import (
     main_grad,
     main_weight,
 )
-from megatron_hetero.runtime.gradients.optimizer_shards import Division, Rows
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division, Rows
 from megatron_hetero.runtime.observe.traffic import RankTraffic
 
 

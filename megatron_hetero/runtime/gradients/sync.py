@@ -41,13 +41,13 @@ from megatron_hetero.runtime.gradients.memory import (
     main_grad,
     main_weight,
 )
-from megatron_hetero.runtime.gradients.optimizer_shards import Division, divide
 from megatron_hetero.runtime.gradients.reduction import (
     DividedReduction,
     Reduction,
     check_gradients,
 )
 from megatron_hetero.runtime.gradients.room import RoomUnderWay, room_of_rank
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division, divide
 from megatron_hetero.runtime.gradients.sharding.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.sharding.sharded_buckets import ShardedBucket
 from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers

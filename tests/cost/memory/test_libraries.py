@@ -15,6 +15,7 @@ from megatron_hetero.cost.memory.libraries import (
     memory_kind,
     num_channels,
 )
+from megatron_hetero.cost.work.profile import MeasuredType, Profile
 
 MIB = 1 << 20
 NVLINK, BRIDGE, BUS = Link(300e9, 1e-6), Link(56e9, 2e-6), Link(24e9, 5e-6)
@@ -76,6 +77,36 @@ def test_hopper_has_larger_workspaces() -> None:
     difference = kept_free(cluster(h100), h100, 1, 0).libraries
     difference -= kept_free(cluster(a100), a100, 1, 0).libraries
     assert difference == 3 * (32 - 4) * MIB
+
+
+def test_measured_bytes_stand_for_the_constants() -> None:
+    """A communicator of two ranks has two connections on each channel."""
+    measured = MeasuredType(context_bytes=500 * MIB, communicator_bytes=60 * MIB)
+    profile = Profile({}, gpus={"A100-80GB": measured})
+    machine, other = node(), replace(node("RTX-3090"), name="b", host="b")
+    many = cluster(machine, other)
+    # 3 in a group of four, 2 neighbours, 3 for the gradients and 3 for the whole job.
+    libraries = kept_free(many, machine, 4, 2, profile).libraries
+    assert libraries == 500 * MIB + 12 * MIB + 30 * MIB * (3 + 2 + 3 + 3)
+    assert kept_free(many, other, 4, 2, profile) == kept_free(many, other, 4, 2)
+    assert kept_free(many, machine, 4, 2, Profile({})) == kept_free(many, machine, 4, 2)
+    given = cluster(machine, reserve=5)
+    assert kept_free(given, machine, 4, 2, profile) == KeptFree(0, 5)
+
+
+@pytest.mark.parametrize(
+    "measured, due",
+    [
+        (MeasuredType(context_bytes=CONTEXT_BYTES + 7), 7),
+        # Three connections for the gradients and three for the whole job.
+        (MeasuredType(communicator_bytes=50 * MIB), 150 * MIB - communicators_bytes(node(), 1, 0)),
+        (MeasuredType(launch_s=1e-5), 0),
+    ],
+)
+def test_what_was_not_measured_keeps_its_constant(measured: MeasuredType, due: int) -> None:
+    profile = Profile({}, gpus={"A100-80GB": measured})
+    found, usual = (kept_free(cluster(node()), node(), 1, 0, p) for p in (profile, None))
+    assert found == replace(usual, libraries=usual.libraries + due)
 
 
 def test_kinds_differ_where_the_memory_does() -> None:

@@ -96,8 +96,11 @@ def test_the_catalogue_has_it_and_a_cluster_file_corrects_it(tmp_path: Path) -> 
         "- {name: c, gpu: H100-80GB, count: 1}\n"
         "links: {between_nodes: {bandwidth: 25 Gb/s, latency: 10 us}}\n"
     )
-    found = {node.name: node.gpu_type.launch_s for node in load_cluster(path).nodes}
+    gpus = {node.name: node.gpu_type for node in load_cluster(path).nodes}
+    found = {name: gpu.launch_s for name, gpu in gpus.items()}
     assert found == {"a": pytest.approx(20e-6), "b": usual_launch_s(), "c": 0.0}
+    own = {name for name, gpu in gpus.items() if gpu.has_own_launch_time}
+    assert own == {"a", "c"}, "no measurement replaces theirs"
 
 
 _COUNT_WITH_MEGATRON = """

@@ -1,16 +1,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megatron_hetero.cluster.spec import GpuType, Limits
+from megatron_hetero.cost.memory.libraries import CONTEXT_BYTES, communicators_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.compute import PassTimes
-from megatron_hetero.cost.work.profile import load_profile, profile_json_schema
-from megatron_hetero.errors import ProfileError
+from megatron_hetero.cost.work.profile import (
+    MeasuredType,
+    Profile,
+    load_profile,
+    profile_json_schema,
+)
+from megatron_hetero.errors import FileFormatError, ProfileError
+from megatron_hetero.model.spec import Workload
 from tests.cost.builders import FAST, make_cluster, make_workload
+
+UNLIKE_LAYERS = {
+    "num_experts": 4,
+    "moe_router_topk": 1,
+    "moe_ffn_hidden_size": 512,
+    "moe_layer_freq": (0, 1, 1, 1),
+}
 
 
 def point(**changes: Any) -> dict[str, Any]:
@@ -33,8 +49,8 @@ def point(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def write(path: Path, *points: dict[str, Any]) -> Path:
-    data = {"version": 1, "provenance": {"machine": "made up"}, "points": list(points)}
+def write(path: Path, *points: dict[str, Any], **more: Any) -> Path:
+    data = {"version": 1, "provenance": {"machine": "made up"}, "points": list(points)} | more
     path.write_text(json.dumps(data), encoding="utf-8")
     return path
 
@@ -106,6 +122,52 @@ def test_impossible_points_are_refused_with_their_place(
 ) -> None:
     with pytest.raises(ProfileError, match=message):
         load_profile(write(tmp_path / "profile.json", point(**changes)))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 2.0, float("inf"), float("nan"), "53 us", True])
+@pytest.mark.parametrize("name", MeasuredType.model_fields)
+def test_impossible_figures_of_a_type_are_refused_by_name(
+    tmp_path: Path, name: str, value: Any
+) -> None:
+    path = write(tmp_path / "profile.json", point(), gpus={"FAST": {name: value}})
+    with pytest.raises((ProfileError, FileFormatError), match=rf"gpus\.FAST\.{name}"):
+        load_profile(path)
+
+
+def test_a_measured_launch_time_is_the_floor_of_a_pass(tmp_path: Path) -> None:
+    """Where no point of the model says better, and unless cluster.yaml has a word of its own."""
+    other = point(gpu="OTHER")
+    path = write(tmp_path / "profile.json", other, gpus={"FAST": {"launch_s": 1e-3}})
+    old, profile = load_profile(write(tmp_path / "old.json", other)), load_profile(path)
+    asked = replace(FAST, launch_s=2e-3)
+
+    def layer(gpu: GpuType, profile: Profile | None, workload: Workload) -> PassTimes:
+        cluster = make_cluster(("a", gpu, 1))
+        return CostModel(cluster, workload, profile).pieces(cluster.nodes[0], 1, 1024).layer
+
+    for workload in (make_workload(), make_workload(**UNLIKE_LAYERS)):
+        found = layer(asked, profile, workload)
+        assert found == layer(replace(asked, launch_s=1e-3), None, workload)
+        assert found.forward_s == pytest.approx(layer(asked, None, workload).forward_s / 2)
+        assert layer(asked, old, workload) == layer(asked, None, workload)
+        own = replace(asked, has_own_launch_time=True)
+        assert layer(own, profile, workload) == layer(own, None, workload)
+
+
+def test_measured_bytes_of_libraries_change_the_estimate_by_as_much(tmp_path: Path) -> None:
+    figures = {"context_bytes": CONTEXT_BYTES - 7, "communicator_bytes": 10**6}
+    path = write(tmp_path / "profile.json", point(gpu="OTHER"), gpus={"FAST": figures})
+    cluster = make_cluster(("a", FAST, 2), limits=Limits())
+    node = cluster.nodes[0]
+    measured, usual = (
+        CostModel(cluster, make_workload(), profile).memory(node, 1, True, False, 2, 1024)
+        for profile in (load_profile(path), None)
+    )
+    # One neighbour, three connections for the gradients and three for the job; two were measured.
+    due = 7 * 10**6 // 2 - communicators_bytes(node, 1, 1) - 7
+    for num_layers in (0, 2):
+        assert measured.peak_bytes(num_layers) - usual.peak_bytes(num_layers) == due
+    assert measured.base["libraries"] - usual.base["libraries"] == due
 
 
 def test_a_point_measured_twice_is_refused(tmp_path: Path) -> None:

@@ -167,6 +167,46 @@ def test_times_of_other_software_are_not_mixed(
         probe(asked, print)
 
 
+def test_a_tiny_layer_tells_the_launch_time(tmp_path: Path) -> None:
+    """An operator of Megatron's takes longer than one of torch alone, and not a thousand times."""
+    argv = megatron_flags(request(tmp_path), 1)
+
+    def rank_main(rank: int) -> None:
+        from timeit import repeat
+
+        import torch
+
+        from megatron_hetero.lab.probe.launching import measured_launch_s
+        from megatron_hetero.lab.probe.pieces import PieceProbe, ProbeDoneError
+        from megatron_hetero.runtime.job import entry
+
+        try:
+            entry.main(argv, observer=PieceProbe((1,), 0.1))
+        except ProbeDoneError:
+            found = measured_launch_s()
+        small = torch.ones(1)
+        alone = min(repeat(lambda: small.add_(1), number=100)) / 100
+        (tmp_path / "found.json").write_text(json.dumps([alone, found]))
+
+    run_jobs([LocalJob("probe", 1, rank_main, tmp_path)], timeout_s=100.0)
+    alone, found = json.loads((tmp_path / "found.json").read_text())
+    assert alone < found < 1000 * alone
+
+
+def test_figures_of_a_type_are_kept_and_replaced_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = iter([{"launch_s": 1e-5}, {}, {"launch_s": 2e-5}])
+    monkeypatch.setattr(
+        command, "_launch", lambda asked, width, sizes: result_of(*sizes) | next(results)
+    )
+    found = []
+    for size in (1, 2, 4):
+        probe(request(tmp_path, micro_batch_sizes=(size,)), print)
+        found.append(load_profile(tmp_path / "profile.json").gpus["CPU"].launch_s)
+    assert found == [1e-5, 1e-5, 2e-5]
+
+
 @pytest.mark.slow
 def test_a_whole_probe_at_two_widths(tmp_path: Path) -> None:
     asked = request(tmp_path, widths=(1, 2), micro_batch_sizes=(1,), num_busy=2)
@@ -177,6 +217,9 @@ def test_a_whole_probe_at_two_widths(tmp_path: Path) -> None:
     assert two.result is not None
     assert two.result["link"]["bytes_per_s"] > 0
     profile = load_profile(asked.output)
+    assert profile.gpus["CPU"].launch_s == one.result["launch_s"] > 0
+    assert profile.gpus["CPU"].context_bytes is None and two.result["communicator_bytes"] is None
+    assert two.result["launch_s"] is None, "of a group it would have the messages"
     for width in (1, 2):
         near = profile.nearest(asked.workload, "CPU", width, "decoder_layer")
         assert near is not None

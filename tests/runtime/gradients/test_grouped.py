@@ -17,7 +17,7 @@ from megatron_hetero.runtime.gradients.grouped import (
     owners_of,
 )
 from megatron_hetero.runtime.gradients.memory import data, main_grad
-from megatron_hetero.runtime.gradients.optimizer_shards import divide
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import divide
 from megatron_hetero.runtime.observe.traffic import RankTraffic
 from tests.runtime.gradients.small_bucket import (
     CHECKS,

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.runtime.gradients.memory import BucketViews, data, main_grad
-from megatron_hetero.runtime.gradients.optimizer_shards import Division, Rows
 from megatron_hetero.runtime.gradients.reduction import check_gradients
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division, Rows
 from megatron_hetero.runtime.observe.traffic import RankTraffic
 
 

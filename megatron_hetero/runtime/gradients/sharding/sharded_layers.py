@@ -23,7 +23,7 @@ import torch
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.gradients.optimizer_shards import Rows
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Rows
 from megatron_hetero.runtime.gradients.sharding.sharded_buckets import Sent, ShardedBucket
 
 _MARK = "hetero_is_sharded"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.runtime.gradients.buckets import Bucket, ParameterSlice
-from megatron_hetero.runtime.gradients.optimizer_shards import divide
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import divide
 from megatron_hetero.runtime.parallel.shards import ParameterShard
 
 SHARDS = {

@@ -1,0 +1,50 @@
+"""Groups of like GPUs of a structure, which may stand in for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+from megatron_hetero.planner.moves.neighbours import Structure
+
+
+def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator[Structure]:
+    """Yield the structure after each exchange of two like groups on different nodes.
+
+    Args:
+        kind_of: by node; groups of one kind and form are alike.
+    """
+    for alike in _like_places(structure, kind_of):
+        for (r, s), (q, t) in combinations(alike, 2):
+            one, other = structure[r][s], structure[q][t]
+            if one.node != other.node:
+                chains = [list(chain) for chain in structure]
+                chains[r][s], chains[q][t] = other, one
+                yield tuple([tuple(chain) for chain in chains])
+
+
+def lengthwise(structure: Structure, kind_of: Mapping[str, int]) -> Structure:
+    """Return the structure with like groups dealt node by node to one replica after the other, so
+    that its activations stay inside nodes as far as they can.
+
+    Args:
+        kind_of: as of `like_exchanges`.
+    """
+    chains = [list(chain) for chain in structure]
+    for alike in _like_places(structure, kind_of):
+        units = sorted(
+            [structure[r][s] for r, s in alike], key=lambda unit: (unit.node, unit.indices)
+        )
+        for (r, s), unit in zip(alike, units, strict=True):
+            chains[r][s] = unit
+    return tuple([tuple(chain) for chain in chains])
+
+
+def _like_places(structure: Structure, kind_of: Mapping[str, int]) -> list[list[tuple[int, int]]]:
+    """Return replica and stage of the groups of one kind and form, for each."""
+    places: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
+    for r, chain in enumerate(structure):
+        for s, unit in enumerate(chain):
+            if not unit.beyond:
+                places.setdefault((kind_of[unit.node], unit.form), []).append((r, s))
+    return list(places.values())
