@@ -260,7 +260,7 @@ def test_a_plan_avoids_many_senders_to_one_receiver() -> None:
         num_layers=6, hidden_size=1024, seq_length=1024, global_batch_size=12,
         use_distributed_optimizer=True,
     )  # fmt: skip
-    links = Link(5e10, 1e-5), Link(5e10, 1e-5, incast=Incast(1, 1.0))
+    links = Link(6e10, 1e-5), Link(6e10, 1e-5, incast=Incast(1, 1.0))
     free, shared = (plan_cluster(nodes_of_one(6, link), workload) for link in links)
     assert [len(plan.replicas) for plan in (free, shared)] == [3, 2]
     held = estimate_plan(free, nodes_of_one(6, links[1]))
