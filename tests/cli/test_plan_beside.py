@@ -19,9 +19,11 @@ QUICK = ["--strategy", "symmetric"]
 
 def test_the_simplest_plan_is_near_the_best_and_says_what_it_costs(tmp_path: Path, capsys) -> None:
     best, simple = tmp_path / "best.json", tmp_path / "simple.json"
-    assert main(["plan", *CLUSTER, *MODEL, "--json", "-o", str(best)]) == 0
+    example = EXAMPLE.parent / "a100-rtx4090"
+    job = ["--cluster", str(example / "cluster.yaml"), "--model", str(example / "gpt-7b.sh")]
+    assert main(["plan", *job, "--json", "-o", str(best)]) == 0
     of_best = json.loads(capsys.readouterr().out)
-    assert main(["plan", *CLUSTER, *MODEL, "--simplest", "5%", "--json", "-o", str(simple)]) == 0
+    assert main(["plan", *job, "--simplest", "5%", "--json", "-o", str(simple)]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["simplest_within"] == 0.05
     assert data["step_time_s"] <= 1.05 * of_best["step_time_s"]
