@@ -15,7 +15,8 @@ _ROUNDING = 1e-9
 def room_of_rank(plan: Plan, rank: int, *, overlaps: bool) -> int:
     """Return the bytes that the plan predicts to be free on a rank while gradients are exchanged.
 
-    A plan without estimates (`--hetero-layout`) knows of none, which leaves two buckets.
+    A plan without estimates of the device (`--hetero-layout`) knows of none, which leaves two
+    buckets.
 
     Args:
         plan: the plan.
@@ -23,9 +24,9 @@ def room_of_rank(plan: Plan, rank: int, *, overlaps: bool) -> int:
         overlaps: exchanges begin within backward passes (`--overlap-grad-reduce`).
     """
     device = rank_table(plan)[rank].device
-    if plan.estimates is None or device is None:
+    found = plan.estimates and device and plan.estimates.devices.get(device)
+    if not found:
         return 0
-    found = plan.estimates.devices[device]
     activations = found.parts_bytes["activations"]
     return room_bytes(found.capacity_bytes, found.peak_bytes, activations, overlaps=overlaps)
 
