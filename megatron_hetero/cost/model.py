@@ -300,10 +300,17 @@ class CostModel(UnitPrices):
         """Return the bytes of each stage's devices for gradients under way, by replica and
         stage."""
         overlaps = self.workload.training.overlap_grad_reduce
+        known: dict[int, list[int]] = {}  # equal replicas are priced once
+        for replica in replicas:
+            if id(replica) not in known:
+                known[id(replica)] = [
+                    room_of(stage.memory, stage.num_layers, overlaps=overlaps)
+                    for stage in replica.stages
+                ]
         return {
-            (r, s): room_of(stage.memory, stage.num_layers, overlaps=overlaps)
+            (r, s): room
             for r, replica in enumerate(replicas)
-            for s, stage in enumerate(replica.stages)
+            for s, room in enumerate(known[id(replica)])
         }
 
     def traffic(

@@ -181,7 +181,7 @@ def _part_times(
     work = work_of(workload.model, training, share, is_fused)
     products_s = speed.products_s(work.gemm_flops)
     elementwise_s = speed.memory_s(work.memory_bytes)
-    core = _core_times(workload, gpu, work, is_fused, calibration)
+    core = _core_times(workload, gpu, work, speed, is_fused, calibration)
     forward_s = products_s + elementwise_s + core.forward_s
     backward_s = (
         2 * products_s
@@ -200,15 +200,15 @@ def _core_times(
     workload: Workload,
     gpu: GpuType,
     work: Work,
+    speed: Speed,
     is_fused: bool,
     calibration: Calibration | None,
 ) -> PassTimes:
     """Time scores and context: what lies between the two products of attention."""
     if not work.attention_flops:
         return PassTimes(0.0, 0.0)
-    calibration = calibration or shipped_calibration()
-    speed = speed_of(workload.training, gpu, calibration)
     if is_fused:
+        calibration = calibration or shipped_calibration()
         part = calibration.attention_efficiency(gpu, work.head_size, workload.model.seq_length)
         flops = sum(work.attention_flops)
         return PassTimes(
@@ -240,7 +240,8 @@ def core_attention_times(
     for gpu, share in members:
         is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
         work = attention_work(model, training, share, is_fused)
-        found.append(_core_times(workload, gpu, work, is_fused, calibration))
+        speed = speed_of(training, gpu, calibration)
+        found.append(_core_times(workload, gpu, work, speed, is_fused, calibration))
     return slowest(found)
 
 

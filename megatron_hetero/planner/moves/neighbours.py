@@ -270,8 +270,9 @@ def _between(
         everyone = list(zip(members, others, strict=True))
     scopes = [pairs] if len(everyone) < 2 else [pairs, everyone]
     one, other = structure[r], structure[q]
-    for s in _ends(problem, one):
-        for t in _ends(problem, other):
+    of_one, of_other = _ends(problem, one), _ends(problem, other)
+    for s in of_one:
+        for t in of_other:
             a, b = one[s], other[t]
             if _equal(a, b):
                 continue
@@ -283,10 +284,9 @@ def _between(
                     changes[y] = (*right[:t], left[s], *right[t + 1 :])
                 yield _with(structure, changes)
     for giver_first in (True, False):
-        givers = one if giver_first else other
-        takers = other if giver_first else one
-        for s in _ends(problem, givers):
-            for t in _gaps(problem, takers):
+        gaps = _gaps(problem, other if giver_first else one)
+        for s in of_one if giver_first else of_other:
+            for t in gaps:
                 for scope in scopes:
                     changes = {}
                     for x, y in scope:

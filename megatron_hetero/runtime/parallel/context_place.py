@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from megatron_hetero.plan.sharding.token_shares import chunk_edges
-from megatron_hetero.runtime.parallel.fused_rows import Run, runs_of
+from megatron_hetero.runtime.parallel.fused_rows import Run
 
 _ATTRIBUTE = "hetero_context_place"
 
@@ -33,7 +33,9 @@ class ContextPlace:
     @property
     def runs(self) -> tuple[Run, ...]:
         """Return this rank's positions as runs: its two chunks, which are one where they meet."""
-        return runs_of(self.positions().numpy())
+        (first, stop), (second, end) = chunk_edges(self.tokens)[self.rank]
+        chunks = [(first, end)] if stop == second else [(first, stop), (second, end)]
+        return tuple([(start, end - start) for start, end in chunks if start < end])
 
     def positions(self, device: Any = None) -> Tensor:
         """Return the positions of this rank's tokens in the sequence."""
