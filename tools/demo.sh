@@ -25,7 +25,9 @@ run flags "$folder/plan.json"
 run verify "$folder/plan.json" --steps 5
 
 # From text to training: this repository's pages, a token for each byte, three unlike processes.
+# Megatron finds its indices of samples again by the name of the text alone.
 rm -f "$folder"/pages_text_document.bin "$folder"/pages_text_document.idx
+rm -rf "$folder/cache"
 run data README.md docs/*.md -o "$folder/pages" --bytes
 
 # Of one machine, through a file: `torchrun --standalone` would listen on all interfaces.
