@@ -120,15 +120,14 @@ class Loop(Rungs):
                 promise_s = found.quick_s + self.tails.estimate_s(found)
                 ranked.append((promise_s, len(ranked), found))
         ranked.sort(key=lambda entry: entry[:2])
-        nodes: list[Climber] = []
-        for promise_s, _, found in ranked[: self.options.num_starts]:
-            if promise_s < _NEAR * best_s:
-                self.seen.add(self.image(found.structure))
-                nodes += self.price(found)
-        tuned = [self.tune(node, node.candidate) for node in nodes if node.candidate is not None]
-        heapify(tuned)
+        nodes = [
+            self.estimated(self.image(found.structure), found)
+            for promise_s, _, found in ranked[: self.options.num_starts]
+            if promise_s < _NEAR * best_s
+        ]
+        heapify(nodes)
         self.max_work = self.done + self.max_work // part
-        self.descend(tuned, self.max_work)
+        self.descend(nodes, self.max_work)
 
     def descend(self, heap: list[Climber], limit: int) -> list[Climber]:
         """Go on best first, until the work is done, patience ends or nothing left comes near;
