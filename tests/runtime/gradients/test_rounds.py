@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.exchange.by_group import plan_by_group
@@ -17,6 +23,7 @@ from tests.runtime.toy_model import in_world
 
 WORLD = "tp1:1 @1 | tp1:1 @1 | tp1:1 @1 | tp1:1 @1"
 SIZE = 29
+PURPOSES: tuple[Purpose, ...] = ("all_reduce", "reduce_scatter", "all_gather")
 OWNERS = (Owned(0, 3, 0), Owned(3, 20, 1), Owned(20, 29, 3))
 
 
@@ -28,9 +35,9 @@ def planned(
     return made
 
 
-def buffer(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def buffer(rank: int, dtype: torch.dtype = torch.float32, size: int = SIZE) -> torch.Tensor:
     generator = torch.Generator().manual_seed(rank)
-    return torch.randn(SIZE, generator=generator).to(dtype)
+    return torch.randn(size, generator=generator).to(dtype)
 
 
 def test_holders_end_with_what_the_purpose_says(tmp_path: Path) -> None:
@@ -38,9 +45,9 @@ def test_holders_end_with_what_the_purpose_says(tmp_path: Path) -> None:
         total = torch.stack([buffer(r).double() for r in range(4)]).sum(0)
         bound = 4 * torch.finfo(torch.float32).eps * total.abs().max() * 4
         found = {}
-        for tag, purpose in enumerate(("all_reduce", "reduce_scatter", "all_gather")):
+        for tag, purpose in enumerate(PURPOSES):
             flat = buffer(rank)
-            rounds = HolderRounds(planned(purpose, OWNERS), rank)  # type: ignore[arg-type]
+            rounds = HolderRounds(planned(purpose, OWNERS), rank)
             rounds.run(flat, dist.group.WORLD, tag)
             found[purpose] = flat
         assert (found["all_reduce"] - total).abs().max() <= bound
@@ -64,6 +71,93 @@ def test_buffers_in_half_precision_are_summed(tmp_path: Path) -> None:
         flat = torch.full((SIZE,), float(60 + rank), dtype=torch.bfloat16)
         HolderRounds(planned(), rank).run(flat, dist.group.WORLD, 0)
         assert flat.tolist() == [246.0] * SIZE
+
+    in_world(WORLD, check, tmp_path)
+
+
+def in_one_process(plan: ExchangePlan, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a plan element by element: pieces are added one by one in the order of the holders."""
+    for number in range(plan.num_rounds):
+        before = [flat.clone() for flat in buffers]
+        pieces: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        for t in plan.transfers():
+            for element in range(t.start, t.stop) if t.round == number else ():
+                if t.reduces:
+                    own = t.destination, before[t.destination][element].item()
+                    added = pieces.setdefault((t.destination, element), [own])
+                    added.append((t.source, before[t.source][element].item()))
+                else:
+                    buffers[t.destination][element] = before[t.source][element]
+        for (holder, element), found in pieces.items():
+            total = torch.zeros((), dtype=torch.float32)
+            for _, piece in sorted(found):
+                total += piece
+            buffers[holder][element] = total
+    return buffers
+
+
+def some_plans(seed: int) -> Iterator[ExchangePlan]:
+    """Make exchanges of holders on machines in groups, both drawn, whole and to drawn owners."""
+    draw = random.Random(seed)
+    while True:
+        machines = [draw.choice("abcd") for _ in range(4)]
+        groups = [draw.sample("abcd", 4)]
+        for _ in range(draw.randint(1, 3)):
+            cut = draw.randrange(len(groups[-1]) + 1)
+            groups[-1:] = [groups[-1][:cut], groups[-1][cut:]]
+        size = draw.randint(1, 40)
+        ends = sorted(draw.randint(0, size) for _ in range(3))
+        owners = [
+            Owned(start, stop, holder)
+            for holder, (start, stop) in enumerate(pairwise([0, *ends, size]))
+            if stop > start
+        ]
+        purpose = draw.choice(PURPOSES)
+        given = owners if purpose != "all_reduce" or draw.random() < 0.5 else None
+        made = plan_by_group(machines, groups, size, purpose, given)
+        if made is not None:
+            yield made
+
+
+def test_every_exchange_has_the_bits_of_sums_in_the_order_of_the_holders(tmp_path: Path) -> None:
+    def check(rank: int) -> None:
+        for tag, plan in enumerate(islice(some_plans(7), 40)):
+            for dtype in (torch.float32, torch.bfloat16):
+                buffers = [buffer(r, dtype, plan.size) for r in range(4)]
+                flat = buffers[rank].clone()
+                HolderRounds(plan, rank).run(flat, dist.group.WORLD, tag)
+                assert torch.equal(flat, in_one_process(plan, buffers)[rank]), (plan, dtype)
+
+    in_world(WORLD, check, tmp_path)
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the elements of all memory that is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            places = {x.untyped_storage().data_ptr() for x in given}
+            if made.untyped_storage().data_ptr() not in places:
+                self.num_elements += made.numel()
+        return made
+
+
+def test_an_exchange_takes_no_memory_but_for_what_is_to_be_added(tmp_path: Path) -> None:
+    """Half of the buffer arrives inside a machine, and half of that from the other."""
+
+    def check(rank: int) -> None:
+        flat = torch.zeros(4096)
+        plan = plan_by_group(("a", "a", "b", "b"), (("a",), ("b",)), len(flat), "all_reduce")
+        assert plan is not None
+        with Allocated() as allocated:
+            HolderRounds(plan, rank).run(flat, dist.group.WORLD, 0)
+        assert allocated.num_elements == 2048 + 1024
 
     in_world(WORLD, check, tmp_path)
 
