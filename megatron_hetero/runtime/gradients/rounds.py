@@ -3,7 +3,8 @@
 All messages of a round are one batch of sends and receives: a holder waits for those with whom it
 has something to exchange, and for no others (an all-to-all with sizes of 0 waits for all).  It adds
 what it receives and its own in the order of the holders, in fp32; others receive the sum, in its
-place where it is one range.  So all holders end with the same bits, in every run.
+place where it is one range.  So all holders end with the same bits, in every run.  Two rounds in
+which a holder only sums with one other are one all-reduce of the two (`exchange.pairs`).
 
 A round waits for the one before it.  Rounds go on while backward passes compute: on a CPU in
 threads, as many as exchanges are under way at a time, which take them in the order in which they
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
@@ -23,8 +26,10 @@ import torch
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, irecv, isend
 
 from megatron_hetero.exchange.check import require_exact
+from megatron_hetero.exchange.pairs import pair_sums
 from megatron_hetero.exchange.plan import ExchangePlan, Transfer
 from megatron_hetero.exchange.programmes import HolderRound, programmes
+from megatron_hetero.runtime.gradients.pair_group import PairGroup, Turn
 
 Range = tuple[int, int]
 """First element, and the one behind the last."""
@@ -55,17 +60,26 @@ class HolderRounds:
     Args:
         plan: proved here before it is used.
         holder: this rank's place among the holders.
+        pair: of this rank and the one with which `pair_sums` says that it sums; None leaves that to
+            rounds.  The other has one too, or none.
 
     Raises:
         PlanFormatError: the plan has a fault.
     """
 
-    def __init__(self, plan: ExchangePlan, holder: int) -> None:
+    def __init__(self, plan: ExchangePlan, holder: int, pair: PairGroup | None = None) -> None:
         require_exact(plan)
-        self.plan, self._holder = plan, holder
-        self._rounds = [_compiled(own) for own in programmes(plan.expanded())[holder]]
+        self.plan, self.pair, self._holder = plan, pair, holder
+        expanded = plan.expanded()
+        programme = programmes(expanded)[holder]
+        self._sum = None if pair is None else pair_sums(expanded)[holder]
+        first = inf if self._sum is None else self._sum.round
+        self._before = [_compiled(own) for own in programme if own.number < first]
+        self._after = [_compiled(own) for own in programme if own.number > first + 1]
 
-    def run(self, flat: torch.Tensor, group: ProcessGroup, tag: int) -> None:
+    def run(
+        self, flat: torch.Tensor, group: ProcessGroup, tag: int, turn: Turn | None = None
+    ) -> None:
         """Exchange a buffer with the other holders, in its place.
 
         Args:
@@ -73,8 +87,21 @@ class HolderRounds:
             group: the holders, in the plan's order.
             tag: of the messages, the same on all holders; tells exchanges apart that are under way
                 at a time.
+            turn: of `pair`, taken when the exchange started; None takes the next.
         """
-        for own in self._rounds:
+        if self.pair is None or self._sum is None:
+            self._run(self._before, flat, group, tag)
+            return
+        turn = turn or self.pair.next_turn()
+        try:
+            self._run(self._before, flat, group, tag)
+            turn.sum(flat[self._sum.start : self._sum.stop], self.pair.group)
+        finally:
+            turn.end()
+        self._run(self._after, flat, group, tag)
+
+    def _run(self, rounds: list[_Round], flat: torch.Tensor, group: ProcessGroup, tag: int) -> None:
+        for own in rounds:
             sizes = list(own.received.values())
             received = flat.new_empty(sum(sizes))
             parts = dict(zip(own.received, received.split(sizes), strict=True))
@@ -223,11 +250,13 @@ class RoundsEngine:
         number = self._num_started.get(id(group), 0)
         self._num_started[id(group)] = number + 1
         tag = number % _TAGS
+        turn = None if rounds.pair is None else rounds.pair.next_turn()
+        action = partial(rounds.run, flat, group, tag, turn)
         if flat.is_cuda:
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
-            return _StreamWork(self._stream, lambda: rounds.run(flat, group, tag))
-        work = RoundsWork(lambda: rounds.run(flat, group, tag))
+            return _StreamWork(self._stream, action)
+        work = RoundsWork(action)
         self._queue.put(work)
         self._under_way = [other for other in self._under_way if not other.is_completed()] + [work]
         while len(self._threads) < len(self._under_way):

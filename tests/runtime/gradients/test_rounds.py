@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -17,7 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.exchange.by_group import plan_by_group
+from megatron_hetero.exchange.pairs import pair_sums
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
+from megatron_hetero.runtime.gradients.pair_group import PairGroup
 from megatron_hetero.runtime.gradients.rounds import HolderRounds, RoundsEngine, RoundsWork
 from tests.runtime.toy_model import in_world
 
@@ -131,6 +134,82 @@ def test_every_exchange_has_the_bits_of_sums_in_the_order_of_the_holders(tmp_pat
     in_world(WORLD, check, tmp_path)
 
 
+def pair_groups(plans: Iterable[ExchangePlan]) -> dict[tuple[int, int], PairGroup]:
+    """Make the communicators of all pairs; every rank makes all of them in one order."""
+    pairs = {own.holders for plan in plans for own in pair_sums(plan).values()}
+    return {pair: PairGroup(dist.new_group(list(pair))) for pair in sorted(pairs)}
+
+
+def test_pairs_have_the_bits_of_their_rounds(tmp_path: Path) -> None:
+    sites = (("a", "b"), ("c", "d"))
+    plans = [
+        plan
+        for machines in ("aacc", "acac", "abcd", "acdb", "abcc", "aabc")
+        for size in range(1, 24)
+        if (plan := plan_by_group(machines, sites, size, "all_reduce")) is not None
+    ]
+    assert {len(pair_sums(plan)) for plan in plans} == {0, 2, 4}
+
+    def check(rank: int) -> None:
+        groups = pair_groups(plans)
+        for tag, plan in enumerate(plans):
+            own = pair_sums(plan).get(rank)
+            pair = None if own is None else groups[own.holders]
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                flat = buffer(rank, dtype, plan.size)
+                by_rounds = flat.clone()
+                HolderRounds(plan, rank, pair).run(flat, dist.group.WORLD, tag)
+                HolderRounds(plan, rank).run(by_rounds, dist.group.WORLD, tag)
+                assert torch.equal(flat, by_rounds), (plan, dtype)
+
+    in_world(WORLD, check, tmp_path)
+
+
+def test_a_pair_sums_in_the_order_in_which_exchanges_start(tmp_path: Path) -> None:
+    """Of three that use one pair the first has rounds before its sum, which others could overtake;
+    in the last three runs it is kept back on one rank."""
+
+    def check(rank: int) -> None:
+        names, sites = ("a", "a", "b", "b"), (("a",), ("b",))
+        of_all = plan_by_group(names, sites, SIZE, "all_reduce")
+        of_two = plan_by_group(("a", "b"), sites, SIZE, "all_reduce")
+        assert of_all is not None and of_two is not None
+        groups = pair_groups([of_all])
+        both = {pair: groups[pair].group for pair in sorted(groups)}
+        mine = next(pair for pair in sorted(both) if rank in pair)
+        whole = HolderRounds(of_all, rank, groups[mine])
+        alone = HolderRounds(of_two, mine.index(rank), groups[mine])
+        engine = RoundsEngine()
+        run = whole.run
+
+        def late(*args: Any) -> None:
+            time.sleep(0.1)
+            run(*args)
+
+        for turn in range(6):
+            whole.run = late if turn > 2 and rank == 0 else run  # type: ignore[method-assign]
+            first, *others = [torch.full((SIZE,), 10.0**k * (rank + 1)) for k in range(3)]
+            works = [engine.start(whole, first, dist.group.WORLD)]
+            works += [engine.start(alone, other, both[mine]) for other in others]
+            for work in works:
+                assert work.wait()
+            assert first.tolist() == [10.0] * SIZE
+            for k, other in enumerate(others, 1):
+                assert other.tolist() == [10.0**k * (sum(mine) + 2)] * SIZE
+
+    in_world(WORLD, check, tmp_path)
+
+
+def test_an_exchange_that_fails_keeps_no_other_from_its_turn() -> None:
+    pair = PairGroup(None)  # type: ignore[arg-type]
+    failing, turn = pair.next_turn(), pair.next_turn()
+    plan = plan_by_group(("a", "a", "b", "b"), (("a",), ("b",)), SIZE, "all_reduce")
+    assert plan is not None
+    with pytest.raises(Exception, match="group"):
+        HolderRounds(plan, 0, pair).run(torch.zeros(SIZE), None, 0, failing)  # type: ignore[arg-type]
+    assert failing.is_over.is_set() and not turn.is_over.is_set()
+
+
 class Allocated(TorchDispatchMode):
     """Counts the elements of all memory that is taken."""
 
@@ -158,6 +237,11 @@ def test_an_exchange_takes_no_memory_but_for_what_is_to_be_added(tmp_path: Path)
         with Allocated() as allocated:
             HolderRounds(plan, rank).run(flat, dist.group.WORLD, 0)
         assert allocated.num_elements == 2048 + 1024
+        groups = pair_groups([plan])
+        pair = groups[pair_sums(plan)[rank].holders]
+        with Allocated() as allocated:
+            HolderRounds(plan, rank, pair).run(flat, dist.group.WORLD, 1)
+        assert allocated.num_elements == 2048
 
     in_world(WORLD, check, tmp_path)
 
