@@ -60,8 +60,8 @@ class HolderRounds:
     Args:
         plan: proved here before it is used.
         holder: this rank's place among the holders.
-        pair: of this rank and the one with which `pair_sums` says that it sums; None leaves that to
-            rounds.  The other has one too, or none.
+        pair: of this rank and the one with which `pair_sums` says that it sums, where both are to
+            call a library for it; None leaves that to rounds on both.
 
     Raises:
         PlanFormatError: the plan has a fault.
