@@ -24,6 +24,8 @@ OVERLAP = ("--overlap-grad-reduce", "--no-align-grad-reduce")
 CASES: dict[str, Case] = {
     "2 and 1 holders of unlike depth": (
         "tp1:2,tp1:2 @2 | tp1:4 @1 | tp1:4 @2", "a b c", "a b|c", {}, OVERLAP),
+    "pairs between two and two": (
+        "tp1:2,tp1:2 @2 | tp1:4 @1 | tp1:4 @1 | tp1:4 @2", "a b c d", "a b|c d", {}, OVERLAP),
     "divided, unlike depth": (
         "tp1:2,tp1:2 @2 | tp1:4 @1 | tp1:4 @2", "a b c", "a b|c", LLAMA_LIKE,
         (ZERO, *OVERLAP, "--overlap-param-gather")),
@@ -59,6 +61,7 @@ def require_equal(case: Case, folder: Path) -> None:
     "name",
     [
         pytest.param("2 and 1 holders of unlike depth", marks=pytest.mark.slow),
+        "pairs between two and two",
         "divided, unlike depth",
     ],
 )
@@ -72,9 +75,16 @@ def test_more_plans_by_groups_train_as_one_process(name: str, tmp_path: Path) ->
     require_equal(MORE[name], tmp_path)
 
 
-def test_bits_are_equal_on_all_holders_and_from_run_to_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "2 and 1 holders of unlike depth",
+        pytest.param("pairs between two and two", marks=pytest.mark.slow),
+    ],
+)
+def test_bits_are_equal_on_all_holders_and_from_run_to_run(name: str, tmp_path: Path) -> None:
     """`whole_weights` refuses holders that differ in a bit."""
-    layout, machines, groups, *_ = CASES["2 and 1 holders of unlike depth"]
+    layout, machines, groups, *_ = CASES[name]
     plan = on_machines(layout, machines.split(), [g.split() for g in groups.split("|")])
     jobs = VerifyJobs(shrink(plan, workload()), Options(steps=2), tmp_path)
     run_jobs([jobs.seed_job()], 120)
