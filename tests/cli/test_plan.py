@@ -53,11 +53,16 @@ def plan_path(printed: Printed) -> Path:
 
 
 @pytest.fixture(scope="module")
-def small_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plan of eight of the model's layers, for verbs that plan again."""
-    path = tmp_path_factory.mktemp("small") / "plan.json"
-    assert main([*PLAN, "-o", str(path), *QUICK, "--json", "--", "--num-layers", "8"]) == 0
-    return path
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Three of the GPUs and a plan of eight of the layers, for verbs that plan again."""
+    folder = tmp_path_factory.mktemp("small")
+    cluster, path = folder / "cluster.yaml", folder / "plan.json"
+    text = Path(CLUSTER).read_text()
+    assert "count: 4" in text
+    cluster.write_text(text.replace("count: 4", "count: 2"))
+    words = ["plan", "--cluster", str(cluster), "--model", MODEL, *QUICK, "-o", str(path)]
+    assert main([*words, "--json", "--", "--num-layers", "8"]) == 0
+    return cluster, path
 
 
 def test_plan_prints_what_it_writes(tmp_path: Path, capsys) -> None:
@@ -139,7 +144,7 @@ def test_megatron_flags_after_the_double_dash_change_the_model(capsys) -> None:
 
 
 def test_a_model_that_fits_nowhere_exits_with_3(capsys) -> None:
-    words = ["--hidden-size", "16384", "--ffn-hidden-size", "65536", "--num-layers", "12"]
+    words = ["--hidden-size", "16384", "--ffn-hidden-size", "65536", "--num-layers", "96"]
     assert main([*PLAN, "--", *words]) == 3
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -309,12 +314,13 @@ def test_plan_for_a_run_with_limits(tmp_path: Path, capsys) -> None:
     words = ["plan", "--cluster", priced_cluster(tmp_path), "--model", MODEL, "--stock"]
     words += ["--tokens", "1B", "--deadline", "200 h", "--objective", "cheapest", "-o", str(path)]
     words += QUICK
-    assert main(words) == 0
+    job = ("--", "--num-layers", "8")
+    assert main([*words, *job]) == 0
     out = capsys.readouterr().out
     for text in ("whole run", "it costs", "the deadline is 200 h", "for a million tokens"):
         assert text in out
     assert max(map(len, out.splitlines())) <= 100
-    assert main([*words, "--json"]) == 0
+    assert main([*words, "--json", *job]) == 0
     shown = json.loads(capsys.readouterr().out)
     outcome = shown["outcome"]
     assert shown["stock_megatron"] and outcome["objective"] == shown["objective"] == "cheapest"
@@ -342,8 +348,9 @@ def test_goals_that_make_no_sense(words: list[str], code: int, message: str, cap
 
 
 def test_explain_says_what_to_add_first(
-    small_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
+    cluster, path = small
     found_once: list[tuple[WhatIf, ...]] = []
 
     def once(*args: object, **named: object) -> tuple[WhatIf, ...]:
@@ -352,10 +359,10 @@ def test_explain_says_what_to_add_first(
         return found_once[0]
 
     monkeypatch.setattr("megatron_hetero.cli.explain.what_to_add", once)
-    words = ["explain", str(small_path), "--what-if"]
+    words = ["explain", str(path), "--what-if"]
     assert main(words) == 2
     assert "give --cluster" in capsys.readouterr().err
-    words += ["--cluster", CLUSTER]
+    words += ["--cluster", str(cluster)]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["what_if"]
     assert found[0]["what"].startswith("one more machine like") and found[0]["gain"] > 0.1
@@ -381,13 +388,12 @@ def test_explain_shows_programs_beside_the_stages(plan_path: Path, capsys) -> No
         assert all(option["layer_s"] > 0 for option in stage["options"])
 
 
-def test_planning_again_near_an_old_plan(small_path: Path, tmp_path: Path, capsys) -> None:
+def test_planning_again_near_an_old_plan(small: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    cluster, old = small
     smaller = tmp_path / "smaller.yaml"
-    text = Path(CLUSTER).read_text()
-    assert "count: 4" in text
-    smaller.write_text(text.replace("count: 4", "count: 3"))
+    smaller.write_text(cluster.read_text().replace("count: 2", "count: 1"))
     path = tmp_path / "after.json"
-    words = ["plan", "--cluster", str(smaller), "--near", str(small_path), "-o", str(path)]
+    words = ["plan", "--cluster", str(smaller), "--near", str(old), "-o", str(path)]
     words += ["--store-bandwidth", "1 GB/s", "--steps", "100"]
     assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -399,7 +405,7 @@ def test_planning_again_near_an_old_plan(small_path: Path, tmp_path: Path, capsy
     assert "Ways to go on" in out and "to fetch" in out and "a step took" in out
     assert max(map(len, out.splitlines())) <= 100
     for bad, message in (
-        (["--near", str(small_path), "--store-bandwidth", "5"], "--store-bandwidth: .* without a"),
+        (["--near", str(old), "--store-bandwidth", "5"], "--store-bandwidth: .* without a"),
         (["--prefer", "near", "--model", MODEL], "--prefer goes with --near"),
     ):
         assert main(["plan", "--cluster", str(smaller), *bad]) == 2
