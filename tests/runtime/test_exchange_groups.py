@@ -53,7 +53,7 @@ MORE: dict[str, Case] = {
 def require_equal(case: Case, folder: Path) -> None:
     layout, machines, groups, changes, flags = case
     plan = on_machines(layout, machines.split(), [g.split() for g in groups.split("|")])
-    outcome = verify(plan, workload(**changes), Options(steps=3, plan_flags=flags), folder)
+    outcome = verify(plan, workload(**changes), Options(steps=2, plan_flags=flags), folder)
     assert outcome.ok, outcome_to_data(outcome)
 
 
