@@ -72,6 +72,7 @@ def plan_cluster(
     schedules: Schedules = "counts",
     prove: bool = False,
     simplest_within: float | None = None,
+    bounded: bool = True,
 ) -> Plan:
     """Return the best plan found for training `workload` on `cluster`; it fits and is validated.
 
@@ -91,6 +92,7 @@ def plan_cluster(
             Interrupted there, the plan comes with what is proved so far.
         simplest_within: not the best plan, but the one nearest to stock Megatron that is at most
             this part behind it (`advise.simplest`).
+        bounded: False leaves the lower bound at that by work alone, which is known at once.
     Raises:
         InfeasiblePlanError: nothing fits; names the shortage and a relaxation that was tried.  Or
             what fits is too slow or too dear; names the nearest.
@@ -104,7 +106,9 @@ def plan_cluster(
     )  # fmt: skip
     if problem.objective.stock_only or simplest_within is not None:
         return _explained(problem, progress, strategy, schedules, prove, simplest_within)[0]
-    return _searched(problem, progress, strategy, schedules, prove, simplest_within)[3]
+    return _searched(
+        problem, progress, strategy, schedules, prove, simplest_within, bounded=bounded
+    )[3]
 
 
 @no_collector()
@@ -215,6 +219,8 @@ def _searched(
     schedules: Schedules,
     prove: bool,
     simplest_within: float | None,
+    *,
+    bounded: bool = True,
 ) -> tuple[Scoreboard, Candidate, Candidate, Plan]:
     """Return the board, the best on it, and the one that was asked for, as it is and as a plan."""
     board = search(problem, progress, strategies_of("auto" if strategy == STOCK else strategy))
@@ -226,7 +232,7 @@ def _searched(
         best = simplest(board, first, simplest_within)
     elif not (board.interrupted or board.is_exact):
         best = with_groups(problem, board, first)
-    plan = _with_bound(problem, board, best, prove, progress)
+    plan = _with_bound(problem, board, best, prove, progress, bounded=bounded)
     is_proved = board.is_exact and not (stock_only or objective.may_want_fewer(problem.cluster))
     if is_proved and plan.estimates is not None:
         proved = replace(
@@ -246,7 +252,13 @@ def _searched(
 
 
 def _with_bound(
-    problem: Problem, board: Scoreboard, best: Candidate, prove: bool, progress: Progress | None
+    problem: Problem,
+    board: Scoreboard,
+    best: Candidate,
+    prove: bool,
+    progress: Progress | None,
+    *,
+    bounded: bool,
 ) -> Plan:
     """Return the plan with its bound; interrupted, with what is known at once."""
 
@@ -264,7 +276,8 @@ def _with_bound(
         if not board.interrupted:
             reasons = idle_reasons(problem, board, best)
             proof = partial(step_time_bound, effort=PROOF, progress=say)
-            return plan_of(problem, best, reasons, prove=proof if prove else thorough_bound)
+            usual = thorough_bound if bounded else bound_by_work
+            return plan_of(problem, best, reasons, prove=proof if prove else usual)
     except KeyboardInterrupt:
         board.interrupted = True
     if reasons is None:

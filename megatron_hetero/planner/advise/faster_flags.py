@@ -134,7 +134,7 @@ def _gain_of_idle(
     is_large = len(cluster.devices) > _MANY_GPUS
     strategy = "columns" if is_large else "auto"
     try:
-        other = plan_cluster(cluster, asked, profile=profile, strategy=strategy)
+        other = plan_cluster(cluster, asked, profile=profile, strategy=strategy, bounded=False)
     except (InfeasiblePlanError, UnsupportedError):
         return
     then = Counter(

@@ -55,7 +55,7 @@ def replan(content: Content, profile: Profile | None) -> Replan:
     stretched = replace(profile or Profile({}), stretches=ratios)
     if plan.workload is None:  # `gather` has refused it
         raise ValueError("the plan carries no model")
-    new = plan_cluster(cluster, plan.workload, profile=stretched)
+    new = plan_cluster(cluster, plan.workload, profile=stretched, bounded=False)
     kept_s, new_s = (simulate_plan(p, cluster, profile=stretched).step_time_s for p in (plan, new))
     return Replan(ratios, kept_s, new_s, format_layout(new.layout))
 
