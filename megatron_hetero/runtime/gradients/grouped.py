@@ -30,10 +30,16 @@ class GroupedExchange:
     Args:
         machines: [rank] -> its machine.
         groups: names of machines (`Plan.exchange_groups`).
+        uplinks: of these machines (`Plan.exchange_uplinks`).
     """
 
-    def __init__(self, machines: Sequence[str], groups: Sequence[Sequence[str]]) -> None:
-        self._machines, self._groups = machines, groups
+    def __init__(
+        self,
+        machines: Sequence[str],
+        groups: Sequence[Sequence[str]],
+        uplinks: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self._machines, self._groups, self._uplinks = machines, groups, uplinks
         self._engine = RoundsEngine()
         self._known: dict[tuple[object, ...], HolderRounds] = {}
 
@@ -49,7 +55,7 @@ class GroupedExchange:
         owners: Sequence[Owned] | None,
     ) -> ExchangePlan | None:
         machines = [self._machines[rank] for rank in holders]
-        return plan_by_group(machines, self._groups, size, purpose, owners)
+        return plan_by_group(machines, self._groups, size, purpose, owners, self._uplinks)
 
     def plan(
         self,
@@ -103,7 +109,7 @@ def exchange_of(plan: Plan) -> GroupedExchange | None:
         return None
     # A plan with groups has devices on all of its ranks.
     machines = [str(place.device).rpartition(":")[0] for place in rank_table(plan)]
-    return GroupedExchange(machines, plan.exchange_groups)
+    return GroupedExchange(machines, plan.exchange_groups, plan.exchange_uplinks)
 
 
 def owners_of(division: Division) -> list[Owned]:
