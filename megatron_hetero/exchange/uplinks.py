@@ -42,14 +42,17 @@ def relative_uplinks(cluster: Cluster, groups: Sequence[Sequence[str]]) -> Uplin
     np.maximum.at(own, at, fastest)
     np.maximum.at(crossing, at, np.minimum(fastest, to_groups.sum(1)))
 
-    sites: dict[tuple[int, str], list[int]] = {}
+    sites: dict[str, dict[int, float]] = {}
     for machine, number in zip(machines, group_of.tolist(), strict=True):
-        sites.setdefault((number, cluster.machines[machine][0].site), []).append(place[machine])
+        rates = sites.setdefault(cluster.machines[machine][0].site, {})
+        rates[number] = rates.get(number, 0.0) + float(crossing[place[machine]])
     together = np.zeros(len(groups))
-    for (number, site), members in sites.items():
-        others = {other for group, other in sites if group != number}
-        limit = _line_bytes_per_s(cluster, site, others)
-        together[number] += min(float(crossing[members].sum()), limit)
+    for site, rates in sites.items():
+        for number, rate in rates.items():
+            if len(rates) == 1:  # else some paths to other groups stay in the site
+                others = [other for other, at_other in sites.items() if list(at_other) != [number]]
+                rate = min(rate, _line_bytes_per_s(cluster, site, others))
+            together[number] += rate
     mean = (together / np.bincount(group_of))[group_of]
     own *= (together / np.bincount(group_of, own))[group_of]
     if np.allclose(own, mean) and np.allclose(together, together[0]):
