@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import hypothesis
 import pytest
 
@@ -14,6 +16,15 @@ hypothesis.settings.load_profile("same")
 
 LONGEST = ("test_examples.py", "test_pages.py")
 """Begun first, or one core would work on them alone at the end."""
+
+
+# Imports make objects that stay (torch and Megatron: millions): to look through them again and
+# again for garbage, while more are imported, is in vain.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,12 +1,14 @@
 """Run exchanges by groups of machines beside `all_reduce`, behind network cards of a given rate.
 
-    sudo python tools/bench_exchange_run.py [--mbit 100] [--mib 4] [--turns 5]
+    sudo python tools/bench_exchange_run.py [--mbit 100] [--mib 4] [--turns 15]
 
 Each row is nodes of so many ranks, every node behind a card of its own (`tools/shaped_links.py`).
-Three exchanges of one buffer, in turns in one run: `all_reduce` of all ranks, the rounds of
-`runtime.gradients.rounds`, and the same composed of collectives by hand (inside each node a
-reduce-scatter, all-reduces between the nodes, an all-gather), where nodes are alike.  `predicted`
-is GenModel's price of the rounds for the cards' rate; the ranks' own links count nothing.
+Exchanges of one buffer, in turns in one run: `all_reduce` of all ranks; the rounds of
+`runtime.gradients.rounds`, once of messages alone and, where ranks of two nodes sum two by two,
+once with the library's sums of pairs, as jobs run them; and the same composed of collectives by
+hand (inside each node a reduce-scatter, all-reduces between the nodes, an all-gather), where nodes
+are alike.  `predicted` is GenModel's price of the rounds for the cards' rate; the ranks' own links
+count nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,41 +32,44 @@ from shaped_links import shaped_links  # noqa: E402
 
 from megatron_hetero.cluster.node_links import Link  # noqa: E402
 from megatron_hetero.exchange.by_group import plan_by_group  # noqa: E402
+from megatron_hetero.exchange.pairs import pair_sums  # noqa: E402
 from megatron_hetero.exchange.price import ExchangeLoads  # noqa: E402
 from megatron_hetero.runtime import backend  # noqa: E402
+from megatron_hetero.runtime.gradients.pair_group import PairGroup  # noqa: E402
 from megatron_hetero.runtime.gradients.rounds import HolderRounds, RoundsEngine  # noqa: E402
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs  # noqa: E402
 from megatron_hetero.runtime.job.world import World  # noqa: E402
 from tools.random_trees import two_levels  # noqa: E402
 
 CASES = ((4, 4), (2, 2, 2, 2), (3, 1), (1, 1))
-WAYS = ("all_reduce", "rounds", "by hand")
+WAYS = ("all_reduce", "rounds", "pairs", "by hand")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mbit", type=float, default=100.0, help="rate of each node's card")
     parser.add_argument("--mib", type=float, default=4.0, help="of the buffer, fp32")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=15)
     options = parser.parse_args()
-    print("| ranks of each node | all_reduce s | rounds s | by hand s | predicted s "
-          "| all_reduce / rounds | predicted / rounds |")  # fmt: skip
-    print("| --- | --: | --: | --: | --: | --: | --: |")
+    print("| ranks of each node | all_reduce s | rounds s | with pairs s | by hand s | predicted s "
+          "| all_reduce / jobs | by hand / jobs | predicted / jobs |")  # fmt: skip
+    print("| --- | --: | --: | --: | --: | --: | --: | --: | --: |")
+    size = int(options.mib * 2**18)
     for counts in CASES:
-        found = run_case(counts, options.mbit, int(options.mib * 2**18), options.turns)
-        times = {way: statistics.median(of) for way, of in found.items() if of}
-        gain = statistics.median(
-            a / b for a, b in zip(found["all_reduce"], found["rounds"], strict=True)
-        )
-        price = predicted_s(counts, options.mbit, int(options.mib * 2**18))
-        by_hand = f"{times['by hand']:.3f}" if "by hand" in times else "-"
-        print(
-            f"| {' + '.join(map(str, counts))} | {times['all_reduce']:.3f} "
-            f"| {times['rounds']:.3f} | {by_hand} | {price:.3f} | {gain:.2f} "
-            f"| {price / times['rounds']:.2f} |",
-            flush=True,
-        )
+        found = run_case(counts, options.mbit, size, options.turns)
+        jobs = found.get("pairs", found["rounds"])
+        found["predicted"] = [predicted_s(counts, options.mbit, size)] * len(jobs)
+        seconds = [_text(found.get(way), 3) for way in (*WAYS, "predicted")]
+        ratios = [
+            _text([a / b for a, b in zip(found[way], jobs, strict=True)] if way in found else None)
+            for way in ("all_reduce", "by hand", "predicted")
+        ]
+        print(f"| {' + '.join(map(str, counts))} | {' | '.join((*seconds, *ratios))} |", flush=True)
     return 0
+
+
+def _text(values: Sequence[float] | None, digits: int = 2) -> str:
+    return "-" if values is None else f"{statistics.median(values):.{digits}f}"
 
 
 def machines_of(counts: tuple[int, ...]) -> list[str]:
@@ -130,6 +135,13 @@ def make_ways(counts: tuple[int, ...], size: int) -> dict[str, Callable[[torch.T
         "all_reduce": lambda flat: dist.all_reduce(flat),
         "rounds": lambda flat: engine.start(rounds, flat, group).wait(),
     }
+    groups = {
+        pair: PairGroup(dist.new_group(list(pair)))
+        for pair in sorted({sums.holders for sums in pair_sums(plan).values()})
+    }
+    if rank in pair_sums(plan):
+        with_pairs = HolderRounds(plan, rank, groups[pair_sums(plan)[rank].holders])
+        ways["pairs"] = lambda flat: engine.start(with_pairs, flat, group).wait()
     if len(set(counts)) > 1:
         return ways
     each, num = counts[0], len(counts)

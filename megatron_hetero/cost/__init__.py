@@ -2,6 +2,7 @@
 
 model        `CostModel`: the price of any placement, cached piece by piece
 placement    which devices hold which layers
+hashed       frozen dataclasses that compute their hash once
 step_cost    what a placement costs: stages, replicas, the step
 pipeline     seconds of a 1F1B pipeline
 unit_prices  prices of pieces, memories and hops

@@ -65,6 +65,10 @@ class CostModel(UnitPrices):
     """Whether it prices unequal shares, and replicas or stages whose micro-batch size or recompute
     are not the job's."""
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._stages: dict[tuple[object, ...], StageCost] = {}
+
     def _of_stage(self, replica: PlacedReplica, index: int) -> Self:
         """Return the price list under the settings of stage `index` alone, but for its
         recompute."""
@@ -88,6 +92,18 @@ class CostModel(UnitPrices):
         stage = replica.stages[index]
         if stage.sharding is not None:
             return self._sharded_stage(replica, index, rows, stage.sharding)
+        kept: object = replica.num_in_flight[index]
+        if replica.launch_counts is not None:
+            kept = replica.num_in_flight[max(index - 1, 0) : index + 2]
+        start = replica.first_layers[index] if self.workload.model.kinds else 0
+        key = stage, start, index == 0, index == len(replica.stages) - 1, kept, rows
+        if key not in self._stages:
+            self._stages[key] = self._whole_stage(replica, index, rows)
+        return self._stages[key]
+
+    def _whole_stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
+        """Price a stage that holds all of its layers, in the settings of this price list."""
+        stage = replica.stages[index]
         first, last = index == 0, index == len(replica.stages) - 1
         costs = self.variant(recompute=stage.recompute)
         counts = self._kind_counts(replica, index)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from megatron_hetero.cluster.spec import Cluster, Device, GpuType
+from megatron_hetero.cost.hashed import hashed_once
 from megatron_hetero.errors import PlanFormatError, UnsupportedError
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.checks.schedule import launched_forwards
@@ -45,6 +46,7 @@ class Sharding:
     replicas: tuple[PlacedReplica, ...]
 
 
+@hashed_once
 @dataclass(frozen=True)
 class PlacedStage:
     """`num_layers` layers on the devices of one tensor-parallel group, in rank order; of
@@ -127,6 +129,7 @@ class PlacedStage:
         )
 
 
+@hashed_once
 @dataclass(frozen=True)
 class PlacedReplica:
     """One pipeline and the micro-batches that it processes in a step.
@@ -171,6 +174,7 @@ class PlacedReplica:
         return tuple(min(count, self.num_micro_batches) for count in counts)
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Placement:
     """All replicas of a plan; `exchange_groups` and `exchange_uplinks` are as in the plan."""

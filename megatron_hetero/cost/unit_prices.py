@@ -17,6 +17,7 @@ from megatron_hetero.cost.memory.libraries import KeptFree, kept_free
 from megatron_hetero.cost.network.seconds import (
     BoundaryTime,
     boundary_time,
+    groups_of,
     slowest_link,
     worst_link,
 )
@@ -148,13 +149,16 @@ class UnitPrices(Variants):
                 stage.context_shares,
             )
             gpus = [self.cluster.gpu_type(device) for device in devices]
+            # What hold the same parts stand on the same nodes, unless groups are over several.
+            ends = self._ends(devices)
+            rings = {tuple(ends[i::width]): devices[i::width] for i in range(width)}.values()
             self._pieces[key] = price_groups(
                 self.workload,
                 self.profile,
                 tuple(zip(gpus, shares, strict=True)),
-                [slowest_link(self.cluster, group.devices) for group in stage.groups],
+                [slowest_link(self.cluster, group) for group in groups_of(devices, width)],
                 vocab_rows,
-                worst_link([slowest_link(self.cluster, devices[i::width]) for i in range(width)]),
+                worst_link([slowest_link(self.cluster, ring) for ring in rings]),
             )
         return self._pieces[key]
 

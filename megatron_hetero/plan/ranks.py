@@ -56,3 +56,8 @@ def rank_table(plan: Plan) -> tuple[Position, ...]:
     return tuple(
         place_of_device[f"{host.node}:{index}"] for host in plan.hosts for index in host.gpu_indices
     )
+
+
+def rank_machines(plan: Plan) -> list[str]:
+    """Return [rank] -> its machine, in a plan that has devices on all of its ranks."""
+    return [str(place.device).rpartition(":")[0] for place in rank_table(plan)]

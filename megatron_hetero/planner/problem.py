@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from megatron_hetero.cluster.makers import mixed_libraries
 from megatron_hetero.cluster.spec import Cluster, Device, Node
@@ -24,20 +25,22 @@ from megatron_hetero.planner.restrictions.mixture import check_mixture
 from megatron_hetero.planner.restrictions.one_library import check_trains, unused_reason
 
 
-@dataclass(frozen=True, order=True)
-class Unit:
-    """GPUs of one node that work as one tensor-parallel group: what one stage runs on.
-
-    With `context_parallel` c they are c such groups, each with a part of every sequence; `beyond`
-    are those on further nodes, a node's GPUs in each.
-    """
-
+class _UnitFields(NamedTuple):
     node: str
     indices: tuple[int, ...]
     context_parallel: int = 1
     beyond: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
-    @property
+
+class Unit(_UnitFields):
+    """GPUs of one node that work as one tensor-parallel group: what one stage runs on.
+
+    With `context_parallel` c they are c such groups, each with a part of every sequence; `beyond`
+    are those on further nodes, a node's GPUs in each.  A tuple, as a `Device` is: structures of
+    thousands of units are looked up and sorted all the time.
+    """
+
+    @cached_property
     def width(self) -> int:
         """Tensor-parallel width."""
         if self.context_parallel == 1:
@@ -59,6 +62,11 @@ class Unit:
         """What is equal for units that differ in their nodes and in which GPUs of these they have:
         the context-parallel size, and the number of GPUs on each node."""
         return self.context_parallel, *[len(indices) for _, indices in self.parts]
+
+    @cached_property
+    def group_nodes(self) -> tuple[str, ...]:
+        """The node of each of its tensor-parallel groups."""
+        return tuple([node for node, own in self.parts for _ in range(len(own) // self.width)])
 
     @cached_property
     def stage(self) -> PlacedStage:

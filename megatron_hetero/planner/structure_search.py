@@ -16,7 +16,7 @@ from math import inf
 
 from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
-from megatron_hetero.planner.evaluate.ladder import Climber, first_starts
+from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.starts import promising
@@ -34,8 +34,6 @@ _MANY_DIVIDED, _FEW_DIVIDED = 400, 32
 """Structures that divide sequences which are completed, where nothing else fits, and else."""
 _DIVIDED_PART = 4
 """And the part of the work, one in so many, that goes on from them where something else fits."""
-_START_PART = 3
-"""One part in so many of the work may go into starts."""
 
 
 class StructureSearch:
@@ -92,16 +90,7 @@ class Loop(Rungs):
         chosen = promising(
             self.board, self.tails, self.sized, self.image, self.kind_of, options.num_starts
         )
-        nodes: list[Climber] = []
-        # Of very many GPUs the price of a few starts is all the work that there is.
-        for image, found in chosen.items():
-            if not nodes or self.done < self.max_work // _START_PART:
-                self.seen.add(image)
-                nodes += self.price(found)
-        for place, node in enumerate(nodes):
-            if node.candidate is not None and self.done < self.max_work // _START_PART:
-                nodes[place] = self.tune(node, node.candidate)
-        nodes = first_starts(nodes)
+        nodes = [self.estimated(image, found) for image, found in chosen.items()]
         few, left = options.num_descents, nodes[options.num_descents :]
         for number, node in enumerate(nodes[:few]):
             part = (self.max_work // 2 - self.done) // (few - number)
@@ -110,6 +99,13 @@ class Loop(Rungs):
         self.last = True
         self.descend(left, self.max_work)
         self.divide()
+
+    def estimated(self, image: Hashable, found: Completion) -> Climber:
+        """Return the first rung of a structure that is not one move away from another."""
+        self.seen.add(image)
+        self.num += 1
+        time_s = found.quick_s + self.tails.estimate_s(found)
+        return Climber((Standing(), time_s), self.num, found, None)
 
     def divide(self) -> None:
         """Go on from structures that divide sequences, where these promise a shorter step than any
@@ -124,15 +120,14 @@ class Loop(Rungs):
                 promise_s = found.quick_s + self.tails.estimate_s(found)
                 ranked.append((promise_s, len(ranked), found))
         ranked.sort(key=lambda entry: entry[:2])
-        nodes: list[Climber] = []
-        for promise_s, _, found in ranked[: self.options.num_starts]:
-            if promise_s < _NEAR * best_s:
-                self.seen.add(self.image(found.structure))
-                nodes += self.price(found)
-        tuned = [self.tune(node, node.candidate) for node in nodes if node.candidate is not None]
-        heapify(tuned)
+        nodes = [
+            self.estimated(self.image(found.structure), found)
+            for promise_s, _, found in ranked[: self.options.num_starts]
+            if promise_s < _NEAR * best_s
+        ]
+        heapify(nodes)
         self.max_work = self.done + self.max_work // part
-        self.descend(tuned, self.max_work)
+        self.descend(nodes, self.max_work)
 
     def descend(self, heap: list[Climber], limit: int) -> list[Climber]:
         """Go on best first, until the work is done, patience ends or nothing left comes near;

@@ -46,8 +46,7 @@ _MESSAGES: Mapping[OperationKind, tuple[bool, bool]] = {
 """Whether a message goes forward, and whether its boundary is the one behind the stage's chunk."""
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One action of a stage.
 
     `backward` is a whole backward pass; `backward_input` and, later, `backward_weight` are its two
@@ -115,9 +114,14 @@ class Schedule:
 
     def message(self, stage: int, operation: Operation) -> Message:
         """Return the message of a send or a receive of `stage`; equal on both sides."""
-        is_forward, is_after = _MESSAGES[operation.kind]
+        is_forward, _ = _MESSAGES[operation.kind]
+        return Message(self.boundary(stage, operation), is_forward, operation.micro_batch)
+
+    def boundary(self, stage: int, operation: Operation) -> int:
+        """Return the boundary that a send or a receive of `stage` crosses."""
+        _, is_after = _MESSAGES[operation.kind]
         here = self._virtual_stages[stage][operation.chunk]
-        return Message(here if is_after else here - 1, is_forward, operation.micro_batch)
+        return here if is_after else here - 1
 
     @cached_property
     def _virtual_stages(self) -> tuple[tuple[int, ...], ...]:
@@ -177,8 +181,7 @@ def _same_boundary(
 ) -> bool:
     if len(instruction) > 1 or instruction[0].kind not in SENDS:
         return False
-    sent, received = (schedule.message(stage, o) for o in (instruction[0], receive))
-    return sent.boundary == received.boundary
+    return schedule.boundary(stage, instruction[0]) == schedule.boundary(stage, receive)
 
 
 def _check_chain(chain: Sequence[int], num_stages: int) -> None:

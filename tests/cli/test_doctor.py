@@ -20,7 +20,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     cluster = str(EXAMPLE / "cluster.yaml")
     model = str(EXAMPLE / "gpt-1.3b.sh")
-    assert main(["plan", "--cluster", cluster, "--model", model, "-o", str(path)]) == 0
+    words = ["plan", "--cluster", cluster, "--model", model, "--strategy", "symmetric"]
+    assert main([*words, "-o", str(path)]) == 0
     return ["doctor", str(path), "--cluster", cluster]
 
 

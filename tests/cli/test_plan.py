@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -22,11 +25,44 @@ MODEL = str(ROOT / "examples/a100-rtx4090/gpt-7b.sh")
 PLAN = ["plan", "--cluster", CLUSTER, "--model", MODEL]
 
 
+QUICK = ("--strategy", "symmetric")
+"""For what does not depend on how well was searched."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What `plan --json` wrote and printed."""
+
+    path: Path
+    out: str
+    err: str
+
+
 @pytest.fixture(scope="module")
-def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    assert main([*PLAN, "-o", str(path), "--json"]) == 0
-    return path
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        assert main([*PLAN, "-o", str(path), "--json"]) == 0
+    return Printed(path, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def plan_path(printed: Printed) -> Path:
+    return printed.path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Three of the GPUs and a plan of eight of the layers, for verbs that plan again."""
+    folder = tmp_path_factory.mktemp("small")
+    cluster, path = folder / "cluster.yaml", folder / "plan.json"
+    text = Path(CLUSTER).read_text()
+    assert "count: 4" in text
+    cluster.write_text(text.replace("count: 4", "count: 2"))
+    words = ["plan", "--cluster", str(cluster), "--model", MODEL, *QUICK, "-o", str(path)]
+    assert main([*words, "--json", "--", "--num-layers", "8"]) == 0
+    return cluster, path
 
 
 def test_plan_prints_what_it_writes(tmp_path: Path, capsys) -> None:
@@ -44,20 +80,17 @@ def test_plan_without_output_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(PLAN) == 0
+    assert main([*PLAN, *QUICK]) == 0
     assert "Nothing was written" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plan_as_json(tmp_path: Path, capsys) -> None:
-    path = tmp_path / "plan.json"
-    assert main([*PLAN, "-o", str(path), "--json"]) == 0
-    captured = capsys.readouterr()
-    data = json.loads(captured.out)
-    assert captured.err == ""
-    plan = load_plan(path)
+def test_plan_as_json(printed: Printed) -> None:
+    data = json.loads(printed.out)
+    assert printed.err == ""
+    plan = load_plan(printed.path)
     assert plan.estimates is not None
-    assert data["plan"] == str(path)
+    assert data["plan"] == str(printed.path)
     assert data["layout"] == format_layout(plan.layout)
     assert data["step_time_s"] == plan.estimates.step_time_s
     assert data["bound_s"] <= data["step_time_s"]
@@ -280,12 +313,14 @@ def test_plan_for_a_run_with_limits(tmp_path: Path, capsys) -> None:
     path = tmp_path / "stock.json"
     words = ["plan", "--cluster", priced_cluster(tmp_path), "--model", MODEL, "--stock"]
     words += ["--tokens", "1B", "--deadline", "200 h", "--objective", "cheapest", "-o", str(path)]
-    assert main(words) == 0
+    words += QUICK
+    job = ("--", "--num-layers", "8")
+    assert main([*words, *job]) == 0
     out = capsys.readouterr().out
     for text in ("whole run", "it costs", "the deadline is 200 h", "for a million tokens"):
         assert text in out
     assert max(map(len, out.splitlines())) <= 100
-    assert main([*words, "--json"]) == 0
+    assert main([*words, "--json", *job]) == 0
     shown = json.loads(capsys.readouterr().out)
     outcome = shown["outcome"]
     assert shown["stock_megatron"] and outcome["objective"] == shown["objective"] == "cheapest"
@@ -304,7 +339,7 @@ def test_plan_for_a_run_with_limits(tmp_path: Path, capsys) -> None:
         (["--tokens", "1B", "--steps", "7"], 2, "give one of them"),
         (["--objective", "fewest-gpus"], 2, "give --deadline"),
         (["--budget", "5", "--steps", "10"], 2, "has none for a100-0, rtx-0"),
-        (["--steps", "1000", "--deadline", "1 h"], 3, r"would keep --deadline [0-9.]+ h"),
+        (["--steps", "1000", "--deadline", "1 h", *QUICK], 3, r"would keep --deadline [0-9.]+ h"),
     ],
 )
 def test_goals_that_make_no_sense(words: list[str], code: int, message: str, capsys) -> None:
@@ -313,8 +348,9 @@ def test_goals_that_make_no_sense(words: list[str], code: int, message: str, cap
 
 
 def test_explain_says_what_to_add_first(
-    plan_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
+    cluster, path = small
     found_once: list[tuple[WhatIf, ...]] = []
 
     def once(*args: object, **named: object) -> tuple[WhatIf, ...]:
@@ -323,10 +359,10 @@ def test_explain_says_what_to_add_first(
         return found_once[0]
 
     monkeypatch.setattr("megatron_hetero.cli.explain.what_to_add", once)
-    words = ["explain", str(plan_path), "--what-if"]
+    words = ["explain", str(path), "--what-if"]
     assert main(words) == 2
     assert "give --cluster" in capsys.readouterr().err
-    words += ["--cluster", CLUSTER]
+    words += ["--cluster", str(cluster)]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["what_if"]
     assert found[0]["what"].startswith("one more machine like") and found[0]["gain"] > 0.1
@@ -352,13 +388,12 @@ def test_explain_shows_programs_beside_the_stages(plan_path: Path, capsys) -> No
         assert all(option["layer_s"] > 0 for option in stage["options"])
 
 
-def test_planning_again_near_an_old_plan(plan_path: Path, tmp_path: Path, capsys) -> None:
+def test_planning_again_near_an_old_plan(small: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    cluster, old = small
     smaller = tmp_path / "smaller.yaml"
-    text = Path(CLUSTER).read_text()
-    assert "count: 4" in text
-    smaller.write_text(text.replace("count: 4", "count: 3"))
+    smaller.write_text(cluster.read_text().replace("count: 2", "count: 1"))
     path = tmp_path / "after.json"
-    words = ["plan", "--cluster", str(smaller), "--near", str(plan_path), "-o", str(path)]
+    words = ["plan", "--cluster", str(smaller), "--near", str(old), "-o", str(path)]
     words += ["--store-bandwidth", "1 GB/s", "--steps", "100"]
     assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -370,7 +405,7 @@ def test_planning_again_near_an_old_plan(plan_path: Path, tmp_path: Path, capsys
     assert "Ways to go on" in out and "to fetch" in out and "a step took" in out
     assert max(map(len, out.splitlines())) <= 100
     for bad, message in (
-        (["--near", str(plan_path), "--store-bandwidth", "5"], "--store-bandwidth: .* without a"),
+        (["--near", str(old), "--store-bandwidth", "5"], "--store-bandwidth: .* without a"),
         (["--prefer", "near", "--model", MODEL], "--prefer goes with --near"),
     ):
         assert main(["plan", "--cluster", str(smaller), *bad]) == 2

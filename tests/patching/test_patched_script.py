@@ -1,16 +1,16 @@
-"""The shipped patch in a training script: patched, trained by torchrun, reverted to the byte.
+"""The shipped patch in a training script: patched, trained, reverted to the byte.
 
 The script is ours, with the lines of Megatron-LM's `pretrain_gpt.py` that the patch looks for, at
-the same place, so that the hunk is the one that is shipped.
+the same place, so that the hunk is the one that is shipped.  Its ranks are forked; `torchrun`
+starts those of `tests.runtime.test_listeners`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.patching import tree as patching
 from megatron_hetero.patching.unified_diff import apply_hunks, hunks_of
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from tests.runtime.test_listeners import TINY
 
 HEAD = """\
@@ -77,18 +78,15 @@ def test_the_shipped_hunk_trains_and_is_reverted(
     script.write_text(text)
 
     assert main(["patch", str(root), "--apply"]) == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(script), *TINY, f"--data-cache-path={tmp_path / 'cache'}",
-         "--hetero-layout=tp1:2 @2 | tp1:2 @1"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        timeout=110,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    assert "[whole job] iteration" in done.stdout, "the plan was not used"
-    assert len(re.findall(r"lm loss: \S+ ", done.stdout)) == 2
+    argv = [*TINY, f"--data-cache-path={tmp_path / 'cache'}"]
+
+    def train(rank: int) -> None:
+        sys.argv = [str(script), *argv, "--hetero-layout=tp1:2 @2 | tp1:2 @1"]
+        runpy.run_path(str(script), run_name="__main__")
+
+    run_jobs([LocalJob("patched", 2, train, tmp_path / "logs")], 110)
+    printed = "".join(path.read_text() for path in sorted((tmp_path / "logs").glob("*.log")))
+    assert "[whole job] iteration" in printed, "the plan was not used"
+    assert len(re.findall(r"lm loss: \S+ ", printed)) == 2
     assert main(["patch", str(root), "--revert"]) == 0
     assert script.read_text() == text

@@ -118,7 +118,7 @@ def test_the_hash_seed_does_not_count() -> None:
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "2")
+        for seed in ("1", "2")
     }
     assert len(outputs) == 1 and outputs.pop().startswith("{")
 

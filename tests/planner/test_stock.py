@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.stock_ranks import rank_orders
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.advise.idle import idle_reasons
-from megatron_hetero.planner.api import plan_of
 from megatron_hetero.planner.evaluate.canonical import canonical
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
 from tests.cost.builders import FAST, INSIDE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
@@ -33,7 +34,8 @@ def test_the_best_of_stock_megatron_runs_on_stock_megatron(
     board = search(problem)
     for candidate in (board.best_stock, board.best):
         if candidate is not None:
-            plan = plan_of(problem, candidate, idle_reasons(problem, board, candidate))
+            plan = bare_plan(problem, candidate, idle_reasons(problem, board, candidate))
+            validate_plan(plan, cluster)
             assert is_stock(plan) == (candidate.rank_order is not None)
             if candidate.rank_order is not None:
                 assert candidate.rank_order in rank_orders(plan)

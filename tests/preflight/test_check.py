@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -20,49 +21,54 @@ from tests.preflight.jobs import MIXED_NCCL, planned, with_flags, with_host, wit
 
 IB = Link(25e9, 5e-6)
 
-SOUND: tuple[tuple[tuple[Plan, Cluster], tuple[str, ...]], ...] = (
-    (planned(("a", "A100-80GB", 8)), ()),
-    (planned(("a", "A100-80GB", 4), ("b", "A100-80GB", 4)), ()),
-    (planned(("a", "H100-80GB", 4), ("b", "A100-80GB", 4)), MIXED_NCCL),
-    (planned(("a", "A100-40GB", 2), ("b", "A10", 2), ("c", "L40S", 2)), MIXED_NCCL),
-    (planned(("v", "V100-32GB", 4), precision="fp16"), ()),
-    (planned(("v", "V100-32GB", 2), ("t", "T4", 2), precision="fp16"), MIXED_NCCL),
-    (planned(("r", "RTX-4090", 1)), ()),
-    (planned(("r", "RTX-4090", 4)), ("r:NCCL_P2P_DISABLE=1",)),
-    (planned(("a", "A100-80GB", 2), ("r", "RTX-4090", 4)), (*MIXED_NCCL, "r:NCCL_P2P_DISABLE=1")),
-    (planned(("r", "RTX-3090", 2), ("s", "RTX-3080", 2)), MIXED_NCCL),
-    (planned(("a", "H100-80GB", 4), ("b", "B200", 2)), MIXED_NCCL),
-    (planned(("a", "A100-80GB", 2), ("b", "A100-80GB", 2), sites=("x", "y")), ()),
-    (with_width((("a", "A100-80GB", 4), ("b", "A100-80GB", 2)), "tp4:6,tp2:2 @16"), ()),
+Job = Callable[[], tuple[Plan, Cluster]]
+"""A plan and its cluster, made when a test asks: workers collect every test and run a part."""
+
+SOUND: tuple[tuple[Job, tuple[str, ...]], ...] = (
+    (partial(planned, ("a", "A100-80GB", 8)), ()),
+    (partial(planned, ("a", "A100-80GB", 4), ("b", "A100-80GB", 4)), ()),
+    (partial(planned, ("a", "H100-80GB", 4), ("b", "A100-80GB", 4)), MIXED_NCCL),
+    (partial(planned, ("a", "A100-40GB", 2), ("b", "A10", 2), ("c", "L40S", 2)), MIXED_NCCL),
+    (partial(planned, ("v", "V100-32GB", 4), precision="fp16"), ()),
+    (partial(planned, ("v", "V100-32GB", 2), ("t", "T4", 2), precision="fp16"), MIXED_NCCL),
+    (partial(planned, ("r", "RTX-4090", 1)), ()),
+    (partial(planned, ("r", "RTX-4090", 4)), ("r:NCCL_P2P_DISABLE=1",)),
+    (
+        partial(planned, ("a", "A100-80GB", 2), ("r", "RTX-4090", 4)),
+        (*MIXED_NCCL, "r:NCCL_P2P_DISABLE=1"),
+    ),
+    (partial(planned, ("r", "RTX-3090", 2), ("s", "RTX-3080", 2)), MIXED_NCCL),
+    (partial(planned, ("a", "H100-80GB", 4), ("b", "B200", 2)), MIXED_NCCL),
+    (partial(planned, ("a", "A100-80GB", 2), ("b", "A100-80GB", 2), sites=("x", "y")), ()),
+    (partial(with_width, (("a", "A100-80GB", 4), ("b", "A100-80GB", 2)), "tp4:6,tp2:2 @16"), ()),
 )
 
 
 @pytest.mark.parametrize(("job", "settings"), SOUND, ids=range(len(SOUND)))
-def test_nothing_is_invented_about_a_sound_cluster(
-    job: tuple[Plan, Cluster], settings: tuple[str, ...]
-) -> None:
-    assert check_plan_on_cluster(*job, settings) == ()
+def test_nothing_is_invented_about_a_sound_cluster(job: Job, settings: tuple[str, ...]) -> None:
+    assert check_plan_on_cluster(*job(), settings) == ()
 
 
-A100S = planned(("a", "A100-80GB", 4), ("b", "A100-80GB", 4))
-MIXED = planned(("a", "A100-80GB", 2), ("b", "A10", 2))
-WIDE = with_width((("a", "A100-80GB", 4), ("b", "A100-80GB", 2)), "tp4:6,tp2:2 @16")
-TURING = planned(("t", "T4", 4), precision="fp16")
+A100S = partial(planned, ("a", "A100-80GB", 4), ("b", "A100-80GB", 4))
+MIXED = partial(planned, ("a", "A100-80GB", 2), ("b", "A10", 2))
+WIDE = partial(with_width, (("a", "A100-80GB", 4), ("b", "A100-80GB", 2)), "tp4:6,tp2:2 @16")
+TURING = partial(planned, ("t", "T4", 4), precision="fp16")
 
 
-def flagged(job: tuple[Plan, Cluster], *flags: str) -> tuple[Plan, Cluster]:
-    return with_flags(job[0], *flags), job[1]
+def flagged(job: Job, *flags: str) -> tuple[Plan, Cluster]:
+    plan, cluster = job()
+    return with_flags(plan, *flags), cluster
 
 
 def in_bf16() -> tuple[Plan, Cluster]:
-    plan, cluster = TURING
+    plan, cluster = TURING()
     assert plan.workload is not None
     training = replace(plan.workload.training, precision="bf16")
     return replace(plan, workload=replace(plan.workload, training=training)), cluster
 
 
 def without_words() -> tuple[Plan, Cluster]:
-    plan, cluster = MIXED
+    plan, cluster = MIXED()
     assert plan.workload is not None
     unread = tuple(Unread(name, "gpt.sh:4", "$X is not set") for name in ("--save", "--seed", ""))
     return replace(plan, workload=replace(plan.workload, unread=unread)), cluster
@@ -76,7 +82,7 @@ def with_stage_precision() -> tuple[Plan, Cluster]:
 
 
 def of_another_cluster() -> tuple[Plan, Cluster]:
-    plan, cluster = A100S
+    plan, cluster = A100S()
     return plan, replace(cluster, nodes=(replace(cluster.nodes[0], num_gpus=1), cluster.nodes[1]))
 
 
@@ -99,10 +105,10 @@ def across_sites() -> tuple[Plan, Cluster]:
     return replace(plan, inputs={}), replace(cluster, node_links=links)
 
 
-UNLIKE = with_width((("a", "A100-80GB", 2), ("b", "A100-80GB", 1)), "tp2:8 @12 | tp1:8 @4")
+UNLIKE = partial(with_width, (("a", "A100-80GB", 2), ("b", "A100-80GB", 1)), "tp2:8 @12 | tp1:8 @4")
 
 FAULTS: tuple[
-    tuple[str, Callable[[], tuple[Plan, Cluster]], tuple[str, ...]], ...
+    tuple[str, Job, tuple[str, ...]], ...
 ] = (
     ("maker-untested", lambda: planned(("m", "MI300X", 4)), ()),
     ("precision-unsupported", in_bf16, ()),
@@ -110,7 +116,7 @@ FAULTS: tuple[
     ("fp8-unsupported", lambda: flagged(MIXED, "--fp8-format=hybrid"), MIXED_NCCL),
     (
         "fp8-unsupported",
-        lambda: flagged(planned(("r", "RTX-4090", 1)), "--fp8-format=e4m3",
+        lambda: flagged(partial(planned, ("r", "RTX-4090", 1)), "--fp8-format=e4m3",
                         "--fp8-recipe=blockwise"), (),
     ),
     (
@@ -119,18 +125,20 @@ FAULTS: tuple[
         MIXED_NCCL,
     ),
     ("flag-left-out", without_words, MIXED_NCCL),
-    ("fp4-unsupported", lambda: flagged(planned(("h", "H100-80GB", 2)), "--fp4-format=e2m1"), ()),
+    ("fp4-unsupported",
+     lambda: flagged(partial(planned, ("h", "H100-80GB", 2)), "--fp4-format=e2m1"), ()),
     ("flash-attention-unsupported", lambda: flagged(TURING, "--attention-backend", "flash"), ()),
     ("flash-attention-untested",
-     lambda: flagged(planned(("r", "RTX-5090", 1)), "--use-flash-attn"), ()),
+     lambda: flagged(partial(planned, ("r", "RTX-5090", 1)), "--use-flash-attn"), ()),
     ("grouped-gemm-unsupported", lambda: flagged(TURING, "--moe-grouped-gemm"), ()),
     ("arguments-depend-on-gpu",
-     lambda: flagged(planned(("a", "H100-80GB", 2), ("b", "B200", 2)), "--use-megatron-fsdp"),
+     lambda: flagged(partial(planned, ("a", "H100-80GB", 2), ("b", "B200", 2)),
+                     "--use-megatron-fsdp"),
      MIXED_NCCL),
     ("flag-refused", lambda: flagged(MIXED, "--optimizer-cpu-offload"), MIXED_NCCL),
     ("batches-undivided",
      lambda: flagged(UNLIKE, "--step-batch-size-schedule=0:2 1000:16"), MIXED_NCCL),
-    ("connections-not-one", lambda: WIDE, ("b:CUDA_DEVICE_MAX_CONNECTIONS=8",)),
+    ("connections-not-one", WIDE, ("b:CUDA_DEVICE_MAX_CONNECTIONS=8",)),
     ("apex-needed", lambda: flagged(A100S, "--transformer-impl=local"), ()),
     ("flash-attention-unused",
      lambda: flagged(A100S, "--transformer-impl=local", "--attention-backend=flash",
@@ -140,23 +148,23 @@ FAULTS: tuple[
      lambda: flagged(A100S, "--overlap-param-gather", "--overlap-grad-reduce"), ()),
     ("overlap-without-partner", lambda: flagged(WIDE, "--tp-comm-overlap"), ()),
     ("p2p-on-consumer-card", lambda: planned(("r", "RTX-4090", 4)), ("NCCL_P2P_DISABLE=0",)),
-    ("collective-algorithm-open", lambda: MIXED, ("NCCL_PROTO=",)),
-    ("collective-algorithm-differs", lambda: A100S, ("a:NCCL_ALGO=Ring", "b:NCCL_ALGO=Tree")),
-    ("collective-algorithm-differs", lambda: A100S, ("a:NCCL_PROTO=LL",)),
-    ("collective-algorithm-incomplete", lambda: A100S, ("NCCL_ALGO=allreduce:tree",)),
-    ("fabric-differs", lambda: A100S, ("b:NCCL_IB_DISABLE=1",)),
-    ("fabric-differs", lambda: A100S, ("b:NCCL_NET=Socket",)),
+    ("collective-algorithm-open", MIXED, ("NCCL_PROTO=",)),
+    ("collective-algorithm-differs", A100S, ("a:NCCL_ALGO=Ring", "b:NCCL_ALGO=Tree")),
+    ("collective-algorithm-differs", A100S, ("a:NCCL_PROTO=LL",)),
+    ("collective-algorithm-incomplete", A100S, ("NCCL_ALGO=allreduce:tree",)),
+    ("fabric-differs", A100S, ("b:NCCL_IB_DISABLE=1",)),
+    ("fabric-differs", A100S, ("b:NCCL_NET=Socket",)),
     ("fabric-across-sites", across_sites, ()),
-    ("rendezvous-loopback", lambda: with_host(*A100S, "a", "localhost"), ()),
-    ("rendezvous-loopback", lambda: with_host(*A100S, "b", "127.0.0.1"), ()),
-    ("interface-inside-machine", lambda: A100S, ("NCCL_SOCKET_IFNAME=lo",)),
-    ("interface-inside-machine", lambda: A100S, ("b:GLOO_SOCKET_IFNAME=docker0",)),
+    ("rendezvous-loopback", lambda: with_host(*A100S(), "a", "localhost"), ()),
+    ("rendezvous-loopback", lambda: with_host(*A100S(), "b", "127.0.0.1"), ()),
+    ("interface-inside-machine", A100S, ("NCCL_SOCKET_IFNAME=lo",)),
+    ("interface-inside-machine", A100S, ("b:GLOO_SOCKET_IFNAME=docker0",)),
     ("plan-not-for-cluster", of_another_cluster, ()),
     ("plan-out-of-date",
-     lambda: (replace(A100S[0], inputs={"cluster": "0" * 64}), A100S[1]), ()),
+     lambda: (replace(A100S()[0], inputs={"cluster": "0" * 64}), A100S()[1]), ()),
     ("memory-exceeded", lambda: on_smaller_memory(-0.05), ()),
     ("memory-tight", lambda: on_smaller_memory(0.01), ()),
-    ("launch-refused", lambda: with_host(*A100S, "a", "0.0.0.0"), ()),
+    ("launch-refused", lambda: with_host(*A100S(), "a", "0.0.0.0"), ()),
 )  # fmt: skip
 
 
@@ -164,7 +172,7 @@ FAULTS: tuple[
     ("id_", "job", "settings"), FAULTS, ids=[f"{i}-{f[0]}" for i, f in enumerate(FAULTS)]
 )
 def test_a_planted_fault_is_found_and_nothing_else(
-    id_: str, job: Callable[[], tuple[Plan, Cluster]], settings: tuple[str, ...]
+    id_: str, job: Job, settings: tuple[str, ...]
 ) -> None:
     plan, cluster = job()
     fresh = id_ in ("rendezvous-loopback", "launch-refused")
@@ -185,10 +193,10 @@ def test_errors_come_first() -> None:
 
 def test_a_bare_layout_is_refused() -> None:
     with pytest.raises(PlanFormatError, match="names no devices"):
-        make_job(plan_from_layout(parse_layout("tp1:8 @4x1")), A100S[1])
+        make_job(plan_from_layout(parse_layout("tp1:8 @4x1")), A100S()[1])
 
 
 @pytest.mark.parametrize("text", ["NCCL_ALGO", "c:NCCL_ALGO=Ring", "a b=1", "=1"])
 def test_a_setting_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--env"):
-        check_plan_on_cluster(*A100S, (text,))
+        check_plan_on_cluster(*A100S(), (text,))

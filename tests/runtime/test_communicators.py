@@ -16,13 +16,20 @@ from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.gradients import pair_group
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.parallel.boundary import always_send_parts
+from tests.runtime.on_machines import on_machines
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+CASES: dict[str, tuple[str | Plan, dict[str, Any]]] = {
     "unlike depth": ("tp2:3,tp1:1 @4 | tp1:4 @2", {}),
+    "groups of machines": (
+        on_machines("tp1:4 @1 | tp1:4 @1 | tp1:4 @1 | tp1:4 @1", "abcd", ["ab", "cd"]),
+        {},
+    ),
     "sequence parallel, untied": (
         "tp2:2,tp2:2 @3 | tp1:4 @3",
         {"sequence_parallel": True, **LLAMA_LIKE},
@@ -38,8 +45,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "name", ["unlike depth", *(pytest.param(n, marks=pytest.mark.slow) for n in list(CASES)[1:])]
 )
 def test_ranks_make_the_groups_that_are_counted(name: str, tmp_path: Path) -> None:
-    layout, changes = CASES[name]
-    shrunk = shrink(plan(layout), workload(**changes))
+    asked_for, changes = CASES[name]
+    made_from = plan(asked_for) if isinstance(asked_for, str) else asked_for
+    shrunk = shrink(made_from, workload(**changes))
     jobs = VerifyJobs(shrunk, Options(steps=1), tmp_path)
     run_jobs([jobs.seed_job()], 120)
     save_plan(shrunk.plan, tmp_path / "plan.json")
@@ -79,6 +87,7 @@ def _note_use(used: set[str]) -> None:
              "all_to_all_single", "barrier", "all_gather", "batch_isend_irecv")  # fmt: skip
     for name in names:
         setattr(dist, name, _noted(getattr(dist, name), used))
+    pair_group.all_reduce = _noted(pair_group.all_reduce, used)
 
 
 def _noted(function: Any, used: set[str]) -> Any:

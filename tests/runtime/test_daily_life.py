@@ -21,10 +21,10 @@ from tests.runtime.workloads import plan, workload
 LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
 
 
-@pytest.fixture
-def jobs(tmp_path: Path) -> VerifyJobs:
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> VerifyJobs:
     shrunk = shrink(plan(LAYOUT), workload(per_token_loss=True))
-    made = VerifyJobs(shrunk, Options(steps=2), tmp_path)
+    made = VerifyJobs(shrunk, Options(steps=2), tmp_path_factory.mktemp("jobs"))
     run_jobs([made.seed_job()], 120)
     return made
 

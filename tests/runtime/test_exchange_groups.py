@@ -26,6 +26,8 @@ OVERLAP = ("--overlap-grad-reduce", "--no-align-grad-reduce")
 CASES: dict[str, Case] = {
     "2 and 1 holders of unlike depth": (
         "tp1:2,tp1:2 @2 | tp1:4 @1 | tp1:4 @2", "a b c", "a b|c", {}, OVERLAP),
+    "pairs between two and two": (
+        "tp1:2,tp1:2 @2 | tp1:4 @1 | tp1:4 @1 | tp1:4 @2", "a b c d", "a b|c d", {}, OVERLAP),
     "divided, unlike depth": (
         "tp1:2,tp1:2 @2 | tp1:4 @1 | tp1:4 @2", "a b c", "a b|c", LLAMA_LIKE,
         (ZERO, *OVERLAP, "--overlap-param-gather")),
@@ -68,7 +70,7 @@ def plan_of(case: Case) -> Plan:
 
 def require_equal(case: Case, folder: Path) -> None:
     *_, changes, flags = case
-    options = Options(steps=3, plan_flags=flags)
+    options = Options(steps=2, plan_flags=flags)
     outcome = verify(plan_of(case), workload(**changes), options, folder)
     assert outcome.ok, outcome_to_data(outcome)
 
@@ -77,6 +79,7 @@ def require_equal(case: Case, folder: Path) -> None:
     "name",
     [
         pytest.param("2 and 1 holders of unlike depth", marks=pytest.mark.slow),
+        "pairs between two and two",
         "divided, unlike depth",
         "unlike uplinks, each machine a group",
         "unlike uplinks, divided, unlike widths",
@@ -93,7 +96,12 @@ def test_more_plans_by_groups_train_as_one_process(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["2 and 1 holders of unlike depth", "unlike uplinks, each machine a group"]
+    "name",
+    [
+        "2 and 1 holders of unlike depth",
+        "unlike uplinks, each machine a group",
+        pytest.param("pairs between two and two", marks=pytest.mark.slow),
+    ],
 )
 def test_bits_are_equal_on_all_holders_and_from_run_to_run(name: str, tmp_path: Path) -> None:
     """`whole_weights` refuses holders that differ in a bit."""

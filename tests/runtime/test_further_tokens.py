@@ -29,7 +29,7 @@ TIED: dict[str, Any] = {"position_embedding": "rope", "use_distributed_optimizer
 def test_a_plan_trains_as_one_process(layout: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """Of Megatron's own start, which the checkpoint of one process is."""
     job = workload(**{"mtp_num_layers": 1, **changes})
-    outcome = verify(plan(layout), job, Options(optimizers=("sgd",), steps=3), tmp_path)
+    outcome = verify(plan(layout), job, Options(optimizers=("sgd",), steps=2), tmp_path)
     assert outcome.ok, outcome_to_data(outcome)
 
 

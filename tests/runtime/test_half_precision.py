@@ -38,7 +38,7 @@ UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
 def test_a_plan_rounds_no_worse_than_one_process(
     precision: Any, layout: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    options = Options(precision=precision, optimizers=("adam",))
+    options = Options(steps=3, precision=precision, optimizers=("adam",))
     outcome = verify(plan(layout), workload(**changes), options, tmp_path)
     assert outcome.ok, outcome_to_data(outcome)
     comparison = outcome.comparisons["adam"]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from megatron_hetero.cli.main import main
 from megatron_hetero.flags.launch import node_launches
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.runtime.job.local_launch import preload
 from tests.runtime.listeners import Place, is_loopback, listeners
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,20 +38,48 @@ TINY = (
 
 def seen(command: Sequence[str], environment: Mapping[str, str] | None = None) -> set[Place]:
     """Every place at which a command or one of its children listened, looked up all the time."""
-    found: set[Place] = set()
-    known: dict[str, bool] = {}
     variables = {**os.environ, **(environment or {})}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, env=variables, stdout=output, stderr=subprocess.STDOUT)
         try:
-            while process.poll() is None:
-                found |= listeners(process.pid, known)
-                time.sleep(0.05)
+            found = looked_up(process.pid, lambda: process.poll() is None)
         finally:
             process.kill()
             process.wait()
         output.seek(0)
         assert process.returncode == 0, output.read()[-3000:]
+    return found
+
+
+def seen_of_verb(words: Sequence[str]) -> set[Place]:
+    """The same of a verb in a fork of this process, which has imported what ranks need."""
+    preload()
+    with tempfile.TemporaryFile("w+") as output:
+
+        def run() -> None:
+            for stream in (1, 2):
+                os.dup2(output.fileno(), stream)
+            sys.exit(main(list(words)))
+
+        process = multiprocessing.get_context("fork").Process(target=run)
+        process.start()
+        assert process.pid is not None
+        try:
+            found = looked_up(process.pid, process.is_alive)
+        finally:
+            process.kill()
+            process.join()
+        output.seek(0)
+        assert process.exitcode == 0, output.read()[-3000:]
+    return found
+
+
+def looked_up(process: int, is_alive: Callable[[], bool]) -> set[Place]:
+    found: set[Place] = set()
+    known: dict[str, bool] = {}
+    while is_alive():
+        found |= listeners(process, known)
+        time.sleep(0.05)
     return found
 
 
@@ -76,7 +107,7 @@ def test_a_wildcard_is_found() -> None:
     ids=lambda words: words[0],
 )
 def test_verify_and_rehearse(words: Sequence[str]) -> None:
-    found = seen([sys.executable, "-m", "megatron_hetero", *words])
+    found = seen_of_verb(words)
     assert found, "gloo listens somewhere: the look-up came too late"
     assert all(map(is_loopback, found)), found
 

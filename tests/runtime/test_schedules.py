@@ -135,7 +135,7 @@ def test_validation_runs_the_forwards_of_the_schedule(tmp_path: Path) -> None:
     jobs = VerifyJobs(shrink(chunked, workload(num_layers=5)), Options(steps=2), tmp_path)
     run_jobs([jobs.seed_job()], 120)
     argv = [a for a in jobs.training_arguments("sgd") if not a.startswith(("--eval-", "--split"))]
-    argv += ["--split=8,1,1", "--eval-iters=2", "--eval-interval=1"]
+    argv += ["--split=8,1,1", "--eval-iters=1", "--eval-interval=1"]
     logs = []
     for name, asked in (("plain", plain), ("chunked", chunked)):
         save_plan(asked, tmp_path / f"{name}.json")
@@ -149,6 +149,6 @@ def test_validation_runs_the_forwards_of_the_schedule(tmp_path: Path) -> None:
 
 def _verify(asked: Plan, folder: Path, changes: dict[str, Any]) -> None:
     validate_plan(asked)
-    options = Options(steps=3, optimizers=("sgd",))
+    options = Options(steps=2, optimizers=("sgd",))
     outcome = verify(asked, workload(**changes), options, folder)
     assert outcome.ok, outcome_to_data(outcome)

@@ -60,7 +60,7 @@ _SLOW = {"pipelines", "unlike sizes of micro-batches"}
 )
 def test_sharded_layers_train_as_one_process(name: str, optimizer: str, tmp_path: Path) -> None:
     layout, changes, settings, flags = CASES[name]
-    options = Options(steps=3, optimizers=(optimizer,), plan_flags=(DIVIDED, *flags))
+    options = Options(steps=2, optimizers=(optimizer,), plan_flags=(DIVIDED, *flags))
     asked = with_settings(plan(layout), settings)
     outcome = verify(asked, workload(**changes), options, tmp_path)
     assert outcome.ok, outcome_to_data(outcome)

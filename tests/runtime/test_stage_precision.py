@@ -79,7 +79,7 @@ _FAST = ("three precisions, tied embeddings", "the optimizer divided")
 )
 def test_a_plan_is_one_process_with_the_same_casts(name: str, tmp_path: Path) -> None:
     layout, precisions, optimizer, changes = STRICT[name]
-    options = Options(steps=3, precision="bf16", optimizers=(optimizer,))
+    options = Options(steps=2, precision="bf16", optimizers=(optimizer,))
     outcome = verify(mixed(layout, precisions), workload(**changes), options, tmp_path)
     assert outcome.ok, outcome_to_data(outcome)
     (reference,), ranks = _records(tmp_path / optimizer, outcome.shrunk.plan)

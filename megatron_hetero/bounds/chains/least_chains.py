@@ -11,6 +11,10 @@ the longest of these is
 
 A shorter E_{i+1} is never worse.  So the table needs only the least E for each number of layers
 held from the end and each part of the cluster that the chain has taken.
+
+Tables are in single precision, which halves their time.  All their numbers come from sums and from
+the larger or smaller of two, so each is too large by the roundings of its own sums at most; the
+result is made shorter by as much, and stays a lower bound.
 """
 
 from __future__ import annotations
@@ -19,8 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from megatron_hetero.bounds.chains.stages import ChainStageOptions, Floats, Ints
+
+_Singles = npt.NDArray[np.float32]
 
 _MAX_NUMBERS = 50_000
 """Of one operation: ranges beyond it are taken one part after the other."""
@@ -31,9 +38,15 @@ class _Stages:
     """Stages of one place, [layers, kind, stages from it to the last - 1, range, ...]: what they
     take by themselves in a step, and for one micro-batch."""
 
-    own_s: Floats
-    time_s: Floats
+    own_s: _Singles
+    time_s: _Singles
     most_layers: int
+
+
+def rounded_down(num_layers: int) -> float:
+    """Return by what the seconds of a chain in single precision are multiplied to be none too
+    many: two sums for each stage, and its own seconds, are rounded to half of `eps` at most."""
+    return 1 - 2 * (num_layers + 1) * float(np.finfo(np.float32).eps)
 
 
 class ChainTimes:
@@ -83,43 +96,43 @@ class ChainTimes:
                 self._least_s(np.array(ranges[i : i + some]).T, cut_s)
                 for i in range(0, len(ranges), some)
             ]
-        )
+        ).astype(np.float64)
         for axis in range(1, least.ndim):
             np.minimum.accumulate(least, axis=axis, out=least)
-        return least
+        return least * rounded_down(self.num_layers)
 
-    def _least_s(self, ranges: Ints, cut_s: float) -> Floats:
+    def _least_s(self, ranges: Ints, cut_s: float) -> _Singles:
         """Return `least_s` of chains that take just so much; `ranges` is [end, range]."""
         total, num = self.num_layers, len(self.options.width)
         lone, last, first, inner = (self._stages(place, ranges, cut_s) for place in (3, 1, 2, 0))
         shape = (num, self.depth, ranges.shape[1], *self.shape)
         # [layers held, kind in front, stages from that one to the last - 2, range, *shape]
-        behind = np.full((total, num, self.depth - 1, *shape[2:]), np.inf)
+        behind = _infinite((total, num, self.depth - 1, *shape[2:]))
         for held in range(1, total):
-            found = np.full(shape, np.inf)
+            found = _infinite(shape)
             self._begin(found[:, 0], last, held)
             if held > 1:
                 self._take(found[:, 1:], self._best(inner, behind, held))
             behind[held] = self._crossed(found, ranges[1])
-        least = np.full((num, *shape[2:]), np.inf)
+        least = _infinite((num, *shape[2:]))
         self._begin(least, lone, total)
         if total > 1:
-            found = np.full((num, self.depth - 1, *shape[2:]), np.inf)
+            found = _infinite((num, self.depth - 1, *shape[2:]))
             self._take(found, self._best(first, behind, total))
             least = np.minimum(least, found.min(axis=1))
-        smallest: Floats = least.min(axis=0)
+        smallest: _Singles = least.min(axis=0)
         return smallest
 
-    def _begin(self, goal: Floats, stages: _Stages, layers: int) -> None:
+    def _begin(self, goal: _Singles, stages: _Stages, layers: int) -> None:
         """Chains of one last stage, [kind, range, *shape]."""
         for kind, at in enumerate(self._at):
             if at is not None:
                 goal[kind][(slice(None), *at)] = stages.own_s[layers, kind, 0].reshape(-1)
 
-    def _best(self, stages: _Stages, behind: Floats, held: int) -> Floats:
+    def _best(self, stages: _Stages, behind: _Singles, held: int) -> _Singles:
         """Return a stage before the best rest, so that they hold so many layers, [kind, stages
         from it to the last - 2, range, *shape]."""
-        best = np.full(behind.shape[1:], np.inf)
+        best = _infinite(behind.shape[1:])
         room = np.empty_like(best)
         for layers in range(1, min(held - 1, stages.most_layers) + 1):
             np.add(behind[held - layers], stages.time_s[layers, :, 1:], out=room)
@@ -137,33 +150,43 @@ class ChainTimes:
         update_s = options.update_s[:, place][:, None, None]
         sync_s = options.sync_s[:, place][:, None, None]
         late = least[:, None] * rate_s + update_s + sync_s > cut_s
-        own_s = np.where(late, np.inf, most[:, None] * rate_s + update_s).transpose(3, 0, 1, 2)
-        time_s = options.time_s[:, place][:, rows].transpose(3, 0, 1, 2)
+        own_s = np.where(late, np.inf, most[:, None] * rate_s + update_s)
+        own_s = own_s.transpose(3, 0, 1, 2).astype(np.float32)
+        time_s = options.time_s[:, place][:, rows].transpose(3, 0, 1, 2).astype(np.float32)
         shape = (*own_s.shape, *(1,) * len(self.shape))
         fitting = np.isfinite(own_s).any(axis=(1, 2, 3))
         most_layers = int(np.flatnonzero(fitting).max(initial=0))
         return _Stages(own_s.reshape(shape), time_s.reshape(shape), most_layers)
 
-    def _take(self, goal: Floats, options_s: Floats) -> None:
+    def _take(self, goal: _Singles, options_s: _Singles) -> None:
         """Each kind takes its GPUs beside what the stages behind it have taken."""
         for kind, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
             own = goal[kind][:, :, *after]
             np.minimum(own, options_s[kind][:, :, *before], out=own)
 
-    def _crossed(self, found: Floats, counts: Ints) -> Floats:
+    def _crossed(self, found: _Singles, counts: Ints) -> _Singles:
         """Go from chains by their first kind to chains by the kind in front of them, boundary
         and all, [kind in front, stages from that one to the last - 2, range, *shape]."""
-        options, crossed = self.options, np.full(found.shape, np.inf)
+        options, crossed = self.options, _infinite(found.shape)
+        room = np.empty_like(crossed)
         ones = (1,) * (1 + len(self.shape))
         self.work += found.size * len(options.width)
-        busy_s = counts[:, None, None] * options.send_rate_s  # [range, kind, kind behind]
+        busy_s = (counts[:, None, None] * options.send_rate_s).astype(
+            np.float32
+        )  # [range, kind, kind behind]
         for behind in range(len(options.width)):
             if not np.isfinite(found[behind]).any():
                 continue
-            trip_s = options.trip_s[:, behind].reshape(-1, 1, *ones)
+            trip_s = options.trip_s[:, behind].reshape(-1, 1, *ones).astype(np.float32)
             floor_s = busy_s[:, :, behind].T.reshape(-1, 1, len(counts), *ones[1:])
-            crossed = np.minimum(crossed, np.maximum(trip_s + found[behind], floor_s))
+            np.add(trip_s, found[behind], out=room)
+            np.maximum(room, floor_s, out=room)
+            np.minimum(crossed, room, out=crossed)
         # More stages than are told apart count as the most that are.
         merged = crossed[:, :-1].copy()
         merged[:, -1] = np.minimum(merged[:, -1], crossed[:, -1])
         return merged
+
+
+def _infinite(shape: tuple[int, ...]) -> _Singles:
+    return np.full(shape, np.inf, np.float32)

@@ -33,7 +33,7 @@ class ExchangeStep:
     bucket_share: float = 1.0
     buffers: Mapping[StageId, float] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def window(self) -> float:
         """Return how many of its buckets find room at a time; less than 1 goes in turns."""
         part = max(self.buffers.values(), default=0.0)
@@ -51,7 +51,7 @@ class ExchangeStep:
             bucket_s, min(bucket_s, bucket_s / self.window) + self.flow.latency_s / self.window
         )
 
-    @property
+    @cached_property
     def num_buckets(self) -> int:
         """Count the buckets of the whole exchange."""
         return max(1, ceil(1 / self.bucket_share - _ROUNDING))
@@ -61,12 +61,12 @@ class ExchangeStep:
         """Return the seconds of its busiest path."""
         return float(self.flow.seconds.max(initial=0.0))
 
-    @property
+    @cached_property
     def last_bucket_s(self) -> float:
         """Return the seconds of its last bucket on its busiest path."""
         return self.longest_s * (1 - (self.num_buckets - 1) * self.bucket_share)
 
-    @property
+    @cached_property
     def period_s(self) -> float:
         """Return the seconds from the end of the last bucket but one to that of the last."""
         return self.paced_s(self.last_bucket_s)

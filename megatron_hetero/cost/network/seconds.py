@@ -216,6 +216,10 @@ def _messages(here: StageRanks, there: StageRanks) -> Iterator[tuple[int, int, f
                 if (part := _overlap(i, num_senders, j, num_receivers)) > 0:
                     yield i, j, part
         return
+    if here == there and here.tokens is None:
+        for i in range(num_senders):  # each has what its like takes
+            yield i, i, 1 / num_senders
+        return
     # So many elements that no range of either stage is cut short.
     whole = 4 * num_senders * num_receivers
     whole *= lcm(*(sum(side.tokens) for side in (here, there) if side.tokens))
@@ -254,7 +258,8 @@ def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
     of_pairs = classes.of_pairs[np.ix_(nodes, nodes)]
     is_path = np.ones_like(of_pairs, dtype=bool)
     np.fill_diagonal(is_path, [count > 1 for count in counts.values()])
-    return worst_link([classes.links[kind] for kind in np.unique(of_pairs[is_path]).tolist()])
+    kinds = np.flatnonzero(np.bincount(of_pairs[is_path]))
+    return worst_link([classes.links[kind] for kind in kinds.tolist()])
 
 
 def worst_link(links: Sequence[Link]) -> Link:

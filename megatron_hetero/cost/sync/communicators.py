@@ -2,7 +2,8 @@
 
 The gradient exchange has one communicator for each set of ranks that hold the same slices
 (`runtime.gradients.buckets` finds them from the parameters themselves; here they follow from plan
-and model).  Replicas that are cut alike add ranks to these sets, and no set.
+and model).  Replicas that are cut alike add ranks to these sets, and no set.  Where a plan has
+groups of machines, ranks that sum two by two have one for the two of them.
 
 NCCL keeps buffers for each connection of a channel (`cost.memory.libraries`).  The number of
 channels it chooses by what it finds between the GPUs, so bytes are given for one; the memory of a
@@ -11,13 +12,15 @@ stage has them for the usual number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
 from megatron_hetero.cost.memory.libraries import CONNECTION_BYTES
 from megatron_hetero.cost.work.share import even_share_or_none
+from megatron_hetero.exchange.by_group import plan_by_group
+from megatron_hetero.exchange.pairs import pair_sums
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks
@@ -28,7 +31,7 @@ from megatron_hetero.plan.communication.communicators import (
     stage_ranks,
 )
 from megatron_hetero.plan.plan import Plan, StageShape
-from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.plan.ranks import rank_machines, rank_table
 from megatron_hetero.plan.sharding.shards import common_cuts, shard_edges, vocabulary_edges
 
 _Holder = tuple[int, int]
@@ -56,10 +59,13 @@ class RankCommunicators:
 def job_communicators(plan: Plan, workload: Workload) -> tuple[Communicator, ...]:
     """Return all communicators of a job that the project's own runtime trains."""
     world = tuple(range(plan.layout.num_devices))
+    holders = gradient_holders(plan, workload)
+    is_divided = workload.training.use_distributed_optimizer
+    pairs = () if is_divided else summing_pairs(plan, holders)
     return (
         *((Communicator("world", world),) if len(world) > 1 else ()),
         *model_communicators(plan),
-        *(Communicator("gradients", ranks) for ranks in gradient_holders(plan, workload)),
+        *(Communicator("gradients", ranks) for ranks in dict.fromkeys((*holders, *pairs))),
     )
 
 
@@ -91,6 +97,37 @@ def _num_peers(own: int, theirs: int) -> int:
         sum(low < Fraction(i + 1, own) and Fraction(i, own) < high for low, high in pairwise(edges))
         for i in range(own)
     )
+
+
+def summing_pairs(plan: Plan, holders: Iterable[tuple[int, ...]]) -> tuple[tuple[int, int], ...]:
+    """Return the ranks that sum two by two in all-reduces by groups of machines, each pair once, in
+    the order in which all ranks make their communicators.
+
+    Args:
+        plan: without groups it has none.
+        holders: of the buckets.
+    """
+    if not plan.exchange_groups:
+        return ()
+    machines = rank_machines(plan)
+    found: dict[tuple[int, int], None] = {}
+    for ranks in dict.fromkeys(holders):
+        names = [machines[rank] for rank in ranks]
+        exchange = plan_by_group(
+            names,
+            plan.exchange_groups,
+            _ELEMENTS,
+            "all_reduce",
+            uplinks=plan.exchange_uplinks,
+        )
+        sums = {} if exchange is None else pair_sums(exchange)
+        pairs = sorted({own.holders for own in sums.values()})
+        found |= dict.fromkeys((ranks[one], ranks[other]) for one, other in pairs)
+    return tuple(found)
+
+
+_ELEMENTS = 1 << 20
+"""Of the bucket by which pairs are found; those of any other that is cut alike are the same."""
 
 
 def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], ...]:

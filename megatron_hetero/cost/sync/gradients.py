@@ -137,7 +137,7 @@ class GradientExchangePrices:
 
     def _timed(
         self, placement: Placement, vocab_rows: int, rooms: Mapping[StageId, int] = NO_LIMIT
-    ) -> Iterator[tuple[GroupTime, tuple[int, ...]]]:
+    ) -> Iterator[tuple[GroupTime, Ints]]:
         """Yield `groups`, each with its holders' places in the layout's order of stages."""
         starts = [0, *accumulate(len(replica.stages) for replica in placement.replicas)]
         of_stage = [s.groups for replica in placement.replicas for s in replica.stages]
@@ -146,19 +146,23 @@ class GradientExchangePrices:
         ports = np.array([self._port(stage) for stage in stages])
         likes = np.array([self._like(stage) for stage in stages])
         witnesses = witness_of(placement)
+        own = {r for r, witness in enumerate(witnesses) if r == witness}
         least = least_rooms(rooms, witnesses)
         is_divided = self._weight_bytes is not None
-        found: dict[tuple[int, ...], tuple[_Prices, Ints]] = {}
+        found: dict[tuple[int, ...], tuple[_Prices, Ints, Ints]] = {}
         by_groups = placement.exchange_groups, placement.exchange_uplinks
         for group in sync_groups(placement, self._model, vocab_rows):
             places = tuple([starts[r] + s for r, s in group.holders])
             if places not in found:
-                members = np.array([m for p in places for m in range(firsts[p], firsts[p + 1])])
+                members = own_places = np.array(places)
+                if len(stages) > len(of_stage):
+                    members = np.array([m for p in places for m in range(firsts[p], firsts[p + 1])])
                 members = members[np.argsort(ports[members])]
-                found[places] = self._priced(likes, stages, members, by_groups), ports[members]
-            prices, first_ports = found[places]
+                prices = self._priced(likes, stages, members, by_groups)
+                found[places] = prices, ports[members], own_places
+            prices, first_ports, own_places = found[places]
             sets = prices.num_rank_sets
-            waiting = tuple([(r, s) for r, s in group.holders if witnesses[r] == r])
+            waiting = tuple([holder for holder in group.holders if holder[0] in own])
             share = 1.0
             if group.num_layers:
                 share = min(1.0, mean_bucket_params(self._model, sets) / group.num_params)
@@ -177,7 +181,7 @@ class GradientExchangePrices:
             if prices.weights is not None and self._weight_bytes is not None:
                 num_bytes = group.num_params * self._weight_bytes
                 weights = prices.weights.of(first_ports, num_bytes, share * num_bytes / sets)
-            yield GroupTime(group, waiting, share, buffers, gradients, weights), places
+            yield GroupTime(group, waiting, share, buffers, gradients, weights), own_places
 
     def exposed_s(
         self,
@@ -196,16 +200,18 @@ class GradientExchangePrices:
             carried: what boundaries take of the paths meanwhile.
             rooms: bytes for buckets under way (`cost.sync.room`), by stage; without, for all.
         """
-        firsts = [first for replica in placement.replicas for first in replica.first_layers]
+        firsts = np.array([n for replica in placement.replicas for n in replica.first_layers])
         placed = [stage for replica in placement.replicas for stage in replica.stages]
-        layer_s = [e.backward_s / s.num_layers for e, s in zip(ends, placed, strict=True)]
-        overlaps = any(layer_s)
+        layer_s = np.array([e.backward_s / s.num_layers for e, s in zip(ends, placed, strict=True)])
+        end_s = np.array([end.end_s for end in ends])
+        overlaps = bool(layer_s.any())
 
-        def ready_s(places: Sequence[int], layer: int) -> float:
+        def ready_s(places: Ints, layer: int) -> float:
             """Return when all holders have the gradients down to `layer`."""
-            if not overlaps:
-                return max([ends[p].end_s for p in places])
-            return max([ends[p].end_s - layer_s[p] * (layer - firsts[p]) for p in places])
+            ready = end_s[places]
+            if overlaps:
+                ready = ready - layer_s[places] * (layer - firsts[places])
+            return float(ready.max())
 
         steps, gathers = [], []
         for timed, places in self._timed(placement, vocab_rows, rooms):

@@ -34,7 +34,8 @@ def sync_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iter
     them: output layer, deep layers first, embedding. What one tensor-parallel group holds alone
     needs no exchange."""
     for group in _groups(placement, model, vocab_rows):
-        if sum(placement.replicas[r].stages[s].context_parallel for r, s in group.holders) > 1:
+        r, s = group.holders[0]
+        if len(group.holders) > 1 or placement.replicas[r].stages[s].context_parallel > 1:
             yield group
 
 

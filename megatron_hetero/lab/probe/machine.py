@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 
 from megatron_hetero.cluster.inventory.measurements import LinkFit, fit_link
 from megatron_hetero.runtime import backend
@@ -134,10 +133,9 @@ def link_between(one: int, other: int) -> LinkFit:
     return fit_link(times)
 
 
-def all_reduce_rates() -> list[tuple[int, float]]:
-    """Measure all-reduces over a tensor-parallel group; return (bytes, seconds) by size."""
-    device, group = _device(), parallel_state.get_tensor_model_parallel_group()
-    found = []
+def all_reduce_rates(group: dist.ProcessGroup) -> list[tuple[int, float]]:
+    """Measure all-reduces over a group of this rank; return (bytes, seconds) by size."""
+    device, found = _device(), []
     for num_bytes in _MESSAGE_BYTES:
         values = torch.zeros(num_bytes // 4, device=device)
 

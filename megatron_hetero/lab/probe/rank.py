@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.files import read_json
@@ -58,7 +59,8 @@ def main(spec_path: Path, result_path: Path) -> None:
         result["launch_s"] = measured_launch_s()
     else:
         result["link"] = asdict(machine.link_between(0, 1))
-        result["all_reduce"] = machine.all_reduce_rates()
+        group = parallel_state.get_tensor_model_parallel_group()
+        result["all_reduce"] = machine.all_reduce_rates(group)
     if rank == 0:
         result_path.write_text(json.dumps(result), encoding="utf-8")
 

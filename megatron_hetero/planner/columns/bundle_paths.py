@@ -78,17 +78,23 @@ class BundlePaths:
     A pipeline costs the prices of its blocks and its seconds for one micro-batch over the period.
 
     Args:
+        menu: the blocks.
         prices: of each block, shape [block]; not negative.
+        step_s: of the step; a replica does one micro-batch, and one more in each period after it.
+        least_worth: pipelines whose micro-batches are worth no more than this beyond their cost
+            are left out.
     """
 
-    def __init__(self, menu: BlockMenu, prices: Floats, step_s: float) -> None:
+    def __init__(
+        self, menu: BlockMenu, prices: Floats, step_s: float, least_worth: float = -np.inf
+    ) -> None:
         self.menu = menu
         self.periods_s = menu.periods_s[menu.periods_s <= step_s]
         self.prices = prices
         num_periods, num_sites = len(self.periods_s), len(menu.hops_s)
-        self.end_cost = np.full(num_periods, np.inf)
-        """[period]"""
-        self._end = np.zeros((num_periods, 4), np.int64)
+        self.end_cost = 1 + step_s / self.periods_s - least_worth
+        """[period]; infinite where there is no pipeline."""
+        self._end = np.full((num_periods, 4), -1, np.int64)
         """Stages behind the first block, its index, the site behind it, and the layers behind."""
         self._by: dict[int, Ints] = {}
         """The block before and the site behind that, as block * num_sites + site; by stages,
@@ -97,6 +103,7 @@ class BundlePaths:
         self._shape = (num_sites, num_periods, menu.num_layers)
         if num_periods and menu.blocks:
             self._search()
+        self.end_cost[self._end[:, 0] < 0] = np.inf
 
     def blocks(self, period: int) -> tuple[NodeBlock, ...]:
         """Return the cheapest pipeline of a period, first block first; empty if there is none."""
@@ -114,31 +121,35 @@ class BundlePaths:
         return tuple(blocks)
 
     def _search(self) -> None:
-        menu, num_periods = self.menu, len(self.periods_s)
+        menu = self.menu
         start = np.full(self._shape, np.inf)
         start[0, :, 0] = 0.0
         self._cost[0] = start
         for num_stages in range(len(menu.held.layers)):
             before = self._cost.pop(num_stages, None)
-            # What costs more than a whole pipeline leads to no better one.
-            if before is None or not (before < self.end_cost[None, :, None]).any():
+            if before is None:
                 continue
-            behind = self._behind(num_stages, before)
+            # What costs more than a whole pipeline leads to no better one.
+            live = np.flatnonzero((before < self.end_cost[None, :, None]).any(axis=(0, 2)))
+            if not len(live):
+                continue
+            behind = self._behind(num_stages, before[:, live], live)
             usable = menu.may_end | (num_stages > 0)
-            first = menu.first.layers[num_stages, :, :num_periods]
+            first = menu.first.layers[num_stages][:, live]
             index = np.flatnonzero(usable & menu.may_start & (first > 0).any(axis=1))
             if len(index):
-                self._finish(num_stages, index, behind)
-            held = menu.held.layers[num_stages, :, :num_periods]
+                self._finish(num_stages, index, behind, live)
+            held = menu.held.layers[num_stages][:, live]
             index = np.flatnonzero(usable & (held > 0).any(axis=1))
             if len(index):
-                self._extend(num_stages, index, behind)
+                self._extend(num_stages, index, behind, live)
 
-    def _behind(self, num_stages: int, before: Floats) -> _Behind:
+    def _behind(self, num_stages: int, before: Floats, live: Ints) -> _Behind:
+        """Return what is behind a block, for the periods at `live`."""
         menu = self.menu
         if not num_stages:
             return _Behind(before[:1], np.zeros((len(menu.blocks), 1)), None)
-        hops = menu.hops_s[:, :, None] / self.periods_s
+        hops = menu.hops_s[:, :, None] / self.periods_s[live]
         if len(before) == 1:
             return _Behind(before, hops[0], None)
         crossed = before[:, None] + hops[..., None]
@@ -146,44 +157,44 @@ class BundlePaths:
         cost = np.take_along_axis(crossed, site[None], axis=0)[0]
         return _Behind(cost, np.zeros((len(menu.blocks), 1)), site)
 
-    def _finish(self, num_stages: int, index: Ints, behind: _Behind) -> None:
+    def _finish(self, num_stages: int, index: Ints, behind: _Behind, live: Ints) -> None:
         """Close with a block that holds the first layers."""
-        menu, num_periods = self.menu, len(self.periods_s)
-        most = menu.first.layers[num_stages, index, :num_periods]
+        menu = self.menu
+        most = menu.first.layers[num_stages][np.ix_(index, live)]
         start = menu.num_layers - int(most.max())
         left = menu.num_layers - np.arange(start, menu.num_layers)
-        over_period = 1 / self.periods_s
+        over_period = 1 / self.periods_s[live]
         fixed = self.prices[index, None] + menu.first.base_s[num_stages, index, None] * over_period
         per_layer = menu.layer_s[index, None] * over_period
         total = behind.cost[index % len(behind.cost), :, start:] + per_layer[..., None] * left
         total += (fixed + behind.hops[index])[..., None]
         fits = (left <= most[..., None]) & (left >= menu.num_widths[index, None, None])
-        total = np.where(fits, total, np.inf).transpose(1, 0, 2).reshape(num_periods, -1)
+        total = np.where(fits, total, np.inf).transpose(1, 0, 2).reshape(len(live), -1)
         choice = np.argmin(total, axis=1)
-        least = total[np.arange(num_periods), choice]
-        better = np.flatnonzero(least < self.end_cost)
+        least = total[np.arange(len(live)), choice]
+        better = np.flatnonzero(least < self.end_cost[live])
         if not len(better):
             return
         chosen, layer = np.divmod(choice[better], len(left))
-        block, layer = index[chosen], layer + start
-        self.end_cost[better] = least[better]
-        self._end[better, 0] = num_stages
-        self._end[better, 1] = block
-        self._end[better, 2] = 0 if behind.site is None else behind.site[block, better, layer]
-        self._end[better, 3] = layer
+        block, layer, period = index[chosen], layer + start, live[better]
+        self.end_cost[period] = least[better]
+        self._end[period, 0] = num_stages
+        self._end[period, 1] = block
+        self._end[period, 2] = 0 if behind.site is None else behind.site[block, better, layer]
+        self._end[period, 3] = layer
 
-    def _extend(self, num_stages: int, index: Ints, behind: _Behind) -> None:
+    def _extend(self, num_stages: int, index: Ints, behind: _Behind, live: Ints) -> None:
         """Put a block before what is there; the states behind it are found by its layers."""
         menu, num_layers, num_sites = self.menu, self.menu.num_layers, self._shape[0]
-        held = menu.held.layers[num_stages, index, : len(self.periods_s)]
+        held = menu.held.layers[num_stages][np.ix_(index, live)]
         seconds = held * menu.layer_s[index, None] + menu.held.base_s[num_stages, index, None]
-        added = self.prices[index, None] + seconds / self.periods_s + behind.hops[index]
+        added = self.prices[index, None] + seconds / self.periods_s[live] + behind.hops[index]
         # Rows of states shifted by the layers held; before the first state there is none.
         padded = np.full((*behind.cost.shape[:2], 2 * num_layers), np.inf)
         padded[..., num_layers:] = behind.cost
         windows = sliding_window_view(padded, num_layers, axis=2)
         shift = np.where(held > 0, np.minimum(held, num_layers), num_layers)
-        rows = (index % len(padded))[:, None], np.arange(len(self.periods_s)), num_layers - shift
+        rows = (index % len(padded))[:, None], np.arange(len(live)), num_layers - shift
         new = windows[rows] + added[..., None]
         by = index[:, None, None] * num_sites
         if behind.site is not None:
@@ -192,18 +203,21 @@ class BundlePaths:
         for group, num_more, site in menu.groups:
             chosen = group[index]
             if chosen.any():
-                self._keep(num_stages + num_more, site, new[chosen], by[chosen])
+                self._keep((num_stages + num_more, site), new[chosen], by[chosen], live)
 
-    def _keep(self, num_stages: int, site: int, cost: Floats, by: Ints) -> None:
+    def _keep(self, place: tuple[int, int], cost: Floats, by: Ints, live: Ints) -> None:
+        """Keep the cheapest of blocks that lead to as many stages and one site (`place`)."""
+        num_stages, site = place
         best = np.argmin(cost, axis=0)
         least = cost.min(axis=0)
         if num_stages not in self._cost:
             self._cost[num_stages] = np.full(self._shape, np.inf)
             self._by[num_stages] = np.zeros(self._shape, np.int64)
-        better = least < self._cost[num_stages][site]
         if by.shape[1:] == (1, 1):
             chosen = by[:, 0, 0][best]
         else:
             chosen = np.take_along_axis(by, best[None], axis=0)[0]
-        np.copyto(self._cost[num_stages][site], least, where=better)
-        np.copyto(self._by[num_stages][site], chosen, where=better)
+        costs, blocks = self._cost[num_stages][site], self._by[num_stages][site]
+        better = least < costs[live]
+        costs[live] = np.where(better, least, costs[live])
+        blocks[live] = np.where(better, chosen, blocks[live])

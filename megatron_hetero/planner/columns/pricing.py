@@ -143,7 +143,8 @@ class StageTable:
         """Return seconds of the gradient exchange between two replicas on two nodes, for each
         layer."""
         problem = self.problem
-        if max(problem.replica_counts(), default=1) < 2:
+        counts = problem.replica_counts()  # of thousands of GPUs: not to be gone through
+        if not counts or counts[-1] < 2:
             return 0.0
         link = problem.likeness.hop(one, other)
         if link not in self._pair_sync_s:
@@ -251,7 +252,8 @@ class BundlePricer:
         if not self.blocks:
             return []
         values = [node_values.get(b.kind, 0.0) * b.num_nodes for b in self.blocks]
-        paths = BundlePaths(self.menu, np.array(values) / self.num_replicas, step_s)
+        prices = np.array(values) / self.num_replicas
+        paths = BundlePaths(self.menu, prices, step_s, bundle_value / self.num_replicas)
         worths = (1 + step_s / paths.periods_s - paths.end_cost) * self.num_replicas
         found: dict[BundleShape, float] = {}
         for period, worth in enumerate(worths):

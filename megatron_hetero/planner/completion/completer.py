@@ -365,9 +365,7 @@ class Completer:
             ):
                 key = self.shape(chain), number
                 if key not in tuned:
-                    tuner = Tuner(self, tables, chain, number, found.is_given)
-                    tuned[key] = tuner.run(own, max_work)
-                    self.work += tuner.work // 16
+                    tuned[key] = self._tuned(tables, chain, number, own, max_work)
                 filled.append(tuned[key][0])
                 times_s.append(tuned[key][1])
             made = replace(before, filled=tuple(filled), quick_s=max(times_s))
@@ -379,3 +377,19 @@ class Completer:
                 break
             before = replace(made, num_micro_batches=counts)
         return best
+
+    def _tuned(
+        self, tables: Tables, chain: Chain, number: int, own: Filled, max_work: int
+    ) -> tuple[Filled, float]:
+        """Return a pipeline of `number` micro-batches tuned from `own` on, and its seconds.
+
+        What was tuned before counts as work again: how far a search goes depends on what it asks,
+        not on what is remembered.
+        """
+        key = self.shape(chain), number, own.layers, own.counts, max_work
+        if key not in tables.tuned:
+            tuner = Tuner(self, tables, chain, number, tables.given)
+            tables.tuned[key] = (*tuner.run(own, max_work), tuner.work // 16)
+        filled, time_s, work = tables.tuned[key]
+        self.work += work
+        return filled, time_s

@@ -8,7 +8,7 @@ same.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import deals_experts, recomputes
@@ -18,7 +18,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import slowest_link
 from megatron_hetero.cost.placement import PlacedStage, Recompute
 from megatron_hetero.cost.work.pieces import PieceTimes
-from megatron_hetero.cost.work.share import equal_dealing, member_shares
+from megatron_hetero.cost.work.share import TensorShare, equal_dealing, member_shares
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class StageOptions:
         self.choices = (self.own,) if given else recomputes(costs)
         self.deals = deals_experts(costs) and not given
         self._found: dict[Hashable, tuple[StageOption, ...]] = {}
+        self._times: dict[Hashable, _Times] = {}
+        self._unlike: dict[Hashable, tuple[tuple[Device, TensorShare], ...]] = {}
 
     def of(self, place: StagePlace) -> tuple[StageOption, ...]:
         """Return options with 1, 2, ... layers, as many as fit; empty where not even one does."""
@@ -98,12 +100,16 @@ class StageOptions:
 
     def key(self, place: StagePlace) -> Hashable:
         """Return equal for places that are alike."""
+        kept = place.num_in_flight, place.num_sends_kept, place.holders
+        return self._times_key(place), kept
+
+    def _times_key(self, place: StagePlace) -> Hashable:
+        """Return equal for places of equal times, whatever they have to keep."""
         cluster = self.costs.cluster
         gpus = tuple(memory_kind(cluster.node_by_name[device.node]) for device in place.devices)
         link = slowest_link(cluster, place.devices)
         ends = place.first, place.last
-        kept = place.num_in_flight, place.num_sends_kept, place.holders
-        key = gpus, link, place.shares, ends, kept, place.expert_shares
+        key = gpus, link, place.shares, ends, place.expert_shares
         if place.context_parallel == 1:
             return key
         own = tuple(slowest_link(cluster, group.devices) for group in place.stage.groups)
@@ -134,10 +140,8 @@ class StageOptions:
 
     def _line(self, recompute: Recompute, place: StagePlace) -> _Line:
         """Return options that recompute like this; of "full" as few layers as will do."""
-        pieces, memories = self.pieces(recompute, place), self.memories(recompute, place)
+        memories = self.memories(recompute, place)
         partly = recompute == "full" and "none" in self.choices
-        plain = self.pieces("none", place) if partly else pieces
-        ends = pieces.stage(0, place.first, place.last)
         kept = self.memories("none", place) if partly else memories
         rooms = []
         for without, with_all in zip(kept, memories, strict=True):
@@ -151,14 +155,22 @@ class StageOptions:
                     saved,
                 )
             )
-        return _Line(
+        key = recompute, self._times_key(place)
+        if key not in self._times:
+            self._times[key] = self._times_of(recompute, partly, place)
+        return _Line(self._times[key], tuple(rooms))
+
+    def _times_of(self, recompute: Recompute, partly: bool, place: StagePlace) -> _Times:
+        pieces = self.pieces(recompute, place)
+        plain = self.pieces("none", place) if partly else pieces
+        ends = pieces.stage(0, place.first, place.last)
+        return _Times(
             recompute,
             self.own,
             partly,
             (ends.forward_s, ends.backward_s),
             (pieces.layer.forward_s, pieces.layer.backward_s),
             (plain.layer.forward_s, plain.layer.backward_s),
-            tuple(rooms),
             place.expert_shares,
         )
 
@@ -172,23 +184,10 @@ class StageOptions:
     def memories(self, recompute: Recompute, place: StagePlace) -> tuple[StageMemory, ...]:
         """Return the memory of the unlike devices of the stage."""
         costs = self.costs.variant(recompute=recompute, holders=place.holders)
-        width, context = place.width, place.context_parallel
-        shares = member_shares(
-            costs.workload.model,
-            width,
-            place.shares,
-            context,
-            place.expert_shares,
-            place.context_shares,
-        )
-        unlike = {
-            (memory_kind(costs.cluster.node_by_name[device.node]), share): (device, share)
-            for device, share in zip(place.devices, shares, strict=True)
-        }
         return tuple(
             costs.memory(
                 costs.cluster.node_by_name[device.node],
-                width,
+                place.width,
                 place.first,
                 place.last,
                 place.num_in_flight,
@@ -196,13 +195,33 @@ class StageOptions:
                 place.num_sends_kept,
                 share,
             )
-            for device, share in unlike.values()
+            for device, share in self._unlike_devices(place)
         )
 
+    def _unlike_devices(self, place: StagePlace) -> tuple[tuple[Device, TensorShare], ...]:
+        """Return the stage's devices that differ in their kind or in what they hold."""
+        key = self._times_key(place)
+        if key not in self._unlike:
+            shares = member_shares(
+                self.costs.workload.model,
+                place.width,
+                place.shares,
+                place.context_parallel,
+                place.expert_shares,
+                place.context_shares,
+            )
+            node_by_name = self.costs.cluster.node_by_name
+            unlike = {
+                (memory_kind(node_by_name[device.node]), share): (device, share)
+                for device, share in zip(place.devices, shares, strict=True)
+            }
+            self._unlike[key] = tuple(unlike.values())
+        return self._unlike[key]
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One kind of recompute on a stage, whose times and memory are straight lines."""
+
+@dataclass(frozen=True)
+class _Times:
+    """One kind of recompute on a stage, whose times are straight lines in its layers."""
 
     recompute: Recompute
     own: Recompute
@@ -213,10 +232,38 @@ class _Line:
     layer_s: tuple[float, float]
     plain_s: tuple[float, float]
     """Of a layer that does not recompute."""
+    expert_shares: tuple[int, ...] | None
+    known: dict[tuple[int, int], StageOption] = field(default_factory=dict, compare=False)
+
+    def option(self, num_layers: int, num_recomputed: int) -> StageOption:
+        """Return it with so many layers, some of which recompute."""
+        key = num_layers, num_recomputed
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self._option(num_layers, num_recomputed)
+        return found
+
+    def _option(self, num_layers: int, num: int) -> StageOption:
+        (forward_s, backward_s), plain = self.ends_s, num_layers - num
+        forward_s += self.layer_s[0] * num + self.plain_s[0] * plain
+        backward_s += self.layer_s[1] * num + self.plain_s[1] * plain
+        recompute: Recompute = self.recompute
+        if self.partly and 0 < num < num_layers:
+            return StageOption(forward_s, backward_s, "full", num, self.expert_shares)
+        if self.partly and num == 0:
+            recompute = "none"
+        own = None if recompute == self.own else recompute
+        return StageOption(forward_s, backward_s, own, None, self.expert_shares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One kind of recompute on a stage that has to keep something: times and memory."""
+
+    times: _Times
     rooms: tuple[tuple[int, int, int, int], ...]
     """Of each unlike device: bytes free without layers, bytes of a layer; bytes free without
     layers where some recompute, and what one that recomputes saves."""
-    expert_shares: tuple[int, ...] | None
 
     def option(self, num_layers: int) -> StageOption | None:
         """Return it with so many layers; None where they do not fit."""
@@ -229,18 +276,7 @@ class _Line:
             num = max(num, -(-(num_layers * per_layer - free_of_some) // saved), 1)
             if num > num_layers:
                 return None
-        if not self.partly:
-            num = num_layers
-        (forward_s, backward_s), plain = self.ends_s, num_layers - num
-        forward_s += self.layer_s[0] * num + self.plain_s[0] * plain
-        backward_s += self.layer_s[1] * num + self.plain_s[1] * plain
-        recompute: Recompute = self.recompute
-        if self.partly and 0 < num < num_layers:
-            return StageOption(forward_s, backward_s, "full", num, self.expert_shares)
-        if self.partly and num == 0:
-            recompute = "none"
-        own = None if recompute == self.own else recompute
-        return StageOption(forward_s, backward_s, own, None, self.expert_shares)
+        return self.times.option(num_layers, num if self.times.partly else num_layers)
 
 
 def _time_s(option: StageOption) -> float:

@@ -18,9 +18,12 @@ class Tables:
 
     def __init__(self, costs: CostModel, rows: int, given: bool) -> None:
         self.options = StageOptions(costs, rows, given)
+        self.given = given
         self.costs = costs
         self.known: dict[tuple[object, ...], tuple[tuple[StageOption, ...], tuple[float, ...]]] = {}
         self.filled: dict[tuple[object, ...], Filled | None] = {}
+        self.tuned: dict[tuple[object, ...], tuple[Filled, float, int]] = {}
+        """Tuned pipelines, their seconds, and the work that they took."""
         self.hops: dict[tuple[object, ...], tuple[float, float]] = {}
         self.sharded: dict[tuple[int, bool], ShardedOptions] = {}
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.objectives.objective import Standing
-from megatron_hetero.planner.problem import Chain
 
 
 @dataclass(order=True)
@@ -32,19 +30,3 @@ class Climber:
     def time_s(self) -> float:
         """Seconds of a step, as far as known."""
         return self.key[1]
-
-
-def first_starts(climbers: Sequence[Climber]) -> list[Climber]:
-    """Return the climbers, first the best of each structure, of all and of those whose messages
-    seldom wait for each other in turn."""
-
-    def is_contended(one: Climber) -> bool:
-        return one.candidate is not None and one.candidate.is_contended
-
-    quiet_first = sorted(climbers, key=lambda one: (is_contended(one), one))
-    firsts: dict[tuple[Chain, ...], Climber] = {}
-    for pair in zip(sorted(climbers), quiet_first, strict=True):
-        for one in pair:
-            firsts.setdefault(one.found.structure, one)
-    chosen = {one.number for one in firsts.values()}
-    return [*firsts.values(), *[one for one in climbers if one.number not in chosen]]

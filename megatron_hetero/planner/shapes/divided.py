@@ -6,7 +6,7 @@ make a grid of equal replicas; `moves.divisions` varies them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import nsmallest
 
 from megatron_hetero.planner.problem import Chain, Problem, Unit, joined_units
@@ -26,10 +26,14 @@ def divided_structures(problem: Problem, below_s: float, most: int) -> list[Stru
         return []
     found: dict[Structure, float] = {}
     for units in _unit_lists(problem):
-        speeds = list(_speeds(problem, units))
-        for structure in _grids(problem, units):
-            least_s = _least_s(problem, structure, sum(speeds))
-            if least_s < below_s:
+        grids = list(_grids(problem, len(units)))
+        most_per_s = sum(_speeds(problem, units, _layer_at_least_s))
+        if all(_least_s(problem, grid, most_per_s) >= below_s for grid in grids):
+            continue  # exact speeds are lower yet
+        layers_per_s = sum(_speeds(problem, units, _layer_s))
+        for grid in grids:
+            least_s = _least_s(problem, grid, layers_per_s)
+            for structure in _structures(problem, units, grid) if least_s < below_s else ():
                 found.setdefault(structure, least_s)
     return nsmallest(most, found, key=lambda structure: found[structure])
 
@@ -48,35 +52,59 @@ def _unit_lists(problem: Problem) -> Iterator[tuple[Unit, ...]]:
                     yield tuple(joined_units(groups[i : i + size]) for i in starts)
 
 
-def _grids(problem: Problem, units: tuple[Unit, ...]) -> Iterator[Structure]:
-    """Yield equal replicas along and across the units."""
+Grid = tuple[int, int]
+"""Replicas, and stages of each."""
+
+
+def _grids(problem: Problem, num_units: int) -> Iterator[Grid]:
+    """Yield the grids of equal replicas of so many units."""
     for num_replicas in problem.replica_counts():
-        depth = len(units) // num_replicas
+        depth = num_units // num_replicas
         if depth == 0:
             return
-        if len(units) % num_replicas or depth > problem.max_stages():
-            continue
-        along = tuple(units[r * depth : (r + 1) * depth] for r in range(num_replicas))
-        across = tuple(units[r::num_replicas] for r in range(num_replicas))
-        for structure in dict.fromkeys((along, across)):
-            if all(problem.chain_is_allowed(chain) for chain in structure):
-                yield structure
+        if num_units % num_replicas == 0 and depth <= problem.max_stages():
+            yield num_replicas, depth
 
 
-def _speeds(problem: Problem, units: tuple[Unit, ...]) -> Iterator[float]:
+def _structures(problem: Problem, units: tuple[Unit, ...], grid: Grid) -> Iterator[Structure]:
+    """Yield equal replicas along and across the units."""
+    num_replicas, depth = grid
+    along = tuple(units[r * depth : (r + 1) * depth] for r in range(num_replicas))
+    across = tuple(units[r::num_replicas] for r in range(num_replicas))
+    for structure in dict.fromkeys((along, across)):
+        if all(problem.chain_is_allowed(chain) for chain in structure):
+            yield structure
+
+
+def _speeds(
+    problem: Problem, units: tuple[Unit, ...], layer_s: Callable[[Problem, Unit, int], float]
+) -> Iterator[float]:
     """Yield layers a second of each unit."""
-    costs = problem.costs
-    rows = costs.vocab_rows([units[0].width])
+    rows = problem.costs.vocab_rows([units[0].width])
     known: dict[tuple[object, ...], float] = {}
     for unit in units:
         key = unit.form, *[problem.likeness.node(node) for node, _ in unit.parts]
         if key not in known:
-            known[key] = 1 / costs.stage_pieces(unit.stage, rows).layer.total_s
+            known[key] = 1 / layer_s(problem, unit, rows)
         yield known[key]
 
 
-def _least_s(problem: Problem, structure: Structure, layers_per_s: float) -> float:
+def _layer_s(problem: Problem, unit: Unit, rows: int) -> float:
+    """Return the seconds of a layer on a unit."""
+    return problem.costs.stage_pieces(unit.stage, rows).layer.total_s
+
+
+def _layer_at_least_s(problem: Problem, unit: Unit, rows: int) -> float:
+    """Return the same for its slowest group alone, without what groups exchange."""
+    division = unit.width, unit.context_parallel, rows
+    of_like = {problem.likeness.node(node): node for node, _ in unit.parts}
+    nodes = [problem.cluster.node_by_name[node] for node in of_like.values()]
+    return max(problem.costs.divided_pieces(node, *division).layer.total_s for node in nodes)
+
+
+def _least_s(problem: Problem, grid: Grid, layers_per_s: float) -> float:
     """Return about the pipelines' time by the mean speed of all units, in fractions of layers."""
-    period_s = problem.num_layers * len(structure) / layers_per_s
-    num_periods = problem.num_micro_batches / len(structure) + len(structure[0]) - 1
+    num_replicas, depth = grid
+    period_s = problem.num_layers * num_replicas / layers_per_s
+    num_periods = problem.num_micro_batches / num_replicas + depth - 1
     return num_periods * period_s

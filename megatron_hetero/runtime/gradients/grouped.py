@@ -5,7 +5,7 @@ They exchange it as `exchange.by_group` plans it, in the rounds of `runtime.grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,13 @@ import torch.distributed as dist
 
 from megatron_hetero.cost.sync.room import num_copies
 from megatron_hetero.exchange.by_group import plan_by_group
+from megatron_hetero.exchange.pairs import pair_sums
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.plan.ranks import rank_machines
 from megatron_hetero.runtime.gradients.buckets import Bucket
 from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf
+from megatron_hetero.runtime.gradients.pair_group import PairGroup
 from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction, scatter
 from megatron_hetero.runtime.gradients.rounds import HolderRounds, RoundsEngine
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division
@@ -42,6 +44,12 @@ class GroupedExchange:
         self._machines, self._groups, self._uplinks = machines, groups, uplinks
         self._engine = RoundsEngine()
         self._known: dict[tuple[object, ...], HolderRounds] = {}
+        self._pairs: dict[tuple[int, ...], PairGroup] = {}
+
+    def use_pairs(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
+        """Use communicators of pairs (`summing_pairs`) of this rank, by their ranks; other sums go
+        in rounds."""
+        self._pairs = {ranks: PairGroup(group) for ranks, group in groups.items()}
 
     def crosses(self, bucket: Bucket) -> bool:
         """Tell if the holders of a bucket are in several groups."""
@@ -99,7 +107,9 @@ class GroupedExchange:
             plan = self._made(bucket.holders, size, purpose, owners)
             if plan is None:
                 raise ValueError(f"ranks {bucket.holders} are in one group of machines")
-            self._known[key] = HolderRounds(plan, rank)
+            sums = pair_sums(plan).get(rank)
+            ranks = () if sums is None else tuple(bucket.holders[holder] for holder in sums.holders)
+            self._known[key] = HolderRounds(plan, rank, self._pairs.get(ranks))
         return self._known[key]
 
 
@@ -107,9 +117,7 @@ def exchange_of(plan: Plan) -> GroupedExchange | None:
     """Return the exchange of a plan with groups of machines; None without any."""
     if not plan.exchange_groups:
         return None
-    # A plan with groups has devices on all of its ranks.
-    machines = [str(place.device).rpartition(":")[0] for place in rank_table(plan)]
-    return GroupedExchange(machines, plan.exchange_groups, plan.exchange_uplinks)
+    return GroupedExchange(rank_machines(plan), plan.exchange_groups, plan.exchange_uplinks)
 
 
 def owners_of(division: Division) -> list[Owned]:

@@ -2,8 +2,9 @@
 
 All messages of a round are one batch of sends and receives: a holder waits for those with whom it
 has something to exchange, and for no others (an all-to-all with sizes of 0 waits for all).  It adds
-what it receives and its own in one pass, in the order of the holders, in fp32; others copy the sum.
-So all holders end with the same bits, in every run.
+what it receives and its own in the order of the holders, in fp32; others receive the sum, in its
+place where it is one range.  So all holders end with the same bits, in every run.  Two rounds in
+which a holder only sums with one other are one all-reduce of the two (`exchange.pairs`).
 
 A round waits for the one before it.  Rounds go on while backward passes compute: on a CPU in
 threads, as many as exchanges are under way at a time, which take them in the order in which they
@@ -13,8 +14,10 @@ GPUs one after the other on a stream of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
@@ -23,21 +26,32 @@ import torch
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, irecv, isend
 
 from megatron_hetero.exchange.check import require_exact
-from megatron_hetero.exchange.plan import ExchangePlan
+from megatron_hetero.exchange.pairs import pair_sums
+from megatron_hetero.exchange.plan import ExchangePlan, Transfer
 from megatron_hetero.exchange.programmes import HolderRound, programmes
+from megatron_hetero.runtime.gradients.pair_group import PairGroup, Turn
+
+Range = tuple[int, int]
+"""First element, and the one behind the last."""
 
 
 @dataclass
 class _Round:
-    """What a holder sends and receives: [holder] -> ranges that go there, and elements that come
-    from there, in one message each."""
+    """What a holder sends and receives, one message for each other holder.
 
-    sent: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    Attributes:
+        sent: [holder] -> ranges that go there.
+        placed: [holder] -> the range that comes from there and is put into its place.
+        received: [holder] -> elements that come from there into a buffer beside the exchanged one.
+        added: range -> (holder, place in what is received) of every piece to add.
+        copied: (start, stop, place in what is received).
+    """
+
+    sent: dict[int, list[Range]] = field(default_factory=dict)
+    placed: dict[int, Range] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)
-    added: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
-    """range -> (holder, place in what is received) of every piece to add."""
+    added: dict[Range, list[tuple[int, int]]] = field(default_factory=dict)
     copied: list[tuple[int, int, int]] = field(default_factory=list)
-    """(start, stop, place in what is received)."""
 
 
 class HolderRounds:
@@ -46,34 +60,26 @@ class HolderRounds:
     Args:
         plan: proved here before it is used.
         holder: this rank's place among the holders.
+        pair: of this rank and the one with which `pair_sums` says that it sums, where both are to
+            call a library for it; None leaves that to rounds on both.
 
     Raises:
         PlanFormatError: the plan has a fault.
     """
 
-    def __init__(self, plan: ExchangePlan, holder: int) -> None:
+    def __init__(self, plan: ExchangePlan, holder: int, pair: PairGroup | None = None) -> None:
         require_exact(plan)
-        self.plan, self._holder = plan, holder
-        self._rounds = self._compiled(programmes(plan.expanded())[holder])
+        self.plan, self.pair, self._holder = plan, pair, holder
+        expanded = plan.expanded()
+        programme = programmes(expanded)[holder]
+        self._sum = None if pair is None else pair_sums(expanded)[holder]
+        first = inf if self._sum is None else self._sum.round
+        self._before = [_compiled(own) for own in programme if own.number < first]
+        self._after = [_compiled(own) for own in programme if own.number > first + 1]
 
-    def _compiled(self, programme: tuple[HolderRound, ...]) -> list[_Round]:
-        found = []
-        for own in programme:
-            made = _Round()
-            for t in sorted(own.sends, key=lambda t: (t.destination, t.start)):
-                made.sent.setdefault(t.destination, []).append((t.start, t.stop))
-            place = 0
-            for t in sorted(own.receives, key=lambda t: (t.source, t.start)):
-                made.received[t.source] = made.received.get(t.source, 0) + t.stop - t.start
-                if t.reduces:
-                    made.added.setdefault((t.start, t.stop), []).append((t.source, place))
-                else:
-                    made.copied.append((t.start, t.stop, place))
-                place += t.stop - t.start
-            found.append(made)
-        return found
-
-    def run(self, flat: torch.Tensor, group: ProcessGroup, tag: int) -> None:
+    def run(
+        self, flat: torch.Tensor, group: ProcessGroup, tag: int, turn: Turn | None = None
+    ) -> None:
         """Exchange a buffer with the other holders, in its place.
 
         Args:
@@ -81,38 +87,94 @@ class HolderRounds:
             group: the holders, in the plan's order.
             tag: of the messages, the same on all holders; tells exchanges apart that are under way
                 at a time.
+            turn: of `pair`, taken when the exchange started; None takes the next.
         """
-        for own in self._rounds:
-            received = flat.new_empty(sum(own.received.values()))
-            operations, place = [], 0
-            for holder, size in own.received.items():
-                part = received[place : place + size]
-                operations.append(P2POp(irecv, part, group=group, tag=tag, group_peer=holder))
-                place += size
-            for holder, ranges in own.sent.items():
-                parts = [flat[start:stop] for start, stop in ranges]
-                sent = parts[0] if len(parts) == 1 else torch.cat(parts)
-                operations.append(P2POp(isend, sent, group=group, tag=tag, group_peer=holder))
+        if self.pair is None or self._sum is None:
+            self._run(self._before, flat, group, tag)
+            return
+        turn = turn or self.pair.next_turn()
+        try:
+            self._run(self._before, flat, group, tag)
+            turn.sum(flat[self._sum.start : self._sum.stop], self.pair.group)
+        finally:
+            turn.end()
+        self._run(self._after, flat, group, tag)
+
+    def _run(self, rounds: list[_Round], flat: torch.Tensor, group: ProcessGroup, tag: int) -> None:
+        for own in rounds:
+            sizes = list(own.received.values())
+            received = flat.new_empty(sum(sizes))
+            parts = dict(zip(own.received, received.split(sizes), strict=True))
+            parts |= {holder: flat[start:stop] for holder, (start, stop) in own.placed.items()}
+            sent = {
+                holder: torch.cat([flat[a:b] for a, b in ranges])
+                if len(ranges) > 1
+                else flat[slice(*ranges[0])]
+                for holder, ranges in own.sent.items()
+            }
+            operations = [
+                P2POp(action, part, group=group, tag=tag, group_peer=holder)
+                for action, of in ((irecv, parts), (isend, sent))
+                for holder, part in sorted(of.items())
+            ]
             for work in batch_isend_irecv(operations):
                 work.wait()
             for (start, stop), pieces in own.added.items():
-                self._add(flat, start, stop, pieces, received)
+                by_holder = {h: received[place : place + stop - start] for h, place in pieces}
+                by_holder[self._holder] = flat[start:stop]
+                add_in_order([by_holder[h] for h in sorted(by_holder)], flat[start:stop])
             for start, stop, place in own.copied:
                 flat[start:stop] = received[place : place + stop - start]
 
-    def _add(
-        self,
-        flat: torch.Tensor,
-        start: int,
-        stop: int,
-        pieces: list[tuple[int, int]],
-        received: torch.Tensor,
-    ) -> None:
-        by_holder = {h: received[place : place + stop - start] for h, place in pieces}
-        by_holder[self._holder] = flat[start:stop]
-        stacked = torch.stack([by_holder[holder] for holder in sorted(by_holder)])
-        total = stacked.sum(0, dtype=torch.promote_types(flat.dtype, torch.float32))
-        flat[start:stop] = total
+
+def _compiled(own: HolderRound) -> _Round:
+    """Join the transfers of a round into messages."""
+    made = _Round()
+    for t in sorted(own.sends, key=lambda t: (t.destination, t.start)):
+        _append(made.sent.setdefault(t.destination, []), (t.start, t.stop))
+    messages: dict[int, list[Transfer]] = {}
+    for t in sorted(own.receives, key=lambda t: (t.source, t.start)):
+        messages.setdefault(t.source, []).append(t)
+    leaving = [part for parts in made.sent.values() for part in parts]
+    place = 0
+    for source, transfers in messages.items():
+        ranges: list[Range] = []
+        for t in transfers:
+            _append(ranges, (t.start, t.stop))
+        (start, stop), *others = ranges
+        is_free = all(stop <= low or high <= start for low, high in leaving)
+        if is_free and not others and not any(t.reduces for t in transfers):
+            made.placed[source] = start, stop
+            continue
+        made.received[source] = sum(t.stop - t.start for t in transfers)
+        for t in transfers:
+            if t.reduces:
+                made.added.setdefault((t.start, t.stop), []).append((source, place))
+            else:
+                made.copied.append((t.start, t.stop, place))
+            place += t.stop - t.start
+    return made
+
+
+def _append(ranges: list[Range], new: Range) -> None:
+    """Add a range behind others, to the last one where it follows that."""
+    if ranges and ranges[-1][1] == new[0]:
+        new = ranges.pop()[0], new[1]
+    ranges.append(new)
+
+
+def add_in_order(pieces: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+    """Write the sum of two pieces or more, the first ones first, in fp32 at least.
+
+    Args:
+        pieces: [piece], shape [elements]; they are overwritten.
+        total: the same shape; may be one of the pieces.
+    """
+    first, *others, last = pieces
+    so_far = first.to(torch.promote_types(first.dtype, torch.float32))
+    for piece in others:
+        so_far.add_(piece)
+    torch.add(so_far, last, out=total)
 
 
 class RoundsWork:
@@ -188,11 +250,13 @@ class RoundsEngine:
         number = self._num_started.get(id(group), 0)
         self._num_started[id(group)] = number + 1
         tag = number % _TAGS
+        turn = None if rounds.pair is None else rounds.pair.next_turn()
+        action = partial(rounds.run, flat, group, tag, turn)
         if flat.is_cuda:
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
-            return _StreamWork(self._stream, lambda: rounds.run(flat, group, tag))
-        work = RoundsWork(lambda: rounds.run(flat, group, tag))
+            return _StreamWork(self._stream, action)
+        work = RoundsWork(action)
         self._queue.put(work)
         self._under_way = [other for other in self._under_way if not other.is_completed()] + [work]
         while len(self._threads) < len(self._under_way):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS
+from megatron_hetero.cost.sync.communicators import summing_pairs
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
@@ -104,7 +105,8 @@ class GradientSync:
         # Sharded layers have groups of their own: their collectives come in another order.
         group_of: dict[tuple[tuple[int, ...], bool], dist.ProcessGroup] = {}
         sharded: dict[int, list[tuple[Bucket, dist.ProcessGroup]]] = {}
-        for bucket in plan_buckets(tables, stages, max_bucket_elements, numbers):
+        buckets = plan_buckets(tables, stages, max_bucket_elements, numbers)
+        for bucket in buckets:
             key = bucket.holders, bucket.layer is not None
             if key not in group_of:
                 group_of[key] = dist.new_group(list(bucket.holders), timeout=groups.timeout)
@@ -114,6 +116,12 @@ class GradientSync:
                 own.append((bucket, group_of[key]))
             else:
                 sharded.setdefault(bucket.layer, []).append((bucket, group_of[key]))
+        if self._exchange is not None and optimizer_weights is None:
+            pairs = summing_pairs(plan, [b.holders for b in buckets if b.layer is None])
+            for pair in pairs:
+                if (pair, False) not in group_of:
+                    group_of[pair, False] = dist.new_group(list(pair), timeout=groups.timeout)
+            self._exchange.use_pairs({p: group_of[p, False] for p in pairs if rank in p})
         self.buckets = tuple(bucket for bucket, _ in own)
         arrange(model, self.buckets, self.parameters)
         self._local = BucketViews(local_slices(tables, stages, rank), self.shards, self.parameters)

@@ -51,10 +51,23 @@ def run_step(
     return _Engine(pipelines, collectives).run(update_s, weights)
 
 
+def computed_until_s(pipelines: Sequence[Pipeline]) -> dict[StageId, float]:
+    """Simulate the pipelines of a step, without keeping a record; return when each stage's last
+    computation ends.
+
+    Raises:
+        CheckFailedError: some stage waits for a message that never comes.
+    """
+    engine = _Engine(pipelines, (), records=False)
+    engine.run(None, ())
+    return {stage.id: stage.computed_s for stage in engine.stages.values()}
+
+
 class _SimulatedStage:
     """The progress of one stage."""
 
     __slots__ = (
+        "computed_s",
         "id",
         "instructions",
         "is_blocked",
@@ -69,6 +82,8 @@ class _SimulatedStage:
         self.instructions: list[CompiledInstruction] = []
         self.operations: list[OpSpan] = []
         self.now_s = 0.0
+        self.computed_s = 0.0
+        """When its last computation has ended."""
         self.posted = False
         """The sends of the current instruction have been posted."""
         self.sent_until_s = 0.0
@@ -78,7 +93,15 @@ class _SimulatedStage:
 
 
 class _Engine:
-    def __init__(self, pipelines: Sequence[Pipeline], collectives: Sequence[Collective]) -> None:
+    def __init__(
+        self,
+        pipelines: Sequence[Pipeline],
+        collectives: Sequence[Collective],
+        *,
+        records: bool = True,
+    ) -> None:
+        self.records = records
+        """Keep every pass and message, beside the times that they lead to."""
         self.paths = Paths()
         self.exchange = Exchange(collectives, self.paths)
         self.exchange_kind: OperationKind = "gradient_sync"
@@ -140,8 +163,9 @@ class _Engine:
             if instruction.compute is not None:
                 kind, micro_batch, chunk, seconds = instruction.compute
                 start_s = stage.now_s
-                stage.now_s = end_s = start_s + seconds
-                stage.operations.append(OpSpan(kind, micro_batch, chunk, start_s, end_s))
+                stage.now_s = stage.computed_s = end_s = start_s + seconds
+                if self.records:
+                    stage.operations.append(OpSpan(kind, micro_batch, chunk, start_s, end_s))
                 for completed in instruction.completes:
                     self._begin(self.exchange.final(stage.id, completed, end_s))
             else:
@@ -197,18 +221,10 @@ class _Engine:
             key = (pipeline, send.key)
             self.arrival_s[key] = arrival_s
             stage.sent_until_s = max(stage.sent_until_s, arrival_s)
-            self.run_.messages.append(
-                MessageSpan(
-                    pipeline,
-                    number,
-                    send.receiver,
-                    send.operation,
-                    now_s,
-                    start_s,
-                    end_s,
-                    arrival_s,
-                )
-            )
+            if self.records:
+                ends = start_s, end_s, arrival_s
+                span = MessageSpan(pipeline, number, send.receiver, send.operation, now_s, *ends)
+                self.run_.messages.append(span)
             self._wake(self.waiting.pop(key, None))
 
     def _begin(self, found: Iterable[tuple[float, int]]) -> None:

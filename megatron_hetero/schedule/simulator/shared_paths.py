@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain, pairwise
 
 from megatron_hetero.cluster.spec import Cluster
@@ -19,7 +20,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
-from megatron_hetero.schedule.simulator.engine import run_step
+from megatron_hetero.schedule.simulator.engine import computed_until_s
 from megatron_hetero.schedule.simulator.network import crossing, path_names
 from megatron_hetero.schedule.simulator.parts import ChunkTimes, Pipeline
 
@@ -85,14 +86,11 @@ def _unlike_crowds(
 def _run_together(
     costs: CostModel, crowd: Sequence[tuple[PlacedReplica, ReplicaCost]], is_stock: bool
 ) -> list[ReplicaCost]:
-    run = run_step([_pipeline(costs, *priced, is_stock) for priced in crowd])
+    until_s = computed_until_s([_pipeline(costs, *priced, is_stock) for priced in crowd])
     found = []
     for number, (_, alone) in enumerate(crowd):
         # Rounding apart, nothing is faster for having to wait.
-        ends_s = tuple(
-            max(alone_s, run.operations[number, s][-1].end_s)
-            for s, alone_s in enumerate(alone.ends_s)
-        )
+        ends_s = tuple(max(alone_s, until_s[number, s]) for s, alone_s in enumerate(alone.ends_s))
         found.append(replace(alone, pipeline_s=max(ends_s), ends_s=ends_s))
     return found
 
@@ -166,6 +164,10 @@ def _paths(cluster: Cluster, replica: PlacedReplica) -> _Paths:
     return [path_names(cluster, a, b) for a, b in hops + [(b, a) for a, b in hops]]
 
 
+_known_order = lru_cache(maxsize=16)(one_f_one_b)
+"""Pipelines that are alike have one schedule."""
+
+
 def _pipeline(
     costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, is_stock: bool
 ) -> Pipeline:
@@ -173,7 +175,7 @@ def _pipeline(
     costs = costs.variant(micro_batch_size=replica.micro_batch_size)
     hops = list(pairwise(replica.stages))
     return Pipeline(
-        one_f_one_b(len(replica.stages), replica.num_micro_batches, counts),
+        _known_order(len(replica.stages), replica.num_micro_batches, counts),
         tuple((ChunkTimes(s.times.forward_s, s.times.backward_s),) for s in cost.stages),
         tuple(crossing(costs, here, there, is_stock) for here, there in hops),
         tuple(crossing(costs, there, here, is_stock) for here, there in hops),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.bounds.chains.dominance import needed_options
-from megatron_hetero.bounds.chains.least_chains import ChainTimes
+from megatron_hetero.bounds.chains.least_chains import ChainTimes, rounded_down
 from megatron_hetero.bounds.chains.stages import ChainStageOptions
 from tests.bounds.chains.chain_options import NUM_LAYERS, SHAPE, options, steps_of
 
@@ -26,6 +26,7 @@ def test_options_that_are_not_needed_change_no_least_time(
     (every,) = whole.least_s([(number, number)], inf)
     finite = every[np.isfinite(every)]
     cut_s = float(np.median(finite)) if has_cut and len(finite) else inf
+    cut_s /= rounded_down(NUM_LAYERS) ** 2  # of real seconds, rounded neither down nor up
     few, rows = needed_options(found, steps, number, cut_s)
     if not len(few.width):
         assert not (every <= cut_s).any()

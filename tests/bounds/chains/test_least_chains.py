@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.bounds.chains.least_chains import ChainTimes
+from megatron_hetero.bounds.chains.least_chains import ChainTimes, rounded_down
 from megatron_hetero.bounds.chains.stages import ChainStageOptions
 from tests.bounds.chains.chain_options import NUM_LAYERS, SHAPE, options, steps_of
 from tests.planner.naive import parts
@@ -55,11 +55,13 @@ def brute_force(found: ChainStageOptions, room: tuple[int, ...], number: int) ->
 @settings(max_examples=40)
 @given(options(), st.integers(1, 5))
 def test_the_table_has_the_least_of_all_chains(found: ChainStageOptions, number: int) -> None:
+    """Never more, and less by the roundings of single precision alone."""
     times = ChainTimes(found, NUM_LAYERS, SHAPE, steps_of(found))
     (least,) = times.least_s([(number, number)], inf)
     for room in product(*(range(n) for n in SHAPE)):
         expected = brute_force(found, room, number)
-        assert least[room] == pytest.approx(expected, rel=1e-9)
+        assert least[room] <= expected
+        assert least[room] == pytest.approx(expected, rel=2 * (1 - rounded_down(NUM_LAYERS)))
 
 
 @settings(max_examples=30)
@@ -103,6 +105,7 @@ def test_what_takes_longer_than_the_cut_is_left_out(found: ChainStageOptions, nu
     times = ChainTimes(found, NUM_LAYERS, SHAPE, steps_of(found))
     (every,) = times.least_s([(number, number)], inf)
     cut_s = float(np.median(every[np.isfinite(every)])) if np.isfinite(every).any() else 1.0
+    cut_s /= rounded_down(NUM_LAYERS) ** 2  # of real seconds, rounded neither down nor up
     (some,) = times.least_s([(number, number)], cut_s)
     late = every > cut_s
     assert np.array_equal(some[~late], every[~late])

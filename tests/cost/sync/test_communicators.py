@@ -14,10 +14,12 @@ from megatron_hetero.cost.sync.communicators import (
     gradient_holders,
     job_communicators,
 )
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.communication.communicators import model_communicators
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
+from tests.runtime.on_machines import on_machines
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 
 
@@ -36,6 +38,26 @@ def test_a_pipeline_beside_one_process() -> None:
     gradients = {ranks for use, ranks in found if use == "gradients"}
     # Halves of layers 0 to 2; whole norms there; layer 3; halves of the tied embedding; positions.
     assert gradients == {(0, 3), (1, 3), (0, 1, 3), (2, 3), (0, 2, 3), (1, 2, 3)}
+
+
+def test_ranks_that_sum_two_by_two_have_a_communicator() -> None:
+    """a and b are near to each other, as c and d are: a sums with c, and b with d."""
+    near = on_machines("tp1:4 @1 | tp1:4 @1 | tp1:4 @1 | tp1:4 @1", "abcd", ["ab", "cd"])
+    asked = workload()
+
+    def gradients(job: Plan, asked: Workload) -> list[tuple[int, ...]]:
+        return [c.ranks for c in job_communicators(job, asked) if c.use == "gradients"]
+
+    assert gradients(near, asked) == [(0, 1, 2, 3), (0, 2), (1, 3)]
+    # With the distributed optimizer nothing is summed on all holders.
+    divided = replace(asked, training=replace(asked.training, use_distributed_optimizer=True))
+    assert gradients(near, divided) == [(0, 1, 2, 3)]
+    # Two replicas have one already.
+    two = on_machines("tp1:4 @2 | tp1:4 @2", "ab", ["a", "b"])
+    assert gradients(two, asked) == [(0, 1)]
+    assert gradients(replace(near, exchange_groups=()), asked) == [(0, 1, 2, 3)]
+    three = on_machines("tp1:4 @1 | tp1:4 @1 | tp1:4 @2", "abc", ["a", "b", "c"])
+    assert gradients(three, asked) == [(0, 1, 2)]
 
 
 def test_what_one_rank_does_alone_needs_no_communicator() -> None:

@@ -96,3 +96,19 @@ def test_no_sequence_of_blocks_is_cheaper(
             assert found == pytest.approx(least)
         else:
             assert numbers == []
+
+
+@given(menus(), st.sampled_from([2.5, 10.0]), st.floats(-3.0, 3.0))
+def test_what_is_worth_too_little_is_left_out_and_nothing_else(
+    case: tuple[BlockMenu, np.ndarray], step_s: float, least_worth: float
+) -> None:
+    menu, prices = case
+    every = BundlePaths(menu, prices, step_s)
+    some = BundlePaths(menu, prices, step_s, least_worth)
+    for period, cost in enumerate(every.end_cost):
+        if cost < 1 + step_s / every.periods_s[period] - least_worth:
+            assert some.end_cost[period] == cost
+            assert some.blocks(period) == every.blocks(period)
+        else:
+            assert some.end_cost[period] == np.inf
+            assert some.blocks(period) == ()

@@ -119,8 +119,8 @@ def test_a_price_limit_is_kept_and_the_fastest_plan_under_it_found(
     assert bound is not None and bound.value <= board.best.step_time_s * (1 + 1e-9)
 
 
-CLUSTER = make_cluster(("a", FAST, 2), ("b", SLOW, 3), ("c", SLOW, 3))
-WORKLOAD = make_workload(num_layers=10, global_batch_size=8)
+CLUSTER = make_cluster(("a", FAST, 2), ("b", SLOW, 2), ("c", SLOW, 2))
+WORKLOAD = make_workload(num_layers=6, global_batch_size=8)
 
 
 def priced(a: float = 6.0, b: float = 4.0, c: float = 4.0) -> Cluster:

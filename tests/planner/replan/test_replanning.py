@@ -24,10 +24,10 @@ from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, place
 from tests.planner.strategies import clusters, workloads
 
-FIVE = make_cluster(("a", FAST, 2), ("b", SLOW, 2), ("c", SLOW, 1), sites=["w", "w", "e"])
-FIVE = replace(
-    FIVE,
-    nodes=tuple(replace(n, gpu_price_per_hour=1.0 + (n.name == "a")) for n in FIVE.nodes),
+FOUR = make_cluster(("a", FAST, 2), ("b", SLOW, 1), ("c", SLOW, 1), sites=["w", "w", "e"])
+FOUR = replace(
+    FOUR,
+    nodes=tuple(replace(n, gpu_price_per_hour=1.0 + (n.name == "a")) for n in FOUR.nodes),
 )
 SMALL = make_workload(num_layers=4, global_batch_size=4, tied_embeddings=False)
 THREE = make_cluster(("a", FAST, 2), ("b", SLOW, 2), ("c", SLOW, 2))
@@ -203,8 +203,8 @@ def test_limits_hold_in_the_thorough_search(name: str) -> None:
 
 
 @cache
-def plan_of_five() -> Plan:
-    return plan_cluster(FIVE, SMALL)
+def plan_of_four() -> Plan:
+    return plan_cluster(FOUR, SMALL)
 
 
 @cache
@@ -216,7 +216,7 @@ def limits_hold(name: str, strategies: list[str]) -> None:
     limits = LIMITS[name]
     if name != "reserve":
         limits = replace(limits, memory_reserve_bytes=0)
-    limited = replace(FIVE, limits=limits)
+    limited = replace(FOUR, limits=limits)
     num_planned = 0
     for strategy in strategies:
         try:
@@ -226,7 +226,7 @@ def limits_hold(name: str, strategies: list[str]) -> None:
         validate_plan(plan, limited)
         num_planned += 1
     assert num_planned >= min(4, len(strategies))
-    for way in replan(plan_of_five(), limited).ways:
+    for way in replan(plan_of_four(), limited).ways:
         validate_plan(way.plan, limited)
 
 

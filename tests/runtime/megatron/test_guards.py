@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.runtime.workloads import plan
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
+import canary  # noqa: E402
 from canary import Sources, changes  # noqa: E402
 
 INSTALLED = Path(megatron.core.__file__).parents[2]
@@ -82,7 +82,9 @@ def test_an_unknown_megatron_is_refused_before_any_process_group(
         job.parse(parser)
 
 
-def test_the_canary_names_what_a_newer_megatron_changed(tmp_path: Path) -> None:
+def test_the_canary_names_what_a_newer_megatron_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A copy of the installed sources with three changes."""
 
     def others(folder: str, names: list[str]) -> list[str]:
@@ -102,7 +104,6 @@ def test_the_canary_names_what_a_newer_megatron_changed(tmp_path: Path) -> None:
         "megatron.core.transformer.moe.moe_logging.MoEMetricsTracker",
         "megatron.core.transformer.moe.moe_logging.set_moe_metrics_tracker",
     ]
-    tool = [sys.executable, str(ROOT / "tools/canary.py"), str(tmp_path)]
-    done = subprocess.run(tool, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "4 not as they are known" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["canary.py", str(tmp_path)])
+    assert canary.main() == 1
+    assert "4 not as they are known" in capsys.readouterr().out

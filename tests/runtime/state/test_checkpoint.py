@@ -89,7 +89,7 @@ def test_a_run_goes_on_under_another_plan(
     [
         pytest.param(UNEVEN, LLAMA_LIKE, [], marks=pytest.mark.slow),
         (UNEVEN, LLAMA_LIKE, ["--use-distributed-optimizer"]),
-        (FIRST, {}, ["--use-distributed-optimizer"]),
+        pytest.param(FIRST, {}, ["--use-distributed-optimizer"], marks=pytest.mark.slow),
     ],
     ids=["uneven", "uneven, divided", "divided"],
 )

@@ -20,7 +20,7 @@ from megatron_hetero.runtime.state.random_states import current_states, replica_
 from tests.runtime.runs import train, whole_weights
 from tests.runtime.workloads import plan, workload
 
-FIRST = "tp3(2:1:1):3,tp1:1 @4 | tp1:4 @2"
+FIRST = "tp2(2:1):3,tp1:1 @4 | tp1:4 @2"
 SECOND = "tp1:1,tp2:3 @3 | tp1:4 @3"
 SAVED_AT, LAST = 2, 4
 DROPOUT = ("--hidden-dropout=0.2", "--attention-dropout=0.1")

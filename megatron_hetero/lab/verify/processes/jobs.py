@@ -214,7 +214,7 @@ class VerifyJobs:
 
     def _routing(self, optimizer: str) -> Path:
         """Return the path of the one process's record, which has its choices."""
-        return self._folder / optimizer / "reference" / "record-0.npz"
+        return self._folder / optimizer / "reference" / "record-0.safetensors"
 
     def floor_job(self, optimizer: str) -> LocalJob:
         """Return the job of the one process in another rounding (`FloorRecorder`)."""

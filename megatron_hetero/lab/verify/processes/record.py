@@ -1,8 +1,8 @@
 """Record of one rank: losses, gradients, norms, weights and sample numbers of every step.
 
 The same recorder observes both runs, through Megatron's `post_wrap_hooks` and a wrapper around its
-log: at the same points, and without other changes. The record is a numpy archive without pickles
-and a JSON file beside it.
+log: at the same points, and without other changes. The record is a safetensors file, which is
+written and read at once, and a JSON file beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy
 import torch
 from megatron.core.utils import get_model_config
+from safetensors.numpy import load_file, save_file
 
 from megatron_hetero.lab.verify.processes import stock_division
 from megatron_hetero.lab.verify.processes.routing import Flips, Routers
@@ -168,12 +169,12 @@ class Recorder:
         self._keep("weight", iteration, self._weight)
 
     def save(self, path: Path) -> None:
-        """Write `path.npz` and `path.json`."""
+        """Write `path.safetensors` and `path.json`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = dict(self._arrays)
         if self._routers is not None:
             arrays |= self._routers.arrays()
-        numpy.savez(path.with_suffix(".npz"), **arrays)
+        save_file(arrays, path.with_suffix(".safetensors"))
         meta = {
             "shards": [asdict(s) for s in self._shards.values()],
             "losses": self._losses,
@@ -231,8 +232,7 @@ class _RecordedDataset(torch.utils.data.Dataset):
 def read_record(path: Path) -> RankRecord:
     """Read what `Recorder.save` wrote at `path`."""
     meta = json.loads(path.with_suffix(".json").read_text())
-    with numpy.load(path.with_suffix(".npz"), allow_pickle=False) as archive:
-        arrays = {key: archive[key] for key in archive.files}
+    arrays = load_file(path.with_suffix(".safetensors"))
     drawn = {key: arrays.pop(key) for key in list(arrays) if key.startswith(_DRAWN)}
     return RankRecord(
         arrays=arrays,

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy
 import torch
+from safetensors.numpy import load_file
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
@@ -71,7 +72,7 @@ def replay_of_rank(plan: Plan, rank: int, size: int, record: Path) -> Replay:
         plan: the plan.
         rank: global rank.
         size: sequences of every micro-batch.
-        record: archive of the one process.
+        record: safetensors file of the one process.
     """
     counts = [replica.num_micro_batches for replica in plan.replicas]
     dealt = deal(counts, [size] * len(counts))
@@ -91,7 +92,7 @@ class Routers:
         """Attach to every router of the model."""
         from megatron.core.transformer.moe.router import TopKRouter
 
-        archive = None if self._replay is None else numpy.load(self._replay.record)
+        archive = None if self._replay is None else load_file(self._replay.record)
         for chunk in model:
             for module in chunk.modules():
                 if isinstance(module, TopKRouter):

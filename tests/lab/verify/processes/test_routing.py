@@ -14,7 +14,7 @@ from megatron_hetero.lab.verify.processes.routing import Replay, _Seat, replay_o
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from tests.runtime.workloads import MIXTRAL_LIKE, plan, workload
 
-NOWHERE = Path("record-0.npz")
+NOWHERE = Path("record-0.safetensors")
 
 
 def choose(scores: torch.Tensor, topk: int, **groups: Any) -> Any:

@@ -1,0 +1,25 @@
+"""Frozen dataclasses that compute their hash once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def hashed_once[Class: type](of: Class) -> Class:
+    """Let the objects of a frozen dataclass remember their hash: a search asks what it keeps in
+    tables for it far more often than it makes one."""
+    compute: Callable[[object], int] = vars(of)["__hash__"]
+
+    def remembered(self: object) -> int:
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = compute(self)
+        return known
+
+    def state(self: object) -> dict[str, object]:
+        """Return what goes to other processes, where strings have other hashes."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    for name, method in {"__hash__": remembered, "__getstate__": state}.items():
+        setattr(of, name, method)
+    return of
