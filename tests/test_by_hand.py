@@ -84,6 +84,22 @@ def test_what_crosses_between_groups_is_their_sums() -> None:
     }
 
 
+def test_machines_with_fast_uplinks_add_up_more() -> None:
+    """Of uplinks of 3, 2 and 1 the first owns 0.8, the second 0.2, and the last nothing."""
+    names = ["a:0", "b:0", "c:0"]
+    members = [(name, Stage((name,), 0, 1, (1,), 1, 0, "none", 1)) for name in names]
+    ranks = {name: rank for rank, name in enumerate(names)}
+    groups, uplinks = (("a",), ("b",), ("c",)), {"a": 3, "b": 2, "c": 1}
+    paper = Paper(None, (), ranks, groups, uplinks)  # type: ignore[arg-type]
+    found = ByGroups(float)
+    add_by_groups(found, paper, members, 100.0, 100.0)
+    assert found == pytest.approx({
+        **dict.fromkeys([("a", "b"), ("b", "a")], 100.0),
+        **dict.fromkeys([("a", "c"), ("c", "a")], 80.0),
+        **dict.fromkeys([("b", "c"), ("c", "b")], 20.0),
+    })  # fmt: skip
+
+
 def test_what_is_off_is_found(planned: tuple[Path, dict[str, Any]]) -> None:
     path, simulated = planned
     plan = json.loads(path.read_text())

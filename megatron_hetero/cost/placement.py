@@ -177,10 +177,11 @@ class PlacedReplica:
 @hashed_once
 @dataclass(frozen=True)
 class Placement:
-    """All replicas of a plan; `exchange_groups` is as in the plan."""
+    """All replicas of a plan; `exchange_groups` and `exchange_uplinks` are as in the plan."""
 
     replicas: tuple[PlacedReplica, ...]
     exchange_groups: tuple[tuple[str, ...], ...] = ()
+    exchange_uplinks: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
@@ -258,7 +259,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         if counts != placed.num_in_flight:
             placed = replace(placed, launch_counts=counts)
         replicas.append(placed)
-    placement = Placement(tuple(replicas), plan.exchange_groups)
+    placement = Placement(tuple(replicas), plan.exchange_groups, plan.exchange_uplinks)
     shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
     if any(map(any, shares)) or placement.has_context_parallel:
         placement = with_optimizer_shares(placement, shares)

@@ -145,6 +145,11 @@ def _job(before: Plan, after: Plan) -> Iterator[Difference]:
         "exchange groups",
         *([" + ".join(group) for group in plan.exchange_groups] for plan in (before, after)),
     )
+    yield from _changed(
+        "plan",
+        "exchange uplinks",
+        *([list(group) for group in plan.exchange_uplinks] for plan in (before, after)),
+    )
     if before.workload is None or after.workload is None:
         if before.workload is not after.workload:
             yield Difference("plan", "workload", *map(_workload_text, (before, after)))

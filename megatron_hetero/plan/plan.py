@@ -299,6 +299,8 @@ class Plan:
     `workload` and `estimates` are None for a plan made from a bare layout.
     `exchange_groups` are names of machines: gradients are reduced inside each group before they go
     from group to group (`exchange.by_group`); empty is one exchange among all holders.
+    `exchange_uplinks` gives each of these machines the relative bandwidth of its uplink, by which
+    machines and groups own parts of gradients; empty is equal parts.
     """
 
     replicas: tuple[Replica, ...]
@@ -308,6 +310,7 @@ class Plan:
     idle_reasons: Mapping[str, str] = field(default_factory=dict)
     schedule: ScheduleName = "1f1b"
     exchange_groups: tuple[tuple[str, ...], ...] = field(default=(), metadata=ONLY_IF_SET)
+    exchange_uplinks: tuple[tuple[int, ...], ...] = field(default=(), metadata=ONLY_IF_SET)
     estimates: Estimates | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
     made_by: str = ""

@@ -1,7 +1,8 @@
 """The exchange of gradients of a plan that was found: among all holders, or by groups of machines.
 
 The search compares placements by the exchange that they have without groups.  At its end the best
-of them are priced with the groups that the links suggest too: sites, and regions of near sites.
+of them are priced with the groups that the links suggest too: sites, regions of near sites, and,
+where machines' uplinks differ, each machine by itself; with equal parts, and with parts by uplink.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.sync.groups import sync_groups
 from megatron_hetero.exchange.from_cluster import cluster_tree
 from megatron_hetero.exchange.tree import LinkTree
+from megatron_hetero.exchange.uplinks import Uplinks, relative_uplinks
 from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import distinct
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.simulator.shared_paths import queued
 
 STOCK_GAIN = 0.02
@@ -30,8 +34,6 @@ _MAX_TRIED = 6
 MAX_REPLICAS = 256
 """Plans of more replicas keep one exchange: every two holders have a price of their own, which of
 so many would take longer than the search."""
-_NEAR = 1.25
-"""Plans further behind the best without groups are not tried with them."""
 
 Groups = tuple[tuple[str, ...], ...]
 
@@ -40,11 +42,12 @@ Groups = tuple[tuple[str, ...], ...]
 class ExchangeChoice:
     """The step with groups of machines, and with one exchange among all holders.
 
-    `is_used` says which the plan has; `num_crossing` of `num_sets` sets of holders are in several
-    groups and so exchange by them.
+    `uplinks` are empty where machines own equal parts; `is_used` says which the plan has;
+    `num_crossing` of `num_sets` sets of holders are in several groups and so exchange by them.
     """
 
     groups: Groups
+    uplinks: Uplinks
     is_used: bool
     step_time_s: float
     other_step_time_s: float
@@ -58,7 +61,8 @@ class ExchangeChoice:
 
 
 def groups_of(cluster: Cluster, placement: Placement) -> Iterator[Groups]:
-    """Yield groups of the machines of a placement: by site, and by region of near sites."""
+    """Yield groups of the machines of a placement: by site, by region of near sites, and each
+    machine by itself, if their uplinks differ."""
     machine_of = {node.name: node for node in cluster.nodes}
     first: dict[str, Device] = {}
     sites: dict[str, dict[str, None]] = {}
@@ -66,9 +70,12 @@ def groups_of(cluster: Cluster, placement: Placement) -> Iterator[Groups]:
         node = machine_of[device.node]
         sites.setdefault(node.site, {})[node.machine] = None
         first.setdefault(node.site, device)
+    by_site = tuple(tuple(machines) for machines in sites.values())
+    alone = tuple((machine,) for machines in by_site for machine in machines)
+    if len(sites) < len(alone) and relative_uplinks(cluster, alone):
+        yield alone
     if len(sites) < 2:
         return
-    by_site = tuple(tuple(machines) for machines in sites.values())
     yield by_site
     found = cluster_tree(cluster, [(device,) for device in first.values()])
     names = list(sites)
@@ -102,8 +109,9 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
     tried = [best, *distinct(ranking)[:_MAX_TRIED], *distinct(by_pipelines)[:_MAX_TRIED]]
     found = best
     for candidate in tried:
-        is_far = candidate.step_time_s > _NEAR * best.step_time_s
-        if is_far or not _may_group(problem, candidate.placement):
+        rest_s = candidate.step_time_s - candidate.cost.gradient_sync_s
+        is_beaten = rest_s >= min(wanted_s, found.step_time_s)
+        if is_beaten or not _may_group(problem, candidate.placement):
             continue
         for placement, cost in grouped(costs, candidate.placement):
             if cost.step_time_s < min(wanted_s, found.step_time_s):
@@ -112,10 +120,18 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
 
 
 def grouped(costs: CostModel, placement: Placement) -> Iterator[tuple[Placement, PlacementCost]]:
-    """Yield the placement with each of its groups, priced with queues on shared paths."""
+    """Yield the placement with each of its groups, priced with queues on shared paths; and with
+    parts by uplink, where these gain enough over equal ones."""
     for groups in groups_of(costs.cluster, placement):
-        made = replace(placement, exchange_groups=groups)
-        yield made, priced(costs, made)
+        even = replace(placement, exchange_groups=groups)
+        cost = priced(costs, even)
+        yield even, cost
+        uplinks = relative_uplinks(costs.cluster, groups)
+        if uplinks:
+            made = replace(even, exchange_uplinks=uplinks)
+            by_uplink = priced(costs, made)
+            if by_uplink.step_time_s < cost.step_time_s * (1 - MIN_GAIN):
+                yield made, by_uplink
 
 
 def priced(costs: CostModel, placement: Placement) -> PlacementCost:
@@ -127,15 +143,18 @@ def exchange_choice(problem: Problem, best: Candidate) -> ExchangeChoice | None:
     """Compare a plan's exchange with the other; None where its machines suggest no groups."""
     costs, placement = problem.costs, best.placement
     if placement.exchange_groups:
-        used, other = best.cost, priced(costs, replace(placement, exchange_groups=()))
-        groups, is_used = placement.exchange_groups, True
+        plain = replace(placement, exchange_groups=(), exchange_uplinks=())
+        plan = bare_plan(problem, replace(best, placement=plain), {})
+        # Without groups stock Megatron may run it, by its own exchange.
+        grouping, used, other, is_used = placement, best.cost, plan_cost(plan, costs, plain), True
     else:
         if not _may_group(problem, placement):
             return None
         found = min(grouped(costs, placement), key=lambda e: e[1].step_time_s, default=None)
         if found is None:
             return None
-        used, other, groups, is_used = found[1], best.cost, found[0].exchange_groups, False
+        (grouping, used), other, is_used = found, best.cost, False
+    groups = grouping.exchange_groups
     number = {machine: i for i, group in enumerate(groups) for machine in group}
     nodes = costs.cluster.node_by_name
     rows = costs.vocab_rows(placement.widths)
@@ -145,7 +164,13 @@ def exchange_choice(problem: Problem, best: Candidate) -> ExchangeChoice | None:
         stages = [placement.replicas[r].stages[s] for r, s in holders]
         crossing += len({number[nodes[x.devices[0].node].machine] for x in stages}) > 1
     return ExchangeChoice(
-        groups, is_used, used.step_time_s, other.step_time_s, crossing, len(every)
+        groups,
+        grouping.exchange_uplinks,
+        is_used,
+        used.step_time_s,
+        other.step_time_s,
+        crossing,
+        len(every),
     )
 
 

@@ -72,6 +72,7 @@ def bare_plan(
         idle_devices=tuple(d.name for d in cluster.devices if d.name not in used),
         idle_reasons=reasons,
         exchange_groups=best.placement.exchange_groups,
+        exchange_uplinks=best.placement.exchange_uplinks,
         inputs=plan_inputs(problem, workload),
         made_by=f"megatron-hetero {__version__} strategy {best.strategy}"
         + (" (interrupted)" if interrupted else ""),

@@ -280,6 +280,20 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
             "the plan has no hosts",
         ),
     ],
+    check_devices.exchange_uplinks_are_of_the_groups: [
+        (
+            replace(PLAN, exchange_uplinks=((1,), (2,))),
+            r"has 2 lists, and exchange_groups 0. Give a list for each group, or leave",
+        ),
+        (
+            replace(PLAN, exchange_groups=(("a",), ("b",)), exchange_uplinks=((1,), (2, 3))),
+            r"\[1\] has 2 numbers, and exchange_groups\[1\] 1 machines",
+        ),
+        (
+            replace(PLAN, exchange_groups=(("a",), ("b",)), exchange_uplinks=((1,), (0,))),
+            r"\[1\] gives b 0; a relative bandwidth is a whole number of 1 or more",
+        ),
+    ],
     check_workload.widths_divide_the_model: [
         (
             with_model(PLAN, num_attention_heads=6, num_query_groups=6),

@@ -118,7 +118,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_the_schema_names_every_key_and_allows_no_other() -> None:
     schema = plan_json_schema()
-    grouped = replace(PLAN, exchange_groups=(("a",), ("b",)))
+    grouped = replace(PLAN, exchange_groups=(("a",), ("b",)), exchange_uplinks=((4,), (1,)))
     assert set(schema["properties"]) == set(plan_to_data(grouped))
     assert schema["additionalProperties"] is False
     assert set(schema["$defs"]["Stage"]["properties"]) == set(first_stage(plan_to_data(PLAN)))

@@ -110,6 +110,62 @@ def test_groups_are_the_sites_and_regions_of_the_machines_in_use(planned) -> Non
     ] == [{frozenset(g) for g in plan.exchange_groups}]
 
 
+def unlike_cards(limits: Limits) -> Cluster:
+    """Four machines of two GPUs with 100 Gb/s and four with 25, one replica on each GPU."""
+    speeds = {f"fast{i}": 12.5e9 for i in range(4)} | {f"slow{i}": 3.125e9 for i in range(4)}
+    nodes = tuple(
+        Node(name, FAST, 2, "here", name, Link(1e11, 0.0), uplink_bytes_per_s=speed)
+        for name, speed in speeds.items()
+    )
+    links = {
+        (a, b): Link(min(speeds[a], speeds[b]), 1e-5) for a in speeds for b in speeds if a != b
+    }
+    return Cluster(nodes, links, limits)
+
+
+def test_parts_follow_unlike_network_cards(tmp_path: Path) -> None:
+    cluster, job = unlike_cards(Limits(num_replicas=16)), make_workload(4, global_batch_size=128)
+    plan, explanation = plan_and_explain(cluster, job)
+    assert {len(group) for group in plan.exchange_groups} == {1}
+    uplink_of = dict(zip(plan.exchange_groups, plan.exchange_uplinks, strict=True))
+    assert uplink_of == {
+        (node.machine,): (4 if node.name.startswith("fast") else 1,) for node in cluster.nodes
+    }
+    choice = explanation.exchange
+    assert choice is not None and choice.is_used and choice.uplinks == plan.exchange_uplinks
+    print(f"parts by bandwidth save {choice.gain:.1%} of the step")
+    even = estimate_plan(replace(plan, exchange_uplinks=()), cluster)
+    plain = estimate_plan(replace(plan, exchange_groups=(), exchange_uplinks=()), cluster)
+    assert plan.estimates is not None
+    assert plan.estimates.step_time_s < even.step_time_s < plain.step_time_s
+    assert plain.step_time_s == pytest.approx(choice.other_step_time_s, rel=1e-3)
+    assert choice.gain > 0.3
+    save_plan(plan, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    assert estimate_plan(plan, cluster) == plan.estimates
+    simulated = simulate_plan(plan, cluster)
+    assert simulated.step_time_s == pytest.approx(plan.estimates.step_time_s, rel=1e-6)
+    (text, _) = exchange_lines(explanation)
+    assert "uplinks, which differ up to 4 times" in str(text)
+    (changed,) = diff_plans(replace(plan, exchange_uplinks=()), plan)
+    assert "exchange uplinks" in str(changed)
+
+
+def test_equal_parts_stay_where_they_take_as_long() -> None:
+    """The distributed optimizer gives the owners."""
+    cluster = unlike_cards(Limits(num_replicas=16))
+    job = make_workload(4, global_batch_size=128, use_distributed_optimizer=True)
+    plan, _ = plan_and_explain(cluster, job)
+    assert plan.exchange_uplinks == ()
+
+
+def test_limits_keep_one_exchange_over_unlike_network_cards() -> None:
+    limits = Limits(num_replicas=16, as_given=("exchange",))
+    job = make_workload(4, global_batch_size=128)
+    plan, explanation = plan_and_explain(unlike_cards(limits), job)
+    assert plan.exchange_groups == plan.exchange_uplinks == () and explanation.exchange is None
+
+
 def test_plans_of_many_replicas_keep_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_groups, "MAX_REPLICAS", 5)
     plan, explanation = plan_and_explain(two_sites(), small_job())

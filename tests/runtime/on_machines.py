@@ -10,13 +10,19 @@ from megatron_hetero.plan.plan import Host, Plan
 from tests.runtime.workloads import plan
 
 
-def on_machines(layout: str, machines: Sequence[str], groups: Sequence[Sequence[str]] = ()) -> Plan:
+def on_machines(
+    layout: str,
+    machines: Sequence[str],
+    groups: Sequence[Sequence[str]] = (),
+    uplinks: Sequence[Sequence[int]] = (),
+) -> Plan:
     """Put each replica of a layout on a machine of its own (equal names share one), in turn.
 
     Args:
         layout: of the plan.
         machines: [replica] -> name; those of one machine follow one another.
         groups: of machines, as `Plan.exchange_groups`.
+        uplinks: of these machines, as `Plan.exchange_uplinks`.
     """
     bare = plan(layout)
     used: dict[str, int] = {}
@@ -35,6 +41,7 @@ def on_machines(layout: str, machines: Sequence[str], groups: Sequence[Sequence[
         replicas=tuple(replicas),
         hosts=hosts,
         exchange_groups=tuple(tuple(group) for group in groups),
+        exchange_uplinks=tuple(tuple(group) for group in uplinks),
     )
     validate_plan(made)
     return made

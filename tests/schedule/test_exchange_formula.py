@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
@@ -141,14 +142,17 @@ def test_buckets_without_room_take_as_long_as_simulated(plan: Plan, link: Link) 
 GROUPS = [(("a", "b"), ("c",)), (("a",), ("b", "c")), (("a",), ("b",), ("c",))]
 
 
-def with_groups(plan: Plan, groups: tuple[tuple[str, ...], ...]) -> Plan:
+def with_groups(
+    plan: Plan, groups: tuple[tuple[str, ...], ...], uplinks: Mapping[str, int] | None = None
+) -> Plan:
     """The plan, exchanging by those of the groups whose machines it has."""
     hosts = canonical_hosts(plan.replicas, three_nodes())
     used = {host.node for host in hosts}
     own = tuple(tuple(name for name in group if name in used) for group in groups)
     own = tuple(group for group in own if group)
     assume(len(own) > 1)
-    return replace(plan, hosts=hosts, exchange_groups=own)
+    found = tuple(tuple(uplinks[name] for name in group) for group in own) if uplinks else ()
+    return replace(plan, hosts=hosts, exchange_groups=own, exchange_uplinks=found)
 
 
 @settings(max_examples=25, deadline=None)
@@ -156,13 +160,19 @@ def with_groups(plan: Plan, groups: tuple[tuple[str, ...], ...]) -> Plan:
     st.one_of(plans(), BUCKETED),
     st.sampled_from(LINKS),
     st.sampled_from(GROUPS),
+    st.one_of(st.none(), st.fixed_dictionaries({name: st.integers(1, 9) for name in "abc"})),
     st.sampled_from(TERMS),
     st.sampled_from(TERMS),
 )
 def test_exchanges_by_groups_take_as_long_as_simulated(
-    plan: Plan, link: Link, groups: tuple[tuple[str, ...], ...], terms: Terms, inside: Terms
+    plan: Plan,
+    link: Link,
+    groups: tuple[tuple[str, ...], ...],
+    uplinks: dict[str, int] | None,
+    terms: Terms,
+    inside: Terms,
 ) -> None:
-    grouped = with_groups(plan, groups)
+    grouped = with_groups(plan, groups, uplinks)
     for has_room in (True, False):
         links = with_terms(link, terms), with_terms(INSIDE, inside)
         check_buckets(*both(grouped, *links, has_room=has_room))

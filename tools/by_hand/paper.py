@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import lcm
 from typing import Any
@@ -203,6 +203,7 @@ class Paper:
     replicas: tuple[Replica, ...]
     ranks: dict[str, int]
     groups: tuple[tuple[str, ...], ...] = ()
+    uplinks: Mapping[str, int] = field(default_factory=dict)
     """Of machines, inside which gradients are reduced first; empty: one exchange among all."""
 
     @property
@@ -256,4 +257,9 @@ def read_plan(plan: dict[str, Any]) -> Paper:
         for gpu in host["gpu_indices"]:
             ranks[f"{host['node']}:{gpu}"] = len(ranks)
     groups = tuple(map(tuple, plan.get("exchange_groups") or ()))
-    return Paper(job, tuple(replicas), ranks, groups)
+    uplinks = {
+        machine: uplink
+        for names, own in zip(groups, plan.get("exchange_uplinks") or (), strict=False)
+        for machine, uplink in zip(names, own, strict=True)
+    }
+    return Paper(job, tuple(replicas), ranks, groups, uplinks)

@@ -146,7 +146,8 @@ def add_by_groups(
     then between the groups, and that comes back the same way.
 
     What a nest holds of a range lies with one GPU of each of its members; one of these adds it up:
-    the member that has the range's owner, or else each member an equal piece.
+    the member that has the range's owner, or else each member a piece: an equal one, or of machines
+    with unlike uplinks, and of three groups of them or more, one that suits these.
 
     Args:
         found: bytes between nodes, added to.
@@ -172,17 +173,25 @@ def add_by_groups(
     def inside(part: _Nest, number: int) -> bool:
         return part == number if isinstance(part, int) else any(inside(p, number) for p in part)
 
+    def uplink(part: _Nest) -> int:
+        if isinstance(part, int):
+            return 1
+        first = part[0]
+        return paper.uplinks[nodes[first]] if isinstance(first, int) else sum(map(uplink, part))
+
     def reduced(part: _Nest) -> list[tuple[Fraction, Fraction, int]]:
         if isinstance(part, int):
             return [(Fraction(0), Fraction(1), part)]
         sums = [reduced(member) for member in part]
+        is_even = not paper.uplinks or (part is nest and len(part) == 2)
+        shares = _owned([1] * len(part) if is_even else [uplink(member) for member in part])
         if len(sums) == 1:
             return sums[0]
         cuts = sorted({start for of in sums for start, _, _ in of} | set(ends) | {Fraction(1)})
         held = []
         for start, stop in pairwise(cuts):
             at = [next(who for a, b, who in of if a <= start < b) for of in sums]
-            pieces = list(enumerate([(stop - start) / len(at)] * len(at)))
+            pieces = [(i, (stop - start) * share) for i, share in enumerate(shares) if share]
             if is_owned:
                 owner = next(i for i in range(len(ordered)) if ends[i] <= start < ends[i + 1])
                 of_owner = [i for i, member in enumerate(part) if inside(member, owner)]
@@ -197,6 +206,23 @@ def add_by_groups(
         return held
 
     reduced(nest)
+
+
+def _owned(uplinks: Sequence[int]) -> list[Fraction]:
+    """Return what each of some members owns.
+
+    A member that owns s of a range sends 1 - s of it to its owners, and its own sum to all n - 1
+    others: 1 + (n - 2) s.  Those that own anything take equally long, t: s = (t u - 1) / (n - 2).
+    """
+    others = len(uplinks) - 2
+    if len(set(uplinks)) == 1 or not others:
+        return [Fraction(uplink, sum(uplinks)) for uplink in uplinks]
+    owning = list(uplinks)
+    while True:
+        t = Fraction(others + len(owning), sum(owning))
+        if min(owning) * t >= 1:
+            return [max(Fraction(0), (t * uplink - 1) / others) for uplink in uplinks]
+        owning.remove(min(owning))
 
 
 def _slices(holders: Sequence[Stage]) -> Iterator[tuple[list[tuple[str, Stage]], float]]:

@@ -68,6 +68,7 @@ def group_transfers(
     groups: Sequence[Sequence[str]],
     purpose: Purpose,
     weights: Sequence[int] | None = None,
+    uplinks: Sequence[Sequence[int]] = (),
 ) -> GroupTransfers | None:
     """Price an exchange by groups; None where all holders are in one group.
 
@@ -78,8 +79,9 @@ def group_transfers(
         purpose: all-reduce, reduce-scatter or all-gather.
         weights: relative sizes of what each holder owns of a reduce-scatter or an all-gather; None
             is equal parts.
+        uplinks: `Plan.exchange_uplinks`.
     """
-    grouping = grouping_of([machine_of(device.node) for device in devices], groups)
+    grouping = grouping_of([machine_of(device.node) for device in devices], groups, uplinks)
     if grouping is None:
         return None
     owners = None

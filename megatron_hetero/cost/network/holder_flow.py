@@ -176,10 +176,18 @@ class HolderFlows:
         stages: Sequence[PlacedStage],
         groups: Sequence[Sequence[str]],
         purpose: Purpose,
+        uplinks: Sequence[Sequence[int]] = (),
     ) -> HolderFlow | None:
-        """Load the paths of an exchange by groups of machines; None where all are in one."""
+        """Load the paths of an exchange by groups of machines; None where all are in one.
+
+        Args:
+            stages: the holders.
+            groups: `Plan.exchange_groups`.
+            purpose: all-reduce, reduce-scatter or all-gather.
+            uplinks: `Plan.exchange_uplinks`.
+        """
         devices = [stage.devices[0] for stage in stages]
-        found = group_transfers(self._cluster, devices, groups, purpose)
+        found = group_transfers(self._cluster, devices, groups, purpose, uplinks=uplinks)
         if found is None:
             return None
         nodes = np.array([self.node_number[device.node] for device in devices])

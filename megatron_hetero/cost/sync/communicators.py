@@ -113,7 +113,13 @@ def summing_pairs(plan: Plan, holders: Iterable[tuple[int, ...]]) -> tuple[tuple
     found: dict[tuple[int, int], None] = {}
     for ranks in dict.fromkeys(holders):
         names = [machines[rank] for rank in ranks]
-        exchange = plan_by_group(names, plan.exchange_groups, _ELEMENTS, "all_reduce")
+        exchange = plan_by_group(
+            names,
+            plan.exchange_groups,
+            _ELEMENTS,
+            "all_reduce",
+            uplinks=plan.exchange_uplinks,
+        )
         sums = {} if exchange is None else pair_sums(exchange)
         pairs = sorted({own.holders for own in sums.values()})
         found |= dict.fromkeys((ranks[one], ranks[other]) for one, other in pairs)

@@ -40,6 +40,10 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.model.spec import ModelSpec
 
+_Groups = tuple[tuple[tuple[str, ...], ...], tuple[tuple[int, ...], ...]]
+"""`Placement.exchange_groups` and `exchange_uplinks`."""
+_NO_GROUPS: _Groups = (), ()
+
 
 @dataclass(frozen=True)
 class _Prices:
@@ -111,7 +115,7 @@ class GradientExchangePrices:
         self._gradient_bytes = gradient_bytes
         self._weight_bytes = weight_bytes
         self._flows = HolderFlows(cluster, model)
-        self._prices: dict[tuple[bytes, tuple[tuple[str, ...], ...]], _Prices] = {}
+        self._prices: dict[tuple[bytes, _Groups], _Prices] = {}
         self._likes: dict[tuple[object, ...], int] = {}
 
     @cached_property
@@ -146,7 +150,7 @@ class GradientExchangePrices:
         least = least_rooms(rooms, witnesses)
         is_divided = self._weight_bytes is not None
         found: dict[tuple[int, ...], tuple[_Prices, Ints, Ints]] = {}
-        by_groups = placement.exchange_groups
+        by_groups = placement.exchange_groups, placement.exchange_uplinks
         for group in sync_groups(placement, self._model, vocab_rows):
             places = tuple([starts[r] + s for r, s in group.holders])
             if places not in found:
@@ -233,7 +237,7 @@ class GradientExchangePrices:
         ports = np.array([self._port(group) for group in groups])
         members = np.argsort(ports)
         likes = np.array([self._like(group) for group in groups])
-        prices = self._priced(likes, groups, members, ())
+        prices = self._priced(likes, groups, members, _NO_GROUPS)
         if prices.weights is None or self._weight_bytes is None:
             raise UsageError("sharded layers are priced with --use-distributed-optimizer alone")
         gradient_bytes = num_params * self._gradient_bytes
@@ -296,14 +300,14 @@ class GradientExchangePrices:
         likes: Ints,
         stages: Sequence[PlacedStage],
         members: Ints,
-        by_groups: tuple[tuple[str, ...], ...],
+        by_groups: _Groups,
     ) -> _Prices:
         """Price an exchange among holders in the order of their ring.
 
         Args:
             likes: `_like` of each of the stages.
             members: positions of the holders among them.
-            by_groups: of machines, inside which holders reduce first.
+            by_groups: of machines, inside which holders reduce first, and their uplinks.
         """
         key = likes[members].tobytes(), by_groups
         if key not in self._prices:
@@ -311,14 +315,17 @@ class GradientExchangePrices:
             self._prices[key] = self._price(own, by_groups)
         return self._prices[key]
 
-    def _price(self, stages: Sequence[PlacedStage], by_groups: Sequence[Sequence[str]]) -> _Prices:
+    def _price(self, stages: Sequence[PlacedStage], by_groups: _Groups) -> _Prices:
         num_sets = num_rank_sets(list(stages))
         flows, is_divided = self._flows, self._weight_bytes is not None
-        if by_groups:
+        groups, uplinks = by_groups
+        if groups:
             purpose: Purpose = "reduce_scatter" if is_divided else "all_reduce"
-            gradients = flows.by_groups(stages, by_groups, purpose)
+            gradients = flows.by_groups(stages, groups, purpose, uplinks)
             if gradients is not None:
-                weights = flows.by_groups(stages, by_groups, "all_gather") if is_divided else None
+                weights = None
+                if is_divided:
+                    weights = flows.by_groups(stages, groups, "all_gather", uplinks)
                 return _Prices(gradients, weights, num_sets, is_by_groups=True)
         if not is_divided:
             return _Prices(flows.around(stages, 2), None, num_sets)

@@ -221,6 +221,37 @@ def exchange_groups_are_of_the_hosts(plan: Plan) -> Iterator[Violation]:
         yield Violation((key,), f"{machine} is in none of the exchange_groups; put it into one.")
 
 
+def exchange_uplinks_are_of_the_groups(plan: Plan) -> Iterator[Violation]:
+    """Find relative bandwidths that are not one whole number above 0 for each machine of the
+    exchange groups."""
+    uplinks, groups = plan.exchange_uplinks, plan.exchange_groups
+    if not uplinks:
+        return
+    key = "exchange_uplinks"
+    if len(uplinks) != len(groups):
+        yield Violation(
+            (key,),
+            f"exchange_uplinks has {len(uplinks)} lists, and exchange_groups {len(groups)}. Give a "
+            "list for each group, or leave exchange_uplinks out for equal parts.",
+        )
+        return
+    for number, (group, own) in enumerate(zip(groups, uplinks, strict=True)):
+        if len(group) != len(own):
+            yield Violation(
+                (key, number),
+                f"exchange_uplinks[{number}] has {len(own)} numbers, and exchange_groups[{number}] "
+                f"{len(group)} machines. Give one number for each machine, in the same order.",
+            )
+            continue
+        for machine, uplink in zip(group, own, strict=True):
+            if uplink < 1:
+                yield Violation(
+                    (key, number),
+                    f"exchange_uplinks[{number}] gives {machine} {uplink}; a relative bandwidth is "
+                    "a whole number of 1 or more.",
+                )
+
+
 INVARIANTS = (
     devices_everywhere_or_nowhere,
     one_device_for_each_tensor_rank,
@@ -231,4 +262,5 @@ INVARIANTS = (
     stages_are_in_rank_order,
     last_rank_is_the_last_place,
     exchange_groups_are_of_the_hosts,
+    exchange_uplinks_are_of_the_groups,
 )

@@ -120,6 +120,7 @@ def exchange_tree(plan: Plan, cluster: Cluster, simulation: StepSimulation) -> F
         more = len(plan.exchange_groups) - len(named)
         words = f"Gradients are reduced inside each group of machines first: {' | '.join(named)}"
         words += f" | and {more} more groups" if more else ""
+        words += "; owners' parts suit uplinks" if plan.exchange_uplinks else ""
         parts.append(text(0, y + 16, fitted(words, PAGE_WIDTH, 12), "small"))
         y += 24
     alt = "Bytes of gradients and new weights that sites and machines send and receive in a step"

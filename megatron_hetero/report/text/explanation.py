@@ -135,13 +135,14 @@ def exchange_lines(explanation: Explanation) -> Iterator[RenderableType]:
         text = (
             f"{choice.num_crossing} of {choice.num_sets} sets of holders reduce inside groups of "
             f"machines first, the others in one exchange: {groups}"
-            f"{f' | and {more} more' if more > 0 else ''}. With one exchange among all holders the "
-            f"step takes {without_s}"
+            f"{f' | and {more} more' if more > 0 else ''}. {_parts(choice.uplinks)}With one "
+            f"exchange among all holders the step takes {without_s}"
         )
-    elif choice.step_time_s < choice.other_step_time_s:
-        text = f"one exchange among all holders; by sites the step takes {with_s}, too little less"
     else:
-        text = f"one exchange among all holders; by sites the step takes {with_s}"
+        is_less = choice.step_time_s < choice.other_step_time_s
+        kind = "machines" if all(len(group) == 1 for group in choice.groups) else "sites"
+        text = f"one exchange among all holders; by {kind} the step takes {with_s}"
+        text += ", too little less" if is_less else ""
     yield Text.assemble(("Gradients", "bold"), f"  {text}")
     yield Text()
 
@@ -153,6 +154,15 @@ _MAX_MACHINES = 3
 def _machines(group: Sequence[str]) -> str:
     more = len(group) - _MAX_MACHINES
     return " + ".join(group[:_MAX_MACHINES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _parts(uplinks: Sequence[Sequence[int]]) -> str:
+    """Say by what machines own parts, and how unlike the largest and the smallest are."""
+    if not uplinks:
+        return ""
+    numbers = [uplink for group in uplinks for uplink in group]
+    unlike = max(numbers) / min(numbers)
+    return f"Parts of gradients suit the machines' uplinks, which differ up to {unlike:.3g} times. "
 
 
 def _numbers(counts: Sequence[int]) -> str:

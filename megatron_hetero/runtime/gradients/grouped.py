@@ -32,10 +32,16 @@ class GroupedExchange:
     Args:
         machines: [rank] -> its machine.
         groups: names of machines (`Plan.exchange_groups`).
+        uplinks: of these machines (`Plan.exchange_uplinks`).
     """
 
-    def __init__(self, machines: Sequence[str], groups: Sequence[Sequence[str]]) -> None:
-        self._machines, self._groups = machines, groups
+    def __init__(
+        self,
+        machines: Sequence[str],
+        groups: Sequence[Sequence[str]],
+        uplinks: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self._machines, self._groups, self._uplinks = machines, groups, uplinks
         self._engine = RoundsEngine()
         self._known: dict[tuple[object, ...], HolderRounds] = {}
         self._pairs: dict[tuple[int, ...], PairGroup] = {}
@@ -57,7 +63,7 @@ class GroupedExchange:
         owners: Sequence[Owned] | None,
     ) -> ExchangePlan | None:
         machines = [self._machines[rank] for rank in holders]
-        return plan_by_group(machines, self._groups, size, purpose, owners)
+        return plan_by_group(machines, self._groups, size, purpose, owners, self._uplinks)
 
     def plan(
         self,
@@ -111,7 +117,7 @@ def exchange_of(plan: Plan) -> GroupedExchange | None:
     """Return the exchange of a plan with groups of machines; None without any."""
     if not plan.exchange_groups:
         return None
-    return GroupedExchange(rank_machines(plan), plan.exchange_groups)
+    return GroupedExchange(rank_machines(plan), plan.exchange_groups, plan.exchange_uplinks)
 
 
 def owners_of(division: Division) -> list[Owned]:

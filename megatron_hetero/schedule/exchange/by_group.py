@@ -24,6 +24,7 @@ def taken_by_groups(
     purpose: Purpose,
     sizes: tuple[float, float],
     weights: Sequence[int] | None = None,
+    uplinks: Sequence[Sequence[int]] = (),
 ) -> Taken | None:
     """Return what an exchange takes; None where all holders are in one group.
 
@@ -35,10 +36,11 @@ def taken_by_groups(
         purpose: all-reduce, reduce-scatter or all-gather.
         sizes: bytes of the buffer, and of what one rank of a holder has of it.
         weights: relative sizes of what each holder owns of a divided buffer.
+        uplinks: `Plan.exchange_uplinks`.
     """
     num_bytes, rank_bytes = sizes
     devices = [holder.devices[0] for holder in holders]
-    found = group_transfers(cluster, devices, groups, purpose, weights)
+    found = group_transfers(cluster, devices, groups, purpose, weights, uplinks)
     if found is None:
         return None
     seconds: dict[str, float] = {}

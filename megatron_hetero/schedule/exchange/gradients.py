@@ -166,6 +166,7 @@ class GradientExchange:
             purpose,
             (num_bytes, rank_bytes),
             weights,
+            self._placement.exchange_uplinks,
         )
 
     def _final(self, bucket: StageBucket) -> dict[StageId, Final]:

@@ -165,6 +165,18 @@ def test_every_group_gives_and_gets(devices: list[Device], purpose: Purpose) -> 
     assert all(t.s_per_byte > 0 and t.s_per_byte < inf for t in found.transfers)
 
 
+def test_fast_uplinks_own_more() -> None:
+    """Of three machines of 3, 2 and 1 the last owns nothing: it sends all once, and gets all."""
+    devices = [Device("a", 0), Device("b", 0), Device("c", 0)]
+    found = group_transfers(
+        CLUSTER, devices, [["a"], ["b"], ["c"]], "all_reduce", uplinks=[[3], [2], [1]]
+    )
+    assert found is not None
+    parts = between(found, devices)
+    sent = {a: sum(part for (here, _), part in parts.items() if here == a) for a in "abc"}
+    assert sent == pytest.approx({"a": 1.8, "b": 1.2, "c": 1.0}, rel=1e-3)
+
+
 def test_what_a_holder_owns_decides_what_it_gathers() -> None:
     """Owners of 3 and 1 quarters of the buffer: the other side gets as much."""
     devices = [Device("a", 0), Device("b", 0)]

@@ -24,7 +24,7 @@ BOTH = {"overlap_grad_reduce": True, "use_distributed_optimizer": True}
 
 
 def cluster() -> Cluster:
-    return make_cluster(("a", FAST, 1), ("b", SLOW, 2), between=Link(4e10, 1e-3))
+    return make_cluster(("a", FAST, 1), ("b", SLOW, 2), ("c", SLOW, 1), between=Link(4e10, 1e-3))
 
 
 def plan(layout: str, *devices: list[str], **flags: bool) -> Plan:
@@ -121,13 +121,17 @@ def test_an_exchange_that_does_not_overlap_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [{}, pytest.param(BOTH, marks=pytest.mark.slow)],
-    ids=["all-reduce", "divided and overlapped"],
+    ("flags", "uplinks"),
+    [({}, ()), ({}, ((4,), (1,), (1,))), pytest.param(BOTH, (), marks=pytest.mark.slow)],
+    ids=["all-reduce", "by uplinks", "divided and overlapped"],
 )
-def test_exchanges_by_groups_last_as_predicted(flags: dict[str, bool], tmp_path: Path) -> None:
-    made = plan("tp1:8 @1 | tp1:8 @1 | tp1:8 @1", ["a:0"], ["b:0"], ["b:1"], **flags)
-    made = replace(made, exchange_groups=(("a",), ("b",)))
+def test_exchanges_by_groups_last_as_predicted(
+    flags: dict[str, bool], uplinks: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    places = (["a:0"], ["b:0"], ["c:0"]) if uplinks else (["a:0"], ["b:0"], ["b:1"])
+    made = plan("tp1:8 @1 | tp1:8 @1 | tp1:8 @1", *places, **flags)
+    groups = (("a",), ("b",), ("c",)) if uplinks else (("a",), ("b",))
+    made = replace(made, exchange_groups=groups, exchange_uplinks=uplinks)
     found = run(made, tmp_path)
     assert not found.is_stock
     assert abs(found.error) < 0.05, (found.predicted.step_time_s, found.step_times_s)
