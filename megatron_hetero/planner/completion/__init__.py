@@ -6,6 +6,7 @@ filled            the stages of one replica completed
 tuner             layers and launch counts by the recurrence
 fill              a placement for given chains of tensor-parallel groups
 stage_options     the fastest option of a stage for each number of layers
+stage_lines       seconds and bytes of a stage as straight lines
 sharded           layers whose weights the replicas divide
 counts            launch counts
 layers            the split of layers with the least time of the slowest stage

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from megatron_hetero.planner.completion.stage_options import StageOption
+from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.refit.refit import minimax
 
 _HALVINGS = 10

@@ -24,7 +24,8 @@ from megatron_hetero.cost.memory.sharded import sharded_memory
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.sync.sharded import waits_s
 from megatron_hetero.cost.work.compute import PassTimes
-from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
+from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -94,7 +95,11 @@ class ShardedOptions:
         return self._shared[key]
 
     def _look(
-        self, places: Sequence[StagePlace], keys: list[Hashable], gather_s: float, reduce_s: float
+        self,
+        places: Sequence[StagePlace],
+        keys: Sequence[Hashable],
+        gather_s: float,
+        reduce_s: float,
     ) -> Iterator[SharedOption]:
         unlike = dict(zip(keys, places, strict=True))
         ways = {key: self._ways(place) for key, place in unlike.items()}

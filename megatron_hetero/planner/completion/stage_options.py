@@ -8,7 +8,7 @@ same.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import deals_experts, recomputes
@@ -19,6 +19,12 @@ from megatron_hetero.cost.network.seconds import slowest_link
 from megatron_hetero.cost.placement import PlacedStage, Recompute
 from megatron_hetero.cost.work.pieces import PieceTimes
 from megatron_hetero.cost.work.share import TensorShare, equal_dealing, member_shares
+from megatron_hetero.planner.completion.stage_lines import (
+    Rooms,
+    StageLine,
+    StageOption,
+    StageTimes,
+)
 
 
 @dataclass(frozen=True)
@@ -58,23 +64,6 @@ class StagePlace:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StageOption:
-    """One number of layers on a stage: seconds of a micro-batch there and back, what it recomputes
-    and how its experts lie, in the terms of `PlacedStage`."""
-
-    forward_s: float
-    backward_s: float
-    recompute: Recompute | None
-    num_recomputed: int | None
-    expert_shares: tuple[int, ...] | None = None
-
-    @property
-    def time_s(self) -> float:
-        """There and back."""
-        return self.forward_s + self.backward_s
-
-
 class StageOptions:
     """The fastest option that fits, by layers; places that are alike are looked at once.
 
@@ -88,20 +77,25 @@ class StageOptions:
         self.choices = (self.own,) if given else recomputes(costs)
         self.deals = deals_experts(costs) and not given
         self._found: dict[Hashable, tuple[StageOption, ...]] = {}
-        self._times: dict[Hashable, _Times] = {}
+        self._lines: dict[Hashable, list[StageLine]] = {}
+        self._times: dict[Hashable, StageTimes] = {}
         self._unlike: dict[Hashable, tuple[tuple[Device, TensorShare], ...]] = {}
 
     def of(self, place: StagePlace) -> tuple[StageOption, ...]:
         """Return options with 1, 2, ... layers, as many as fit; empty where not even one does."""
         key = self.key(place)
         if key not in self._found:
-            self._found[key] = self._look(place)
+            self._found[key] = self._look(place, key)
         return self._found[key]
 
-    def key(self, place: StagePlace) -> Hashable:
+    def key(self, place: StagePlace) -> tuple[Hashable, ...]:
         """Return equal for places that are alike."""
-        kept = place.num_in_flight, place.num_sends_kept, place.holders
-        return self._times_key(place), kept
+        return (
+            self._times_key(place),
+            place.holders,
+            place.num_in_flight,
+            place.num_sends_kept,
+        )
 
     def _times_key(self, place: StagePlace) -> Hashable:
         """Return equal for places of equal times, whatever they have to keep."""
@@ -115,15 +109,30 @@ class StageOptions:
         own = tuple(slowest_link(cluster, group.devices) for group in place.stage.groups)
         return *key, place.context_parallel, place.context_shares, own
 
-    def _look(self, place: StagePlace) -> tuple[StageOption, ...]:
+    def _look(self, place: StagePlace, key: tuple[Hashable, ...]) -> tuple[StageOption, ...]:
+        model = self.costs.workload.model
+        in_flight, sends = place.num_in_flight, place.num_sends_kept
+        if not model.kinds:  # memory is a straight line in both
+            if sends is None:
+                sends = (not place.first) + (not place.last)
+            place, key = replace(place, num_in_flight=1, num_sends_kept=0), key[:2]
+        if key not in self._lines:
+            self._lines[key] = [
+                self._line(recompute, dealt)
+                for dealt in self._dealings(place)
+                for recompute in self.choices
+            ]
         lines = [
-            self._line(recompute, dealt)
-            for dealt in self._dealings(place)
-            for recompute in self.choices
+            (line.times, line.rooms if model.kinds else line.rooms_with(in_flight, sends or 0))
+            for line in self._lines[key]
         ]
         options: list[StageOption] = []
-        for num_layers in range(1, self.costs.workload.model.num_layers + 1):
-            found = [option for line in lines if (option := line.option(num_layers)) is not None]
+        for num_layers in range(1, model.num_layers + 1):
+            found = [
+                option
+                for times, rooms in lines
+                if (option := times.within(num_layers, rooms)) is not None
+            ]
             if not found:
                 break
             options.append(min(found, key=_time_s))
@@ -138,10 +147,21 @@ class StageOptions:
                 if table != place.expert_shares:
                     yield replace(place, expert_shares=table)
 
-    def _line(self, recompute: Recompute, place: StagePlace) -> _Line:
+    def _line(self, recompute: Recompute, place: StagePlace) -> StageLine:
         """Return options that recompute like this; of "full" as few layers as will do."""
-        memories = self.memories(recompute, place)
         partly = recompute == "full" and "none" in self.choices
+        key = recompute, self._times_key(place)
+        if key not in self._times:
+            self._times[key] = self._times_of(recompute, partly, place)
+        rooms = self._rooms(recompute, partly, place)
+        if self.costs.workload.model.kinds:
+            return StageLine(self._times[key], rooms)
+        flight, sends = replace(place, num_in_flight=2), replace(place, num_sends_kept=1)
+        more = [self._rooms(recompute, partly, one) for one in (flight, sends)]
+        return StageLine(self._times[key], rooms, *more)
+
+    def _rooms(self, recompute: Recompute, partly: bool, place: StagePlace) -> Rooms:
+        memories = self.memories(recompute, place)
         kept = self.memories("none", place) if partly else memories
         rooms = []
         for without, with_all in zip(kept, memories, strict=True):
@@ -155,16 +175,13 @@ class StageOptions:
                     saved,
                 )
             )
-        key = recompute, self._times_key(place)
-        if key not in self._times:
-            self._times[key] = self._times_of(recompute, partly, place)
-        return _Line(self._times[key], tuple(rooms))
+        return tuple(rooms)
 
-    def _times_of(self, recompute: Recompute, partly: bool, place: StagePlace) -> _Times:
+    def _times_of(self, recompute: Recompute, partly: bool, place: StagePlace) -> StageTimes:
         pieces = self.pieces(recompute, place)
         plain = self.pieces("none", place) if partly else pieces
         ends = pieces.stage(0, place.first, place.last)
-        return _Times(
+        return StageTimes(
             recompute,
             self.own,
             partly,
@@ -217,66 +234,6 @@ class StageOptions:
             }
             self._unlike[key] = tuple(unlike.values())
         return self._unlike[key]
-
-
-@dataclass(frozen=True)
-class _Times:
-    """One kind of recompute on a stage, whose times are straight lines in its layers."""
-
-    recompute: Recompute
-    own: Recompute
-    partly: bool
-    """Whether only as many layers recompute as have to."""
-    ends_s: tuple[float, float]
-    """Forward and backward without layers."""
-    layer_s: tuple[float, float]
-    plain_s: tuple[float, float]
-    """Of a layer that does not recompute."""
-    expert_shares: tuple[int, ...] | None
-    known: dict[tuple[int, int], StageOption] = field(default_factory=dict, compare=False)
-
-    def option(self, num_layers: int, num_recomputed: int) -> StageOption:
-        """Return it with so many layers, some of which recompute."""
-        key = num_layers, num_recomputed
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = self._option(num_layers, num_recomputed)
-        return found
-
-    def _option(self, num_layers: int, num: int) -> StageOption:
-        (forward_s, backward_s), plain = self.ends_s, num_layers - num
-        forward_s += self.layer_s[0] * num + self.plain_s[0] * plain
-        backward_s += self.layer_s[1] * num + self.plain_s[1] * plain
-        recompute: Recompute = self.recompute
-        if self.partly and 0 < num < num_layers:
-            return StageOption(forward_s, backward_s, "full", num, self.expert_shares)
-        if self.partly and num == 0:
-            recompute = "none"
-        own = None if recompute == self.own else recompute
-        return StageOption(forward_s, backward_s, own, None, self.expert_shares)
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One kind of recompute on a stage that has to keep something: times and memory."""
-
-    times: _Times
-    rooms: tuple[tuple[int, int, int, int], ...]
-    """Of each unlike device: bytes free without layers, bytes of a layer; bytes free without
-    layers where some recompute, and what one that recomputes saves."""
-
-    def option(self, num_layers: int) -> StageOption | None:
-        """Return it with so many layers; None where they do not fit."""
-        num = 0
-        for free, per_layer, free_of_some, saved in self.rooms:
-            if num_layers * per_layer <= free:
-                continue
-            if saved <= 0:
-                return None
-            num = max(num, -(-(num_layers * per_layer - free_of_some) // saved), 1)
-            if num > num_layers:
-                return None
-        return self.times.option(num_layers, num if self.times.partly else num_layers)
 
 
 def _time_s(option: StageOption) -> float:

@@ -6,7 +6,8 @@ from megatron_hetero.cost.memory.device import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.completion.filled import Filled
 from megatron_hetero.planner.completion.sharded import ShardedOptions
-from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions
+from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.completion.stage_options import StageOptions
 from megatron_hetero.planner.problem import Chain, divides
 
 Options = list[tuple[tuple[StageOption, ...], tuple[float, ...]]]

@@ -14,7 +14,7 @@ from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.planner.completion.counts import moved_counts
 from megatron_hetero.planner.completion.filled import Filled, balanced
-from megatron_hetero.planner.completion.stage_options import StageOption
+from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.problem import Chain
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 

@@ -17,7 +17,8 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.planner.completion.counts import with_counts
-from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
+from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
 from megatron_hetero.planner.evaluate.replica_shapes import Likeness, ReplicaShapes
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 

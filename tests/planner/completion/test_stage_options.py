@@ -7,11 +7,15 @@ from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.memory.device import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Recompute
-from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
+from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
 from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
 
 MIB = 1 << 20
@@ -185,3 +189,36 @@ def test_places_that_are_alike_are_looked_at_once() -> None:
 def test_what_does_not_fit_has_no_options() -> None:
     options = StageOptions(CostModel(cluster(20), WORKLOAD), 1024)
     assert options.of(place((Device("a", 0),), 0, 1)) == ()
+
+
+@given(
+    st.integers(200, 600),
+    st.integers(0, 3),
+    st.integers(1, 12),
+    st.none() | st.integers(0, 12),
+    st.integers(1, 8),
+)
+def test_memory_by_what_a_stage_keeps_is_that_of_the_cost_model(
+    memory_mib: int, index: int, in_flight: int, sends: int | None, holders: int
+) -> None:
+    """Options asked for one place after others are those of options that know no other."""
+    costs = CostModel(cluster(memory_mib), WORKLOAD)
+    of = place((Device("a", 0), Device("b", 0)), index, 4, shares=(3, 1))
+    of = replace(of, holders=StateHolders(holders, holders))
+    known = StageOptions(costs, 1024)
+    known.of(of)
+    asked = replace(of, num_in_flight=in_flight, num_sends_kept=sends)
+    found = known.of(asked)
+    fits = [
+        all(
+            memory.peak_bytes(num_layers) <= memory.capacity_bytes
+            for memory in known.memories("full", asked)
+        )
+        for num_layers in range(1, WORKLOAD.model.num_layers + 1)
+    ]
+    assert len(found) == sum(fits)
+    assert found == StageOptions(costs, 1024).of(asked)
+    for num_layers, option in enumerate(found, 1):
+        if option.recompute == "none":
+            memories = known.memories("none", asked)
+            assert all(m.peak_bytes(num_layers) <= m.capacity_bytes for m in memories)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.completion.stage_options import StageOption
+from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.refit.refit import (
     Filling,
     Refitter,

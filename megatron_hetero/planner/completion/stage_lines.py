@@ -1,0 +1,105 @@
+"""Seconds and bytes of a stage as straight lines: in its layers, and in what it has to keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from megatron_hetero.cost.placement import Recompute
+
+
+@dataclass(frozen=True, slots=True)
+class StageOption:
+    """One number of layers on a stage: seconds of a micro-batch there and back, what it recomputes
+    and how its experts lie, in the terms of `PlacedStage`."""
+
+    forward_s: float
+    backward_s: float
+    recompute: Recompute | None
+    num_recomputed: int | None
+    expert_shares: tuple[int, ...] | None = None
+
+    @property
+    def time_s(self) -> float:
+        """There and back."""
+        return self.forward_s + self.backward_s
+
+
+Rooms = tuple[tuple[int, int, int, int], ...]
+"""Of each unlike device of a stage: bytes free without layers, bytes of a layer; bytes free without
+layers where some recompute, and what one that recomputes saves."""
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """One kind of recompute on a stage, whose times are straight lines in its layers."""
+
+    recompute: Recompute
+    own: Recompute
+    partly: bool
+    """Whether only as many layers recompute as have to."""
+    ends_s: tuple[float, float]
+    """Forward and backward without layers."""
+    layer_s: tuple[float, float]
+    plain_s: tuple[float, float]
+    """Of a layer that does not recompute."""
+    expert_shares: tuple[int, ...] | None
+    known: dict[tuple[int, int], StageOption] = field(default_factory=dict, compare=False)
+
+    def within(self, num_layers: int, rooms: Rooms) -> StageOption | None:
+        """Return it with so many layers; None where they do not fit."""
+        num = 0
+        for free, per_layer, free_of_some, saved in rooms:
+            if num_layers * per_layer <= free:
+                continue
+            if saved <= 0:
+                return None
+            num = max(num, -(-(num_layers * per_layer - free_of_some) // saved), 1)
+            if num > num_layers:
+                return None
+        return self.option(num_layers, num if self.partly else num_layers)
+
+    def option(self, num_layers: int, num_recomputed: int) -> StageOption:
+        """Return it with so many layers, some of which recompute."""
+        key = num_layers, num_recomputed
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self._made(num_layers, num_recomputed)
+        return found
+
+    def _made(self, num_layers: int, num: int) -> StageOption:
+        (forward_s, backward_s), plain = self.ends_s, num_layers - num
+        forward_s += self.layer_s[0] * num + self.plain_s[0] * plain
+        backward_s += self.layer_s[1] * num + self.plain_s[1] * plain
+        recompute: Recompute = self.recompute
+        if self.partly and 0 < num < num_layers:
+            return StageOption(forward_s, backward_s, "full", num, self.expert_shares)
+        if self.partly and num == 0:
+            recompute = "none"
+        own = None if recompute == self.own else recompute
+        return StageOption(forward_s, backward_s, own, None, self.expert_shares)
+
+
+@dataclass(frozen=True, slots=True)
+class StageLine:
+    """One kind of recompute on a stage: times, and memory by what the stage keeps: one micro-batch
+    and no messages, one micro-batch more, and one message more."""
+
+    times: StageTimes
+    rooms: Rooms
+    in_flight: Rooms = ()
+    sends: Rooms = ()
+
+    def rooms_with(self, num_in_flight: int, num_sends_kept: int) -> Rooms:
+        """Return the memory where so many micro-batches and messages are kept."""
+        corners = zip(self.rooms, self.in_flight, self.sends, strict=True)
+        return tuple(
+            [
+                (
+                    free + (num_in_flight - 1) * (a - free) + num_sends_kept * (x - free),
+                    layer + (num_in_flight - 1) * (b - layer) + num_sends_kept * (y - layer),
+                    some + (num_in_flight - 1) * (c - some) + num_sends_kept * (z - some),
+                    saved + (num_in_flight - 1) * (d - saved) + num_sends_kept * (w - saved),
+                )
+                for (free, layer, some, saved), (a, b, c, d), (x, y, z, w) in corners
+            ]
+        )
