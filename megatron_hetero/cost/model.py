@@ -13,6 +13,7 @@ from megatron_hetero.cluster.spec import Cluster, GpuType, Node
 from megatron_hetero.cost.memory.device import (
     StageMemory,
     StateHolders,
+    kept_sends,
     state_bytes,
     tightest,
     updated_bytes,
@@ -194,8 +195,7 @@ class CostModel(UnitPrices):
     ) -> tuple[StageMemory, ...]:
         """Return the memory of each GPU of stage `index`, in rank order; equal ones are one object.
 
-        With launch counts of its own a replica runs in our runtime, which keeps a sent tensor until
-        as many later ones are sent as its sender launches ahead (`runtime.parallel.boundary`).
+        With launch counts of its own a replica runs in our runtime.
         """
         costs = self._of_stage(replica, index)
         if costs is not self:
@@ -206,12 +206,7 @@ class CostModel(UnitPrices):
         first, last = index == 0, index == len(replica.stages) - 1
         num_sends_kept = None
         if replica.launch_counts is not None:
-            num_sends_kept = 0 if last else num_in_flight[index]
-            num_sends_kept += 0 if first else num_in_flight[index - 1]
-            # Its receives are posted ahead (`schedule.orders.delivery`): of each neighbour one more
-            # than the launch counts differ; `stage_memory` counts that one itself.
-            for before, after in pairwise(num_in_flight[max(index - 1, 0) : index + 2]):
-                num_sends_kept += max(before - after, 0)
+            num_sends_kept = kept_sends(num_in_flight)[index]
         model, made = self.workload.model, dict[tuple[object, ...], StageMemory]()
         some = stage.recompute_num_layers
         found = []

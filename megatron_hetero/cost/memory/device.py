@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.memory.activations import (
@@ -147,6 +148,18 @@ def least_memory(memories: Sequence[StageMemory]) -> StageMemory:
         base={part: min(m.base[part] for m in memories) for part in first.base},
         per_layer={part: min(m.per_layer[part] for m in memories) for part in first.per_layer},
     )
+
+
+def kept_sends(launch_counts: Sequence[int]) -> list[int]:
+    """Return, by stage, the tensors that our runtime keeps for its neighbours.
+
+    A sent tensor is kept until as many later ones are sent as its sender launches ahead
+    (`runtime.parallel.boundary`).  Receives are posted ahead (`schedule.orders.delivery`): of each
+    neighbour one more than the launch counts differ; `stage_memory` counts that one itself.
+    """
+    sent = [0, *launch_counts[:-1], 0]
+    posted = [0, *[max(before - after, 0) for before, after in pairwise(launch_counts)], 0]
+    return [sum(sent[i : i + 2]) + sum(posted[i : i + 2]) for i in range(len(launch_counts))]
 
 
 def stage_memory(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 from megatron_hetero.cost.choices import micro_batch_sizes
+from megatron_hetero.cost.memory.device import kept_sends
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import (
     PlacedReplica,
@@ -317,16 +318,18 @@ class Completer:
         """Return the options of every stage by layers, and their seconds."""
         last = len(chain) - 1
         fewest = min([unit.context_parallel for unit in chain])
+        sends = kept_sends(in_flight) if has_counts else [None] * len(chain)
         found: Options = []
         for index, unit in enumerate(chain):
-            kept = None
-            if has_counts:
-                kept = 0 if index == last else in_flight[index]
-                kept += in_flight[index - 1] if index else 0
-                for before, after in pairwise(in_flight[max(index - 1, 0) : index + 2]):
-                    kept += max(before - after, 0)
             more = unit.context_parallel - fewest
-            key = (self.group(unit), index == 0, index == last, in_flight[index], kept, more)
+            key = (
+                self.group(unit),
+                index == 0,
+                index == last,
+                in_flight[index],
+                sends[index],
+                more,
+            )
             known = tables.known.get(key)
             if known is None:
                 holders = None
@@ -339,7 +342,7 @@ class Completer:
                     index == 0,
                     index == last,
                     in_flight[index],
-                    kept,
+                    sends[index],
                     holders,
                     unit.context_parallel,
                 )

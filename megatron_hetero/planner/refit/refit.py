@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from megatron_hetero.cost.memory.device import StateHolders
+from megatron_hetero.cost.memory.device import StateHolders, kept_sends
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
@@ -183,13 +183,8 @@ def places(
     `has_counts`: they are launch counts of its own (as in `CostModel.stage_memories`).
     """
     last = len(replica.stages) - 1
+    kept = kept_sends(in_flight) if has_counts else [None] * len(replica.stages)
     for index, stage in enumerate(replica.stages):
-        num_sends_kept = None
-        if has_counts:
-            num_sends_kept = 0 if index == last else in_flight[index]
-            num_sends_kept += in_flight[index - 1] if index else 0
-            for before, after in pairwise(in_flight[max(index - 1, 0) : index + 2]):
-                num_sends_kept += max(before - after, 0)
         parts = stage.state_parts
         yield StagePlace(
             stage.devices,
@@ -197,7 +192,7 @@ def places(
             index == 0,
             index == last,
             in_flight[index],
-            num_sends_kept,
+            kept[index],
             None if parts is None else StateHolders(*(1 / part for part in parts)),
             stage.context_parallel,
             stage.expert_shares,
