@@ -4,10 +4,10 @@
 
 Each row is nodes of so many ranks, every node behind a card of its own (`tools/shaped_links.py`).
 Exchanges of one buffer, in turns in one run: `all_reduce` of all ranks; the rounds of
-`runtime.gradients.rounds`, once of messages alone and, where ranks of two nodes sum two by two,
-once with the library's sums of pairs, as jobs run them; and the same composed of collectives by
-hand (inside each node a reduce-scatter, all-reduces between the nodes, an all-gather), where nodes
-are alike.  `predicted` is GenModel's price of the rounds for the cards' rate; the ranks' own links
+`runtime.gradients.groups.rounds`, once of messages alone and, where ranks of two nodes sum two by
+two, once with the library's sums of pairs, as jobs run them; and the same composed of collectives
+by hand (inside each node a reduce-scatter, all-reduces between the nodes, an all-gather), where
+nodes are alike.  `predicted` is GenModel's price of the rounds for the cards' rate; the ranks' own links
 count nothing.
 """
 
@@ -31,12 +31,12 @@ import torch.distributed as dist  # noqa: E402
 from shaped_links import shaped_links  # noqa: E402
 
 from megatron_hetero.cluster.node_links import Link  # noqa: E402
-from megatron_hetero.exchange.by_group import plan_by_group  # noqa: E402
-from megatron_hetero.exchange.pairs import pair_sums  # noqa: E402
+from megatron_hetero.exchange.groups.by_group import plan_by_group  # noqa: E402
+from megatron_hetero.exchange.groups.pairs import pair_sums  # noqa: E402
 from megatron_hetero.exchange.price import ExchangeLoads  # noqa: E402
 from megatron_hetero.runtime import backend  # noqa: E402
-from megatron_hetero.runtime.gradients.pair_group import PairGroup  # noqa: E402
-from megatron_hetero.runtime.gradients.rounds import HolderRounds, RoundsEngine  # noqa: E402
+from megatron_hetero.runtime.gradients.groups.pair_group import PairGroup  # noqa: E402
+from megatron_hetero.runtime.gradients.groups.rounds import HolderRounds, RoundsEngine  # noqa: E402
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs  # noqa: E402
 from megatron_hetero.runtime.job.world import World  # noqa: E402
 from tools.random_trees import two_levels  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_hetero.exchange.grouping import Grouping, even, grouped_plan
+from megatron_hetero.exchange.groups.grouping import Grouping, even, grouped_plan
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose, plan_of
 from megatron_hetero.exchange.tree import LinkTree
 

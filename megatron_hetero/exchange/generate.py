@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from megatron_hetero.exchange.baselines import baselines
-from megatron_hetero.exchange.grouping import Grouping, even, grouped_plan
+from megatron_hetero.exchange.groups.grouping import Grouping, even, grouped_plan
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
 from megatron_hetero.exchange.price import ExchangeLoads, ExchangePrice
 from megatron_hetero.exchange.shares import Capacities, balanced_shares

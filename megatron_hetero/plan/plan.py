@@ -298,7 +298,7 @@ class Plan:
     `inputs` maps "cluster", "model", "profile" to the sha256 of their parsed content.
     `workload` and `estimates` are None for a plan made from a bare layout.
     `exchange_groups` are names of machines: gradients are reduced inside each group before they go
-    from group to group (`exchange.by_group`); empty is one exchange among all holders.
+    from group to group (`exchange.groups.by_group`); empty is one exchange among all holders.
     `exchange_uplinks` gives each of these machines the relative bandwidth of its uplink, by which
     machines and groups own parts of gradients; empty is equal parts.
     """

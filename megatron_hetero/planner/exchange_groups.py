@@ -17,8 +17,8 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.sync.groups import sync_groups
 from megatron_hetero.exchange.from_cluster import cluster_tree
+from megatron_hetero.exchange.groups.uplinks import Uplinks, relative_uplinks
 from megatron_hetero.exchange.tree import LinkTree
-from megatron_hetero.exchange.uplinks import Uplinks, relative_uplinks
 from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import distinct

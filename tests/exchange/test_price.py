@@ -18,7 +18,7 @@ from megatron_hetero.exchange.baselines import (
     two_level,
 )
 from megatron_hetero.exchange.check import faults
-from megatron_hetero.exchange.grouping import even, grouped_plan
+from megatron_hetero.exchange.groups.grouping import even, grouped_plan
 from megatron_hetero.exchange.price import ExchangeLoads, term_counts
 from megatron_hetero.exchange.tree import Branch, DeviceTerms, LinkTree
 from tools.bench_exchange import correlation

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.exchange.by_group import grouping_of
-from megatron_hetero.exchange.grouping import Grouping, RangeSums, reduce_scatter
+from megatron_hetero.exchange.groups.by_group import grouping_of
+from megatron_hetero.exchange.groups.grouping import Grouping, RangeSums, reduce_scatter
 from megatron_hetero.exchange.plan import Owned, Purpose
 from megatron_hetero.exchange.tree import Ints
 

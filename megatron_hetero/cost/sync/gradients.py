@@ -3,10 +3,10 @@
 The planner's quick form of what `schedule.exchange.gradients` makes and the runtime does.  Every
 run of layers with the same holders is one exchange: an all-reduce in a ring, or, with the
 distributed optimizer, every part straight to its owner, and after the update the new weights in
-rings; or, where the plan names groups of machines, group by group (`exchange.by_group`).  It begins
-when its last holder's backward passes are done (with `--overlap-grad-reduce` a first stage begins
-within its last one), and takes each of its paths in turn with all others that cross it; a port of a
-stage inside its node is a path too.
+rings; or, where the plan names groups of machines, group by group (`exchange.groups.by_group`).
+It begins when its last holder's backward passes are done (with `--overlap-grad-reduce` a first
+stage begins within its last one), and takes each of its paths in turn with all others that cross
+it; a port of a stage inside its node is a path too.
 """
 
 from __future__ import annotations

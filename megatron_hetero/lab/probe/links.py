@@ -4,7 +4,7 @@
 
 is one rank of it.  Rings, recursive halving and owners that all others send to at once, each as
 reduce-scatter, all-gather and all-reduce, run as training runs them
-(`runtime.gradients.rounds`) among the first 2, 3, 4, ... ranks, for buffers of growing size.
+(`runtime.gradients.groups.rounds`) among the first 2, 3, 4, ... ranks, for buffers of growing size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from megatron_hetero.lab.probe.cards import ProbedCard, only
 from megatron_hetero.lab.probe.link_fit import MeasuredExchange
 from megatron_hetero.lab.probe.processes import run_ranks
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.gradients.rounds import HolderRounds
+from megatron_hetero.runtime.gradients.groups.rounds import HolderRounds
 
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 """Bytes of the buffers; every second size is held out in turn."""

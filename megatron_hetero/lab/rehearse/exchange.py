@@ -66,7 +66,7 @@ class GradientHooks:
 
         from megatron_hetero.runtime.gradients import buckets as gradient_buckets
         from megatron_hetero.runtime.gradients import sync as gradients
-        from megatron_hetero.runtime.gradients.grouped import (
+        from megatron_hetero.runtime.gradients.groups.grouped import (
             GroupedDividedReduction,
             GroupedExchange,
             GroupedReduction,

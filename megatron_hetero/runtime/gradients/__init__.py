@@ -5,9 +5,6 @@ buckets           slices, holders and buckets, in one order on all ranks
 memory            places of slices in this rank's memory
 reduction         one bucket, reduced whole or to its owners
 room              memory for buckets under way
-grouped           one bucket, exchanged by groups of machines
-rounds            an exchange plan run on one rank
-pair_group        all-reduces of two ranks, in one order
 hooks             reports of complete gradients, from Megatron's DDP
 sync_off          the start of a step's sync, delayed to the last gradients
 weight_gradients  backward passes in two parts

@@ -28,7 +28,7 @@ from megatron_hetero.runtime.gradients.buckets import (
     local_slices,
     plan_buckets,
 )
-from megatron_hetero.runtime.gradients.grouped import (
+from megatron_hetero.runtime.gradients.groups.grouped import (
     GroupedDividedReduction,
     GroupedReduction,
     exchange_of,

@@ -153,7 +153,7 @@ class Transport(LinkHolder):
         return self.hold(group, chain, real, async_op, kind)
 
     def held_rounds(self, start: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the start of an exchange by groups (`runtime.gradients.grouped`)."""
+        """Wrap the start of an exchange by groups (`runtime.gradients.groups.grouped`)."""
 
         def held(
             exchange: Any,

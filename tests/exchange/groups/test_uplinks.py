@@ -8,7 +8,7 @@ import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.exchange.uplinks import relative_uplinks
+from megatron_hetero.exchange.groups.uplinks import relative_uplinks
 
 LINKS = """
 links:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.runtime.gradients.buckets import Bucket
-from megatron_hetero.runtime.gradients.grouped import (
+from megatron_hetero.runtime.gradients.groups.grouped import (
     GroupedDividedReduction,
     GroupedExchange,
     GroupedReduction,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from megatron_hetero.exchange.by_group import grouping_of, plan_by_group
 from megatron_hetero.exchange.check import faults
+from megatron_hetero.exchange.groups.by_group import grouping_of, plan_by_group
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
 
 PURPOSES: tuple[Purpose, ...] = ("all_reduce", "reduce_scatter", "all_gather")

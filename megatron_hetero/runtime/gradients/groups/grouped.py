@@ -1,6 +1,6 @@
 """One bucket of gradients whose holders are in several groups of machines.
 
-They exchange it as `exchange.by_group` plans it, in the rounds of `runtime.gradients.rounds`.
+They exchange it as `exchange.groups.by_group` plans it, in the rounds of `rounds`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.cost.sync.room import num_copies
-from megatron_hetero.exchange.by_group import plan_by_group
-from megatron_hetero.exchange.pairs import pair_sums
+from megatron_hetero.exchange.groups.by_group import plan_by_group
+from megatron_hetero.exchange.groups.pairs import pair_sums
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_machines
 from megatron_hetero.runtime.gradients.buckets import Bucket
+from megatron_hetero.runtime.gradients.groups.pair_group import PairGroup
+from megatron_hetero.runtime.gradients.groups.rounds import HolderRounds, RoundsEngine
 from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf
-from megatron_hetero.runtime.gradients.pair_group import PairGroup
 from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction, scatter
-from megatron_hetero.runtime.gradients.rounds import HolderRounds, RoundsEngine
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division
 from megatron_hetero.runtime.observe.traffic import RankTraffic
 

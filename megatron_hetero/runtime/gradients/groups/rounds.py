@@ -4,7 +4,7 @@ All messages of a round are one batch of sends and receives: a holder waits for 
 has something to exchange, and for no others (an all-to-all with sizes of 0 waits for all).  It adds
 what it receives and its own in the order of the holders, in fp32; others receive the sum, in its
 place where it is one range.  So all holders end with the same bits, in every run.  Two rounds in
-which a holder only sums with one other are one all-reduce of the two (`exchange.pairs`).
+which a holder only sums with one other are one all-reduce of the two (`exchange.groups.pairs`).
 
 A round waits for the one before it.  Rounds go on while backward passes compute: on a CPU in
 threads, as many as exchanges are under way at a time, which take them in the order in which they
@@ -26,10 +26,10 @@ import torch
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, irecv, isend
 
 from megatron_hetero.exchange.check import require_exact
-from megatron_hetero.exchange.pairs import pair_sums
+from megatron_hetero.exchange.groups.pairs import pair_sums
 from megatron_hetero.exchange.plan import ExchangePlan, Transfer
 from megatron_hetero.exchange.programmes import HolderRound, programmes
-from megatron_hetero.runtime.gradients.pair_group import PairGroup, Turn
+from megatron_hetero.runtime.gradients.groups.pair_group import PairGroup, Turn
 
 Range = tuple[int, int]
 """First element, and the one behind the last."""

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.exchange.by_group import plan_by_group
-from megatron_hetero.exchange.grouping import Grouping, even, grouped_plan
-from megatron_hetero.exchange.pairs import pair_sums
+from megatron_hetero.exchange.groups.by_group import plan_by_group
+from megatron_hetero.exchange.groups.grouping import Grouping, even, grouped_plan
+from megatron_hetero.exchange.groups.pairs import pair_sums
 from megatron_hetero.exchange.plan import ExchangePlan
 
 Structure = list["Structure"] | None

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.exchange.by_group import plan_by_group
-from megatron_hetero.exchange.pairs import pair_sums
+from megatron_hetero.exchange.groups.by_group import plan_by_group
+from megatron_hetero.exchange.groups.pairs import pair_sums
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
-from megatron_hetero.runtime.gradients.pair_group import PairGroup
-from megatron_hetero.runtime.gradients.rounds import HolderRounds, RoundsEngine, RoundsWork
+from megatron_hetero.runtime.gradients.groups.pair_group import PairGroup
+from megatron_hetero.runtime.gradients.groups.rounds import HolderRounds, RoundsEngine, RoundsWork
 from tests.runtime.toy_model import in_world
 
 WORLD = "tp1:1 @1 | tp1:1 @1 | tp1:1 @1 | tp1:1 @1"

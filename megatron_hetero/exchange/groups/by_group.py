@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import chain
 from math import floor
 
-from megatron_hetero.exchange.grouping import Grouping, even, grouped_plan
+from megatron_hetero.exchange.groups.grouping import Grouping, even, grouped_plan
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
 from megatron_hetero.exchange.shares import balanced_shares
 
