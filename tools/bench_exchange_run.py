@@ -7,8 +7,8 @@ Exchanges of one buffer, in turns in one run: `all_reduce` of all ranks; the rou
 `runtime.gradients.groups.rounds`, once of messages alone and, where ranks of two nodes sum two by
 two, once with the library's sums of pairs, as jobs run them; and the same composed of collectives
 by hand (inside each node a reduce-scatter, all-reduces between the nodes, an all-gather), where
-nodes are alike.  `predicted` is GenModel's price of the rounds for the cards' rate; the ranks' own links
-count nothing.
+nodes are alike.  `predicted` is GenModel's price of the rounds for the cards' rate; the ranks' own
+links count nothing.
 """
 
 from __future__ import annotations
