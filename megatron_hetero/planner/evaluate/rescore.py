@@ -71,11 +71,13 @@ class Rescorer:
             if not simulated or self.may_simulate(candidate):
                 simulated[_key(candidate)] = self.with_queues(candidate)
         rescored = sorted(simulated.values(), key=lambda candidate: candidate.key)
-        # Further ahead none is faster than the cost model says: those that promise most may gain.
-        promising = [_key(c) for c in ranking if _key(c) in simulated]
+        # Further ahead none is faster than the cost model says: those that promise most may gain,
+        # however long they wait as they are.
+        rest = [key for key, (_, c) in about.items() if c.step_time_s < rescored[0].step_time_s]
+        rest.sort(key=lambda key: about[key][1].key)
         soonest = [_key(c) for c in rescored[:_NUM_FURTHER]]
-        for key in dict.fromkeys((*soonest, *promising[:_NUM_FURTHER])):
-            rescored += self._further_ahead(simulated[key])
+        for key in dict.fromkeys((*soonest, *rest[:_NUM_FURTHER])):
+            rescored += self._further_ahead(simulated.get(key, about[key][0]))
         # What stock Megatron runs exchanges tied words otherwise, and may take less for it.
         stock = self.best_stock()
         rescored += [] if stock is None else [stock]
