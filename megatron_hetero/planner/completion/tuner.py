@@ -132,7 +132,7 @@ class Tuner:
         while since < len(steps) and self.work < max_work:
             step = steps[place]
             place, since = (place + 1) % len(steps), since + 1
-            for trial in self.moved(layers, counts, step):
+            for trial in self.moved(layers, counts, step, time_s * _WORTH):
                 found = self.price(*trial, time_s * _WORTH)
                 if found is not None and found[0] < time_s * _WORTH:
                     (time_s, chosen), (layers, counts), since = found, trial, 0
@@ -192,8 +192,14 @@ class Tuner:
         return not self.given and self.completer.costs.has_launch_counts
 
     def moved(
-        self, layers: tuple[int, ...], counts: tuple[int, ...], step: tuple[int, int, bool | None]
+        self,
+        layers: tuple[int, ...],
+        counts: tuple[int, ...],
+        step: tuple[int, int, bool | None],
+        beat: float,
     ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Yield layers and launch counts after a step, but for those that take as long as `beat`
+        for the passes of one stage alone."""
         index, other, together = step
         if together is None and other < 0:
             for rule in self.rules(layers):
@@ -207,7 +213,7 @@ class Tuner:
             if moved is not None:
                 yield layers, moved
             return
-        if layers[index] == 1:
+        if layers[index] == 1 or not self._takes_one_more(layers, counts, other, beat):
             return
         changed = list(layers)
         changed[index] -= 1
@@ -220,6 +226,15 @@ class Tuner:
                 variants[self.fitted(of, rule, True)] = None
         for variant in variants:
             yield of, variant
+
+    def _takes_one_more(
+        self, layers: tuple[int, ...], counts: tuple[int, ...], index: int, beat: float
+    ) -> bool:
+        """Return whether a stage may hold a layer more in less than `beat`: it recomputes least
+        with the fewest micro-batches in flight."""
+        _, times = self.options(tuple(map(min, self.own, counts)))[index]
+        number = layers[index]
+        return number < len(times) and self.number * times[number] < beat
 
     def rules(self, layers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Yield launch counts that hide the hops, those that are short too."""
