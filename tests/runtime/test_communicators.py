@@ -17,7 +17,7 @@ from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.gradients import pair_group
+from megatron_hetero.runtime.gradients.groups import pair_group
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.parallel.boundary import always_send_parts
