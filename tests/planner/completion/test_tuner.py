@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product
 from math import inf
@@ -167,11 +168,32 @@ def test_prices_are_remembered_and_those_that_cannot_win_are_not_made() -> None:
     assert tuner.price((6, 6, 6), (1, 1, 1), 1e9) is not None
 
 
+def all_moved(
+    tuner: Tuner, layers: tuple[int, ...], beat: float
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    for step in tuner.steps(len(layers)):
+        yield from tuner.moved(layers, tuner.own, step, beat)
+
+
 def test_moved_layers_keep_their_sum_and_no_stage_is_empty() -> None:
     tuner, _, _ = tuner_of(FAR)
-    trials = [trial for step in tuner.steps(3) for trial in tuner.moved((4, 1, 1), tuner.own, step)]
+    trials = list(all_moved(tuner, (4, 1, 1), inf))
     assert trials
     for layers, counts in trials:
         assert sum(layers) == 6 and min(layers) >= 1
         assert all(a >= b for a, b in pairwise(counts)) and counts[-1] >= 1
-    assert list(tuner.moved((4, 1, 1), tuner.own, (1, 0, None))) == []
+    assert list(tuner.moved((4, 1, 1), tuner.own, (1, 0, None), inf)) == []
+
+
+def test_moves_that_are_left_out_beat_nothing() -> None:
+    """None of them is as fast as what is to be beaten, and some are left out."""
+    tuner, _, _ = tuner_of(NEAR)
+    first = tuner.price((4, 1, 1), tuner.own, inf)
+    assert first is not None
+    for part in (0.5, 0.7, 1.0):
+        every, kept = (list(all_moved(tuner, (4, 1, 1), b)) for b in (inf, part * first[0]))
+        left_out = [trial for trial in every if trial not in kept]
+        assert left_out or part > 0.5
+        for layers, counts in left_out:
+            found = tuner_of(NEAR)[0].price(layers, counts, inf)
+            assert found is None or found[0] >= part * first[0]
