@@ -60,9 +60,9 @@ class ExchangeChoice:
         return 1 - self.step_time_s / self.other_step_time_s
 
 
-def groups_of(cluster: Cluster, placement: Placement) -> Iterator[Groups]:
-    """Yield groups of the machines of a placement: by site, by region of near sites, and each
-    machine by itself, if their uplinks differ."""
+def groups_of(cluster: Cluster, placement: Placement) -> Iterator[tuple[Groups, Uplinks]]:
+    """Yield groups of the machines of a placement, and their uplinks: by site, by region of near
+    sites, and each machine by itself, if their uplinks differ."""
     machine_of = {node.name: node for node in cluster.nodes}
     first: dict[str, Device] = {}
     sites: dict[str, dict[str, None]] = {}
@@ -72,19 +72,20 @@ def groups_of(cluster: Cluster, placement: Placement) -> Iterator[Groups]:
         first.setdefault(node.site, device)
     by_site = tuple(tuple(machines) for machines in sites.values())
     alone = tuple((machine,) for machines in by_site for machine in machines)
-    if len(sites) < len(alone) and relative_uplinks(cluster, alone):
-        yield alone
+    if len(sites) < len(alone) and (uplinks := relative_uplinks(cluster, alone)):
+        yield alone, uplinks
     if len(sites) < 2:
         return
-    yield by_site
+    yield by_site, relative_uplinks(cluster, by_site)
     found = cluster_tree(cluster, [(device,) for device in first.values()])
     names = list(sites)
     regions = _below_root(found.tree, found.places)
     if 1 < len(regions) < len(sites):
-        yield tuple(
+        by_region = tuple(
             tuple(machine for place in region for machine in sites[names[place]])
             for region in regions
         )
+        yield by_region, relative_uplinks(cluster, by_region)
 
 
 def _below_root(tree: LinkTree, places: Sequence[int]) -> list[list[int]]:
@@ -122,11 +123,10 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
 def grouped(costs: CostModel, placement: Placement) -> Iterator[tuple[Placement, PlacementCost]]:
     """Yield the placement with each of its groups, priced with queues on shared paths; and with
     parts by uplink, where these gain enough over equal ones."""
-    for groups in groups_of(costs.cluster, placement):
+    for groups, uplinks in groups_of(costs.cluster, placement):
         even = replace(placement, exchange_groups=groups)
         cost = priced(costs, even)
         yield even, cost
-        uplinks = relative_uplinks(costs.cluster, groups)
         if uplinks:
             made = replace(even, exchange_uplinks=uplinks)
             by_uplink = priced(costs, made)

@@ -90,7 +90,8 @@ class Loop(Rungs):
         chosen = promising(
             self.board, self.tails, self.sized, self.image, self.kind_of, options.num_starts
         )
-        nodes = [self.estimated(image, found) for image, found in chosen.items()]
+        self.seen.update(chosen)
+        nodes = list(map(self.estimated, chosen.values()))
         few, left = options.num_descents, nodes[options.num_descents :]
         for number, node in enumerate(nodes[:few]):
             part = (self.max_work // 2 - self.done) // (few - number)
@@ -100,9 +101,8 @@ class Loop(Rungs):
         self.descend(left, self.max_work)
         self.divide()
 
-    def estimated(self, image: Hashable, found: Completion) -> Climber:
+    def estimated(self, found: Completion) -> Climber:
         """Return the first rung of a structure that is not one move away from another."""
-        self.seen.add(image)
         self.num += 1
         time_s = found.quick_s + self.tails.estimate_s(found)
         return Climber((Standing(), time_s), self.num, found, None)
@@ -113,18 +113,15 @@ class Loop(Rungs):
         best = self.board.nearest
         best_s = inf if best is None else best.step_time_s
         most, part = (_MANY_DIVIDED, 1) if best is None else (_FEW_DIVIDED, _DIVIDED_PART)
-        ranked: list[tuple[float, int, Completion]] = []
+        ranked: list[Climber] = []
         for structure in divided_structures(self.problem, best_s, most):
             found = self.sized(structure)
             if found is not None:
-                promise_s = found.quick_s + self.tails.estimate_s(found)
-                ranked.append((promise_s, len(ranked), found))
-        ranked.sort(key=lambda entry: entry[:2])
-        nodes = [
-            self.estimated(self.image(found.structure), found)
-            for promise_s, _, found in ranked[: self.options.num_starts]
-            if promise_s < _NEAR * best_s
-        ]
+                ranked.append(self.estimated(found))
+        ranked.sort()
+        first = ranked[: self.options.num_starts]
+        nodes = [node for node in first if node.time_s < _NEAR * best_s]
+        self.seen.update([self.image(node.found.structure) for node in nodes])
         heapify(nodes)
         self.max_work = self.done + self.max_work // part
         self.descend(nodes, self.max_work)

@@ -106,7 +106,7 @@ def test_groups_are_the_sites_and_regions_of_the_machines_in_use(planned) -> Non
     plan, _ = planned
     cluster = two_sites()
     assert [
-        set(map(frozenset, groups)) for groups in groups_of(cluster, placement_of(plan, cluster))
+        set(map(frozenset, groups)) for groups, _ in groups_of(cluster, placement_of(plan, cluster))
     ] == [{frozenset(g) for g in plan.exchange_groups}]
 
 

@@ -203,8 +203,9 @@ class Paper:
     replicas: tuple[Replica, ...]
     ranks: dict[str, int]
     groups: tuple[tuple[str, ...], ...] = ()
-    uplinks: Mapping[str, int] = field(default_factory=dict)
     """Of machines, inside which gradients are reduced first; empty: one exchange among all."""
+    uplinks: Mapping[str, int] = field(default_factory=dict)
+    """Relative bandwidths of the machines of the groups; empty: all own equal parts."""
 
     @property
     def rows(self) -> int:

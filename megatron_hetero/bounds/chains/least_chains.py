@@ -171,9 +171,8 @@ class ChainTimes:
         room = np.empty_like(crossed)
         ones = (1,) * (1 + len(self.shape))
         self.work += found.size * len(options.width)
-        busy_s = (counts[:, None, None] * options.send_rate_s).astype(
-            np.float32
-        )  # [range, kind, kind behind]
+        # [range, kind, kind behind]
+        busy_s = (counts[:, None, None] * options.send_rate_s).astype(np.float32)
         for behind in range(len(options.width)):
             if not np.isfinite(found[behind]).any():
                 continue

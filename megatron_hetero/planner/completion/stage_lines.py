@@ -81,25 +81,40 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class StageLine:
-    """One kind of recompute on a stage: times, and memory by what the stage keeps: one micro-batch
-    and no messages, one micro-batch more, and one message more."""
+    """One kind of recompute on a stage: times, and memory by what the stage keeps.
+
+    `rooms` are those with one micro-batch and no messages; the others what one micro-batch more,
+    and one message more, adds to them.
+    """
 
     times: StageTimes
     rooms: Rooms
-    in_flight: Rooms = ()
-    sends: Rooms = ()
+    by_in_flight: Rooms = ()
+    by_sends: Rooms = ()
 
     def rooms_with(self, num_in_flight: int, num_sends_kept: int) -> Rooms:
         """Return the memory where so many micro-batches and messages are kept."""
-        corners = zip(self.rooms, self.in_flight, self.sends, strict=True)
+        more = num_in_flight - 1
         return tuple(
             [
                 (
-                    free + (num_in_flight - 1) * (a - free) + num_sends_kept * (x - free),
-                    layer + (num_in_flight - 1) * (b - layer) + num_sends_kept * (y - layer),
-                    some + (num_in_flight - 1) * (c - some) + num_sends_kept * (z - some),
-                    saved + (num_in_flight - 1) * (d - saved) + num_sends_kept * (w - saved),
+                    free + more * a + num_sends_kept * x,
+                    layer + more * b + num_sends_kept * y,
+                    some + more * c + num_sends_kept * z,
+                    saved + more * d + num_sends_kept * w,
                 )
-                for (free, layer, some, saved), (a, b, c, d), (x, y, z, w) in corners
+                for (free, layer, some, saved), (a, b, c, d), (x, y, z, w) in zip(
+                    self.rooms, self.by_in_flight, self.by_sends, strict=True
+                )
             ]
         )
+
+
+def difference(more: Rooms, rooms: Rooms) -> Rooms:
+    """Return what `more` has beyond `rooms`, device by device."""
+    return tuple(
+        [
+            (a - free, b - layer, c - some, d - saved)
+            for (a, b, c, d), (free, layer, some, saved) in zip(more, rooms, strict=True)
+        ]
+    )

@@ -24,6 +24,7 @@ from megatron_hetero.planner.completion.stage_lines import (
     StageLine,
     StageOption,
     StageTimes,
+    difference,
 )
 
 
@@ -157,7 +158,7 @@ class StageOptions:
         if self.costs.workload.model.kinds:
             return StageLine(self._times[key], rooms)
         flight, sends = replace(place, num_in_flight=2), replace(place, num_sends_kept=1)
-        more = [self._rooms(recompute, partly, one) for one in (flight, sends)]
+        more = [difference(self._rooms(recompute, partly, one), rooms) for one in (flight, sends)]
         return StageLine(self._times[key], rooms, *more)
 
     def _rooms(self, recompute: Recompute, partly: bool, place: StagePlace) -> Rooms:
