@@ -109,6 +109,8 @@ def joined_units(units: Sequence[Unit]) -> Unit:
 
 Chain = tuple[Unit, ...]
 """The stages of one replica, first to last."""
+Structure = tuple[Chain, ...]
+"""The replicas of a job."""
 
 
 def chains_of(placement: Placement) -> list[Chain]:

@@ -13,8 +13,8 @@ from megatron_hetero.planner.evaluate.rescore import SHORT, Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.layouts import Layouts
-from megatron_hetero.planner.moves.neighbours import Structure
 from megatron_hetero.planner.moves.refine import arranged
+from megatron_hetero.planner.problem import Structure
 from megatron_hetero.planner.shapes.spread import Spreader
 
 _TUNING = {1: 30_000, 2: 300_000}

@@ -1,7 +1,11 @@
 """Changes to placements, kept while they help.
 
-neighbours      every move of the search over structures, written once
-divisions       those of stages that divide sequences
+neighbours      every move of the search over structures, in tables, and where each is made
+places          the places in a replica that moves look at
+one_replica     moves inside one replica
+two_replicas    moves between two
+idle_groups     moves that take idle GPUs
+divisions       moves of stages that divide sequences
 like_groups     groups of like GPUs that stand in for each other
 layouts         such groups exchanged in a completed structure
 fine            single layers, micro-batches and idle GPUs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 
-from megatron_hetero.planner.moves.neighbours import Structure
+from megatron_hetero.planner.problem import Structure
 
 
 def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator[Structure]:

@@ -13,9 +13,8 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.neighbours import Structure
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import Chain, Unit, chains_of, make_problem
+from megatron_hetero.planner.problem import Chain, Structure, Unit, chains_of, make_problem
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from tests.cost.builders import FREE
 from tests.planner.shapes.test_spread import problem_of

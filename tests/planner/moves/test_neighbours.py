@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.completer import Completer
-from megatron_hetero.planner.moves.neighbours import Structure, neighbours
+from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import Problem, Unit, chains_of, make_problem
+from megatron_hetero.planner.problem import Problem, Structure, Unit, chains_of, make_problem
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from tests.cost.builders import FAST, make_cluster, make_workload
 from tests.planner.strategies import cases, clusters, workloads

@@ -1,0 +1,101 @@
+"""Moves that take idle GPUs: a stage more, a wider stage, a replica more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+from megatron_hetero.cluster.spec import Node
+from megatron_hetero.planner.moves.places import ReplicaPlaces
+from megatron_hetero.planner.problem import Problem, Structure, Unit
+
+Idle = Mapping[str, Sequence[int]]
+"""GPUs of each node that no stage has, ascending."""
+Scope = tuple[int, ...]
+"""Replicas that change together."""
+TakesIdle = Callable[[ReplicaPlaces, Structure, Sequence[Scope], Idle], Iterator[Structure]]
+"""A move that brings idle GPUs into the replicas of each scope."""
+
+
+def idle_of(problem: Problem, structure: Structure) -> Idle:
+    """Return the GPUs that a structure leaves idle."""
+    taken = {device for chain in structure for unit in chain for device in unit.devices}
+    return {
+        name: [index for index in indices if (name, index) not in taken]
+        for name, indices in problem.gpus.items()
+    }
+
+
+def insert(
+    replica: ReplicaPlaces, structure: Structure, scopes: Sequence[Scope], idle: Idle
+) -> Iterator[Structure]:
+    """Make idle GPUs a stage of the replicas of each scope."""
+    problem, chain = replica.problem, replica.chain
+    hop = problem.likeness.hop
+    tried: set[Hashable] = set()
+    for node in problem.nodes:
+        for width in problem.widths[node.name]:
+            if width > len(idle[node.name]):
+                break
+            for t in replica.gaps:
+                near = tuple([hop(unit.node, node.name) for unit in chain[max(t - 1, 0) : t + 1]])
+                key = _image(problem, node, idle), width, t, near
+                if key in tried:
+                    continue
+                tried.add(key)
+                for scope in scopes:
+                    units = _taken(problem, idle, node, width, len(scope))
+                    if units is not None:
+                        made = list(structure)
+                        for r, unit in zip(scope, units, strict=True):
+                            made[r] = (*made[r][:t], unit, *made[r][t:])
+                        yield tuple(made)
+
+
+def widen(
+    replica: ReplicaPlaces, structure: Structure, scopes: Sequence[Scope], idle: Idle
+) -> Iterator[Structure]:
+    """Make a stage wider by idle GPUs of its node."""
+    for s, unit in enumerate(replica.chain):
+        free = idle[unit.node] if unit.context_parallel == 1 else ()
+        for width in replica.problem.widths[unit.node]:
+            if 0 < width - unit.width <= len(free):
+                more = unit.indices + tuple(free[: width - unit.width])
+                wide = Unit(unit.node, tuple(sorted(more)))
+                yield with_stage(structure, scopes[0][0], s, wide)
+
+
+def with_stage(structure: Structure, r: int, s: int, unit: Unit) -> Structure:
+    """Return the structure with another group as a stage of a replica."""
+    chain = structure[r]
+    return (*structure[:r], (*chain[:s], unit, *chain[s + 1 :]), *structure[r + 1 :])
+
+
+def begin(problem: Problem, structure: Structure, idle: Idle) -> Iterator[Structure]:
+    """Begin a replica of one stage; of nodes that are alike, on the first."""
+    firsts = {_image(problem, node, idle): node for node in reversed(problem.nodes)}
+    for node in reversed(firsts.values()):
+        free = idle[node.name]
+        for width in problem.widths[node.name]:
+            if width > len(free):
+                break
+            yield (*structure, (Unit(node.name, tuple(free[:width])),))
+
+
+def _taken(problem: Problem, idle: Idle, node: Node, width: int, number: int) -> list[Unit] | None:
+    """Return idle groups, of this node first and then of nodes like it; None if there are too
+    few."""
+    like = problem.likeness.node
+    alike = [n for n in problem.nodes if n.site == node.site and like(n.name) == like(node.name)]
+    units: list[Unit] = []
+    for one in [node, *[n for n in alike if n is not node]]:
+        free = idle[one.name]
+        for start in range(0, len(free) - width + 1, width):
+            if len(units) == number:
+                break
+            units.append(Unit(one.name, tuple(free[start : start + width])))
+    return units if len(units) == number else None
+
+
+def _image(problem: Problem, node: Node, idle: Idle) -> Hashable:
+    """Return equal for like nodes of a site with as many idle GPUs."""
+    return problem.likeness.node(node.name), node.site, len(idle[node.name])

@@ -1,0 +1,229 @@
+"""The search without one of its parts at a time: what each is worth, in steps and in time.
+
+    python tools/bench_ablation.py --kept FOLDER [--only TEXT ...] [--large N] [--scale SIZE ...]
+        [--parts TEXT ...] [--json]
+
+A part is a strategy, a move, or a habit of the search over structures.  The jobs are those of
+`bench_search`.  Each part is left out in a process of its own, which plans all jobs one after the
+other, without the lower bound; plans are simulated.  Steps and processor seconds are over those of
+the whole search, which is run first; a part that pays has a step above 1.  Rows are kept in FOLDER
+and not made again: it is for one state of the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
+from megatron_hetero.errors import HeteroError  # noqa: E402
+from megatron_hetero.model.load import load_workload  # noqa: E402
+from megatron_hetero.plan.file import save_plan  # noqa: E402
+from megatron_hetero.planner import structure_search  # noqa: E402
+from megatron_hetero.planner.evaluate import rescore, starts  # noqa: E402
+from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
+from megatron_hetero.planner.evaluate.rungs import Rungs  # noqa: E402
+from megatron_hetero.planner.moves import neighbours  # noqa: E402
+from megatron_hetero.planner.moves.layouts import Layouts  # noqa: E402
+from megatron_hetero.planner.portfolio import (  # noqa: E402
+    default_strategies,
+    no_collector,
+    search,
+)
+from megatron_hetero.planner.problem import make_problem  # noqa: E402
+from megatron_hetero.planner.strategy import Strategy  # noqa: E402
+from megatron_hetero.planner.structure_search import Loop, StructureSearch  # noqa: E402
+from megatron_hetero.planner.written import bare_plan  # noqa: E402
+from tools.bench_search import all_jobs, step_of  # noqa: E402
+
+WHOLE = "the whole search"
+Strategies = list[Strategy]
+LeaveOut = Callable[[Strategies], Strategies]
+"""Changes the program of this process and returns the strategies that are left."""
+
+
+def without_strategy(name: str) -> LeaveOut:
+    """Leave out the strategies of a class."""
+    return lambda given: [one for one in given if type(one).__name__ != name]
+
+
+def without_move(name: str) -> LeaveOut:
+    """Leave a move out of every table that has it."""
+
+    def leave_out(given: Strategies) -> Strategies:
+        for table in ("IN_ONE", "IN_TWO", "WITH_IDLE"):
+            moves = getattr(neighbours, table)
+            setattr(neighbours, table, tuple(m for m in moves if m.__name__ != name))
+        return given
+
+    return leave_out
+
+
+def changed(owner: Any, name: str, value: Any) -> LeaveOut:
+    """Put another value in the place of an attribute."""
+
+    def leave_out(given: Strategies) -> Strategies:
+        if not hasattr(owner, name):
+            raise AttributeError(f"{owner} has no {name}: the part is not left out")
+        setattr(owner, name, value)
+        return given
+
+    return leave_out
+
+
+def with_limits(**limits: float) -> LeaveOut:
+    """Give the search over structures other limits."""
+
+    def leave_out(given: Strategies) -> Strategies:
+        for one in given:
+            if isinstance(one, StructureSearch):
+                vars(one).update(limits)
+        return given
+
+    return leave_out
+
+
+def parts() -> Mapping[str, LeaveOut]:
+    """Return what leaves each part out, by its name."""
+    names = [type(strategy).__name__ for strategy in default_strategies()]
+    found = {f"strategy {name}": without_strategy(name) for name in dict.fromkeys(names)}
+    tables = neighbours.IN_ONE, neighbours.IN_TWO, neighbours.WITH_IDLE
+    found |= {f"move {m.__name__}": without_move(m.__name__) for table in tables for m in table}
+    found["move begin"] = changed(neighbours, "begin", lambda *_: iter(()))
+    found["moves of all replicas that are alike"] = changed(
+        neighbours, "_in_each", _first_scope_only(neighbours._in_each)
+    )
+    found["moves of all pairs that are alike"] = changed(
+        neighbours, "_in_pairs", _first_scope_only(neighbours._in_pairs)
+    )
+    found |= {
+        "tuning": changed(Rungs, "tune", _as_tuned),
+        "thorough tuning": changed(structure_search, "_NEAR", 0.0),
+        "simulation of queues": changed(Rungs, "queued", _as_simulated),
+        "exchanges of like groups": changed(Layouts, "best", lambda _, found, one: (found, one)),
+        "a second micro-batch size": changed(Rungs, "sizes", _first_size(Rungs.sizes)),
+        "starts laid lengthwise": changed(starts, "lengthwise", lambda structure, _: structure),
+        "descents from single starts": with_limits(num_descents=0),
+        "all starts but one": with_limits(num_starts=1, num_descents=1),
+        "patience": with_limits(patience=0),
+        "divided sequences": changed(Loop, "divide", lambda _: None),
+        "launches further ahead at the end": changed(rescore, "_MORE_AHEAD", ()),
+    }
+    return found
+
+
+def _first_scope_only(make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda structure, scopes, change: make(structure, scopes[:1], change)
+
+
+def _first_size(sizes: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, structure: sizes(self, structure)[:1]
+
+
+def _as_tuned(_: Any, node: Any, before: Any, level: int = 1) -> Any:
+    return replace(node, tuned=level)
+
+
+def _as_simulated(self: Any, node: Any, candidate: Any) -> Any:
+    self.best_s = min(self.best_s, node.time_s)
+    return replace(node, queued=True)
+
+
+def run_without(part: str, folder: Path, options: argparse.Namespace) -> None:
+    """Write one part's steps and seconds of every job, in a process of its own."""
+    path = folder / f"{part}.json"
+    if path.exists():
+        return
+    leave_out: LeaveOut = (lambda given: given) if part == WHOLE else parts()[part]
+    rows = {}
+    strategies = leave_out(list(default_strategies()))
+    for job in all_jobs(options.only, options.large, options.scale, folder):
+        cluster, workload = load_cluster(job.cluster), load_workload(job.model, job.flags)
+        started = time.process_time()
+        try:
+            with no_collector():
+                problem = make_problem(cluster, workload)
+                best = Rescorer(search(problem, strategies=strategies)).best()
+            seconds = time.process_time() - started
+            save_plan(bare_plan(problem, best, {}), folder / "plan.json")
+            rows[job.name] = step_of(job, folder / "plan.json")[0], seconds
+        except HeteroError:
+            rows[job.name] = math.inf, time.process_time() - started
+        print(f"  {part}: {job.name}: {rows[job.name][0]:.4f} s", file=sys.stderr, flush=True)
+    path.write_text(json.dumps(rows))
+
+
+def summary(part: str, folder: Path) -> dict[str, Any]:
+    """Return one row of the table."""
+    whole = json.loads((folder / f"{WHOLE}.json").read_text())
+    own = json.loads((folder / f"{part}.json").read_text())
+    steps = {job: own[job][0] / whole[job][0] for job in whole}
+    worst = max(steps, key=lambda job: steps[job])
+    seconds = [own[job][1] / whole[job][1] for job in whole]
+    return {
+        "without": part,
+        "jobs": len(steps),
+        "step": math.exp(sum(map(math.log, steps.values())) / len(steps)),
+        "longer": sum(ratio > 1.0005 for ratio in steps.values()),
+        "shorter": sum(ratio < 0.9995 for ratio in steps.values()),
+        "worst": steps[worst],
+        "worst_job": worst,
+        "search": math.exp(sum(map(math.log, seconds)) / len(seconds)),
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as a table for people."""
+    lines = [
+        "| without | jobs | step, geometric mean | longer steps | shorter | the worst "
+        "| processor time |",
+        "| --- | --: | --: | --: | --: | --- | --: |",
+    ]
+    for row in rows:
+        worst = f"{row['worst']:.4f} ({row['worst_job']})" if row["worst"] > 1.0005 else "-"
+        lines.append(
+            f"| {row['without']} | {row['jobs']} | {row['step']:.4f} | {row['longer']} "
+            f"| {row['shorter']} | {worst} | {row['search']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--kept", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="jobs with this in their name")
+    parser.add_argument("--large", type=int, default=0, metavar="N", help="jobs of bench_large")
+    parser.add_argument("--scale", type=int, nargs="+", default=[], metavar="SIZE")
+    parser.add_argument("--parts", nargs="+", metavar="TEXT", help="parts with this in their name")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    wanted = options.parts or [""]
+    chosen = [WHOLE, *[name for name in parts() if any(text in name for text in wanted)]]
+    options.kept.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    rows = []
+    for part in chosen:
+        process = context.Process(target=run_without, args=(part, options.kept, options))
+        process.start()
+        process.join()
+        if process.exitcode:
+            return 1
+        rows.append(summary(part, options.kept))
+    print(json.dumps(rows, indent=1) if options.json else table(rows[1:]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
