@@ -5,6 +5,7 @@ placement    which devices hold which layers
 hashed       frozen dataclasses that compute their hash once
 step_cost    what a placement costs: stages, replicas, the step
 pipeline     seconds of a 1F1B pipeline
+stage_prices prices of a stage in its own settings
 unit_prices  prices of pieces, memories and hops
 variants     the price lists of a job under other settings of single stages
 choices      settings that plans may choose for themselves
