@@ -28,6 +28,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
+from megatron_hetero.cost.placement import Placement  # noqa: E402
 from megatron_hetero.errors import HeteroError  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import save_plan  # noqa: E402
@@ -35,7 +36,7 @@ from megatron_hetero.planner import structure_search  # noqa: E402
 from megatron_hetero.planner.evaluate import rescore, starts  # noqa: E402
 from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
 from megatron_hetero.planner.evaluate.rungs import Rungs  # noqa: E402
-from megatron_hetero.planner.moves import neighbours  # noqa: E402
+from megatron_hetero.planner.moves import neighbours, refine  # noqa: E402
 from megatron_hetero.planner.moves.layouts import Layouts  # noqa: E402
 from megatron_hetero.planner.portfolio import (  # noqa: E402
     default_strategies,
@@ -43,6 +44,7 @@ from megatron_hetero.planner.portfolio import (  # noqa: E402
     search,
 )
 from megatron_hetero.planner.problem import make_problem  # noqa: E402
+from megatron_hetero.planner.refit.polish import Polish  # noqa: E402
 from megatron_hetero.planner.strategy import Strategy  # noqa: E402
 from megatron_hetero.planner.structure_search import Loop, StructureSearch  # noqa: E402
 from megatron_hetero.planner.written import bare_plan  # noqa: E402
@@ -120,6 +122,10 @@ def parts() -> Mapping[str, LeaveOut]:
         "patience": with_limits(patience=0),
         "divided sequences": changed(Loop, "divide", lambda _: None),
         "launches further ahead at the end": changed(rescore, "_MORE_AHEAD", ()),
+        "small moves in refined placements": changed(Polish, "run", _as_given),
+        "unlike micro-batch sizes": changed(refine, "may_mix_sizes", lambda _: False),
+        "optimizer states by room": changed(refine, "with_shares_by_room", lambda *_: None),
+        "stages joined in unlike shares": changed(refine, "joined", lambda *_: ()),
     }
     return found
 
@@ -130,6 +136,10 @@ def _first_scope_only(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _first_size(sizes: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, structure: sizes(self, structure)[:1]
+
+
+def _as_given(self: Any, _: int) -> Any:
+    return Placement(tuple(self.replicas))
 
 
 def _as_tuned(_: Any, node: Any, before: Any, level: int = 1) -> Any:

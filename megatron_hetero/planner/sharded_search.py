@@ -12,8 +12,8 @@ from heapq import heapify
 from itertools import islice
 
 from megatron_hetero.planner.advise.nothing_fits.first_fit import FirstFit
-from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.refine import Refine
@@ -60,30 +60,25 @@ class _ShardedLoop(Loop):
 
     def found(self) -> Candidate | None:
         """Search, and return the best with queues on shared paths; None where nothing fits."""
-        nodes = [node for start in self.starts() for node in self.price(start)]
+        nodes = self.starts()
         heapify(nodes)
         self.last = True
         self.descend(nodes, self.max_work)
         self.whole.num_priced += self.board.num_priced
         return Rescorer(self.board).best()
 
-    def starts(self) -> list[Completion]:
-        """Return the structures that promise most."""
-        ranked: list[tuple[float, int, Completion]] = []
+    def starts(self) -> list[Climber]:
+        """Return the structures that promise most, estimated."""
+        found: list[Climber] = []
         for key, structure in self.structures():
             if self.done > self.max_work // 2:
                 break
             self.seen.add(key)
-            found = self.sized(structure)
-            if found is not None:
-                promise_s = found.quick_s + self.tails.estimate_s(found)
-                ranked.append((promise_s, len(ranked), found))
-        ranked.sort(key=lambda entry: entry[:2])
-        return [
-            found
-            for promise_s, _, found in ranked[: self.options.num_starts]
-            if promise_s < self.options.slack * self.best_s
-        ]
+            completion = self.sized(structure)
+            if completion is not None:
+                found.append(self.estimated(completion))
+        first = sorted(found)[: self.options.num_starts]
+        return [node for node in first if node.time_s < self.options.slack * self.best_s]
 
     def structures(self) -> Iterator[tuple[Hashable, tuple[Chain, ...]]]:
         """Yield structures whose replicas keep step, each once."""

@@ -141,7 +141,7 @@ class Loop(Rungs):
                 break
             candidate = node.candidate
             if candidate is None:
-                for priced in self.price(node.found, node.gain, node.wait):
+                for priced in self.price(node):
                     heappush(heap, priced)
             elif not node.tuned:
                 heappush(heap, self.tune(node, candidate))
@@ -197,5 +197,13 @@ class Loop(Rungs):
             self.num += 1
             heappush(
                 heap,
-                Climber((Standing(), quick_s * hope), self.num, found, None, node.gain, node.wait),
+                Climber(
+                    (Standing(), quick_s * hope),
+                    self.num,
+                    found,
+                    None,
+                    node.gain,
+                    node.wait,
+                    node.contention,
+                ),
             )

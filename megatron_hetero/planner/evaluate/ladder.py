@@ -13,8 +13,9 @@ from megatron_hetero.planner.objectives.objective import Standing
 class Climber:
     """A structure on its way: estimated (`candidate` is None), priced, tuned, simulated.
 
-    `gain` is what tuning made of the price, and `wait` what queues on shared paths make of it; what
-    is one move away hopes for as much, until it is tuned and simulated itself.
+    `gain` is what tuning made of the price; `wait` is what queues on shared paths made of it where
+    the busiest path is taken for `contention` of the pipelines' time.  What is one move away hopes
+    for as much, until it is tuned and simulated itself.
     """
 
     key: tuple[Standing, float]
@@ -23,6 +24,7 @@ class Climber:
     candidate: Candidate | None = field(compare=False)
     gain: float = field(compare=False, default=1.0)
     wait: float = field(compare=False, default=1.0)
+    contention: float = field(compare=False, default=1.0)
     tuned: int = field(compare=False, default=0)
     queued: bool = field(compare=False, default=False)
 

@@ -15,15 +15,14 @@ from math import inf
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import with_counts, with_replicas
-from megatron_hetero.planner.evaluate.candidate import LOW_CONTENTION, Candidate
+from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.simulator.shared_paths import num_simulated, queued, sharing_replicas
 
-_MAX_DISTINCT = 12
-_CONTENTION = *LOW_CONTENTION, inf
-"""The contention up to which placements are gone through in turn (`Candidate.contention`)."""
+_MAX_SIMULATED = 12
+"""Placements that are simulated beside those that a search has simulated."""
 _MAX_MESSAGES = 40_000
 """Limit in messages simulated in each turn; the first is simulated anyhow."""
 SHORT = 20_000
@@ -52,16 +51,21 @@ class Rescorer:
         if not ranking or not self.costs.has_variants or not ranking[0].keeps_limits:
             return self.board.best
         about: dict[tuple[Placement, RankOrder | None], tuple[Candidate, Candidate]] = {}
-        # Those without contention first: with queues they are often better than contended ones.
-        for contention in _CONTENTION:
-            self._left = _MAX_MESSAGES
-            for candidate in distinct([c for c in ranking if c.contention <= contention]):
-                least_s = min((found.step_time_s for found, _ in about.values()), default=inf)
-                if candidate.step_time_s > _NEAR * least_s:
-                    break
-                if about and not self.may_simulate(candidate, SHORT):
-                    break
-                about[_key(candidate)] = self.with_part_of_queues(candidate, SHORT), candidate
+        # What a search has simulated may be far behind in the order of the cost model.
+        for found, candidate in self.board.simulated:
+            about[_key(candidate)] = found, candidate
+        waiting = [c for c in distinct(ranking) if _key(c) not in about]
+        for _ in range(_MAX_SIMULATED):
+            least_s = min((found.step_time_s for found, _ in about.values()), default=inf)
+            waiting = [c for c in waiting if c.step_time_s <= _NEAR * least_s]
+            if not waiting:
+                break
+            crowding = _crowding(list(about.values()))
+            candidate = min(waiting, key=lambda c: c.step_time_s * (1 + crowding * c.contention))
+            if about and not self.may_simulate(candidate, SHORT):
+                break
+            waiting.remove(candidate)
+            about[_key(candidate)] = self.with_part_of_queues(candidate, SHORT), candidate
         simulated: dict[tuple[Placement, RankOrder | None], Candidate] = {}
         self._left = _MAX_MESSAGES
         for found, candidate in sorted(about.values(), key=lambda pair: pair[0].key):
@@ -77,7 +81,11 @@ class Rescorer:
         rest.sort(key=lambda key: about[key][1].key)
         soonest = [_key(c) for c in rescored[:_NUM_FURTHER]]
         for key in dict.fromkeys((*soonest, *rest[:_NUM_FURTHER])):
-            rescored += self._further_ahead(simulated.get(key, about[key][0]))
+            of = simulated.get(key, about[key][0])
+            for further in self.further_ahead(of):
+                if not self.may_simulate(further):
+                    break
+                rescored.append(self.with_queues(further))
         # What stock Megatron runs exchanges tied words otherwise, and may take less for it.
         stock = self.best_stock()
         rescored += [] if stock is None else [stock]
@@ -159,10 +167,10 @@ class Rescorer:
             return tuple(range(len(placement.replicas)))
         return sharing_replicas(self.costs.cluster, placement)
 
-    def _further_ahead(self, best: Candidate) -> Iterator[Candidate]:
-        """Yield the placement with more forwards ahead where replicas share a path: they hide
-        queues as they hide the hops themselves.  One of stock Megatron's is the plug-in's with
-        them, which does not wait for its sends."""
+    def further_ahead(self, best: Candidate) -> Iterator[Candidate]:
+        """Yield the placement, priced, with more and more forwards ahead where replicas share a
+        path: they hide queues as they hide the hops themselves.  One of stock Megatron's is the
+        plug-in's with them, which does not wait for its sends."""
         placement = best.placement
         sharing = self._simulated(best)
         costs = self.costs.sharded_as(placement)
@@ -177,10 +185,9 @@ class Rescorer:
                 if priced[1].fits:
                     counted[r] = priced
             ahead_of, cost = with_replicas(costs, counted, rows)
-            further = replace(best, placement=ahead_of, cost=cost, rank_order=None)
-            if ahead_of == placement or not self.may_simulate(further):
+            if ahead_of == placement:
                 return
-            yield self.with_queues(further)
+            yield self.board.candidate(ahead_of, cost, best.strategy)
 
 
 def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
@@ -190,7 +197,15 @@ def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
     for candidate in ranking:
         sizes = tuple(replica.micro_batch_size for replica in candidate.placement.replicas)
         chosen.setdefault((candidate.structure, sizes, candidate.has_counts), candidate)
-    return list(chosen.values())[:_MAX_DISTINCT]
+    return list(chosen.values())
+
+
+def _crowding(simulated: Sequence[tuple[Candidate, Candidate]]) -> float:
+    """Return the part by which queues lengthen a step where a path is busy all the time, as the
+    simulated placements have it (with queues, and as priced) in the mean."""
+    crowded = [(found, c) for found, c in simulated if c.contention > 0]
+    longer = [(found.step_time_s / c.step_time_s - 1) / c.contention for found, c in crowded]
+    return sum(longer) / len(longer) if longer else 0.0
 
 
 def _key(candidate: Candidate) -> tuple[Placement, RankOrder | None]:

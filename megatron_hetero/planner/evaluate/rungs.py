@@ -20,6 +20,9 @@ from megatron_hetero.planner.shapes.spread import Spreader
 _TUNING = {1: 30_000, 2: 300_000}
 """Limit in operations of the recurrence, of a quick and of a thorough tuning."""
 
+_WAITS = 1 - 1e-3
+"""Pipelines that wait for less than the rest of this part are not launched further ahead."""
+
 
 class Rungs:
     """What raises structures of one board up the ladder; counts its work, in units of about
@@ -63,9 +66,9 @@ class Rungs:
         found.sort(key=lambda completion: completion.quick_s)
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 
-    def price(self, found: Completion, gain: float = 1.0, wait: float = 1.0) -> list[Climber]:
-        """Price it whole, as completed and as the flags say; `gain` and `wait` are as of
-        `Climber`."""
+    def price(self, estimated: Climber) -> list[Climber]:
+        """Price it whole, as completed and as the flags say."""
+        found = estimated.found
         own = self.completer.own_size
         nodes: list[Climber] = []
         options = self.sizes(found.structure) or [found]
@@ -73,17 +76,21 @@ class Rungs:
         if given is not None and given.quick_s < 1.02 * options[0].quick_s:
             options.append(given)
         for option in options:
-            nodes += self.node(option, gain, wait)
+            nodes += self._priced(estimated, option)
         return nodes
 
-    def node(self, found: Completion, gain: float, wait: float) -> list[Climber]:
-        """Return the node of a completion, if it fits."""
+    def _priced(self, estimated: Climber, found: Completion) -> list[Climber]:
+        """Return the node of a completion, if it fits; on less crowded paths it waits less."""
         candidate = self.candidate(found)
         if candidate is None:
             return []
         self.num += 1
-        key = candidate.coarse_key
-        return [Climber((key[0], key[1] * gain * wait), self.num, found, candidate, gain, wait)]
+        gain, contention = estimated.gain, candidate.contention
+        crowd = min(1.0, contention / estimated.contention) if contention else 0.0
+        wait = 1 + (estimated.wait - 1) * crowd
+        standing, time_s = candidate.coarse_key
+        key = standing, time_s * gain * wait
+        return [Climber(key, self.num, found, candidate, gain, wait, contention)]
 
     def tune(self, node: Climber, before: Candidate, level: int = 1) -> Climber:
         """Return the node with its pipelines tuned."""
@@ -95,18 +102,41 @@ class Rungs:
         gain = (node.gain if level > 1 else 1.0) * candidate.step_time_s / before.step_time_s
         standing, time_s = candidate.coarse_key
         key = standing, time_s * node.wait
-        return Climber(key, self.num, found, candidate, gain, node.wait, level)
+        return Climber(key, self.num, found, candidate, gain, node.wait, node.contention, level)
 
     def queued(self, node: Climber, candidate: Candidate) -> Climber:
-        """Return the node with queues on shared paths, by events."""
+        """Return the node with queues on shared paths, by events; its pipelines launch further
+        ahead while that shortens the step."""
         found, candidate = self.layouts.best(node.found, candidate)
-        self.work += 2 * min(self.rescorer.num_messages(candidate), SHORT)
-        simulated = self.rescorer.with_part_of_queues(candidate, SHORT)
+        simulated = self._simulated(candidate)
+        for further in self.rescorer.further_ahead(candidate):
+            if not candidate.step_time_s < min(simulated.step_time_s, self.best_s) * _WAITS:
+                break
+            other = self._simulated(further)
+            if not other.key < simulated.key:
+                break
+            candidate, simulated = further, other
         wait = simulated.step_time_s / candidate.step_time_s
         key = simulated.coarse_key
         self.best_s = min(self.best_s, key[1])
         self.num += 1
-        return Climber(key, self.num, found, candidate, node.gain, wait, node.tuned, True)
+        return Climber(
+            key,
+            self.num,
+            found,
+            candidate,
+            node.gain,
+            wait,
+            candidate.contention,
+            node.tuned,
+            True,
+        )
+
+    def _simulated(self, candidate: Candidate) -> Candidate:
+        self.work += 2 * min(self.rescorer.num_messages(candidate), SHORT)
+        simulated = self.rescorer.with_part_of_queues(candidate, SHORT)
+        self.board.keep_simulated(candidate, simulated)
+        return simulated
 
     def candidate(self, found: Completion) -> Candidate | None:
         """Price it whole."""

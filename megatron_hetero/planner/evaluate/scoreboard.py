@@ -52,6 +52,7 @@ class Scoreboard:
         self._fitting: list[Candidate] = []
         self._fitting_with_counts: list[Candidate] = []
         self._refined: list[Candidate] = []
+        self._simulated: list[tuple[Candidate, Candidate]] = []
         self._with_counts: dict[Placement, Candidate] = {}
         self._stock: list[Candidate] = []
         self._replicas: dict[Hashable, ReplicaCost] = {}
@@ -135,6 +136,17 @@ class Scoreboard:
         """`ranking_with_counts`, and those that do more than the job's flags say among them."""
         both = [*self.ranking_with_counts, *self._refined]
         return tuple(sorted(both, key=lambda candidate: candidate.key))
+
+    @property
+    def simulated(self) -> tuple[tuple[Candidate, Candidate], ...]:
+        """The best placements with their queues that a search simulated, and each as priced without
+        them; the shortest step first (a few dozen)."""
+        return tuple(self._simulated)
+
+    def keep_simulated(self, candidate: Candidate, simulated: Candidate) -> None:
+        """Keep what a placement's step is with its queues, at least about."""
+        insort(self._simulated, (simulated, candidate), key=lambda pair: pair[0].key)
+        del self._simulated[_NUM_KEPT:]
 
     def score(
         self, placement: Placement, strategy: str, *, whole: bool | None = None
