@@ -1,9 +1,10 @@
 """The end of a search: its best placements with queues on the paths that replicas share.
 
 The strategies compare by the cost model, which is quick, and never predicts a longer step than the
-simulation (`schedule.simulator.shared_paths`).  So placements are simulated in the order of the
-cost model, until the next one is slower even without queues.  Stock Megatron's own exchange is the
-exception: it may take less than the model's, so the best stock placements are simulated too.
+simulation (`schedule.simulator.shared_paths`).  The search over structures simulates its best ones
+itself; of all others those are simulated first that would be fastest if they waited as these do,
+until the next one is slower even without queues.  Stock Megatron's own exchange is the exception:
+it may take less than the model's, so the best stock placements are simulated too.
 """
 
 from __future__ import annotations

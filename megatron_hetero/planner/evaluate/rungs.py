@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from math import inf
 
 from megatron_hetero.planner.columns.kinds import kinds_of
@@ -102,7 +103,16 @@ class Rungs:
         gain = (node.gain if level > 1 else 1.0) * candidate.step_time_s / before.step_time_s
         standing, time_s = candidate.coarse_key
         key = standing, time_s * node.wait
-        return Climber(key, self.num, found, candidate, gain, node.wait, node.contention, level)
+        return replace(
+            node,
+            key=key,
+            number=self.num,
+            found=found,
+            candidate=candidate,
+            gain=gain,
+            tuned=level,
+            queued=False,
+        )
 
     def queued(self, node: Climber, candidate: Candidate) -> Climber:
         """Return the node with queues on shared paths, by events; its pipelines launch further
@@ -120,16 +130,15 @@ class Rungs:
         key = simulated.coarse_key
         self.best_s = min(self.best_s, key[1])
         self.num += 1
-        return Climber(
-            key,
-            self.num,
-            found,
-            candidate,
-            node.gain,
-            wait,
-            candidate.contention,
-            node.tuned,
-            True,
+        return replace(
+            node,
+            key=key,
+            number=self.num,
+            found=found,
+            candidate=candidate,
+            wait=wait,
+            contention=candidate.contention,
+            queued=True,
         )
 
     def _simulated(self, candidate: Candidate) -> Candidate:

@@ -11,8 +11,10 @@ from hypothesis import assume, given, settings
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Chain, Structure, Unit, chains_of, make_problem
 from megatron_hetero.planner.shapes.symmetric import Symmetric
@@ -37,7 +39,7 @@ def test_each_rung_is_priced_by_the_cost_model_and_none_is_slower_than_the_one_b
         assert [one.quick_s for one in found] == sorted(one.quick_s for one in found)
         assert found[:1] == ([] if (best := rungs.sized(structure)) is None else [best])
         for completion in found[:1]:
-            for node in rungs.price(completion):
+            for node in rungs.price(Climber((Standing(), completion.quick_s), 0, completion, None)):
                 assert node.candidate is not None
                 tuned = rungs.tune(node, node.candidate)
                 thorough = rungs.tune(tuned, node.candidate, level=2)
