@@ -33,7 +33,6 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.advise.faster_flags import faster_flags
-from megatron_hetero.planner.moves.annealing import MAX_GPUS_ANNEALED
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
 from megatron_hetero.planner.restrictions.measured_sizes import HeldCluster, held_to_measured_sizes
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
@@ -91,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="NAME",
         help=f"how to search: {', '.join(sorted([*STRATEGIES, STOCK]))} (default: auto, the best "
-        f"plans; thorough: auto, then simulated annealing for a minute or two; {STOCK}: the best "
+        f"plans; thorough: the same, going on for up to ten times as long; {STOCK}: the best "
         "plan that needs no plug-in; the others are for comparison)",
     )
     parser.add_argument(
@@ -239,9 +238,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     notes = note_lines(plan, workload, _places(arguments))
     output.show(lines, "", *chosen_for_you, *outcome_part, *beside, *notes, *faster)
     if _may_be_proved_further(arguments, plan):
-        is_small = len(cluster.devices) <= MAX_GPUS_ANNEALED
-        if is_small and arguments.strategy == "auto":
-            output.show("plan --strategy thorough takes a minute or two and may find a faster plan")
+        if arguments.strategy == "auto":
+            output.show(
+                "plan --strategy thorough takes up to ten times as long and may find a faster plan"
+            )
         output.show("plan --prove takes a minute or two more and may find a tighter lower bound")
     refusals = tuple(refusal_lines(plan, explanation.best_stock is not None))
     if arguments.output is None:

@@ -12,7 +12,6 @@ from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.hexiscale.strategy import HexiScale
 from megatron_hetero.planner.machines.fewer import FewerMachines
-from megatron_hetero.planner.moves.annealing import Annealing
 from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.oracle.exact import Exact
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
@@ -23,9 +22,14 @@ from megatron_hetero.planner.sharded_search import ShardedSearch
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.planner.structure_search import StructureSearch
 
+_THOROUGH = 10
+"""`thorough` goes on so many times as long."""
 
-def default_strategies() -> tuple[Strategy, ...]:
+
+def default_strategies(effort: int = 1) -> tuple[Strategy, ...]:
     """Return the strategies of a search, in the order in which they run.
+
+    `effort` is that of the search over structures.
 
     The first three bring structures, the search over structures goes on from them, and the others
     look at what is not among its moves: every plan of a very small problem, and groups of unequal
@@ -35,7 +39,7 @@ def default_strategies() -> tuple[Strategy, ...]:
         Columns(),
         Symmetric(),
         OtherRecompute(),
-        StructureSearch(),
+        StructureSearch(effort=effort),
         Exhaustive(),
         Refine(),
     )
@@ -49,7 +53,7 @@ STRATEGIES: Mapping[str, Callable[[], Sequence[Strategy]]] = {
     "hexiscale": lambda: (HexiScale(),),
     "symmetric": lambda: (Symmetric(),),
     "symmetric-even": lambda: (Symmetric(even_layers=True),),
-    "thorough": lambda: (*default_strategies(), Annealing(), StructureSearch(), Refine()),
+    "thorough": lambda: default_strategies(_THOROUGH),
 }
 """What `plan --strategy NAME` runs: strategies one after the other on one board.
 

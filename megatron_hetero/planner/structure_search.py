@@ -50,12 +50,14 @@ class StructureSearch:
         patience: int = 6,
         work_per_gpu: int = 20_000,
         slack: float = 1.15,
+        effort: int = 1,
     ) -> None:
-        self.max_work = max_work
+        """`effort`: so many times the work and the patience."""
+        self.max_work = effort * max_work
         """Limit of all work, in units of about 10 microseconds."""
-        self.patience = patience
+        self.patience = effort * patience
         """So many structures are gone on from without a better one before a descent ends."""
-        self.work_per_gpu = work_per_gpu
+        self.work_per_gpu = effort * work_per_gpu
         """Limit of the work for each GPU: in smaller clusters less is left to find."""
         self.num_starts = num_starts
         self.num_descents = num_descents

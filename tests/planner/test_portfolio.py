@@ -21,6 +21,7 @@ from megatron_hetero.planner.portfolio import (
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.shapes.constructive import Constructive
 from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.structure_search import StructureSearch
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 CLUSTER = make_cluster(("a", FAST, 1), ("b", SLOW, 2))
@@ -52,8 +53,17 @@ def test_every_name_has_strategies_with_names_of_their_own() -> None:
         made = strategies_of(name)
         assert made and all(strategy.name for strategy in made)
     assert [s.name for s in strategies_of("auto")] == [s.name for s in default_strategies()]
-    thorough = [s.name for s in strategies_of("thorough")]
-    assert thorough[: len(default_strategies())] == [s.name for s in default_strategies()]
+
+
+def test_thorough_is_the_same_search_for_longer() -> None:
+    for own, longer in zip(default_strategies(), strategies_of("thorough"), strict=True):
+        assert type(own) is type(longer)
+        if isinstance(own, StructureSearch):
+            assert isinstance(longer, StructureSearch)
+            for limit in ("max_work", "work_per_gpu", "patience"):
+                assert vars(longer)[limit] == 10 * vars(own)[limit]
+        else:
+            assert vars(own) == vars(longer)
 
 
 def test_a_strategy_is_new_each_time() -> None:

@@ -87,8 +87,9 @@ class Rungs:
             return []
         self.num += 1
         gain, contention = estimated.gain, candidate.contention
-        crowd = min(1.0, contention / estimated.contention) if contention else 0.0
-        wait = 1 + (estimated.wait - 1) * crowd
+        wait = 1.0
+        if estimated.contention:
+            wait += (estimated.wait - 1) * min(1.0, contention / estimated.contention)
         standing, time_s = candidate.coarse_key
         key = standing, time_s * gain * wait
         return [Climber(key, self.num, found, candidate, gain, wait, contention)]

@@ -12,5 +12,4 @@ fine            single layers, micro-batches and idle GPUs
 refine          the best placements with settings of their own
 unlike_groups   stages joined into one, of tensors or sequences in shares
 group_shares    shares of unlike GPUs by speed and memory
-annealing       simulated annealing (`--strategy thorough`)
 """

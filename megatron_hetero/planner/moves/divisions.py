@@ -118,7 +118,7 @@ def add_group(
         unit = replica.chain[s]
         for node, free in idle.items():
             if len(free) >= unit.width:
-                more = joined_units((unit, Unit(node, tuple(free[: unit.width]))))
+                more = joined_units((unit, Unit(node, free[: unit.width])))
                 if replica.problem.may_be_a_unit(more):
                     yield with_stage(structure, scopes[0][0], s, more)
 

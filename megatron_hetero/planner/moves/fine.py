@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Chain, Unit
 
 
 def fine_moves(placement: Placement) -> Iterator[Placement]:
@@ -76,9 +76,3 @@ def insertions(
 def replaced(chains: list[Chain], index: int, chain: Chain) -> list[Chain]:
     """Return the chains with one replaced, or left out when empty."""
     return [*chains[:index], *([chain] if chain else []), *chains[index + 1 :]]
-
-
-def idle_gpus(problem: Problem, chains: Sequence[Sequence[Unit]], node: str) -> tuple[int, ...]:
-    """Return the GPUs of a node that no chain uses."""
-    used = {i for chain in chains for unit in chain if unit.node == node for i in unit.indices}
-    return tuple(i for i in problem.gpus[node] if i not in used)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.moves.places import ReplicaPlaces
-from megatron_hetero.planner.problem import Problem, Structure, Unit
+from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit
 
-Idle = Mapping[str, Sequence[int]]
+Idle = Mapping[str, tuple[int, ...]]
 """GPUs of each node that no stage has, ascending."""
 Scope = tuple[int, ...]
 """Replicas that change together."""
@@ -16,11 +16,11 @@ TakesIdle = Callable[[ReplicaPlaces, Structure, Sequence[Scope], Idle], Iterator
 """A move that brings idle GPUs into the replicas of each scope."""
 
 
-def idle_of(problem: Problem, structure: Structure) -> Idle:
+def idle_of(problem: Problem, structure: Sequence[Chain]) -> Idle:
     """Return the GPUs that a structure leaves idle."""
     taken = {device for chain in structure for unit in chain for device in unit.devices}
     return {
-        name: [index for index in indices if (name, index) not in taken]
+        name: tuple([index for index in indices if (name, index) not in taken])
         for name, indices in problem.gpus.items()
     }
 
@@ -59,7 +59,7 @@ def widen(
         free = idle[unit.node] if unit.context_parallel == 1 else ()
         for width in replica.problem.widths[unit.node]:
             if 0 < width - unit.width <= len(free):
-                more = unit.indices + tuple(free[: width - unit.width])
+                more = unit.indices + free[: width - unit.width]
                 wide = Unit(unit.node, tuple(sorted(more)))
                 yield with_stage(structure, scopes[0][0], s, wide)
 
@@ -78,7 +78,7 @@ def begin(problem: Problem, structure: Structure, idle: Idle) -> Iterator[Struct
         for width in problem.widths[node.name]:
             if width > len(free):
                 break
-            yield (*structure, (Unit(node.name, tuple(free[:width])),))
+            yield (*structure, (Unit(node.name, free[:width]),))
 
 
 def _taken(problem: Problem, idle: Idle, node: Node, width: int, number: int) -> list[Unit] | None:
@@ -92,7 +92,7 @@ def _taken(problem: Problem, idle: Idle, node: Node, width: int, number: int) ->
         for start in range(0, len(free) - width + 1, width):
             if len(units) == number:
                 break
-            units.append(Unit(one.name, tuple(free[start : start + width])))
+            units.append(Unit(one.name, free[start : start + width]))
     return units if len(units) == number else None
 
 

@@ -13,8 +13,8 @@ STRUCTURE: Structure = ((A,), (C,))
 
 
 def test_idle_gpus_are_those_that_no_stage_has() -> None:
-    assert idle_of(PROBLEM, STRUCTURE) == {"a": [1, 2, 3], "b": [1]}
-    assert idle_of(PROBLEM, ()) == {"a": [0, 1, 2, 3], "b": [0, 1]}
+    assert idle_of(PROBLEM, STRUCTURE) == {"a": (1, 2, 3), "b": (1,)}
+    assert idle_of(PROBLEM, ()) == {"a": (0, 1, 2, 3), "b": (0, 1)}
 
 
 def test_an_idle_group_becomes_a_stage_before_or_behind() -> None:

@@ -9,7 +9,8 @@ from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.unlike import unlike
-from megatron_hetero.planner.moves.fine import fine_moves, idle_gpus, insertions, replaced
+from megatron_hetero.planner.moves.fine import fine_moves, insertions, replaced
+from megatron_hetero.planner.moves.idle_groups import idle_of
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of
 from tools.referees.search.joins import joined_replicas
 
@@ -146,7 +147,6 @@ def _recut(problem: Problem, chain: Chain, index: int) -> Iterator[Chain]:
 def _idle_units(problem: Problem, chains: list[Chain]) -> list[Unit]:
     """Of every node with idle GPUs, the first of them in each width that they allow."""
     units = []
-    for node in problem.nodes:
-        idle = idle_gpus(problem, chains, node.name)
-        units += [Unit(node.name, idle[:w]) for w in problem.widths[node.name] if w <= len(idle)]
+    for name, idle in idle_of(problem, chains).items():
+        units += [Unit(name, idle[:w]) for w in problem.widths[name] if w <= len(idle)]
     return units
