@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
-from megatron_hetero.planner.problem import Structure
+from megatron_hetero.planner.problem import Structure, Unit
 
 
 def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator[Structure]:
@@ -14,7 +14,7 @@ def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator
     Args:
         kind_of: by node; groups of one kind and form are alike.
     """
-    for alike in _like_places(structure, kind_of):
+    for alike in like_places(structure, kind_of):
         for (r, s), (q, t) in combinations(alike, 2):
             one, other = structure[r][s], structure[q][t]
             if one.node != other.node:
@@ -31,7 +31,7 @@ def lengthwise(structure: Structure, kind_of: Mapping[str, int]) -> Structure:
         kind_of: as of `like_exchanges`.
     """
     chains = [list(chain) for chain in structure]
-    for alike in _like_places(structure, kind_of):
+    for alike in like_places(structure, kind_of):
         units = sorted(
             [structure[r][s] for r, s in alike], key=lambda unit: (unit.node, unit.indices)
         )
@@ -40,8 +40,16 @@ def lengthwise(structure: Structure, kind_of: Mapping[str, int]) -> Structure:
     return tuple([tuple(chain) for chain in chains])
 
 
-def _like_places(structure: Structure, kind_of: Mapping[str, int]) -> list[list[tuple[int, int]]]:
-    """Return replica and stage of the groups of one kind and form, for each."""
+def like_places(
+    structure: Sequence[Sequence[Unit]], kind_of: Mapping[str, int]
+) -> list[list[tuple[int, int]]]:
+    """Return replica and stage of the groups of one kind and form, for each; without groups on
+    several nodes.
+
+    Args:
+        structure: the stages of each replica.
+        kind_of: as of `like_exchanges`.
+    """
     places: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for r, chain in enumerate(structure):
         for s, unit in enumerate(chain):

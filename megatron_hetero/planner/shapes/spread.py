@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cost.network.lines import line_seconds
+from megatron_hetero.planner.moves.like_groups import like_places
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 _Path = NodePair | str
@@ -99,12 +100,7 @@ class _SpreadTraffic:
     def exchanges(self, kind_of: Mapping[str, int]) -> Iterator[tuple[_Place, _Place]]:
         """Yield pairs of like groups on unlike nodes, the first of which uses the busiest path."""
         busiest = max(self.seconds, key=lambda path: (self.seconds[path], str(path)))
-        alike: dict[tuple[int, tuple[int, ...]], list[_Place]] = {}
-        for r, chain in enumerate(self.chains):
-            for s, unit in enumerate(chain):
-                if not unit.beyond:
-                    alike.setdefault((kind_of[unit.node], unit.form), []).append((r, s))
-        for places in alike.values():
+        for places in like_places(self.chains, kind_of):
             for r, s in places:
                 near = pairwise(self.chains[r][max(s - 1, 0) : s + 2])
                 if not any(self._takes(a, b, busiest) for a, b in near):
