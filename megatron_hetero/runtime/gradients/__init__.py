@@ -3,7 +3,9 @@
 sync              the gradient sync of one rank
 buckets           slices, holders and buckets, in one order on all ranks
 memory            places of slices in this rank's memory
+rank_buckets      the buckets of one rank, each of its class
 reduction         one bucket, reduced whole or to its owners
+equal_weights     equal weights on all holders
 room              memory for buckets under way
 hooks             reports of complete gradients, from Megatron's DDP
 sync_off          the start of a step's sync, delayed to the last gradients

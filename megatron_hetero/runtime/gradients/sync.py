@@ -8,7 +8,6 @@ start after the last backward pass.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -28,11 +27,8 @@ from megatron_hetero.runtime.gradients.buckets import (
     local_slices,
     plan_buckets,
 )
-from megatron_hetero.runtime.gradients.groups.grouped import (
-    GroupedDividedReduction,
-    GroupedReduction,
-    exchange_of,
-)
+from megatron_hetero.runtime.gradients.equal_weights import are_equal, equalise
+from megatron_hetero.runtime.gradients.groups.grouped import exchange_of
 from megatron_hetero.runtime.gradients.hooks import ChunkGradients
 from megatron_hetero.runtime.gradients.memory import (
     BucketViews,
@@ -42,15 +38,14 @@ from megatron_hetero.runtime.gradients.memory import (
     main_grad,
     main_weight,
 )
+from megatron_hetero.runtime.gradients.rank_buckets import RankBuckets
 from megatron_hetero.runtime.gradients.reduction import (
     DividedReduction,
     Reduction,
     check_gradients,
 )
 from megatron_hetero.runtime.gradients.room import RoomUnderWay, room_of_rank
-from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division, divide
 from megatron_hetero.runtime.gradients.sharding.parameter_gather import ParameterGather
-from megatron_hetero.runtime.gradients.sharding.sharded_buckets import ShardedBucket
 from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers
 from megatron_hetero.runtime.observe.traffic import RankTraffic
 from megatron_hetero.runtime.parallel.groups import RankGroups
@@ -86,7 +81,6 @@ class GradientSync:
     ) -> None:
         self._groups = groups
         self._precisions = precisions
-        self._optimizer_weights = optimizer_weights
         config = get_model_config(model[0])
         numbers = sharded_numbers(plan)
         self.parameters = dict(global_parameters(model))
@@ -134,7 +128,16 @@ class GradientSync:
             - sum(view.nbytes for _, view in self._local.views(main_grad))
         )
         self._ddp_config: Any = model[0].ddp_config
-        self._reductions = [self._reduction(bucket, group) for bucket, group in own]
+        made_of = RankBuckets(
+            groups,
+            self.shards,
+            self.parameters,
+            self.traffic,
+            self._ddp_config,
+            self._exchange,
+            optimizer_weights,
+        )
+        self._reductions = [made_of.reduction(bucket, group) for bucket, group in own]
         self._room = RoomUnderWay(
             room_of_rank(plan, rank, overlaps=self._ddp_config.overlap_grad_reduce),
             self._reductions,
@@ -147,8 +150,7 @@ class GradientSync:
         if config.calculate_per_token_loss:
             self._weight = 1.0
         made = {
-            number: [self._sharded_bucket(*pair) for pair in pairs]
-            for number, pairs in sharded.items()
+            number: [made_of.sharded(*pair) for pair in pairs] for number, pairs in sharded.items()
         }
         self.sharded = ShardedLayers(model, made, self._weight, overlaps=overlaps_gathers)
         self._chunks = [
@@ -159,40 +161,6 @@ class GradientSync:
             # Buckets are in the order of the backward pass.
             forward = [(r.parameters, partial(r.gather, data)) for r in reversed(self.divided)]
             self._weights_under_way = ParameterGather(model, forward)
-
-    def _reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> Reduction:
-        views = BucketViews(bucket.slices, self.shards, self.parameters)
-        copies = self._copies(views)
-        common = views, group, copies, self.traffic, self._ddp_config
-        exchange = self._exchange
-        grouped = exchange if exchange is not None and exchange.crosses(bucket) else None
-        if self._optimizer_weights is None:
-            return GroupedReduction(*common, bucket, grouped) if grouped else Reduction(*common)
-        division = self._division(bucket)
-        if grouped is not None:
-            return GroupedDividedReduction(*common, division, bucket, grouped)
-        return DividedReduction(*common, division)
-
-    def _sharded_bucket(self, bucket: Bucket, group: dist.ProcessGroup) -> ShardedBucket:
-        views = BucketViews(bucket.slices, self.shards, self.parameters)
-        common = self._division(bucket), self.traffic, self._ddp_config
-        return ShardedBucket(views, group, self._copies(views), *common)
-
-    def _division(self, bucket: Bucket) -> Division:
-        weights = self._optimizer_weights or [1] * dist.get_world_size()
-        return divide(bucket, self.shards, [weights[rank] for rank in bucket.holders])
-
-    def _copies(self, views: BucketViews) -> list[tuple[int, int]]:
-        """Return the ranges of a bucket that another rank of the group counts."""
-        copies = []
-        offset = 0
-        for piece, view in views.views(data):
-            shard = self.shards[piece.name]
-            is_copy = not shard.is_sharded and not shard.is_partial
-            if is_copy and self._groups.tensor.rank() != 0:
-                copies.append((offset, offset + view.numel()))
-            offset += view.numel()
-        return copies
 
     def finalize(
         self,
@@ -334,39 +302,17 @@ class GradientSync:
         return True
 
     def equalise_parameters(self) -> None:
-        """Give all holders of a slice the first place's weights, to the last bit.
-
-        First is meant in the order of the plan, not of ranks: Megatron leaves zeros in the copy of
-        a tied embedding on the last stage, which may have the lower rank.
-        """
-        for part in (*self._reductions, *self.sharded.buckets):
-            flat = part.views.pack(data)
-            holders = dist.get_process_group_ranks(part.group)
-            if self._is_mixed(holders):
-                flat = flat.float()
-            places = [self._places[rank] for rank in holders]
-            dist.broadcast(flat, group=part.group, group_src=places.index(min(places)))
-            if isinstance(part, Reduction):
-                part.keep_weights(flat)
-            else:
-                part.views.unpack(flat, data)
+        """Give all holders of a slice the same weights, to the last bit (`equal_weights`)."""
+        equalise((*self._reductions, *self.sharded.buckets), self._places, self._is_mixed)
         self.sharded.take_weights()
 
     def weights_are_equal(self) -> bool:
-        """Compare the weights of all slices over their holders, by a hash of each bucket.
+        """Compare the weights of all slices over their holders.
 
         Every rank of the job takes part; each hears of its own buckets.
         """
         self.finish_weights()
-        equal = True
-        for part in (*self._reductions, *self.sharded.buckets):
-            flat = part.views.pack(data).detach().float().cpu().numpy()
-            own = list(hashlib.sha256(flat.tobytes()).digest())
-            digest = torch.tensor(own, dtype=torch.uint8, device=torch.cuda.current_device())
-            found = [torch.empty_like(digest) for _ in range(part.group.size())]
-            dist.all_gather(found, digest, group=part.group)
-            equal &= all(torch.equal(digest, other) for other in found)
-        return equal
+        return are_equal((*self._reductions, *self.sharded.buckets))
 
     def take_main_weights(self, owned: Iterable[torch.nn.Parameter]) -> None:
         """Take the optimizer's pieces of the divided buckets, in order: holders of unlike
