@@ -100,7 +100,7 @@ def test_more_plans_by_groups_train_as_one_process(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        "2 and 1 holders of unlike depth",
+        pytest.param("2 and 1 holders of unlike depth", marks=pytest.mark.slow),
         "unlike uplinks, each machine a group",
         pytest.param("pairs between two and two", marks=pytest.mark.slow),
     ],
