@@ -29,7 +29,8 @@ $(VENV)/.installed: setup.py requirements-dev.txt tools/make_env.sh
 demo: env
 	@tools/demo.sh $(BIN) $(DEMO)
 
-test: check docs
+test: env
+	@$(MAKE) --no-print-directory -j2 check docs
 	$(BIN)/python -m pytest -q -m "not slow" -n $(PYTEST_WORKERS)
 
 test-slow: env

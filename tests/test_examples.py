@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from megatron_hetero.plan.file import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-from pages import Terminal, made_section, sections  # noqa: E402
+from pages import Terminal, is_marked, made_section, sections  # noqa: E402
 
 STORIES = (ROOT / "docs" / "stories.md").read_text()
 
@@ -40,13 +41,32 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+TITLES = ("A100 and RTX cards", "Two sites", "One odd GPU", "Three GPUs", "A budget", "A lost node")
+
+
+def told() -> Iterator[object]:
+    """Each story; where the page shows nothing of what is printed, of a small job as well."""
+    for title in TITLES:
+        is_shown = is_marked(section_of(title))
+        if not is_shown:
+            yield pytest.param(title, True, id=f"{title}, a small job")
+        marks = [] if is_shown else [pytest.mark.slow]
+        yield pytest.param(title, False, id=title, marks=marks)
+
+
+def shrink_jobs(folder: Path) -> None:
+    """Leave a few layers and micro-batches of each file of Megatron flags."""
+    for path in folder.rglob("*.flags"):
+        text = re.sub(r"--num-layers \d+", "--num-layers 4", path.read_text())
+        path.write_text(re.sub(r"--global-batch-size \d+", "--global-batch-size 8", text))
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "title",
-    ["A100 and RTX cards", "Two sites", "One odd GPU", "Three GPUs", "A budget", "A lost node"],
-)
-def test_a_story(title: str, here: Path) -> None:
+@pytest.mark.parametrize(("title", "is_small"), list(told()))
+def test_a_story(title: str, is_small: bool, here: Path) -> None:
     """Its commands run, in their order, and print what the page shows of them."""
+    if is_small:
+        shrink_jobs(here / "examples")
     terminal = Terminal(here)
     for command in commands_of(title):
         if not command.startswith("verify"):  # minutes of training: tests/runtime has that

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def _rows() -> list[tuple[str, str, str]]:
     return ROW.findall(PAGE.read_text(encoding="utf-8").split("## Glossary")[1])
 
 
+@cache
 def _trees() -> dict[Path, ast.Module]:
     return {
         path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))

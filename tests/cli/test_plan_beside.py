@@ -15,6 +15,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples/rtx3080-rtx4090"
 MODEL = ["--model", str(EXAMPLE / "gpt-1.3b.sh")]
 CLUSTER = ["--cluster", str(EXAMPLE / "cluster.yaml")]
 QUICK = ["--strategy", "symmetric"]
+SMALL = EXAMPLE.parent / "one-workstation"
 
 
 def test_the_simplest_plan_is_near_the_best_and_says_what_it_costs(tmp_path: Path, capsys) -> None:
@@ -63,17 +64,19 @@ def test_simplest_is_refused_where_it_says_nothing(words: list[str], says: str, 
 
 def test_utilization_is_printed_and_in_json(tmp_path: Path, capsys) -> None:
     path = tmp_path / "plan.json"
-    assert main(["plan", *CLUSTER, *MODEL, *QUICK, "-o", str(path)]) == 0
+    cluster = ["--cluster", str(SMALL / "cluster.yaml")]
+    model = ["--model", str(SMALL / "llama-1.5b.flags")]
+    assert main(["plan", *cluster, *model, *QUICK, "-o", str(path)]) == 0
     text = capsys.readouterr().out
     assert "MFU" in text and "TFLOP/s" in text
-    assert main(["explain", str(path), *CLUSTER, "--json"]) == 0
+    assert main(["explain", str(path), *cluster, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     found = data["utilization"]
     assert 0 < found["mfu_of_cluster"] <= found["mfu"] < 1
-    per_gpu = found["model_flops"] / data["step_time_s"] / 4
+    per_gpu = found["model_flops"] / data["step_time_s"] / 3
     assert found["flops_per_s_per_gpu"] == pytest.approx(per_gpu)
     # The same object as of a simulated step, whose time alone is its own.
-    assert main(["simulate", str(path), *CLUSTER, "--json"]) == 0
+    assert main(["simulate", str(path), *cluster, "--json"]) == 0
     simulated = json.loads(capsys.readouterr().out)
     ratio = data["step_time_s"] / simulated["step_time_s"]
     assert simulated["utilization"] == {

@@ -9,13 +9,13 @@ import pytest
 
 from megatron_hetero.cli.main import main
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/rtx3080-rtx4090"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/one-workstation"
 
 
 def test_it_writes_a_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, page, svg = (tmp_path / name for name in ("plan.json", "plan.html", "svg"))
     cluster = ["--cluster", str(EXAMPLE / "cluster.yaml")]
-    job = ["--model", str(EXAMPLE / "gpt-1.3b.sh"), "--strategy", "symmetric"]
+    job = ["--model", str(EXAMPLE / "llama-1.5b.flags"), "--strategy", "symmetric"]
     assert main(["plan", *cluster, *job, "-o", str(plan)]) == 0
     capsys.readouterr()
     assert main(["report", str(plan), *cluster, "-o", str(page), "--svg", str(svg), "--json"]) == 0

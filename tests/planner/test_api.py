@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def test_plans_are_valid_fit_and_beat_the_naive_ones(cluster: Cluster, workload:
 
 
 @settings(max_examples=cases(20), deadline=None)
-@given(clusters(max_gpus=6), workloads(max_layers=6, max_micro_batches=8), st.randoms())
+@given(clusters(max_gpus=5), workloads(max_layers=5, max_micro_batches=6), st.randoms())
 def test_the_order_of_the_file_does_not_count(
     cluster: Cluster, workload: Workload, random: st.Random
 ) -> None:
@@ -110,17 +111,16 @@ def test_the_hash_seed_does_not_count() -> None:
         "from megatron_hetero.plan.file import plan_to_data; import json\n"
         "print(json.dumps(plan_to_data(mixed_plan()), sort_keys=True))"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(outputs) == 1 and outputs.pop().startswith("{")
+    # Another seed than this process has.
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == json.loads(json.dumps(plan_to_data(mixed_plan())))
 
 
 def mixed_plan() -> Plan:
@@ -169,7 +169,7 @@ def test_gpus_without_the_precision_stay_idle_and_say_so() -> None:
 )
 def test_limits_hold(limits: Limits) -> None:
     cluster = make_cluster(("a", FAST, 4), ("b", SLOW, 2), ("c", SLOW, 2), limits=replace(limits))
-    plan = plan_cluster(cluster, make_workload(num_layers=8, global_batch_size=8))
+    plan = plan_cluster(cluster, make_workload(num_layers=8, global_batch_size=8), bounded=False)
     validate_plan(plan, cluster)
     for device in limits.idle_devices:
         assert any(idle.startswith(device) for idle in plan.idle_devices)

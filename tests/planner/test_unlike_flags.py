@@ -38,7 +38,10 @@ def test_flags_without_recompute_lead_to_a_plan_about_as_fast(name: str, worse: 
     assert max(steps_s) < worse * min(steps_s)
 
 
-@pytest.mark.parametrize("name", ["three-gpus", "2 RTX 3090 + A6000 + 2 L4, 1.3b"])
+@pytest.mark.parametrize(
+    "name",
+    ["three-gpus", pytest.param("2 RTX 3090 + A6000 + 2 L4, 1.3b", marks=pytest.mark.slow)],
+)
 def test_unlike_flags_lead_to_the_same_plan(name: str) -> None:
     """What had been found under other settings was filled anew only: up to 2.7 % slower."""
     (job,) = [job for job in jobs() if job.name == name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from megatron_hetero.cluster.spec import Cluster, Limits, Node
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 from tests.planner.naive import best_step_time_s
-from tests.referees.test_costs import case_file, placements
+from tests.referees.test_costs import placements, small_case
 from tools.bench_planners import CASES
 from tools.referees.cases import load_case
 from tools.referees.hexiscale import Hexiscale, Shape
@@ -48,10 +47,10 @@ def machines(draw: st.DrawFn, known: tuple[Node, ...], max_gpus: int) -> tuple[N
 
 
 @st.composite
-def hexiscale_jobs(draw: st.DrawFn, folder: Path) -> HexiscaleCosts:
+def hexiscale_jobs(draw: st.DrawFn) -> HexiscaleCosts:
     """A few layers of HexiScale's on a few GPUs: over some networks the exchange rules, over
     others the boundaries."""
-    question = load_case(case_file(folder, "hexiscale")).questions[0]
+    question = small_case("hexiscale").questions[0]
     costs = question.make_costs(question.cluster, question.workload, None)
     known = question.cluster.nodes
     cluster, workload = shrunk(
@@ -66,18 +65,18 @@ def hexiscale_jobs(draw: st.DrawFn, folder: Path) -> HexiscaleCosts:
     return HexiscaleCosts(cluster, workload, Hexiscale(Shape(hidden, num_layers), between))
 
 
-def check_hexiscale(folder: Path, data: st.DataObject) -> None:
+def check_hexiscale(data: st.DataObject) -> None:
     """Against every plan."""
-    costs = data.draw(hexiscale_jobs(folder))
+    costs = data.draw(hexiscale_jobs())
     best_s = best_step_time_s(costs.cluster, costs.workload, costs)
     bound_s = referee_bound(costs, effort=QUICK).step_time_s
     if best_s is not None:
         assert bound_s <= best_s * (1 + 1e-9)
 
 
-def check_sailor(folder: Path, data: st.DataObject) -> None:
+def check_sailor(data: st.DataObject) -> None:
     """Against every plan."""
-    question = load_case(case_file(folder, "sailor")).questions[0]
+    question = small_case("sailor").questions[0]
     costs = question.make_costs(question.cluster, question.workload, None)
     cluster, workload = shrunk(
         costs,
@@ -98,10 +97,8 @@ CHECKS = {"hexiscale": check_hexiscale, "sailor": check_sailor}
 @pytest.mark.parametrize("referee", CHECKS)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
-def test_no_plan_is_below_the_bound(
-    tmp_path_factory: pytest.TempPathFactory, referee: str, data: st.DataObject
-) -> None:
-    CHECKS[referee](tmp_path_factory.mktemp("case"), data)
+def test_no_plan_is_below_the_bound(referee: str, data: st.DataObject) -> None:
+    CHECKS[referee](data)
 
 
 @pytest.mark.slow
@@ -109,20 +106,16 @@ def test_no_plan_is_below_the_bound(
 @pytest.mark.parametrize("referee", CHECKS)
 @settings(max_examples=1000, deadline=None)
 @given(data=st.data())
-def test_no_plan_of_many_is_below_the_bound(
-    tmp_path_factory: pytest.TempPathFactory, referee: str, data: st.DataObject
-) -> None:
-    CHECKS[referee](tmp_path_factory.mktemp("case"), data)
+def test_no_plan_of_many_is_below_the_bound(referee: str, data: st.DataObject) -> None:
+    CHECKS[referee](data)
 
 
 @pytest.mark.parametrize("referee", ["hexiscale", "sailor"])
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_what_a_replica_takes_at_least(
-    tmp_path_factory: pytest.TempPathFactory, referee: str, data: st.DataObject
-) -> None:
+def test_what_a_replica_takes_at_least(referee: str, data: st.DataObject) -> None:
     """The form of `FillRules` on random plans, replica by replica."""
-    case = load_case(case_file(tmp_path_factory.mktemp("case"), referee))
+    case = small_case(referee)
     question = data.draw(st.sampled_from(case.questions))
     costs = question.make_costs(question.cluster, question.workload, None)
     assert isinstance(costs, HasFillRules)

@@ -76,7 +76,7 @@ class Space:
         number = 0
         while True:
             best: dict[str, str] | None = None
-            tries = 0
+            most = tries = 0
             while best is None or tries < num_candidates:
                 tries += 1
                 if tries > 10_000:
@@ -84,10 +84,12 @@ class Space:
                 # What is left may be impossible beside what is fixed.
                 begin = open_pairs if tries < 500 else set()
                 case = self._candidate(rng, dict(fixed(number)), begin)
-                if case is None or not is_possible(case):
+                if case is None:
                     continue
-                if best is None or self._gain(case, open_pairs) > self._gain(best, open_pairs):
-                    best = case
+                gain = self._gain(case, open_pairs)
+                # The last word is the dearest: it is asked for what would be the best alone.
+                if (best is None or gain > most) and is_possible(case):
+                    best, most = case, gain
             open_pairs -= self.pairs_of(best)
             number += 1
             yield best

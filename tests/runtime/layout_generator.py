@@ -56,9 +56,11 @@ def _with_context_parallel(rng: random.Random, layout: Layout) -> Layout:
 
 def _context_shares(stage: StageShape, size: int) -> tuple[int, ...] | None:
     """Unlike shares of sequences for every second stage that divides them."""
+    if size == 1:
+        return None
     # Drawn beside the generator: all else stays.
     aside = random.Random(f"{stage} {size}")
-    if size == 1 or aside.random() < 0.5:
+    if aside.random() < 0.5:
         return None
     return tuple(aside.randint(1, 4) for _ in range(size))
 

@@ -43,8 +43,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "unlike shares, latent": ("tp1cp2(2:1):2,tp2cp2(1:2):2 @3", {**LATENT}),
     "unlike shares, YaRN": ("tp1cp2(2:1):4 @3", {**LLAMA_LIKE, "position_embedding": "yarn"}),
 }
-_FAST = {"sequence parallel", "uneven shares"}
-"""With even and uneven shares, inside replicas and across them."""
+_FAST = {"uneven shares"}
+"""Inside replicas and across them; `test_pairs` has even shares and sequence parallelism."""
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def test_verify_and_rehearse(words: Sequence[str]) -> None:
     assert all(map(is_loopback, found)), found
 
 
+@pytest.mark.slow  # three interpreters import torch; tests/flags has the line's own address
 def test_the_line_that_flags_prints_for_one_machine(tmp_path: Path) -> None:
     """Two replicas of unequal parts, by torchrun, as the demo starts them."""
     (launch,) = node_launches(plan_from_layout(parse_layout("tp1:2 @2 | tp1:2 @1")))

@@ -135,6 +135,7 @@ _SLOW = {
     "further tokens",
     "context parallel, heads alike",
     "context parallel, unfused",
+    "context parallel and recompute",
 }
 """Parts of what another case has."""
 

@@ -41,8 +41,8 @@ INTERLEAVED: dict[str, tuple[str, list[tuple[int, int]], dict[str, Any]]] = {
 }
 
 
-_SLOW = {"two chunks each", "two replicas"}
-"""Parts of what other cases have."""
+_SLOW = {"two chunks each", "two replicas", "tied"}
+"""Parts of what other cases have, or the generated plans of `test_pairs`."""
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_one_nic_is_an_uplink_and_all_gpus_of_the_machine_share_it() -> None:
     assert one.estimates.step_time_s == pytest.approx(uplink.estimates.step_time_s)
 
 
-@pytest.mark.parametrize("each", [5e8, 1e9])
+@pytest.mark.parametrize("each", [pytest.param(5e8, marks=pytest.mark.slow), 1e9])
 def test_more_nics_are_faster_and_the_bound_holds(each: float) -> None:
     plain = make_cluster(("a", FAST, 4), ("b", SLOW, 4), inside=INSIDE)
     job = make_workload(num_layers=8, hidden_size=2048, global_batch_size=64, seq_length=1024)

@@ -69,7 +69,11 @@ def test_prediction_and_rehearsal_agree(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "chain"),
-    [("tp1:2,tp1:2 @4", [0, 1, 0, 1]), ("tp1:2,tp1:2,tp1:2 @3", [0, 1, 2, 0, 1, 2])],
+    [
+        # So do those whose exchanges `test_exchange` looks at.
+        pytest.param("tp1:2,tp1:2 @4", [0, 1, 0, 1], marks=pytest.mark.slow),
+        ("tp1:2,tp1:2,tp1:2 @3", [0, 1, 2, 0, 1, 2]),
+    ],
     ids=["some pass in the steady state", "all in the warm-up of the first stage"],
 )
 def test_stock_megatrons_interleaved_stages_are_rehearsed(

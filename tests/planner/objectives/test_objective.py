@@ -131,13 +131,14 @@ def priced(a: float = 6.0, b: float = 4.0, c: float = 4.0) -> Cluster:
 
 def test_every_strategy_keeps_a_price_limit_and_a_deadline() -> None:
     cluster = replace(priced(), limits=Limits(memory_reserve_bytes=0, max_price_per_hour=8.0))
+    workload = make_workload(num_layers=4, global_batch_size=4)
     for strategy in ("auto", "columns", "constructive", "hexiscale", "symmetric", "symmetric-even"):
-        plan, explanation = plan_and_explain(cluster, WORKLOAD, strategy=strategy)
+        plan = plan_cluster(cluster, workload, strategy=strategy, bounded=False)
         assert plan.estimates is not None and plan.estimates.price_per_hour is not None
         assert plan.estimates.price_per_hour <= 8.0, strategy
         step_s = plan.estimates.step_time_s
         limits = Objective("cheapest", 100.0, 100.0 * 1.5 * step_s)
-        plan, explanation = plan_and_explain(cluster, WORKLOAD, strategy=strategy, objective=limits)
+        plan, explanation = plan_and_explain(cluster, workload, strategy=strategy, objective=limits)
         outcome = explanation.outcome
         assert outcome is not None and outcome.run_hours is not None
         assert outcome.run_hours <= 100.0 * 1.5 * step_s / 3600, strategy

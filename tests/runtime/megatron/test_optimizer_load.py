@@ -16,7 +16,15 @@ _PADDED = "optimizer.distributed"
 """Tensors of stock's own format: buckets, with padding between parameters."""
 
 
-@pytest.mark.parametrize("more", [(), ("--dist-ckpt-optim-fully-reshardable",)])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        # What fills the states is the same in both forms; in this one the killed jobs of
+        # `test_faults` go on to the same bits.
+        pytest.param(("--dist-ckpt-optim-fully-reshardable",), marks=pytest.mark.slow),
+    ],
+)
 def test_a_job_of_stock_goes_on_to_the_bit(more: tuple[str, ...], tmp_path: Path) -> None:
     flags = ("--use-distributed-optimizer", *more)
     whole, parted = (FaultJob(SYMMETRIC, tmp_path / name) for name in ("whole", "parted"))

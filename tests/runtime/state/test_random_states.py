@@ -39,6 +39,7 @@ def test_dropout_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     start = ("--load=", "--finetune", "--no-load-")
     folder = tmp_path / "checkpoints"
     resumed = [a for a in from_seed if not a.startswith(start)] + [f"--load={folder}"]
+    one_more = [*resumed, f"--train-iters={SAVED_AT + 1}"]
 
     def log(name: str) -> str:
         return (tmp_path / name / "rank-0.log").read_text()
@@ -52,12 +53,12 @@ def test_dropout_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert "no random states" not in log("same")
 
     # So the equality above is one of masks: without the states nothing is equal.
-    other_masks = train(tmp_path / "other", FIRST, [*resumed, "--no-load-rng"])
+    other_masks = train(tmp_path / "other", FIRST, [*one_more, "--no-load-rng"])
     assert losses(other_masks)[SAVED_AT + 1] != losses(whole)[SAVED_AT + 1]
     assert whole_weights(other_masks, SAVED_AT) == whole_weights(whole, SAVED_AT)
 
     # The second replica has the same stages in both plans.
-    another = train(tmp_path / "another", SECOND, resumed)
+    another = train(tmp_path / "another", SECOND, one_more)
     assert "no random states for replica 0 of this plan" in log("another")
     assert whole_weights(another, SAVED_AT) == whole_weights(whole, SAVED_AT)
     assert losses(another)[SAVED_AT + 1] == pytest.approx(losses(whole)[SAVED_AT + 1], rel=0.05)

@@ -145,7 +145,7 @@ def test_pairs_have_the_bits_of_their_rounds(tmp_path: Path) -> None:
     plans = [
         plan
         for machines in ("aacc", "acac", "abcd", "acdb", "abcc", "aabc")
-        for size in range(1, 24)
+        for size in (*range(1, 10), 15, 16, 23)
         if (plan := plan_by_group(machines, sites, size, "all_reduce")) is not None
     ]
     assert {len(pair_sums(plan)) for plan in plans} == {0, 2, 4}
