@@ -13,9 +13,11 @@ from megatron_hetero.planner.problem import Problem, Unit, chains_of
 from megatron_hetero.units import format_duration
 
 _MAX_WORK = 20_000
-"""Stages priced for a node with idle GPUs."""
+"""Stages of pipelines tried for a node with idle GPUs."""
+_PRICED_PART = 10
+"""Of the plans tried, those priced whole with their exchange: the fastest, one in so many."""
 _MAX_WORK_IN_ALL = 200_000
-"""Stages priced for all nodes together: in a plan of thousands each try prices thousands."""
+"""Stages tried for all nodes together: in a plan of thousands each try prices thousands."""
 _MAX_GPUS_APART = 64
 """In larger clusters one of several nodes or replicas that are alike answers for all."""
 
@@ -56,18 +58,17 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
             continue
         widths = [width for width in problem.widths[node.name] if width <= len(idle)]
         units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
-        found = []
         tries = insertions(chains, units, problem.replica_counts(), shape)
+        placements = []
         for moved in islice(tries, max(1, _MAX_WORK // stages)):
             work += stages
             placement = filler.placement(moved)
-            if placement is None:
-                continue
-            candidate = board.score_with_counts(placement, "idle check", whole=True)
-            if candidate is not None:
-                found.append(candidate)
-        if found:
-            reason = _reason(problem, min(found, key=lambda c: c.key), best)
+            if placement is not None:
+                placements.append(placement)
+        most = max(1, _MAX_WORK // stages // _PRICED_PART)
+        tried = board.best_of(placements, "idle check", most)
+        if tried is not None:
+            reason = _reason(problem, tried, best)
         else:
             reason = "no place for it fits memory, limits and the number of layers"
         if problem.num_gpus > _MAX_GPUS_APART:

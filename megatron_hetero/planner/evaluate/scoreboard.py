@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
+from heapq import nsmallest
 
 from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.step_time import work_bound_s
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement
-from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, least_step_s
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import LaunchRule
 from megatron_hetero.planner.evaluate.candidate import Candidate, ranked_time_s
@@ -177,6 +178,21 @@ class Scoreboard:
         candidate = self.score(placement, strategy, whole=whole)
         return candidate and self._with_counts.get(candidate.placement, candidate)
 
+    def best_of(
+        self, placements: Iterable[Placement], strategy: str, most: int
+    ) -> Candidate | None:
+        """Return the best of some placements, with launch counts where they gain; priced whole are
+        those with the fastest pipelines, up to `most`, and none that cannot be the best."""
+        least_s = {p: least_step_s(self._replica_costs(p)[2]) for p in placements}
+        best: Candidate | None = None
+        for placement in nsmallest(most, least_s, key=least_s.__getitem__):
+            if best is not None and self._by_time and least_s[placement] > best.coarse_key[1]:
+                break
+            found = self.score_with_counts(placement, strategy, whole=True)
+            if found is not None and (best is None or found.key < best.key):
+                best = found
+        return best
+
     def keep_counts(self, placement: Placement, cost: PlacementCost, strategy: str) -> None:
         """Keep a priced placement with launch counts that fits; its devices are canonical."""
         self._insert(self._fitting_with_counts, self.candidate(placement, cost, strategy))
@@ -233,9 +249,7 @@ class Scoreboard:
     def _price(
         self, placement: Placement, rank_order: RankOrder | None, strategy: str, whole: bool
     ) -> Candidate | None:
-        costs = self.problem.costs.sharded_as(placement)
-        rows = costs.vocab_rows(placement.widths)
-        replicas = [self.replica_cost(replica, costs, rows) for replica in placement.replicas]
+        costs, rows, replicas = self._replica_costs(placement)
         if not whole and self._is_beaten(replicas, rank_order is not None):
             self.num_priced += 1
             self._beaten.add(placement)
@@ -256,19 +270,23 @@ class Scoreboard:
             self._insert(self._fitting_with_counts, with_counts)
         return candidate
 
+    def _replica_costs(self, placement: Placement) -> tuple[CostModel, int, list[ReplicaCost]]:
+        """Return prices of a placement, its rows of the vocabulary, and one price for all replicas
+        that are alike."""
+        costs = self.problem.costs.sharded_as(placement)
+        rows = costs.vocab_rows(placement.widths)
+        return costs, rows, [self.replica_cost(r, costs, rows) for r in placement.replicas]
+
     def _is_beaten(self, replicas: Sequence[ReplicaCost], is_stock: bool) -> bool:
         """Return whether a placement that fits is slower than all that are kept, of stock
         Megatron's too if it is one, whatever its exchange takes and its launch counts: most are,
         and the exchange takes longest to price."""
         if len(self._fitting) < _NUM_KEPT or not self._by_time:
             return False
-        stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
-        least_s = max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)
+        least_s = least_step_s(replicas)
         if is_stock and (len(self._stock) < _NUM_STOCK or least_s <= self._stock[-1].step_time_s):
             return False
-        return least_s > self._fitting[-1].step_time_s and all(
-            stage.missing_bytes <= 0 for stage in stages
-        )
+        return least_s > self._fitting[-1].step_time_s and all(r.fits for r in replicas)
 
     def _keep(self, candidate: Candidate) -> None:
         self._keep_stock(candidate)
