@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from heapq import nsmallest
 from itertools import islice
 
 from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
@@ -65,8 +68,7 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
             placement = filler.placement(moved)
             if placement is not None:
                 placements.append(placement)
-        most = max(1, _MAX_WORK // stages // _PRICED_PART)
-        tried = board.best_of(placements, "idle check", most)
+        tried = _best_of(board, placements, max(1, _MAX_WORK // stages // _PRICED_PART))
         if tried is not None:
             reason = _reason(problem, tried, best)
         else:
@@ -75,6 +77,20 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
             known[kind] = reason
         reasons.update({Device(node.name, i).name: reason for i in idle})
     return dict(sorted(reasons.items()))
+
+
+def _best_of(board: Scoreboard, placements: Iterable[Placement], most: int) -> Candidate | None:
+    """Return the best of some placements; priced whole are those with the fastest pipelines, up to
+    `most`, and none that cannot be the best."""
+    least_s = {placement: board.least_step_s(placement) for placement in placements}
+    best: Candidate | None = None
+    for placement in nsmallest(most, least_s, key=least_s.__getitem__):
+        if best is not None and board.is_by_time and least_s[placement] > best.coarse_key[1]:
+            break
+        found = board.score_with_counts(placement, "idle check", whole=True)
+        if found is not None and (best is None or found.key < best.key):
+            best = found
+    return best
 
 
 def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from heapq import nsmallest
 
 from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.step_time import work_bound_s
@@ -19,6 +18,7 @@ from megatron_hetero.planner.evaluate.canonical import canonical
 from megatron_hetero.planner.evaluate.out_of_memory import OutOfMemory
 from megatron_hetero.planner.evaluate.replica_shapes import ReplicaShapes
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.restrictions.sites import sites_are_apart
 
 Progress = Callable[[float, int, float], None]
 """Called with the best step time so far in seconds, the placements priced so far, and a lower bound
@@ -69,8 +69,8 @@ class Scoreboard:
         return self.nearest_stock if self.problem.objective.stock_only else self.nearest
 
     @cached_property
-    def _by_time(self) -> bool:
-        """Return whether of two placements the faster one is the better, whatever else they are."""
+    def is_by_time(self) -> bool:
+        """Whether of two placements the faster one is the better, whatever else they are."""
         objective = self.problem.objective
         return not objective.stock_only and not objective.may_want_fewer(self.problem.cluster)
 
@@ -178,20 +178,10 @@ class Scoreboard:
         candidate = self.score(placement, strategy, whole=whole)
         return candidate and self._with_counts.get(candidate.placement, candidate)
 
-    def best_of(
-        self, placements: Iterable[Placement], strategy: str, most: int
-    ) -> Candidate | None:
-        """Return the best of some placements, with launch counts where they gain; priced whole are
-        those with the fastest pipelines, up to `most`, and none that cannot be the best."""
-        least_s = {p: least_step_s(self._replica_costs(p)[2]) for p in placements}
-        best: Candidate | None = None
-        for placement in nsmallest(most, least_s, key=least_s.__getitem__):
-            if best is not None and self._by_time and least_s[placement] > best.coarse_key[1]:
-                break
-            found = self.score_with_counts(placement, strategy, whole=True)
-            if found is not None and (best is None or found.key < best.key):
-                best = found
-        return best
+    def least_step_s(self, placement: Placement) -> float:
+        """Return what its step takes at least, whatever its exchange takes and its launch
+        counts."""
+        return least_step_s(self._replica_costs(placement)[2])
 
     def keep_counts(self, placement: Placement, cost: PlacementCost, strategy: str) -> None:
         """Keep a priced placement with launch counts that fits; its devices are canonical."""
@@ -226,7 +216,7 @@ class Scoreboard:
             rank_order: as of `Candidate`, were it plain.
         """
         self.num_priced += 1
-        if cost.missing_bytes > 0 or not _sites_are_apart(self.problem, placement):
+        if cost.missing_bytes > 0 or not sites_are_apart(self.problem, placement):
             return None
         candidate = self.candidate(placement, cost, strategy, rank_order)
         self._keep_stock(candidate)
@@ -257,7 +247,7 @@ class Scoreboard:
         cost = costs.combine(placement, tuple(replicas), rows)
         candidate = self.candidate(placement, cost, strategy, rank_order)
         self.num_priced += 1
-        if not _sites_are_apart(self.problem, placement):
+        if not sites_are_apart(self.problem, placement):
             return None
         if cost.missing_bytes > 0:
             self.out_of_memory.keep(candidate)
@@ -281,7 +271,7 @@ class Scoreboard:
         """Return whether a placement that fits is slower than all that are kept, of stock
         Megatron's too if it is one, whatever its exchange takes and its launch counts: most are,
         and the exchange takes longest to price."""
-        if len(self._fitting) < _NUM_KEPT or not self._by_time:
+        if len(self._fitting) < _NUM_KEPT or not self.is_by_time:
             return False
         least_s = least_step_s(replicas)
         if is_stock and (len(self._stock) < _NUM_STOCK or least_s <= self._stock[-1].step_time_s):
@@ -312,19 +302,3 @@ class Scoreboard:
         """Tell who looks on how far the search is."""
         if self._progress and self.best is not None:
             self._progress(self.best.step_time_s, self.num_priced, self._bound_s)
-
-
-def _sites_are_apart(problem: Problem, placement: Placement) -> bool:
-    """Check that, with data parallelism kept inside sites, all holders of a layer are on one
-    site."""
-    if not problem.cluster.limits.no_data_parallel_across_sites:
-        return True
-    nodes = problem.cluster.node_by_name
-    site_of_layer: dict[int, str] = {}
-    for replica in placement.replicas:
-        for first, stage in zip(replica.first_layers, replica.stages, strict=True):
-            sites = {nodes[device.node].site for device in stage.devices[:: stage.width]}
-            for layer in range(first, first + stage.num_layers):
-                if sites != {site_of_layer.setdefault(layer, min(sites))}:
-                    return False
-    return True
