@@ -18,9 +18,9 @@ class ProofEffort:
     """Whether many micro-batches in flight are told apart in clusters of many GPUs too."""
 
 
-QUICK = ProofEffort(700_000_000, 128)
+QUICK = ProofEffort(1_000_000_000, 128)
 """Of many questions: about a second each."""
-THOROUGH = ProofEffort(1_400_000_000, 64)
+THOROUGH = ProofEffort(2_000_000_000, 64)
 """Of a plan's own bound: several seconds."""
 PROOF = ProofEffort(20_000_000_000, inf, is_deep=True)
 """Where a proof is asked for (`plan --prove`): about a minute."""
