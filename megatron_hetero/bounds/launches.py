@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -40,6 +40,8 @@ _CHANGES = (0.75, 1.3)
 """By which a price is changed."""
 _MUCH = 0.05
 """Where the word embedding may be is told apart first if its exchange takes more of the step."""
+_PRICED_PART = 0.85
+"""Of the work, where GPUs have prices: most of what these prove is proved by then."""
 _GROUP = 4
 """Of ranges of numbers up to this ratio, all options needed for the least are tabulated."""
 
@@ -78,17 +80,19 @@ def launch_bound_s(
         for number, numbers in enumerate(ranges)
         if numbers[0] <= numbers[1]
     ]
+    max_work = effort.max_work * (1.0 if counting.is_small else _PRICED_PART)
     number, work, proved_s = len(heap), 0, enough_s
     while heap:
         proved_s, _, branch = heapq.heappop(heap)
-        if proved_s >= enough_s or work > effort.max_work:
+        if proved_s >= enough_s or work > max_work:
             break
         if progress is not None:
             progress(proved_s)
         pieces = [branch]
         if not branch.is_bounded:
+            before = branch.work
             proved_s = branch.proved_s(proved_s, enough_s)
-            work += branch.work
+            work += branch.work - before
         else:
             pieces = branch.parts(proved_s)
             if not pieces:
@@ -123,6 +127,10 @@ class _LaunchBranch:
     """Numbers looked at."""
     best_axes: Axes | None = None
     """Prices that have proved most, of the branch that this one is part of or its own."""
+    own_s: float = field(init=False, default=0.0)
+    """Proved without what the case adds."""
+    left: Iterator[Axes] | None = field(init=False, default=None)
+    """Prices that it may be bounded by yet."""
 
     def parts(self, proved_s: float) -> list[_LaunchBranch]:
         """Return halves of the sizes, then of the numbers of replicas, then the places of the
@@ -163,34 +171,36 @@ class _LaunchBranch:
         return _RATIOS[1 if self.num_replicas[1] >= 2 * self.num_replicas[0] else 2]
 
     def proved_s(self, least_s: float, enough_s: float) -> float:
-        """Return the longest step proved impossible, from `least_s` to `enough_s`."""
-        self.is_bounded = True
+        """Return the longest step proved impossible by the next prices, from `least_s` to
+        `enough_s`; more prices are tried only while this branch has the least bound."""
+        if self.left is None:
+            self.left = self._axes()
         case = self.case or EndsCase(frozenset())
         # What the case adds comes after pipelines and update, of which the tables are.
-        own_s = self._proved_without_s(
-            max(0.0, least_s - case.extra_s), max(0.0, enough_s - case.extra_s), enough_s
-        )
-        return max(own_s + case.extra_s, case.least_s, least_s)
+        self.own_s, most_s = (max(0.0, end_s - case.extra_s) for end_s in (least_s, enough_s))
+        axes = next(self.left, None)
+        if axes is not None:
+            proved_s = self._proved_by(axes, self.own_s, most_s, enough_s)
+            if proved_s > self.own_s:
+                self.own_s, self.best_axes = proved_s, axes
+        self.is_bounded = axes is None or self.own_s >= most_s
+        return max(self.own_s + case.extra_s, case.least_s, least_s)
 
-    def _proved_without_s(self, least_s: float, enough_s: float, cut_s: float) -> float:
-        """See `proved_s`; without what the case adds to steps that last up to `cut_s`."""
+    def _axes(self) -> Iterator[Axes]:
+        """Yield what to count GPUs by, one after the other, as far as the bound grows."""
         numbers = self.counting.numbers
         if numbers is not None and (self.is_fine or self.counting.is_small):
-            return self._proved_by(numbers, least_s, enough_s, cut_s)
+            yield numbers
+            return
         tried: set[Axes] = set()
         for _ in range(_ROUNDS):
-            before_s = least_s
-            for axes in self._changed_prices() if self.is_fine else self._prices(least_s):
+            before_s = self.own_s
+            for axes in self._changed_prices() if self.is_fine else self._prices(self.own_s):
                 if axes not in tried:
                     tried.add(axes)
-                    proved_s = self._proved_by(axes, least_s, enough_s, cut_s)
-                    if proved_s > least_s:
-                        least_s, self.best_axes = proved_s, axes
-                    if least_s >= enough_s:
-                        return least_s
-            if least_s < before_s * _GAIN:
+                    yield axes
+            if self.own_s < before_s * _GAIN:
                 break
-        return least_s
 
     def _prices(self, step_s: float) -> Iterator[Axes]:
         """Yield prices that may prove a step longer than this impossible."""

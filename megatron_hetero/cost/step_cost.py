@@ -58,6 +58,13 @@ class ReplicaCost:
         return all(stage.missing_bytes <= 0 for stage in self.stages)
 
 
+def least_step_s(replicas: Sequence[ReplicaCost]) -> float:
+    """Return what a step of replicas takes at least, whatever its exchange takes and with any
+    launch counts."""
+    stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
+    return max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)
+
+
 @dataclass(frozen=True)
 class PlacementCost:
     """A step: all pipelines, then the gradient exchange, then the slowest update.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from heapq import nsmallest
 from itertools import islice
 
 from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
@@ -13,9 +16,11 @@ from megatron_hetero.planner.problem import Problem, Unit, chains_of
 from megatron_hetero.units import format_duration
 
 _MAX_WORK = 20_000
-"""Stages priced for a node with idle GPUs."""
+"""Stages of pipelines tried for a node with idle GPUs."""
+_PRICED_PART = 10
+"""Of the plans tried, those priced whole with their exchange: the fastest, one in so many."""
 _MAX_WORK_IN_ALL = 200_000
-"""Stages priced for all nodes together: in a plan of thousands each try prices thousands."""
+"""Stages tried for all nodes together: in a plan of thousands each try prices thousands."""
 _MAX_GPUS_APART = 64
 """In larger clusters one of several nodes or replicas that are alike answers for all."""
 
@@ -56,24 +61,36 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
             continue
         widths = [width for width in problem.widths[node.name] if width <= len(idle)]
         units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
-        found = []
         tries = insertions(chains, units, problem.replica_counts(), shape)
+        placements = []
         for moved in islice(tries, max(1, _MAX_WORK // stages)):
             work += stages
             placement = filler.placement(moved)
-            if placement is None:
-                continue
-            candidate = board.score_with_counts(placement, "idle check", whole=True)
-            if candidate is not None:
-                found.append(candidate)
-        if found:
-            reason = _reason(problem, min(found, key=lambda c: c.key), best)
+            if placement is not None:
+                placements.append(placement)
+        tried = _best_of(board, placements, max(1, _MAX_WORK // stages // _PRICED_PART))
+        if tried is not None:
+            reason = _reason(problem, tried, best)
         else:
             reason = "no place for it fits memory, limits and the number of layers"
         if problem.num_gpus > _MAX_GPUS_APART:
             known[kind] = reason
         reasons.update({Device(node.name, i).name: reason for i in idle})
     return dict(sorted(reasons.items()))
+
+
+def _best_of(board: Scoreboard, placements: Iterable[Placement], most: int) -> Candidate | None:
+    """Return the best of some placements; priced whole are those with the fastest pipelines, up to
+    `most`, and none that cannot be the best."""
+    least_s = {placement: board.least_step_s(placement) for placement in placements}
+    best: Candidate | None = None
+    for placement in nsmallest(most, least_s, key=least_s.__getitem__):
+        if best is not None and board.is_by_time and least_s[placement] > best.coarse_key[1]:
+            break
+        found = board.score_with_counts(placement, "idle check", whole=True)
+        if found is not None and (best is None or found.key < best.key):
+            best = found
+    return best
 
 
 def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:

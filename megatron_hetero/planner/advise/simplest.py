@@ -7,7 +7,8 @@ place, numbers and sizes of micro-batches, settings of stages, launch counts); a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.work.share import even_share_or_none
@@ -39,9 +40,8 @@ def simplest(board: Scoreboard, best: Candidate, within: float) -> Candidate:
         if _is_near(candidate, best, within):
             known.setdefault(candidate.placement, candidate)
     few = sorted(known.values(), key=lambda c: (not c.is_stock, num_unlike(c.placement), c.key))
-    ranked = sorted(few[:most], key=lambda c: _rank(board, c))
     rescorer = Rescorer(board)
-    for candidate in ranked[:_MAX_SIMULATED]:
+    for candidate in islice(_ranked(board, few[:most]), _MAX_SIMULATED):
         if candidate.placement == best.placement:
             break
         # Without its queues a placement is never slower than with them.
@@ -67,10 +67,14 @@ def num_unlike(placement: Placement) -> int:
     return sum(len(kind) - 1 for kind in kinds)
 
 
-def _rank(board: Scoreboard, candidate: Candidate) -> tuple[object, ...]:
-    plan = bare_plan(board.problem, candidate, {})
-    num_reasons = 0 if candidate.is_stock else num_reasons_not_stock(plan)
-    return not candidate.is_stock, num_reasons, num_unlike(candidate.placement), candidate.key
+def _ranked(board: Scoreboard, few: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield the nearest first, of candidates in the order of what is not all alike in them; reasons
+    for the plug-in are looked for only where none of stock Megatron's is enough."""
+    yield from (candidate for candidate in few if candidate.is_stock)
+    others = [candidate for candidate in few if not candidate.is_stock]
+    plans = (bare_plan(board.problem, candidate, {}) for candidate in others)
+    reasons = list(map(num_reasons_not_stock, plans))
+    yield from (others[i] for i in sorted(range(len(others)), key=lambda i: (reasons[i], i)))
 
 
 def _most_compared(best: Candidate) -> int:

@@ -3,6 +3,9 @@
 It goes from the last stage of a pipeline to the first.  A state holds the stages and the layers
 that are placed already, and the site of the block that was placed last.  Arrays hold all blocks and
 periods, so each step treats all of them at once.
+
+What any block costs for each of its layers at least tells what a state costs once it has all layers
+at least.  States and blocks that lead to no better pipeline than is known are left out by it.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 from megatron_hetero.planner.columns.kinds import NodeBlock
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+
+_LESS = 1 - 1e-9
+"""Makes what is left out surely no better: sums of many numbers are rounded."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,8 @@ class BlockMenu:
     first: HeldLayers
     site: Ints
     hops_s: Floats
-    may_start: npt.NDArray[np.bool_]
-    may_end: npt.NDArray[np.bool_]
+    may_start: Flags
+    may_end: Flags
 
     @cached_property
     def num_widths(self) -> Ints:
@@ -56,7 +62,7 @@ class BlockMenu:
         return np.array([len(block.widths) for block in self.blocks])
 
     @cached_property
-    def groups(self) -> list[tuple[npt.NDArray[np.bool_], int, int]]:
+    def groups(self) -> list[tuple[Flags, int, int]]:
         """Blocks of as many stages on one site: which, how many stages, and the site."""
         keys = sorted({(int(n), int(s)) for n, s in zip(self.num_widths, self.site, strict=True)})
         return [((self.num_widths == n) & (self.site == s), n, s) for n, s in keys]
@@ -70,6 +76,16 @@ class _Behind:
     cost: Floats
     hops: Floats
     site: Ints | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Room:
+    """What further blocks may cost, for the periods at `live` in which some may gain: `each` a
+    layer at least, and a block no more than `left` beyond that, [period]."""
+
+    live: Ints
+    each: Floats
+    left: Floats
 
 
 class BundlePaths:
@@ -100,7 +116,8 @@ class BundlePaths:
         """The block before and the site behind that, as block * num_sites + site; by stages,
         [site, period, layer]."""
         self._cost: dict[int, Floats] = {}
-        self._shape = (num_sites, num_periods, menu.num_layers)
+        """By stages, [site, period, layer, and as many that no state has]."""
+        self._shape = (num_sites, num_periods, 2 * menu.num_layers)
         if num_periods and menu.blocks:
             self._search()
         self.end_cost[self._end[:, 0] < 0] = np.inf
@@ -120,8 +137,21 @@ class BundlePaths:
             site = before
         return tuple(blocks)
 
+    def _least_per_layer(self) -> Floats:
+        """Return what any block costs for each of its layers at least, with so many stages behind
+        it or more, [stages, period]; hops are left out."""
+        menu, num_periods = self.menu, len(self.periods_s)
+        least = np.full((len(menu.held.layers), num_periods), np.inf)
+        for of in (menu.held, menu.first):
+            layers = of.layers[..., :num_periods]
+            beside = self.prices[:, None] + of.base_s[..., None] / self.periods_s
+            each = beside / np.maximum(layers, 1) + menu.layer_s[:, None] / self.periods_s
+            least = np.minimum(least, np.where(layers > 0, each, np.inf).min(axis=1))
+        return np.minimum.accumulate(least[::-1], axis=0)[::-1] * _LESS
+
     def _search(self) -> None:
-        menu = self.menu
+        menu, num_layers = self.menu, self.menu.num_layers
+        least_per_layer = self._least_per_layer()
         start = np.full(self._shape, np.inf)
         start[0, :, 0] = 0.0
         self._cost[0] = start
@@ -129,20 +159,17 @@ class BundlePaths:
             before = self._cost.pop(num_stages, None)
             if before is None:
                 continue
-            # What costs more than a whole pipeline leads to no better one.
-            live = np.flatnonzero((before < self.end_cost[None, :, None]).any(axis=(0, 2)))
+            each = least_per_layer[num_stages]
+            left = num_layers - np.arange(num_layers)
+            whole = (before[..., :num_layers] + each[:, None] * left).min(axis=(0, 2))
+            live = np.flatnonzero(whole < self.end_cost)
             if not len(live):
                 continue
-            behind = self._behind(num_stages, before[:, live], live)
+            room = _Room(live, each[live], (self.end_cost - whole)[live])
             usable = menu.may_end | (num_stages > 0)
-            first = menu.first.layers[num_stages][:, live]
-            index = np.flatnonzero(usable & menu.may_start & (first > 0).any(axis=1))
-            if len(index):
-                self._finish(num_stages, index, behind, live)
-            held = menu.held.layers[num_stages][:, live]
-            index = np.flatnonzero(usable & (held > 0).any(axis=1))
-            if len(index):
-                self._extend(num_stages, index, behind, live)
+            behind = self._behind(num_stages, before[:, live], live)
+            self._finish(num_stages, usable & menu.may_start, behind, room)
+            self._extend(num_stages, usable, behind, room)
 
     def _behind(self, num_stages: int, before: Floats, live: Ints) -> _Behind:
         """Return what is behind a block, for the periods at `live`."""
@@ -157,17 +184,24 @@ class BundlePaths:
         cost = np.take_along_axis(crossed, site[None], axis=0)[0]
         return _Behind(cost, np.zeros((len(menu.blocks), 1)), site)
 
-    def _finish(self, num_stages: int, index: Ints, behind: _Behind, live: Ints) -> None:
+    def _finish(self, num_stages: int, usable: Flags, behind: _Behind, room: _Room) -> None:
         """Close with a block that holds the first layers."""
-        menu = self.menu
-        most = menu.first.layers[num_stages][np.ix_(index, live)]
+        menu, live = self.menu, room.live
+        most, periods_s = menu.first.layers[num_stages][:, live], self.periods_s[live]
+        fixed = self.prices[:, None] + menu.first.base_s[num_stages][:, None] / periods_s
+        per_layer = menu.layer_s[:, None] / periods_s
+        more = per_layer - room.each
+        beyond = fixed + np.where(more > 0, menu.num_widths[:, None], most) * more
+        may_gain = (most >= menu.num_widths[:, None]) & (beyond < room.left)
+        index = np.flatnonzero(usable & may_gain.any(axis=1))
+        if not len(index):
+            return
+        most = most[index]
         start = menu.num_layers - int(most.max())
         left = menu.num_layers - np.arange(start, menu.num_layers)
-        over_period = 1 / self.periods_s[live]
-        fixed = self.prices[index, None] + menu.first.base_s[num_stages, index, None] * over_period
-        per_layer = menu.layer_s[index, None] * over_period
-        total = behind.cost[index % len(behind.cost), :, start:] + per_layer[..., None] * left
-        total += (fixed + behind.hops[index])[..., None]
+        total = behind.cost[index % len(behind.cost), :, start : menu.num_layers]
+        total += per_layer[index][..., None] * left
+        total += (fixed[index] + behind.hops[index])[..., None]
         fits = (left <= most[..., None]) & (left >= menu.num_widths[index, None, None])
         total = np.where(fits, total, np.inf).transpose(1, 0, 2).reshape(len(live), -1)
         choice = np.argmin(total, axis=1)
@@ -183,41 +217,46 @@ class BundlePaths:
         self._end[period, 2] = 0 if behind.site is None else behind.site[block, better, layer]
         self._end[period, 3] = layer
 
-    def _extend(self, num_stages: int, index: Ints, behind: _Behind, live: Ints) -> None:
+    def _extend(self, num_stages: int, usable: Flags, behind: _Behind, room: _Room) -> None:
         """Put a block before what is there; the states behind it are found by its layers."""
         menu, num_layers, num_sites = self.menu, self.menu.num_layers, self._shape[0]
-        held = menu.held.layers[num_stages][np.ix_(index, live)]
-        seconds = held * menu.layer_s[index, None] + menu.held.base_s[num_stages, index, None]
-        added = self.prices[index, None] + seconds / self.periods_s[live] + behind.hops[index]
-        # Rows of states shifted by the layers held; before the first state there is none.
-        padded = np.full((*behind.cost.shape[:2], 2 * num_layers), np.inf)
-        padded[..., num_layers:] = behind.cost
-        windows = sliding_window_view(padded, num_layers, axis=2)
-        shift = np.where(held > 0, np.minimum(held, num_layers), num_layers)
-        rows = (index % len(padded))[:, None], np.arange(len(live)), num_layers - shift
-        new = windows[rows] + added[..., None]
+        live = room.live
+        held = menu.held.layers[num_stages][:, live]
+        seconds = held * menu.layer_s[:, None] + menu.held.base_s[num_stages][:, None]
+        added = self.prices[:, None] + seconds / self.periods_s[live] + behind.hops
+        may_gain = (held > 0) & (added - held * room.each < room.left)
+        index = np.flatnonzero(usable & may_gain.any(axis=1))
+        if not len(index):
+            return
+        held, added = held[index], np.where(held > 0, added, np.inf)[index]
+        # Before the first state there is none: negative places are among those at the end.
+        source = np.arange(num_layers) - held[..., None]
+        rows = (index % len(behind.cost))[:, None, None], np.arange(len(live))[:, None]
+        new = behind.cost[*rows, source]
+        new += added[..., None]
         by = index[:, None, None] * num_sites
         if behind.site is not None:
-            source = np.maximum(np.arange(num_layers) - shift[..., None], 0)
-            by = by + np.take_along_axis(behind.site[index], source, axis=2)
+            by = by + behind.site[index[:, None, None], rows[1], np.maximum(source, 0)]
         for group, num_more, site in menu.groups:
-            chosen = group[index]
-            if chosen.any():
+            chosen = np.flatnonzero(group[index])
+            if len(chosen):
                 self._keep((num_stages + num_more, site), new[chosen], by[chosen], live)
 
     def _keep(self, place: tuple[int, int], cost: Floats, by: Ints, live: Ints) -> None:
         """Keep the cheapest of blocks that lead to as many stages and one site (`place`)."""
         num_stages, site = place
-        best = np.argmin(cost, axis=0)
-        least = cost.min(axis=0)
+        num_layers = self.menu.num_layers
         if num_stages not in self._cost:
             self._cost[num_stages] = np.full(self._shape, np.inf)
-            self._by[num_stages] = np.zeros(self._shape, np.int64)
+            self._by[num_stages] = np.zeros((*self._shape[:2], num_layers), np.int64)
+        best = np.argmin(cost, axis=0)
+        least = cost.min(axis=0)
         if by.shape[1:] == (1, 1):
             chosen = by[:, 0, 0][best]
         else:
             chosen = np.take_along_axis(by, best[None], axis=0)[0]
-        costs, blocks = self._cost[num_stages][site], self._by[num_stages][site]
-        better = least < costs[live]
-        costs[live] = np.where(better, least, costs[live])
+        costs, blocks = self._cost[num_stages][site, :, :num_layers], self._by[num_stages][site]
+        before = costs[live]
+        better = least < before
+        costs[live] = np.where(better, least, before)
         blocks[live] = np.where(better, chosen, blocks[live])

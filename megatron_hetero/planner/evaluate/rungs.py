@@ -15,7 +15,7 @@ from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.layouts import Layouts
 from megatron_hetero.planner.moves.refine import arranged
-from megatron_hetero.planner.problem import Structure
+from megatron_hetero.planner.problem import Chain, Structure
 from megatron_hetero.planner.shapes.spread import Spreader
 
 _TUNING = {1: 30_000, 2: 300_000}
@@ -23,6 +23,9 @@ _TUNING = {1: 30_000, 2: 300_000}
 
 _WAITS = 1 - 1e-3
 """Pipelines that wait for less than the rest of this part are not launched further ahead."""
+
+
+_Outline = tuple[tuple[int, ...], Chain, int, tuple[tuple[str, int], ...]]
 
 
 class Rungs:
@@ -43,6 +46,10 @@ class Rungs:
         self.tails = Tails(board.problem)
         spreader = Spreader(board.problem, self.kind_of)
         self.layouts = Layouts(self.kind_of, spreader, self.tails, self.candidate)
+        self._num_kinds = 1 + max(self.kind_of.values(), default=0)
+        self._outlines: dict[int, _Outline] = {}
+        """By the identity of chains, which are kept in them."""
+        self._shapes: dict[tuple[int, ...], int] = {}
         self.work = 0
         self.best_s = inf
         """The shortest step, with queues, of the structures that were simulated."""
@@ -166,18 +173,27 @@ class Rungs:
 
     def image(self, structure: Structure) -> Hashable:
         """Return equal for structures in which like nodes are exchanged as a whole."""
-        numbers: dict[str, tuple[int, int]] = {}
-        counts: dict[int, int] = {}
-        shape = self.completer.shape
-        image = []
-        for key, chain in sorted([(shape(chain), chain) for chain in structure]):
-            nodes = []
-            for unit in chain:
-                for node, _ in unit.parts:
-                    if node not in numbers:
-                        kind = self.kind_of[node]
-                        counts[kind] = counts.get(kind, 0) + 1
-                        numbers[node] = kind, counts[kind]
-                    nodes.append(numbers[node])
-            image.append((key, tuple(nodes)))
+        numbers: dict[str, int] = {}
+        counts = [0] * self._num_kinds
+        image: list[int] = []
+        for _, _, number, nodes in sorted(map(self._outline, structure)):
+            image.append(-number)
+            for node, kind in nodes:
+                known = numbers.get(node)
+                if known is None:
+                    counts[kind] += 1
+                    known = numbers[node] = counts[kind] * self._num_kinds + kind
+                image.append(known)
         return tuple(image)
+
+    def _outline(self, chain: Chain) -> _Outline:
+        """Return what tells chains apart: shape, the chain, a number of its shape, and the node and
+        kind of each part.  Structures share chains, which are known by identity: quicker than by
+        the names in them."""
+        known = self._outlines.get(id(chain))
+        if known is None:
+            shape = self.completer.shape(chain)
+            number = self._shapes.setdefault(shape, len(self._shapes) + 1)
+            nodes = [(node, self.kind_of[node]) for unit in chain for node, _ in unit.parts]
+            known = self._outlines[id(chain)] = shape, chain, number, tuple(nodes)
+        return known

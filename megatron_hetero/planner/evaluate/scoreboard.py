@@ -10,7 +10,7 @@ from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.step_time import work_bound_s
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement
-from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, least_step_s
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import LaunchRule
 from megatron_hetero.planner.evaluate.candidate import Candidate, ranked_time_s
@@ -18,6 +18,7 @@ from megatron_hetero.planner.evaluate.canonical import canonical
 from megatron_hetero.planner.evaluate.out_of_memory import OutOfMemory
 from megatron_hetero.planner.evaluate.replica_shapes import ReplicaShapes
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.restrictions.sites import sites_are_apart
 
 Progress = Callable[[float, int, float], None]
 """Called with the best step time so far in seconds, the placements priced so far, and a lower bound
@@ -68,8 +69,8 @@ class Scoreboard:
         return self.nearest_stock if self.problem.objective.stock_only else self.nearest
 
     @cached_property
-    def _by_time(self) -> bool:
-        """Return whether of two placements the faster one is the better, whatever else they are."""
+    def is_by_time(self) -> bool:
+        """Whether of two placements the faster one is the better, whatever else they are."""
         objective = self.problem.objective
         return not objective.stock_only and not objective.may_want_fewer(self.problem.cluster)
 
@@ -177,6 +178,11 @@ class Scoreboard:
         candidate = self.score(placement, strategy, whole=whole)
         return candidate and self._with_counts.get(candidate.placement, candidate)
 
+    def least_step_s(self, placement: Placement) -> float:
+        """Return what its step takes at least, whatever its exchange takes and its launch
+        counts."""
+        return least_step_s(self._replica_costs(placement)[2])
+
     def keep_counts(self, placement: Placement, cost: PlacementCost, strategy: str) -> None:
         """Keep a priced placement with launch counts that fits; its devices are canonical."""
         self._insert(self._fitting_with_counts, self.candidate(placement, cost, strategy))
@@ -210,7 +216,7 @@ class Scoreboard:
             rank_order: as of `Candidate`, were it plain.
         """
         self.num_priced += 1
-        if cost.missing_bytes > 0 or not _sites_are_apart(self.problem, placement):
+        if cost.missing_bytes > 0 or not sites_are_apart(self.problem, placement):
             return None
         candidate = self.candidate(placement, cost, strategy, rank_order)
         self._keep_stock(candidate)
@@ -233,9 +239,7 @@ class Scoreboard:
     def _price(
         self, placement: Placement, rank_order: RankOrder | None, strategy: str, whole: bool
     ) -> Candidate | None:
-        costs = self.problem.costs.sharded_as(placement)
-        rows = costs.vocab_rows(placement.widths)
-        replicas = [self.replica_cost(replica, costs, rows) for replica in placement.replicas]
+        costs, rows, replicas = self._replica_costs(placement)
         if not whole and self._is_beaten(replicas, rank_order is not None):
             self.num_priced += 1
             self._beaten.add(placement)
@@ -243,7 +247,7 @@ class Scoreboard:
         cost = costs.combine(placement, tuple(replicas), rows)
         candidate = self.candidate(placement, cost, strategy, rank_order)
         self.num_priced += 1
-        if not _sites_are_apart(self.problem, placement):
+        if not sites_are_apart(self.problem, placement):
             return None
         if cost.missing_bytes > 0:
             self.out_of_memory.keep(candidate)
@@ -256,19 +260,23 @@ class Scoreboard:
             self._insert(self._fitting_with_counts, with_counts)
         return candidate
 
+    def _replica_costs(self, placement: Placement) -> tuple[CostModel, int, list[ReplicaCost]]:
+        """Return prices of a placement, its rows of the vocabulary, and one price for all replicas
+        that are alike."""
+        costs = self.problem.costs.sharded_as(placement)
+        rows = costs.vocab_rows(placement.widths)
+        return costs, rows, [self.replica_cost(r, costs, rows) for r in placement.replicas]
+
     def _is_beaten(self, replicas: Sequence[ReplicaCost], is_stock: bool) -> bool:
         """Return whether a placement that fits is slower than all that are kept, of stock
         Megatron's too if it is one, whatever its exchange takes and its launch counts: most are,
         and the exchange takes longest to price."""
-        if len(self._fitting) < _NUM_KEPT or not self._by_time:
+        if len(self._fitting) < _NUM_KEPT or not self.is_by_time:
             return False
-        stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
-        least_s = max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)
+        least_s = least_step_s(replicas)
         if is_stock and (len(self._stock) < _NUM_STOCK or least_s <= self._stock[-1].step_time_s):
             return False
-        return least_s > self._fitting[-1].step_time_s and all(
-            stage.missing_bytes <= 0 for stage in stages
-        )
+        return least_s > self._fitting[-1].step_time_s and all(r.fits for r in replicas)
 
     def _keep(self, candidate: Candidate) -> None:
         self._keep_stock(candidate)
@@ -294,19 +302,3 @@ class Scoreboard:
         """Tell who looks on how far the search is."""
         if self._progress and self.best is not None:
             self._progress(self.best.step_time_s, self.num_priced, self._bound_s)
-
-
-def _sites_are_apart(problem: Problem, placement: Placement) -> bool:
-    """Check that, with data parallelism kept inside sites, all holders of a layer are on one
-    site."""
-    if not problem.cluster.limits.no_data_parallel_across_sites:
-        return True
-    nodes = problem.cluster.node_by_name
-    site_of_layer: dict[int, str] = {}
-    for replica in placement.replicas:
-        for first, stage in zip(replica.first_layers, replica.stages, strict=True):
-            sites = {nodes[device.node].site for device in stage.devices[:: stage.width]}
-            for layer in range(first, first + stage.num_layers):
-                if sites != {site_of_layer.setdefault(layer, min(sites))}:
-                    return False
-    return True

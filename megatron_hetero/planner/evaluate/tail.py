@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, Self
 
@@ -33,6 +34,23 @@ class _Holders(NamedTuple):
         return cls(nodes, min([unit.width for unit in units]))
 
 
+@dataclass(eq=False)
+class _Ring:
+    """A ring of holders: what of its bytes each of its ways carries, and among how many GPUs they
+    are divided inside a node.
+
+    Of each path inside a node, how often it is taken, seconds a byte and those of all latencies;
+    the same of paths between nodes, which are taken once; and of lines that paths share their
+    speed.
+    """
+
+    factor: float
+    width: int
+    inside: list[tuple[int, int, float, float]] = field(default_factory=list)
+    between: list[tuple[int, float, float]] = field(default_factory=list)
+    lines: list[tuple[int, float]] = field(default_factory=list)
+
+
 class Tails:
     """Estimates for one problem."""
 
@@ -50,20 +68,23 @@ class Tails:
         self.place = {node.name: (node.site, node.name) for node in cluster.nodes}
         self.node_of = cluster.node_by_name
         self.has_lines, self.lines = cluster.has_lines, cluster.lines
+        self._rings: dict[tuple[_Holders, ...], _Ring] = {}
+        self._paths: dict[tuple[str, ...], int] = {}
+        """Numbers of paths between two nodes, or inside one, and of lines."""
         self._edges: dict[tuple[str, str], tuple[float, float]] = {}
 
     def estimate_s(self, found: Completion) -> float:
         """Return seconds of the gradient exchange, about."""
         chains = found.structure
-        seconds: dict[tuple[str, str] | str, float] = {}
+        seconds: dict[int, float] = {}
         is_divided = divides(chains)
         if self.tied:
             ends = [unit for own in chains for unit in {own[0], own[-1]}]
-            self._ring(seconds, [_Holders.of(ends)], self.word_bytes)
+            self._take(seconds, (_Holders.of(ends),), self.word_bytes)
         elif len(chains) > 1 or is_divided:
             for index in (0, -1):
                 ends = [own[index] for own in chains]
-                self._ring(seconds, [_Holders.of(ends)], self.word_bytes)
+                self._take(seconds, (_Holders.of(ends),), self.word_bytes)
         if len(chains) > 1 or is_divided:
             alike: dict[tuple[int, ...], list[Chain]] = {}
             for own, filled in zip(chains, found.filled, strict=True):
@@ -81,38 +102,50 @@ class Tails:
                 whole = end - first - (found.sharded[stages[0]] if found.sharded else 0)
                 groups[stages] = groups.get(stages, 0) + whole
             for stages, num_layers in groups.items():
-                held = [of[stage] for of, stage in zip(holders, stages, strict=True)]
-                self._ring(seconds, held, num_layers * self.layer_bytes)
+                held = tuple([of[stage] for of, stage in zip(holders, stages, strict=True)])
+                self._take(seconds, held, num_layers * self.layer_bytes)
         return max(seconds.values(), default=0.0)
 
-    def _ring(
-        self,
-        seconds: dict[tuple[str, str] | str, float],
-        holders: Sequence[_Holders],
-        num_bytes: float,
+    def _take(
+        self, seconds: dict[int, float], holders: tuple[_Holders, ...], num_bytes: float
     ) -> None:
-        """Add a ring to the seconds by path (two nodes), and by the line that paths share."""
+        """Add an exchange around a ring to the seconds by path, and by the line that paths
+        share."""
+        ring = self._rings.get(holders)
+        if ring is None:
+            ring = self._rings[holders] = self._ring(holders)
+        part = ring.factor * num_bytes
+        parts = part / ring.width
+        for path, inside, per_byte, latency_s in ring.inside:
+            taken_s = inside * (parts * per_byte + latency_s)
+            seconds[path] = seconds.get(path, 0.0) + taken_s
+        for path, per_byte, latency_s in ring.between:
+            seconds[path] = seconds.get(path, 0.0) + (part * per_byte + latency_s)
+        for path, bytes_per_s in ring.lines:
+            seconds[path] = seconds.get(path, 0.0) + part / bytes_per_s
+
+    def _ring(self, holders: Sequence[_Holders]) -> _Ring:
+        """Return what a ring takes of its paths, groups of each node side by side."""
         on_node = Counter(chain.from_iterable([of.nodes for of in holders]))
         number = on_node.total()
-        if number < 2:
-            return
-        width = min([of.width for of in holders])
-        nodes = sorted(on_node, key=self.place.__getitem__)
-        part, latencies = 2 * (number - 1) / number * num_bytes, 2 * (number - 1)
+        ring = _Ring(2 * max(number - 1, 0) / max(number, 1), min([of.width for of in holders]))
+        nodes = sorted(on_node, key=self.place.__getitem__) if number > 1 else []
+        latencies = 2 * (number - 1)
         for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True):
             inside = on_node[a] - (a != b)
             if inside:
                 per_byte, latency_s = self._edge(a, a)
-                once_s = part / width * per_byte + latencies * latency_s
-                seconds[a, a] = seconds.get((a, a), 0.0) + inside * once_s
+                ring.inside.append((self._path(a, a), inside, per_byte, latencies * latency_s))
             if a == b:
                 continue
             per_byte, latency_s = self._edge(a, b)
-            once_s = part * per_byte + latencies * latency_s
-            seconds[a, b] = seconds.get((a, b), 0.0) + once_s
+            ring.between.append((self._path(a, b), per_byte, latencies * latency_s))
             for line in self.lines(a, b) if self.has_lines else ():
-                taken_s = seconds.get(line.name, 0.0)
-                seconds[line.name] = taken_s + part / line.bytes_per_s
+                ring.lines.append((self._path(line.name), line.bytes_per_s))
+        return ring
+
+    def _path(self, *name: str) -> int:
+        return self._paths.setdefault(name, len(self._paths))
 
     def _edge(self, a: str, b: str) -> tuple[float, float]:
         key = (a, b)

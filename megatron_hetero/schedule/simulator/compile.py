@@ -22,12 +22,17 @@ _FORWARD = ("forward", "send_forward", "recv_forward")
 
 
 class CompiledSend(NamedTuple):
-    """A message to be posted; `key` names it on both sides."""
+    """A message to be posted over a boundary; `key` names it on both sides."""
 
     key: int
     operation: Operation
     receiver: int
-    crossing: Crossing
+    boundary: int
+    is_forward: bool
+
+    def crossing(self, pipeline: Pipeline) -> Crossing:
+        """Return what the message takes in a pipeline of this programme."""
+        return (pipeline.forward if self.is_forward else pipeline.backward)[self.boundary]
 
 
 @dataclass(slots=True)
@@ -52,7 +57,6 @@ class Messages:
     """The messages of one stage of a pipeline, by the passes that make and take them."""
 
     def __init__(self, pipeline: Pipeline, stage: int) -> None:
-        self._pipeline = pipeline
         schedule = pipeline.schedule
         self._chain, self._num_micro_batches = schedule.chain, schedule.num_micro_batches
         self._places = [schedule.virtual_stage(stage, c) for c in range(schedule.num_chunks(stage))]
@@ -72,13 +76,13 @@ class Messages:
         boundary = self._places[work.chunk] - (not is_forward)
         if not 0 <= boundary < len(self._chain) - 1:
             return None
-        crossings = self._pipeline.forward if is_forward else self._pipeline.backward
         kind: OperationKind = "send_forward" if is_forward else "send_backward"
         return CompiledSend(
             self._key(boundary, is_forward, work.micro_batch),
             work if work.kind == kind else Operation(kind, work.micro_batch, work.chunk),
             self._chain[boundary + 1 if is_forward else boundary],
-            crossings[boundary],
+            boundary,
+            is_forward,
         )
 
     def _key(self, boundary: int, is_forward: bool, micro_batch: int) -> int:

@@ -115,12 +115,16 @@ class _Engine:
         self.queue: list[tuple[float, int, _SimulatedStage | None, int]] = []
         self.num_queued = 0
         self.ready: list[_SimulatedStage] = []
+        self.pipelines = pipelines
+        known: dict[object, list[CompiledInstruction]] = {}  # pipelines alike have one programme
         for index, pipeline in enumerate(pipelines):
-            is_overlapped = pipeline.sends == "overlapped"
+            compiled = compile_overlapped if pipeline.sends == "overlapped" else compile_programme
             for stage in range(pipeline.schedule.num_stages):
                 made = _SimulatedStage((index, stage))
-                compiled = compile_overlapped if is_overlapped else compile_programme
-                made.instructions = list(reversed(compiled(pipeline, stage)))
+                key = id(pipeline.schedule), stage, pipeline.times[stage], pipeline.sends
+                if key not in known:
+                    known[key] = compiled(pipeline, stage)[::-1]
+                made.instructions = known[key].copy()
                 self.stages[made.id] = made
                 self.run_.operations[made.id] = made.operations
 
@@ -215,7 +219,7 @@ class _Engine:
         stage.posted = True
         pipeline, number = stage.id
         for send in stage.instructions[-1].sends:
-            crossing = send.crossing
+            crossing = send.crossing(self.pipelines[pipeline])
             start_s, end_s = self.paths.take(crossing.hops, now_s)
             arrival_s = end_s + crossing.latency_s
             key = (pipeline, send.key)

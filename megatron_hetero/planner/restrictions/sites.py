@@ -1,0 +1,22 @@
+"""Data parallelism kept inside sites (`limits.no_data_parallel_across_sites`)."""
+
+from __future__ import annotations
+
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.problem import Problem
+
+
+def sites_are_apart(problem: Problem, placement: Placement) -> bool:
+    """Check that, with data parallelism kept inside sites, all holders of a layer are on one
+    site."""
+    if not problem.cluster.limits.no_data_parallel_across_sites:
+        return True
+    nodes = problem.cluster.node_by_name
+    site_of_layer: dict[int, str] = {}
+    for replica in placement.replicas:
+        for first, stage in zip(replica.first_layers, replica.stages, strict=True):
+            sites = {nodes[device.node].site for device in stage.devices[:: stage.width]}
+            for layer in range(first, first + stage.num_layers):
+                if sites != {site_of_layer.setdefault(layer, min(sites))}:
+                    return False
+    return True
