@@ -40,8 +40,6 @@ _CHANGES = (0.75, 1.3)
 """By which a price is changed."""
 _MUCH = 0.05
 """Where the word embedding may be is told apart first if its exchange takes more of the step."""
-_PRICED_PART = 0.85
-"""Of the work, where GPUs have prices: most of what these prove is proved by then."""
 _GROUP = 4
 """Of ranges of numbers up to this ratio, all options needed for the least are tabulated."""
 
@@ -80,11 +78,10 @@ def launch_bound_s(
         for number, numbers in enumerate(ranges)
         if numbers[0] <= numbers[1]
     ]
-    max_work = effort.max_work * (1.0 if counting.is_small else _PRICED_PART)
     number, work, proved_s = len(heap), 0, enough_s
     while heap:
         proved_s, _, branch = heapq.heappop(heap)
-        if proved_s >= enough_s or work > max_work:
+        if proved_s >= enough_s or work > effort.max_work:
             break
         if progress is not None:
             progress(proved_s)
