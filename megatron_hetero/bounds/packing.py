@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from megatron_hetero.bounds.chains.stages import Floats, Ints
+from megatron_hetero.rounding import ROUNDING, at_most
 
 _NEAR = 1.001
 _MAX_PACKED = 1_000
@@ -33,7 +34,7 @@ class ReplicaTimes:
     def most(self, step_s: float) -> Floats:
         """Return the most sequences that may be done in a step, by GPUs of each class."""
         least, most = (ends.reshape(-1, *(1,) * (self.least_s.ndim - 1)) for ends in self.ranges.T)
-        done = np.floor(most // self.each * (step_s / self.least_s) * (1 + 1e-9)) * self.each
+        done = np.floor(most // self.each * (step_s / self.least_s) * (1 + ROUNDING)) * self.each
         value: Floats = np.where(done >= least, np.minimum(done, most), 0.0).max(axis=0)
         return value
 
@@ -71,7 +72,7 @@ def _is_possible(
     fewest, most = num_replicas
     value = np.maximum.reduce([size.most(step_s) for size in sizes])
     if value.ndim == 1 and len(value) > _MAX_PACKED:
-        return _most_of_many(value, most) >= num_sequences * (1 - 1e-9)
+        return at_most(num_sequences, _most_of_many(value, most))
     # A replica does something: where there is none for so few GPUs, there is no packing.
     value = np.where(value > 0, value, -np.inf)
     packed, power, left = None, value, fewest

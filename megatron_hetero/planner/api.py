@@ -47,12 +47,12 @@ from megatron_hetero.planner.stock.strategy import (
     stock_plan_and_explanation,
 )
 from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.rounding import below
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
 from megatron_hetero.schedule.orders.best import best_of_orders
 from megatron_hetero.units import format_bytes
 
 _NOT_TRIED = "not tried: the search was interrupted"
-_ALIKE = 1e-9
 _NEAR = 0.05
 _MAX_NEAR = 6
 """Of the plans that follow the best, those that may come first with other orders."""
@@ -178,7 +178,7 @@ def _is_chosen(
     """Return whether the best of all that stock flags can say is what was asked for: the fastest
     of stock, or the simplest within a part of the first."""
     is_near = within is not None and stock.step_time_s <= (1 + within) * first.step_time_s
-    is_faster = stock.step_time_s < best.step_time_s * (1 - _ALIKE)
+    is_faster = below(stock.step_time_s, best.step_time_s)
     return (stock_only and is_faster) or (is_near and (is_faster or not best.is_stock))
 
 

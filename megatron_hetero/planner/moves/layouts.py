@@ -15,6 +15,7 @@ from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.like_groups import like_exchanges
 from megatron_hetero.planner.shapes.spread import Spreader
+from megatron_hetero.rounding import below
 
 _MAX_LONGER = 1.005
 """What relieving contention may cost in all else."""
@@ -24,7 +25,6 @@ _MAX_ESTIMATED = 60_000
 """Groups in all exchanges that are estimated at a time."""
 _NUM_PRICED = 6
 """Of these, the exchanges that are priced."""
-_ROUNDING = 1 - 1e-9
 
 Laid = tuple[Completion, Candidate]
 """A completed structure, and its price."""
@@ -90,6 +90,6 @@ class Layouts:
             self.work += num_groups
         for _, _, moved in sorted(ranked, key=lambda entry: entry[:2])[:_NUM_PRICED]:
             priced = self.price(moved)
-            if priced is not None and priced.step_time_s < _ROUNDING * candidate.step_time_s:
+            if priced is not None and below(priced.step_time_s, candidate.step_time_s):
                 return moved, priced
         return None

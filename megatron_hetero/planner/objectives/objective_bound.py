@@ -31,13 +31,13 @@ from megatron_hetero.planner.machines.node_pools import (
 )
 from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.rounding import ROUNDING
+from megatron_hetero.units import HOUR_S
 
 _MAX_SELECTIONS = 20_000
 _MAX_TIGHT = 40
 """Selections bounded tightly."""
 _MAX_GPUS_TIGHT = 64
-_NEGLIGIBLE = 1e-9
-"""An excess that is rounding."""
 
 WORK_RELAXES = (
     "machines in fractions; memory, whole layers and micro-batches, pipeline fill, stage "
@@ -100,7 +100,7 @@ def none_keeps_the_limits(problem: Problem) -> bool:
     elif not isinf(bound.value):
         return False
     return isinf(least_s) or (
-        objective.standing_of(cluster, problem.num_gpus, least_s, None).excess > _NEGLIGIBLE
+        objective.standing_of(cluster, problem.num_gpus, least_s, None).excess > ROUNDING
     )
 
 
@@ -110,7 +110,7 @@ def _value(problem: Problem, promised: Promise) -> float | None:
     standing: Standing = problem.objective.standing_of(
         problem.cluster, promised.num_gpus, promised.step_s, promised.price_per_hour
     )
-    if standing.excess > _NEGLIGIBLE:
+    if standing.excess > ROUNDING:
         return None
     return promised.step_s if problem.objective.name == "throughput" else standing.value
 
@@ -125,11 +125,11 @@ def _by_work(problem: Problem, pools: Sequence[NodePool]) -> ObjectiveBound | No
             for o in pools
             if (price := o.price_per_hour(o.num_gpus)) is not None
         ]
-        return ObjectiveBound(work * min(prices) / 3600, WORK_RELAXES)
+        return ObjectiveBound(work * min(prices) / HOUR_S, WORK_RELAXES)
     if objective.name == "fewest-gpus" and objective.max_step_s is not None:
         missing, num_gpus = work / objective.max_step_s, 0
         for pool in sorted(pools, key=lambda o: o.layer_gpu_s):
-            needed = ceil(missing * pool.layer_gpu_s * (1 - 1e-9))
+            needed = ceil(missing * pool.layer_gpu_s * (1 - ROUNDING))
             taken = min(max(needed, 0), pool.most)
             num_gpus += taken
             missing -= taken / pool.layer_gpu_s

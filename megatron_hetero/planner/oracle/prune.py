@@ -18,6 +18,7 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.fill import placed_replica
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
 from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.rounding import ROUNDING
 
 Kinds = tuple[tuple[str, int], ...]
 """A chain up to the choice among a node's equal GPUs: (node, width) stage by stage."""
@@ -64,7 +65,7 @@ class Pruner:
     def __init__(self, problem: Problem, limit_s: float, max_splits: int) -> None:
         self.problem = problem
         self.splits_left = max_splits
-        self.limit_s = limit_s * (1 + 1e-9)
+        self.limit_s = limit_s * (1 + ROUNDING)
         self._most: dict[Kinds, int] = {}
         self._splits: dict[Kinds, list[tuple[int, Split]]] = {}
         self._times: dict[tuple[str, int, bool, bool], tuple[float, float]] = {}

@@ -13,6 +13,7 @@ from itertools import pairwise
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.rounding import ROUNDING
 
 _Path = NodePair | str
 """From one node to another, or the name of a line that such paths share."""
@@ -22,8 +23,6 @@ _Place = tuple[int, int]
 _MAX_EXCHANGES = 2_000
 """Exchanges to look at for some chains."""
 _MAX_IN_ALL = 20_000
-_LEAST_RELIEF = 1e-9
-"""Of the sum of squares: less is rounding."""
 
 
 class Spreader:
@@ -58,7 +57,7 @@ class Spreader:
         traffic = _SpreadTraffic(self.problem, chains, micro_batches)
         moved, last = False, self.work + _MAX_EXCHANGES
         while traffic.seconds and self.work < last:
-            least = _LEAST_RELIEF * sum(s * s for s in traffic.seconds.values())
+            least = ROUNDING * sum(s * s for s in traffic.seconds.values())
             best: tuple[float, _Place, _Place] | None = None
             for one, other in traffic.exchanges(self.kind_of):
                 self.work += 1

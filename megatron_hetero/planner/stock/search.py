@@ -43,6 +43,7 @@ from megatron_hetero.planner.stock.divisions import (
 )
 from megatron_hetero.planner.stock.grids import StockGrid, stock_grids
 from megatron_hetero.planner.stock.plan import stock_plan
+from megatron_hetero.rounding import below
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 MAX_DIVISIONS = 200_000
@@ -54,7 +55,6 @@ _FEW_IN_VAIN = 8
 _BATCH = 4096
 Division = tuple[int, ...]
 """Layers of each virtual stage."""
-_TIE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class _StockSearch:
         )
         cut = []
         for quick_s, _, case in ranked:
-            if quick_s >= self._best_s * (1 - _TIE) or self._is_spent():
+            if not below(quick_s, self._best_s) or self._is_spent():
                 break
             is_cut = self._num_divisions(case, self._best_s) > MAX_DIVISIONS
             found, is_done = self._search_case(case, _FEW_IN_VAIN)
@@ -197,7 +197,7 @@ class _StockSearch:
                 cut.append((quick_s, case))
         # With a best plan to beat fewer divisions are left of what was cut.
         for quick_s, case in cut:
-            if quick_s < self._best_s * (1 - _TIE) and not self._is_spent():
+            if below(quick_s, self._best_s) and not self._is_spent():
                 if self._num_divisions(case, self._best_s) > MAX_DIVISIONS:
                     self._is_exact = False
                 winner = self._search_case(case)[0] or winner
@@ -226,7 +226,7 @@ class _StockSearch:
         bounds_s = np.concatenate([case.least_times_s(divisions[b : b + _BATCH]) for b in batches])
         self._num_bounded += len(divisions)
         for index in np.argsort(bounds_s, kind="stable"):
-            if bounds_s[index] >= self._best_s * (1 - _TIE) or self._is_spent():
+            if not below(bounds_s[index], self._best_s) or self._is_spent():
                 return
             yield tuple(divisions[index].tolist())
 
@@ -272,7 +272,7 @@ class _StockSearch:
         bounds_s = case.least_times_s(np.array(found))
         self._num_bounded += len(found)
         for index in map(int, np.argsort(bounds_s, kind="stable")):
-            if bounds_s[index] >= self._best_s * (1 - _TIE) or self._is_spent():
+            if not below(bounds_s[index], self._best_s) or self._is_spent():
                 return None
             if self._simulate(case, found[index]):
                 return found[index]
@@ -292,7 +292,7 @@ class _StockSearch:
         shape = _shape(plan)
         if shape not in self._best_of or step.step_time_s < self._best_of[shape][0]:
             self._best_of[shape] = step.step_time_s, plan
-        if step.step_time_s >= self._best_s * (1 - _TIE):
+        if not below(step.step_time_s, self._best_s):
             return False
         self._best_s, self._best = step.step_time_s, plan
         return True
