@@ -111,7 +111,7 @@ def _together(some: Floats, others: Floats) -> Floats:
     return best.reshape(some.shape)
 
 
-@lru_cache(maxsize=16)
+@lru_cache
 def _padded_places(shape: tuple[int, ...]) -> Ints:
     """Return where the cells of an array are in one of nearly twice the length along every axis."""
     places: Ints = np.ravel_multi_index(np.indices(shape), [2 * n - 1 for n in shape]).ravel()

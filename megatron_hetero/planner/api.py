@@ -53,7 +53,6 @@ from megatron_hetero.schedule.orders.best import best_of_orders
 from megatron_hetero.units import format_bytes
 
 _NOT_TRIED = "not tried: the search was interrupted"
-_NEAR = 0.05
 _MAX_NEAR = 6
 """Of the plans that follow the best, those that may come first with other orders."""
 
@@ -106,9 +105,10 @@ def plan_cluster(
     )  # fmt: skip
     if problem.objective.stock_only or simplest_within is not None:
         return _explained(problem, progress, strategy, schedules, prove, simplest_within)[0]
-    return _searched(
+    *_, plan = _searched(
         problem, progress, strategy, schedules, prove, simplest_within, bounded=bounded
-    )[3]
+    )
+    return plan
 
 
 @no_collector()
@@ -292,7 +292,7 @@ def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterato
     compare by their steps."""
     if problem.objective.name != "throughput":
         return
-    most_s = (1 + _NEAR) * best.step_time_s
+    most_s = (1 + USUAL_PART) * best.step_time_s
     for candidate in distinct(board.ranking_of_all)[:_MAX_NEAR]:
         if candidate.placement != best.placement and candidate.step_time_s <= most_s:
             yield bare_plan(problem, candidate, idle_reasons(problem, board, candidate))

@@ -22,6 +22,7 @@ from megatron_hetero.errors import HeteroError, InfeasiblePlanError, Unsupported
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
+from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.restrictions.mixture import MIXED, with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import lacking, used_types, with_precision
 from megatron_hetero.schedule.estimate import estimate_plan
@@ -39,8 +40,6 @@ _FIELDS = {
 _TRIED = ((DIVIDE,), (OVERLAP,), (DIVIDE, OVERLAP), (DIVIDE, OVERLAP, GATHER))
 """Each after its parts; Megatron gathers parameters in the buckets of the second alone."""
 
-_WORTH_SAYING = 5e-3
-"""Flags that gain less than this part of the step are not named."""
 _MANY_GPUS = 64
 """Above this the search in another precision is a short one."""
 
@@ -99,7 +98,7 @@ def _gains(
             continue
         step_s = best_of[frozenset(lacking)] = estimates.step_time_s
         parts = (t for tried, t in best_of.items() if tried < frozenset(lacking))
-        if step_s < min((from_s, *parts)) - _WORTH_SAYING * from_s:
+        if step_s < min((from_s, *parts)) - MIN_GAIN * from_s:
             yield FlagGain(lacking, from_s, step_s)
 
 
@@ -143,7 +142,7 @@ def _gain_of_idle(
     )
     words = [f"{then[name]} {name}" for name in sorted(joining) if then[name]]
     step_s = other.estimates.step_time_s if other.estimates else inf
-    if words and step_s < (1 - _WORTH_SAYING) * from_s:
+    if words and step_s < (1 - MIN_GAIN) * from_s:
         yield FlagGain(flags, from_s, step_s, instead, " and ".join(words))
 
 

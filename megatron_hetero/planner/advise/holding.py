@@ -26,10 +26,11 @@ from megatron_hetero.planner.advise.nothing_fits.first_fit import (
 from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.portfolio import default_strategies, search
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.units import MAX_BANDWIDTH_BYTES_PER_S
 
 GPUS_OF_A_NODE = 8
 """Groups are up to this wide."""
-_LINK = Link(100e9, 5e-6)
+_LINK = Link(MAX_BANDWIDTH_BYTES_PER_S, 0.0)
 """Any: what fits does not depend on it."""
 
 

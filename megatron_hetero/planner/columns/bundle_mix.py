@@ -14,6 +14,7 @@ import numpy as np
 from megatron_hetero.planner.columns.bundle_shapes import all_shapes
 from megatron_hetero.planner.columns.packing import Floats, pack
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
+from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.completion.fill import FilledChain, Filler
 from megatron_hetero.planner.problem import Chain, Unit
 
@@ -21,8 +22,6 @@ _STEP_RATIO = 1.25
 """Bundles are generated for step times on a geometric grid, and shared by the times between."""
 _MAX_ROUNDS = 3
 _MAX_SCARCITY_ROUNDS = 3
-_MIN_GAIN = 5e-3
-"""A bundle must bring this part of its pool's micro-batches more than its nodes do already."""
 _MAX_ENUMERATED = 1000
 """Bundles of a pool that are made without asking for their worth."""
 _MAX_KNOWN = 40
@@ -136,7 +135,7 @@ class PoolBundles:
             for count in {1, most}:
                 share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
                 ranked.append((bundle.filled.quick_time_s(share), count, index, bundle))
-        ranked.sort(key=lambda entry: entry[:3])
+        ranked.sort()
         return [((bundle, count),) for _, count, _, bundle in ranked]
 
     def best_shapes(self, step_s: float) -> list[BundleShape]:
@@ -175,7 +174,7 @@ class PoolBundles:
                 total, values = self._relaxed(step_s)
             found = False
             for pricer in self.pricers:
-                found |= self._price(pricer, step_s, values, _MIN_GAIN * total)
+                found |= self._price(pricer, step_s, values, MIN_GAIN * total)
             if not found:
                 break
         return True

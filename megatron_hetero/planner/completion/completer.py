@@ -16,6 +16,7 @@ from megatron_hetero.cost.placement import (
     with_optimizer_shares,
     with_sharded_layers,
 )
+from megatron_hetero.planner.completion.counts import NEGLIGIBLE_TRIP
 from megatron_hetero.planner.completion.filled import Filled, shares
 from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StagePlace
@@ -25,8 +26,6 @@ from megatron_hetero.planner.problem import Chain, Problem, Unit, keep_step
 from megatron_hetero.planner.refit.refit import minimax
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
-_NEGLIGIBLE = 0.01
-"""Round trips below this part of a period are not hidden by launch counts (as in `counts`)."""
 _MAX_TURNS = 3
 """Pipelines are tuned anew for other shares of the batch so often at most."""
 
@@ -258,7 +257,7 @@ class Completer:
         times_s = [option.time_s for option in plain.options]
         period_s = max(times_s)
         trips_s, _ = self.trips(tables, chain)
-        hops_s = [trip_s / 2 if trip_s > _NEGLIGIBLE * period_s else 0.0 for trip_s in trips_s]
+        hops_s = [trip_s / 2 if trip_s > NEGLIGIBLE_TRIP * period_s else 0.0 for trip_s in trips_s]
         if not any(hops_s):
             return None
         wanted = [min(count, most) for count in launch_counts(times_s, hops_s)]
@@ -287,7 +286,7 @@ class Completer:
         slowest_s, longest_s = max(times_s), max(trips_s, default=0.0)
         if has_counts:
             period_s = max(slowest_s, busiest_s)
-        elif longest_s < _NEGLIGIBLE * slowest_s:
+        elif longest_s < NEGLIGIBLE_TRIP * slowest_s:
             period_s = max(slowest_s + longest_s, busiest_s)
         else:
             period_s = steady_period_s(times_s, trips_s, busiest_s)

@@ -11,14 +11,13 @@ from dataclasses import replace
 from itertools import islice
 
 from megatron_hetero.planner.completion.completer import Completion
+from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.like_groups import like_exchanges
 from megatron_hetero.planner.shapes.spread import Spreader
 from megatron_hetero.rounding import below
 
-_MAX_LONGER = 1.005
-"""What relieving contention may cost in all else."""
 _PROMISING = 0.97
 """Of a step, what its pipelines may take so that other layouts of its groups are worth a look."""
 _MAX_ESTIMATED = 60_000
@@ -68,7 +67,7 @@ class Layouts:
             return found, candidate
         wider = replace(found, structure=tuple(chains))
         priced = self.price(wider)
-        if priced is None or priced.step_time_s > _MAX_LONGER * candidate.step_time_s:
+        if priced is None or priced.step_time_s > (1 + MIN_GAIN) * candidate.step_time_s:
             return found, candidate
         return wider, priced
 

@@ -14,6 +14,7 @@ from itertools import chain, repeat
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, shares_tokens
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 from megatron_hetero.plan.stock_ranks import RankOrder
+from megatron_hetero.planner.completion.counts import WORTH
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.canonical import canonical, is_symmetric
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
@@ -28,10 +29,6 @@ from megatron_hetero.planner.refit.refit import (
     on_devices_of,
     share_batch,
 )
-
-_WORTH = 1 - 1e-3
-"""What unlike sizes must bring."""
-
 
 _MANY_GPUS = 256
 """Above this a stage is a small part of a step: fewer placements are filled and polished."""
@@ -192,7 +189,7 @@ def _mixed(refitter: Refitter, size: int, sizes: Sequence[int], filled: Filled) 
     for shape in list(chosen):
         for other in sizes:
             trial = _filled(refitter, [{**chosen, shape: other}[of] for of in shapes])
-            if trial is not None and _quick_s(*trial) < _WORTH * _quick_s(*filled):
+            if trial is not None and _quick_s(*trial) < WORTH * _quick_s(*filled):
                 chosen[shape], filled = other, trial
     return filled
 

@@ -99,9 +99,8 @@ def none_keeps_the_limits(problem: Problem) -> bool:
         least_s = min(least_s, step_time_bound(costs, uneven=True).step_time_s)
     elif not isinf(bound.value):
         return False
-    return isinf(least_s) or (
-        objective.standing_of(cluster, problem.num_gpus, least_s, None).excess > ROUNDING
-    )
+    standing = objective.standing_of(cluster, problem.num_gpus, least_s, None)
+    return isinf(least_s) or standing.excess > ROUNDING
 
 
 def _value(problem: Problem, promised: Promise) -> float | None:

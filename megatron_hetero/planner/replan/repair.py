@@ -145,7 +145,7 @@ def _replaced(
 def _absorbed(replica: OldReplica) -> Iterator[Pipeline]:
     """Give the layers of lost stages to the stage before, to the one behind, or half to
     each."""
-    for part in (0.0, 0.5, 1.0):
+    for part in (0, 1 / 2, 1):
         pieces: list[Piece] = []
         waiting = 0
         for unit, width, layers in replica.stages:
