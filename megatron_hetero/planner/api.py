@@ -28,7 +28,7 @@ from megatron_hetero.planner.advise.idle import idle_reasons
 from megatron_hetero.planner.advise.nothing_fits.first_fit import FirstFit
 from megatron_hetero.planner.advise.nothing_fits.infeasible import infeasible_error
 from megatron_hetero.planner.advise.simplest import USUAL_PART, simplest
-from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.candidate import NUM_NEAR, Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer, distinct
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.exchange_groups import with_groups
@@ -53,8 +53,6 @@ from megatron_hetero.schedule.orders.best import best_of_orders
 from megatron_hetero.units import format_bytes
 
 _NOT_TRIED = "not tried: the search was interrupted"
-_MAX_NEAR = 6
-"""Of the plans that follow the best, those that may come first with other orders."""
 
 
 @no_collector()
@@ -293,7 +291,7 @@ def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterato
     if problem.objective.name != "throughput":
         return
     most_s = (1 + USUAL_PART) * best.step_time_s
-    for candidate in distinct(board.ranking_of_all)[:_MAX_NEAR]:
+    for candidate in distinct(board.ranking_of_all)[:NUM_NEAR]:
         if candidate.placement != best.placement and candidate.step_time_s <= most_s:
             yield bare_plan(problem, candidate, idle_reasons(problem, board, candidate))
 

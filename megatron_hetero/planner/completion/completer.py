@@ -26,9 +26,6 @@ from megatron_hetero.planner.problem import Chain, Problem, Unit, keep_step
 from megatron_hetero.planner.refit.refit import minimax
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
-_MAX_TURNS = 3
-"""Pipelines are tuned anew for other shares of the batch so often at most."""
-
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -360,7 +357,7 @@ class Completer:
         tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}
         total = sum(found.num_micro_batches)
         best, before = found, found
-        for turn in range(_MAX_TURNS):
+        while True:
             filled, times_s = [], []
             for chain, own, number in zip(
                 before.structure, before.filled, before.num_micro_batches, strict=True
@@ -371,7 +368,7 @@ class Completer:
                 filled.append(tuned[key][0])
                 times_s.append(tuned[key][1])
             made = replace(before, filled=tuple(filled), quick_s=max(times_s))
-            if turn and made.quick_s >= best.quick_s:
+            if best is not found and made.quick_s >= best.quick_s:
                 break
             best = made
             counts, quick_s = shares(total, filled)

@@ -15,6 +15,15 @@ from megatron_hetero.planner.objectives.objective import KEEPS_LIMITS, Standing
 PLUGIN_GAIN = 0.02
 """Part of the step that must be gained by what takes the plug-in where stock Megatron runs the
 rest: sharded layers, experts that are dealt out, an exchange by groups of machines."""
+NEAR = 1.02
+"""Steps up to so many times the best may be the best after all, priced more exactly."""
+NUM_NEAR = 6
+"""Plans that follow the best and may come first with what the search leaves out: other orders, an
+exchange by groups."""
+NUM_TAKEN = 16
+"""Candidates that are taken over from the board of a part of the problem."""
+NUM_KEPT = 64
+"""Candidates that a ranking keeps."""
 LOW_CONTENTION = 0.5, 0.85
 """Contention up to which placements come before those with more of it."""
 

@@ -20,6 +20,7 @@ from megatron_hetero.bounds.step_time import step_time_bound
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.machines.node_pools import (
+    MAX_SELECTIONS,
     NodePool,
     Promise,
     Selection,
@@ -34,10 +35,8 @@ from megatron_hetero.planner.problem import Problem
 from megatron_hetero.rounding import ROUNDING
 from megatron_hetero.units import HOUR_S
 
-_MAX_SELECTIONS = 20_000
-_MAX_TIGHT = 40
-"""Selections bounded tightly."""
-_MAX_GPUS_TIGHT = 64
+_MAX_WORK = 1_000
+"""GPUs of all selections bounded tightly."""
 
 WORK_RELAXES = (
     "machines in fractions; memory, whole layers and micro-batches, pipeline fill, stage "
@@ -62,7 +61,7 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
     if not problem.objective.may_want_fewer(problem.cluster) or not has_every_plan(problem.costs):
         return None
     pools = node_pools(problem)
-    selections = all_selections(pools, _MAX_SELECTIONS)
+    selections = all_selections(pools, MAX_SELECTIONS)
     if selections is None:
         return _by_work(problem, pools)
     tight = _may_be_tight(problem, pools)
@@ -71,12 +70,12 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
         value = _value(problem, promise(problem, pools, selection))
         if value is not None:
             heapq.heappush(heap, (value, selection, ""))
-    num_tight = 0
+    work = 0
     while heap:
         value, selection, relaxes = heap[0]
-        if relaxes or not tight or num_tight == _MAX_TIGHT:
+        if relaxes or not tight or work >= _MAX_WORK:
             return ObjectiveBound(value, relaxes or WORK_RELAXES)
-        num_tight += 1
+        work += sum(selection)
         heapq.heappop(heap)
         promised = promise(problem, pools, selection)
         bound = step_time_bound(_costs(problem, pools, selection), uneven=True)
@@ -137,10 +136,8 @@ def _by_work(problem: Problem, pools: Sequence[NodePool]) -> ObjectiveBound | No
 
 
 def _may_be_tight(problem: Problem, pools: Sequence[NodePool]) -> bool:
-    """Return whether selections may be bounded one by one: few GPUs, and machines of a pool
-    that are alike in all their links too, so that the first ones stand for any."""
-    if problem.num_gpus > _MAX_GPUS_TIGHT:
-        return False
+    """Return whether selections may be bounded one by one: machines of a pool are alike in all
+    their links too, so that the first ones stand for any."""
     links: dict[tuple[int, int], set[Link]] = {}
     index = {node.name: k for k, pool in enumerate(pools) for node in pool.nodes}
     for (a, b), link in problem.cluster.node_links.items():

@@ -20,9 +20,8 @@ _Path = NodePair | str
 _Place = tuple[int, int]
 """(replica, stage)."""
 
-_MAX_EXCHANGES = 2_000
-"""Exchanges to look at for some chains."""
-_MAX_IN_ALL = 20_000
+_MAX_WORK = 20_000
+"""Exchanges to look at, for all chains."""
 
 
 class Spreader:
@@ -49,14 +48,14 @@ class Spreader:
             micro_batches: of each chain.
         """
         key = tuple(chains), tuple(micro_batches)
-        if key not in self._known and self.work < _MAX_IN_ALL:
+        if key not in self._known and self.work < _MAX_WORK:
             self._known[key] = self._spread(*key)
         return self._known.get(key)
 
     def _spread(self, chains: Sequence[Chain], micro_batches: Sequence[int]) -> list[Chain] | None:
         traffic = _SpreadTraffic(self.problem, chains, micro_batches)
-        moved, last = False, self.work + _MAX_EXCHANGES
-        while traffic.seconds and self.work < last:
+        moved = False
+        while traffic.seconds and self.work < _MAX_WORK:
             least = ROUNDING * sum(s * s for s in traffic.seconds.values())
             best: tuple[float, _Place, _Place] | None = None
             for one, other in traffic.exchanges(self.kind_of):
