@@ -130,7 +130,7 @@ class GroupShares:
         best = tuple(scale * share for share in shares)
         best_s = self._stage_s(best, place, num_layers)
         while True:
-            steps = product(kinds, (-4, -2, -1, 1, 2, 4))
+            steps = product(kinds, (-2, -1, 1, 2))
             trials = [
                 tuple(s + step * (g == kind) for s, g in zip(best, gpus, strict=True))
                 for kind, step in steps
