@@ -40,9 +40,6 @@ _FIELDS = {
 _TRIED = ((DIVIDE,), (OVERLAP,), (DIVIDE, OVERLAP), (DIVIDE, OVERLAP, GATHER))
 """Each after its parts; Megatron gathers parameters in the buckets of the second alone."""
 
-_MANY_GPUS = 64
-"""Above this the search in another precision is a short one."""
-
 
 @dataclass(frozen=True)
 class FlagGain:
@@ -130,10 +127,8 @@ def _gain_of_idle(
     from_s: float,
 ) -> Iterator[FlagGain]:
     """Yield what the best plan of the job `asked` gains where some of `joining` train in it."""
-    is_large = len(cluster.devices) > _MANY_GPUS
-    strategy = "columns" if is_large else "auto"
     try:
-        other = plan_cluster(cluster, asked, profile=profile, strategy=strategy, bounded=False)
+        other = plan_cluster(cluster, asked, profile=profile, strategy="columns", bounded=False)
     except (InfeasiblePlanError, UnsupportedError):
         return
     then = Counter(
