@@ -11,14 +11,13 @@ from functools import lru_cache
 
 import numpy as np
 
+from megatron_hetero.bounds.chains.least_chains import MAX_NUMBERS
 from megatron_hetero.bounds.chains.stages import Floats, Ints
 from megatron_hetero.rounding import ROUNDING, at_most
 
 _NEAR = 1.001
 _MAX_PACKED = 1_000
 """Up to so many units of price replicas are packed whole."""
-_MAX_SUMS = 200_000
-"""So many sums are looked at at once."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def _together(some: Floats, others: Floats) -> Floats:
     places = _padded_places(some.shape)
     best = np.full(some.size, -np.inf)
     chosen = np.flatnonzero(rises)
-    for part in np.array_split(chosen, len(chosen) * some.size // _MAX_SUMS + 1):
+    for part in np.array_split(chosen, len(chosen) * some.size // MAX_NUMBERS + 1):
         if len(part):
             rest = padded.ravel()[places[-1] + places - places[part][:, None]]
             best = np.maximum(best, (rest + others.ravel()[part][:, None]).max(axis=0))

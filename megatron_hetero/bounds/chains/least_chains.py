@@ -29,8 +29,8 @@ from megatron_hetero.bounds.chains.stages import PLACES, ChainStageOptions, Floa
 
 _Singles = npt.NDArray[np.float32]
 
-_MAX_NUMBERS = 50_000
-"""Of one operation: ranges beyond it are taken one part after the other."""
+MAX_NUMBERS = 50_000
+"""Of one operation: what is beyond it is taken one part after the other."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ChainTimes:
         its sequences: what does k of n takes k / n of the step at least.
         """
         size = self.options.width.size * self.depth * int(np.prod(self.shape))
-        some = max(1, _MAX_NUMBERS // max(1, size))
+        some = max(1, MAX_NUMBERS // max(1, size))
         least: Floats = np.concatenate(
             [
                 self._least_s(np.array(ranges[i : i + some]).T, cut_s)

@@ -43,7 +43,7 @@ from megatron_hetero.planner.stock.divisions import (
 )
 from megatron_hetero.planner.stock.grids import StockGrid, stock_grids
 from megatron_hetero.planner.stock.plan import stock_plan
-from megatron_hetero.rounding import below
+from megatron_hetero.rounding import at_most, below
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 MAX_DIVISIONS = 200_000
@@ -88,13 +88,17 @@ BESIDE_A_PLAN = StockLimits(num_cases=2_000, num_bounded=100_000, num_simulated=
 MAX_GPUS_BESIDE_A_PLAN = 12
 
 
+def is_quick(problem: Problem) -> bool:
+    """Return whether all that stock flags can say is looked through in seconds."""
+    return problem.num_gpus <= MAX_GPUS_BESIDE_A_PLAN
+
+
 def stock_beside_a_plan(problem: Problem) -> StockResult | None:
     """Return `best_stock_plan` within limits, for a plan to be compared with; None too for
     clusters that are too large for it, where speed is not all that counts, and under prices
     other than the project's own."""
-    is_large = problem.num_gpus > MAX_GPUS_BESIDE_A_PLAN
     has_goal = problem.objective.may_want_fewer(problem.cluster)
-    if is_large or has_goal or problem.make_costs is not CostModel:
+    if not is_quick(problem) or has_goal or problem.make_costs is not CostModel:
         return None
     return best_stock_plan(problem, BESIDE_A_PLAN)
 
@@ -239,8 +243,11 @@ class _StockSearch:
         below_s = self._best_s
         if self._num_divisions(case, below_s) > MAX_DIVISIONS:
             low_s = case.pace_s()
-            high_s = min(below_s, 64 * low_s)
-            for _ in range(30):
+            high_s = low_s
+            while high_s < below_s and self._num_divisions(case, high_s) <= _FEW_DIVISIONS:
+                high_s *= 2
+            high_s = min(high_s, below_s)
+            while not at_most(high_s, low_s):
                 middle_s = (low_s + high_s) / 2
                 few = self._num_divisions(case, middle_s) <= _FEW_DIVISIONS
                 low_s, high_s = (middle_s, high_s) if few else (low_s, middle_s)
