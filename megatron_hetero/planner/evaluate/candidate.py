@@ -16,7 +16,8 @@ PLUGIN_GAIN = 0.02
 """Part of the step that must be gained by what takes the plug-in where stock Megatron runs the
 rest: sharded layers, experts that are dealt out, an exchange by groups of machines."""
 NEAR = 1.02
-"""Steps up to so many times the best may be the best after all, priced more exactly."""
+"""Steps up to so many times the best may be the best after all: priced more exactly, with queues or
+with more forwards ahead."""
 NUM_NEAR = 6
 """Plans that follow the best and may come first with what the search leaves out: other orders, an
 exchange by groups."""
