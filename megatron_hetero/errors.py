@@ -6,10 +6,20 @@ do about it.  Anything else that escapes is a defect of ours and keeps its trace
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+_NUM_NAMED = 8
 EXIT_RANK_DIED = 6
 """Exit code of a command that started ranks, of which one died."""
 EXIT_INTERRUPTED = 130
 """Exit code of a command that the user stopped (Ctrl-C): 128 + SIGINT."""
+
+
+def some_of(names: Sequence[str], separator: str = ", ") -> str:
+    """Write the first few names of a message, and how many more there are."""
+    left_over = len(names) - _NUM_NAMED
+    more = f" and {left_over} more"
+    return separator.join(names[:_NUM_NAMED]) + (more if left_over > 0 else "")
 
 
 class HeteroError(Exception):

@@ -12,6 +12,9 @@ from decimal import Decimal
 
 from megatron_hetero.errors import UsageError
 
+MILLION = 1e6
+HOUR_S = 3600.0
+
 MAX_BANDWIDTH_BYTES_PER_S = 1e13
 MAX_BYTES = 1 << 50
 MAX_DURATION_S = 86400.0
@@ -154,7 +157,7 @@ def format_duration(seconds: float) -> str:
     if size < 0.5e-9:  # what rounding leaves of a difference
         return "0 s"
     if size >= 600:
-        return f"{seconds / 3600:.3g} h" if size >= 3600 else f"{seconds / 60:.3g} min"
+        return f"{seconds / HOUR_S:.3g} h" if size >= HOUR_S else f"{seconds / 60:.3g} min"
     return _format(seconds * 1e9, 1000.0, ("ns", "us", "ms", "s"))
 
 

@@ -23,6 +23,8 @@ from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.errors import BoundFaultWarning, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, TrafficEstimate
+from megatron_hetero.rounding import at_most
+from megatron_hetero.units import HOUR_S, MILLION
 
 
 def workload_of(plan: Plan) -> Workload:
@@ -99,10 +101,10 @@ def estimates_of(
         measured=cost.measured,
         price_per_hour=None if price is None else price.per_hour,
         price_per_million_tokens=(
-            None if price is None else price.of_tokens(1e6, cost.step_time_s, tokens)
+            None if price is None else price.of_tokens(MILLION, cost.step_time_s, tokens)
         ),
         traffic_price_per_hour=(
-            None if price is None else price.egress_per_step * 3600 / cost.step_time_s
+            None if price is None else price.egress_per_step * HOUR_S / cost.step_time_s
         ),
         traffic=() if price is None else tuple(_traffic(price, cost.step_time_s)),
     )
@@ -114,7 +116,7 @@ _MAX_CAUSES = 24
 
 def _traffic(price: Price, step_time_s: float) -> Iterator[TrafficEstimate]:
     """Yield the dearest causes, and all others as one for each pair of sites."""
-    steps_per_hour = 3600 / step_time_s
+    steps_per_hour = HOUR_S / step_time_s
     others: dict[tuple[str, str], tuple[float, float]] = {}
     for number, part in enumerate(price.traffic):
         if number >= _MAX_CAUSES:
@@ -144,16 +146,17 @@ def _bound_of(
         return _bound_of_divided(costs, cost)
     if why_outside(costs, placement, cost) is not None:
         return _bound_of_free_groups(costs, placement, cost)
-    most_s = cost.step_time_s * (1 + 1e-9)
     bound = Bound(inf, "")
     other_exchange = bool(placement.exchange_groups)
     if not (in_parts or other_exchange):
         # More than this need not be proved: a bound beyond the step is a fault already.
         bound = prove(costs, 1.01 * cost.step_time_s, uneven=placement.has_shares)
-    if bound.step_time_s > most_s and (in_parts or is_stock or other_exchange):
+    if not at_most(bound.step_time_s, cost.step_time_s) and (
+        in_parts or is_stock or other_exchange
+    ):
         work_s = work_bound_s(costs, in_parts=True, uneven=placement.has_shares)
         bound = Bound(work_s, WORK_BOUND_RELAXES)
-    if bound.step_time_s <= most_s:
+    if at_most(bound.step_time_s, cost.step_time_s):
         return bound
     _warn_of_fault(bound, cost)
     return None
@@ -162,7 +165,7 @@ def _bound_of(
 def _bound_of_divided(costs: CostModel, cost: PlacementCost) -> Bound | None:
     """Return the bound of a plan with stages whose groups divide sequences; it holds for all."""
     bound = Bound(divided_bound_s(costs), WORK_BOUND_RELAXES)
-    if bound.step_time_s <= cost.step_time_s * (1 + 1e-9):
+    if at_most(bound.step_time_s, cost.step_time_s):
         return bound if bound.step_time_s else None
     _warn_of_fault(bound, cost)
     return None
@@ -178,7 +181,7 @@ def _bound_of_free_groups(
     if step_s is None:
         return None
     bound = Bound(step_s, FREE_GROUPS_RELAX)
-    if step_s <= cost.step_time_s * (1 + 1e-9):
+    if at_most(step_s, cost.step_time_s):
         return bound
     _warn_of_fault(bound, cost)
     return None

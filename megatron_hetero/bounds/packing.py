@@ -11,13 +11,13 @@ from functools import lru_cache
 
 import numpy as np
 
+from megatron_hetero.bounds.chains.least_chains import MAX_NUMBERS
 from megatron_hetero.bounds.chains.stages import Floats, Ints
+from megatron_hetero.rounding import ROUNDING, at_most
 
 _NEAR = 1.001
 _MAX_PACKED = 1_000
 """Up to so many units of price replicas are packed whole."""
-_MAX_SUMS = 200_000
-"""So many sums are looked at at once."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ReplicaTimes:
     def most(self, step_s: float) -> Floats:
         """Return the most sequences that may be done in a step, by GPUs of each class."""
         least, most = (ends.reshape(-1, *(1,) * (self.least_s.ndim - 1)) for ends in self.ranges.T)
-        done = np.floor(most // self.each * (step_s / self.least_s) * (1 + 1e-9)) * self.each
+        done = np.floor(most // self.each * (step_s / self.least_s) * (1 + ROUNDING)) * self.each
         value: Floats = np.where(done >= least, np.minimum(done, most), 0.0).max(axis=0)
         return value
 
@@ -71,7 +71,7 @@ def _is_possible(
     fewest, most = num_replicas
     value = np.maximum.reduce([size.most(step_s) for size in sizes])
     if value.ndim == 1 and len(value) > _MAX_PACKED:
-        return _most_of_many(value, most) >= num_sequences * (1 - 1e-9)
+        return at_most(num_sequences, _most_of_many(value, most))
     # A replica does something: where there is none for so few GPUs, there is no packing.
     value = np.where(value > 0, value, -np.inf)
     packed, power, left = None, value, fewest
@@ -103,14 +103,14 @@ def _together(some: Floats, others: Floats) -> Floats:
     places = _padded_places(some.shape)
     best = np.full(some.size, -np.inf)
     chosen = np.flatnonzero(rises)
-    for part in np.array_split(chosen, len(chosen) * some.size // _MAX_SUMS + 1):
+    for part in np.array_split(chosen, len(chosen) * some.size // MAX_NUMBERS + 1):
         if len(part):
             rest = padded.ravel()[places[-1] + places - places[part][:, None]]
             best = np.maximum(best, (rest + others.ravel()[part][:, None]).max(axis=0))
     return best.reshape(some.shape)
 
 
-@lru_cache(maxsize=16)
+@lru_cache
 def _padded_places(shape: tuple[int, ...]) -> Ints:
     """Return where the cells of an array are in one of nearly twice the length along every axis."""
     places: Ints = np.ravel_multi_index(np.indices(shape), [2 * n - 1 for n in shape]).ravel()

@@ -92,14 +92,13 @@ def step_time_bound(
     num_gpus = sum(c.num_gpus for c in classes)
     num_options = sum(len(c.widths) for c in classes)
     too_large = costs.workload.model.num_layers * num_options > _MAX_LAYER_OPTIONS
-    if num_gpus > effort.max_gpus:
-        effort = QUICK
-    if not classes or num_gpus > effort.max_gpus or too_large:
+    possible = next((one for one in (effort, QUICK) if num_gpus <= one.max_gpus), None)
+    if not classes or possible is None or too_large:
         return Bound(work_s, WORK_BOUND_RELAXES)
     work_s = max(work_s, _site_bound_s(sizes, classes, is_mixed=may_mix_sizes(costs)))
     most_s = min(enough_s, _LONGEST * work_s)
     return Bound(
-        *launch_bound_s(sizes, works_s, classes, work_s, most_s, effort, progress, uneven=uneven)
+        *launch_bound_s(sizes, works_s, classes, work_s, most_s, possible, progress, uneven=uneven)
     )
 
 

@@ -17,11 +17,11 @@ from megatron_hetero.flags.emit import check_user_flags
 from megatron_hetero.flags.notes import unread_lines
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.planner.advise.holding import (
-    GPUS_OF_A_NODE,
     Holding,
     holdings,
     plan_that_fits,
 )
+from megatron_hetero.planner.advise.nothing_fits.relaxations import SERVER_GPUS
 from megatron_hetero.report.text.words import GIB
 
 _PLANNING = ("near", "prove", "output", "profile", "simplest", "stock")
@@ -63,7 +63,7 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     recompute = "no" if training.recompute == "none" else training.recompute
     output.show(
         f"The fewest GPUs of each type that hold {workload.source}, in one pipeline of equal "
-        f"groups of up to {GPUS_OF_A_NODE} and {reserve} in reserve",
+        f"groups of up to {SERVER_GPUS} and {reserve} in reserve",
         _table(found),
         f"as given: with the job's --micro-batch-size {training.micro_batch_size} and "
         f"{recompute} recompute, which plans may change. "

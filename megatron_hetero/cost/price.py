@@ -13,6 +13,7 @@ from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.step_cost import PlacementCost
+from megatron_hetero.units import HOUR_S
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Price:
 
     def of_step(self, step_time_s: float) -> float:
         """Price a step of `step_time_s` seconds."""
-        return self.per_hour * step_time_s / 3600 + self.egress_per_step
+        return self.per_hour * step_time_s / HOUR_S + self.egress_per_step
 
     def of_tokens(self, num_tokens: float, step_time_s: float, tokens_per_step: float) -> float:
         """Price the training of `num_tokens` tokens.

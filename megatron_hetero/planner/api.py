@@ -28,7 +28,7 @@ from megatron_hetero.planner.advise.idle import idle_reasons
 from megatron_hetero.planner.advise.nothing_fits.first_fit import FirstFit
 from megatron_hetero.planner.advise.nothing_fits.infeasible import infeasible_error
 from megatron_hetero.planner.advise.simplest import USUAL_PART, simplest
-from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.candidate import NUM_NEAR, Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer, distinct
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.exchange_groups import with_groups
@@ -47,15 +47,12 @@ from megatron_hetero.planner.stock.strategy import (
     stock_plan_and_explanation,
 )
 from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.rounding import below
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
 from megatron_hetero.schedule.orders.best import best_of_orders
 from megatron_hetero.units import format_bytes
 
 _NOT_TRIED = "not tried: the search was interrupted"
-_ALIKE = 1e-9
-_NEAR = 0.05
-_MAX_NEAR = 6
-"""Of the plans that follow the best, those that may come first with other orders."""
 
 
 @no_collector()
@@ -106,9 +103,10 @@ def plan_cluster(
     )  # fmt: skip
     if problem.objective.stock_only or simplest_within is not None:
         return _explained(problem, progress, strategy, schedules, prove, simplest_within)[0]
-    return _searched(
+    *_, plan = _searched(
         problem, progress, strategy, schedules, prove, simplest_within, bounded=bounded
-    )[3]
+    )
+    return plan
 
 
 @no_collector()
@@ -178,7 +176,7 @@ def _is_chosen(
     """Return whether the best of all that stock flags can say is what was asked for: the fastest
     of stock, or the simplest within a part of the first."""
     is_near = within is not None and stock.step_time_s <= (1 + within) * first.step_time_s
-    is_faster = stock.step_time_s < best.step_time_s * (1 - _ALIKE)
+    is_faster = below(stock.step_time_s, best.step_time_s)
     return (stock_only and is_faster) or (is_near and (is_faster or not best.is_stock))
 
 
@@ -292,8 +290,8 @@ def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterato
     compare by their steps."""
     if problem.objective.name != "throughput":
         return
-    most_s = (1 + _NEAR) * best.step_time_s
-    for candidate in distinct(board.ranking_of_all)[:_MAX_NEAR]:
+    most_s = (1 + USUAL_PART) * best.step_time_s
+    for candidate in distinct(board.ranking_of_all)[:NUM_NEAR]:
         if candidate.placement != best.placement and candidate.step_time_s <= most_s:
             yield bare_plan(problem, candidate, idle_reasons(problem, board, candidate))
 

@@ -20,7 +20,7 @@ from megatron_hetero.exchange.from_cluster import cluster_tree
 from megatron_hetero.exchange.groups.uplinks import Uplinks, relative_uplinks
 from megatron_hetero.exchange.tree import LinkTree
 from megatron_hetero.planner.completion.counts import MIN_GAIN
-from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.candidate import NUM_NEAR, PLUGIN_GAIN, Candidate
 from megatron_hetero.planner.evaluate.rescore import distinct
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem
@@ -28,9 +28,6 @@ from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.simulator.shared_paths import queued
 
-STOCK_GAIN = 0.02
-"""Part of the step that groups have to gain where stock Megatron runs the plan without them."""
-_MAX_TRIED = 6
 MAX_REPLICAS = 256
 """Plans of more replicas keep one exchange: every two holders have a price of their own, which of
 so many would take longer than the search."""
@@ -101,13 +98,13 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
     costs = problem.costs
     if not _may_group(problem, best.placement) or best.placement.exchange_groups:
         return best
-    wanted_s = best.step_time_s * (1 - (STOCK_GAIN if best.is_stock else MIN_GAIN))
+    wanted_s = best.step_time_s * (1 - (PLUGIN_GAIN if best.is_stock else MIN_GAIN))
     ranking = board.ranking_of_all
     # A shorter exchange may bring those before the best whose pipelines are shorter.
     by_pipelines = sorted(
         ranking, key=lambda candidate: (candidate.cost.pipelines_s, candidate.key)
     )
-    tried = [best, *distinct(ranking)[:_MAX_TRIED], *distinct(by_pipelines)[:_MAX_TRIED]]
+    tried = [best, *distinct(ranking)[:NUM_NEAR], *distinct(by_pipelines)[:NUM_NEAR]]
     found = best
     for candidate in tried:
         rest_s = candidate.step_time_s - candidate.cost.gradient_sync_s

@@ -48,7 +48,7 @@ def default_strategies(effort: int = 1) -> tuple[Strategy, ...]:
 STRATEGIES: Mapping[str, Callable[[], Sequence[Strategy]]] = {
     "auto": default_strategies,
     "columns": lambda: (Columns(),),
-    "constructive": lambda: (Constructive(max_gpus=None),),
+    "constructive": lambda: (Constructive(),),
     "exact": lambda: (Exact(),),
     "hexiscale": lambda: (HexiScale(),),
     "symmetric": lambda: (Symmetric(),),

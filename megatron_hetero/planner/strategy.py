@@ -6,6 +6,9 @@ from typing import Protocol
 
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 
+SEED_WORK = 15_000
+"""Stages priced by a strategy that brings structures to the search: n for a placement of n."""
+
 
 class Strategy(Protocol):
     """Looks for placements and scores them on the board; what it finds, the board keeps.

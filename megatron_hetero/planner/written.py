@@ -16,7 +16,7 @@ from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.problem import Problem
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _hash(workload: Workload) -> str:
     return workload_hash(workload)
 

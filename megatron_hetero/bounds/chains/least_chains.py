@@ -25,12 +25,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megatron_hetero.bounds.chains.stages import ChainStageOptions, Floats, Ints
+from megatron_hetero.bounds.chains.stages import PLACES, ChainStageOptions, Floats, Ints
 
 _Singles = npt.NDArray[np.float32]
 
-_MAX_NUMBERS = 50_000
-"""Of one operation: ranges beyond it are taken one part after the other."""
+MAX_NUMBERS = 50_000
+"""Of one operation: what is beyond it is taken one part after the other."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ChainTimes:
         its sequences: what does k of n takes k / n of the step at least.
         """
         size = self.options.width.size * self.depth * int(np.prod(self.shape))
-        some = max(1, _MAX_NUMBERS // max(1, size))
+        some = max(1, MAX_NUMBERS // max(1, size))
         least: Floats = np.concatenate(
             [
                 self._least_s(np.array(ranges[i : i + some]).T, cut_s)
@@ -104,7 +104,9 @@ class ChainTimes:
     def _least_s(self, ranges: Ints, cut_s: float) -> _Singles:
         """Return `least_s` of chains that take just so much; `ranges` is [end, range]."""
         total, num = self.num_layers, len(self.options.width)
-        lone, last, first, inner = (self._stages(place, ranges, cut_s) for place in (3, 1, 2, 0))
+        inner, last, first, lone = (
+            self._stages(place, ranges, cut_s) for place in range(len(PLACES))
+        )
         shape = (num, self.depth, ranges.shape[1], *self.shape)
         # [layers held, kind in front, stages from that one to the last - 2, range, *shape]
         behind = _infinite((total, num, self.depth - 1, *shape[2:]))
@@ -151,10 +153,10 @@ class ChainTimes:
         sync_s = options.sync_s[:, place][:, None, None]
         late = least[:, None] * rate_s + update_s + sync_s > cut_s
         own_s = np.where(late, np.inf, most[:, None] * rate_s + update_s)
-        own_s = own_s.transpose(3, 0, 1, 2).astype(np.float32)
-        time_s = options.time_s[:, place][:, rows].transpose(3, 0, 1, 2).astype(np.float32)
+        own_s = np.moveaxis(own_s, -1, 0).astype(np.float32)
+        time_s = np.moveaxis(options.time_s[:, place][:, rows], -1, 0).astype(np.float32)
         shape = (*own_s.shape, *(1,) * len(self.shape))
-        fitting = np.isfinite(own_s).any(axis=(1, 2, 3))
+        fitting = np.isfinite(own_s).reshape(len(own_s), -1).any(axis=1)
         most_layers = int(np.flatnonzero(fitting).max(initial=0))
         return _Stages(own_s.reshape(shape), time_s.reshape(shape), most_layers)
 

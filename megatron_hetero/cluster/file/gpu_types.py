@@ -9,7 +9,7 @@ from megatron_hetero.cluster.file.references import References
 from megatron_hetero.cluster.file.schema import ClusterSection, GpuSection
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, library_of_name
 from megatron_hetero.cluster.spec import GpuType
-from megatron_hetero.errors import ClusterError
+from megatron_hetero.errors import ClusterError, some_of
 from megatron_hetero.files import near_names
 
 
@@ -97,7 +97,7 @@ def check_inside_links(
     if not missing:
         return
     quoted = [f'"{node.name}"' for node in missing.values()]
-    shown = ", ".join(quoted[:8]) + (f" and {len(quoted) - 8} more" if len(quoted) > 8 else "")
+    shown = some_of(quoted)
     first = next(iter(missing))
     have = (
         f"node {shown} has {missing[first].count} GPUs"

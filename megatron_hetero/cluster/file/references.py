@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from megatron_hetero.errors import ClusterError
+from megatron_hetero.errors import ClusterError, some_of
 from megatron_hetero.files import Document, format_keypath, near_names
 
 
@@ -39,10 +39,9 @@ class References:
             self.fail(keypath, f'there is no {kind} "{name}"{hint}; there is {listed(names)}')
 
 
-def listed(names: Sequence[str], limit: int = 8) -> str:
+def listed(names: Sequence[str]) -> str:
     """Write `"a"` alone, or `{"a", "b" and 3 more}`."""
     if len(names) == 1:
         return f'"{names[0]}"'
-    shown = ", ".join(f'"{name}"' for name in names[:limit])
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{{{shown}{more}}}"
+    quoted = [f'"{name}"' for name in names]
+    return f"{{{some_of(quoted)}}}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.errors import some_of
 from megatron_hetero.plan.checks.violation import (
     Violation,
     layer_range,
@@ -28,7 +29,7 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
             yield Violation(
                 (*key, "node"),
                 f"machine {host.node} is not in the cluster, which has "
-                f"{_names(list(cluster.machines))}.",
+                f"{some_of(list(cluster.machines))}.",
             )
             continue
         node = islands[0]
@@ -143,8 +144,8 @@ def pinned_stages_are_where_they_belong(plan: Plan, cluster: Cluster) -> Iterato
             if pins and strangers:
                 yield Violation(
                     stage_key(r, s, "devices"),
-                    f"{stage_name(r, s)} uses {_names(strangers)}; the cluster's limits pin it to "
-                    f"{_names(pins)}.",
+                    f"{stage_name(r, s)} uses {some_of(strangers)}; the cluster's limits pin it to "
+                    f"{some_of(pins)}.",
                 )
 
 
@@ -162,7 +163,7 @@ def tensor_parallel_stays_where_allowed(plan: Plan, cluster: Cluster) -> Iterato
             if kind in forbidden and len(found) > 1:
                 yield Violation(
                     stage_key(r, s, "devices"),
-                    f"{stage_name(r, s)}: its tensor-parallel group spans {kind} {_names(found)}; "
+                    f"{stage_name(r, s)}: its tensor-parallel group spans {kind} {some_of(found)}; "
                     f"the cluster's limits forbid tensor parallelism across {kind}.",
                 )
         for node in islands:
@@ -188,7 +189,7 @@ def data_parallel_stays_in_sites(plan: Plan, cluster: Cluster) -> Iterator[Viola
         yield Violation(
             ("replicas",),
             f"replicas hold {layer_range(layers[0], layers[0])} on sites "
-            f"{_names(sorted(sites_of_layer[layers[0]]))} ({len(layers)} layers in all); the "
+            f"{some_of(sorted(sites_of_layer[layers[0]]))} ({len(layers)} layers in all); the "
             "cluster's limits forbid data parallelism across sites. Cut all replicas so that each "
             "layer stays on one site.",
         )
@@ -232,11 +233,6 @@ def estimated_memory_fits(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
 
 def _sites(stage: Stage, cluster: Cluster) -> list[str]:
     return sorted({cluster.node_of(device).site for device in stage.devices})
-
-
-def _names(names: list[str] | tuple[str, ...]) -> str:
-    shown = ", ".join(names[:8])
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
 
 
 INVARIANTS = (

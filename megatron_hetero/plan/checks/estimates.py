@@ -10,10 +10,8 @@ from collections.abc import Iterator
 
 from megatron_hetero.plan.checks.violation import Violation, stages
 from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.rounding import at_most
 from megatron_hetero.units import format_bytes
-
-RELATIVE_ROUNDING = 1e-9
-"""Room for the last digits when two estimates that were computed apart are compared."""
 
 _STALE = (
     "The figures are of the plan before an edit: remove `estimates`, and let `megatron-hetero "
@@ -58,7 +56,7 @@ def estimates_are_possible(plan: Plan) -> Iterator[Violation]:
                 ("estimates", field), f"estimates.{field} holds {value}; allowed is 0 or more."
             )
     bound, step = plan.estimates.bound_s, plan.estimates.step_time_s
-    if bound is not None and bound > step * (1 + RELATIVE_ROUNDING):
+    if bound is not None and not at_most(bound, step):
         yield Violation(
             ("estimates", "bound_s"),
             f"estimates.bound_s is {bound}, above step_time_s {step}; a lower bound cannot be.",

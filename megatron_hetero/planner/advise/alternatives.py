@@ -9,7 +9,7 @@ from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape
-from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem
@@ -20,7 +20,6 @@ from megatron_hetero.schedule.stock import reasons_not_stock
 from megatron_hetero.units import format_duration
 
 _NUM_RUNNERS_UP = 3
-_AS_PRICED = 0.02
 _WITHOUT_QUEUES = "priced without waiting for paths that replicas share"
 
 
@@ -111,9 +110,10 @@ def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) 
     assert plan.workload is not None  # the search gives it one
     costs = CostModel(cluster, plan.workload, problem.costs.profile)
     cost = plan_cost(plan, costs, placement_of(plan, cluster))
-    longer_s = found.step_time_s - best.step_time_s
+    more_s = found.step_time_s - best.step_time_s
     # Where its exchange, which is not the plug-in's, makes a difference, the parts say nothing.
-    is_as_priced = abs(cost.step_time_s - found.step_time_s) <= _AS_PRICED * found.step_time_s
+    shorter_s, longer_s = sorted((cost.step_time_s, found.step_time_s))
+    is_as_priced = longer_s <= NEAR * shorter_s
     return Alternative(
         format_layout(plan.layout),
         "stock",
@@ -121,7 +121,7 @@ def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) 
         found.step_time_s / best.step_time_s - 1,
         _why_slower(cost, best.cost)
         if is_as_priced and plan.schedule == "1f1b"
-        else f"its simulated step takes {format_duration(max(longer_s, 0.0))} more",
+        else f"its simulated step takes {format_duration(max(more_s, 0.0))} more",
         settings_text(plan, _micro_batch_sizes(problem, best.placement)),
     )
 

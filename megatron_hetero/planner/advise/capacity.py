@@ -16,7 +16,7 @@ from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.planner.problem import Problem
 
-_MAX_STATES = 1 << 15
+_MAX_STATES = 30_000
 """Above this many states of the exact bound, each kind of GPU is bounded by itself."""
 
 
@@ -73,7 +73,8 @@ def may_fit(problem: Problem, more: MoreGpus | None = None) -> bool:
         # ... and one no less than its equal part of the micro-batches.
         share = -(-problem.num_micro_batches // num_replicas)
         others = num_replicas - 1
-        fills = share >= min(problem.max_stages(), num_gpus - others)
+        most_stages = min(problem.max_stages(), num_gpus - others)
+        fills = share >= most_stages
         if (num_replicas == 1 or wanted or not fills) and _may_hold(
             problem, pools, share, num_gpus - others
         ):
@@ -103,7 +104,8 @@ def _pools(problem: Problem, more: MoreGpus | None) -> list[_Pool]:
 def _may_hold(problem: Problem, pools: Sequence[_Pool], share: int, num_gpus: int) -> bool:
     """Return whether one replica with `share` micro-batches may fit into `num_gpus` of the GPUs."""
     num_stages = min(problem.max_stages(), num_gpus)
-    if prod(pool.num_gpus + 1 for pool in pools) * num_stages <= _MAX_STATES:
+    num_states = prod(pool.num_gpus + 1 for pool in pools) * num_stages
+    if num_states <= _MAX_STATES:
         return _holds_together(problem, pools, share, num_gpus)
     alone = [_most_layers_alone(problem, pool, share, num_stages) for pool in pools]
     return sum(alone) >= problem.num_layers

@@ -22,6 +22,7 @@ from megatron_hetero.errors import HeteroError, InfeasiblePlanError, Unsupported
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
+from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.restrictions.mixture import MIXED, with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import lacking, used_types, with_precision
 from megatron_hetero.schedule.estimate import estimate_plan
@@ -38,11 +39,6 @@ _FIELDS = {
 }
 _TRIED = ((DIVIDE,), (OVERLAP,), (DIVIDE, OVERLAP), (DIVIDE, OVERLAP, GATHER))
 """Each after its parts; Megatron gathers parameters in the buckets of the second alone."""
-
-_WORTH_SAYING = 5e-3
-"""Flags that gain less than this part of the step are not named."""
-_MANY_GPUS = 64
-"""Above this the search in another precision is a short one."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def _gains(
             continue
         step_s = best_of[frozenset(lacking)] = estimates.step_time_s
         parts = (t for tried, t in best_of.items() if tried < frozenset(lacking))
-        if step_s < min((from_s, *parts)) - _WORTH_SAYING * from_s:
+        if step_s < min((from_s, *parts)) - MIN_GAIN * from_s:
             yield FlagGain(lacking, from_s, step_s)
 
 
@@ -131,10 +127,8 @@ def _gain_of_idle(
     from_s: float,
 ) -> Iterator[FlagGain]:
     """Yield what the best plan of the job `asked` gains where some of `joining` train in it."""
-    is_large = len(cluster.devices) > _MANY_GPUS
-    strategy = "columns" if is_large else "auto"
     try:
-        other = plan_cluster(cluster, asked, profile=profile, strategy=strategy, bounded=False)
+        other = plan_cluster(cluster, asked, profile=profile, strategy="columns", bounded=False)
     except (InfeasiblePlanError, UnsupportedError):
         return
     then = Counter(
@@ -143,7 +137,7 @@ def _gain_of_idle(
     )
     words = [f"{then[name]} {name}" for name in sorted(joining) if then[name]]
     step_s = other.estimates.step_time_s if other.estimates else inf
-    if words and step_s < (1 - _WORTH_SAYING) * from_s:
+    if words and step_s < (1 - MIN_GAIN) * from_s:
         yield FlagGain(flags, from_s, step_s, instead, " and ".join(words))
 
 

@@ -23,13 +23,13 @@ from megatron_hetero.planner.advise.nothing_fits.first_fit import (
     least_settings,
     with_least_settings,
 )
+from megatron_hetero.planner.advise.nothing_fits.relaxations import SERVER_GPUS
 from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.portfolio import default_strategies, search
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.units import MAX_BANDWIDTH_BYTES_PER_S
 
-GPUS_OF_A_NODE = 8
-"""Groups are up to this wide."""
-_LINK = Link(100e9, 5e-6)
+_LINK = Link(MAX_BANDWIDTH_BYTES_PER_S, 0.0)
 """Any: what fits does not depend on it."""
 
 
@@ -84,7 +84,7 @@ def plan_that_fits(cluster: Cluster, workload: Workload) -> str | None:
 
 
 def _node_of(gpu: GpuType, limits: Limits) -> Cluster:
-    node = Node("node", gpu, GPUS_OF_A_NODE, "main", "node", _LINK)
+    node = Node("node", gpu, SERVER_GPUS, "main", "node", _LINK)
     kept = Limits(
         max_tensor_parallel=limits.max_tensor_parallel,
         max_pipeline_parallel=limits.max_pipeline_parallel,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import nsmallest
-from itertools import islice
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.spec import Device, Node
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.candidate import Candidate
@@ -15,68 +14,77 @@ from megatron_hetero.planner.moves.fine import insertions
 from megatron_hetero.planner.problem import Problem, Unit, chains_of
 from megatron_hetero.units import format_duration
 
-_MAX_WORK = 20_000
-"""Stages of pipelines tried for a node with idle GPUs."""
+_MAX_WORK = 100_000
+"""Stages of pipelines tried for all idle GPUs together; each kind of node has an equal part of what
+is left."""
 _PRICED_PART = 10
 """Of the plans tried, those priced whole with their exchange: the fastest, one in so many."""
-_MAX_WORK_IN_ALL = 200_000
-"""Stages tried for all nodes together: in a plan of thousands each try prices thousands."""
-_MAX_GPUS_APART = 64
-"""In larger clusters one of several nodes or replicas that are alike answers for all."""
 
 
 def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[str, str]:
-    """Return a sentence for every GPU outside the plan: forbidden, unable, or tried and slower."""
+    """Return a sentence for every GPU outside the plan: forbidden, unable, or tried and slower.
+
+    One of several nodes or replicas that are alike answers for all.
+    """
     used = {device.name for device in best.placement.devices()}
     reasons = dict(problem.idle_reasons)
-    filler = Filler(problem)
-    chains = chains_of(best.placement)
-    known: dict[tuple[object, ...], str] = {}
-    shape = filler.shape if problem.num_gpus > _MAX_GPUS_APART else None
-    stages = sum(map(len, chains))
-    work = 0
+    by_kind: dict[object, list[tuple[Node, list[int]]]] = {}
     for node in problem.nodes:
         idle = [i for i in problem.gpus[node.name] if Device(node.name, i).name not in used]
-        if not idle:
-            continue
-        # Nodes that are alike, with as many idle GPUs, are tried once.
-        kind = (
-            *(node.gpu_type.name, node.site, len(idle), problem.widths[node.name], node.link),
-            *(node.uplink_bytes_per_s, node.nics),
-        )
-        if kind in known:
-            reasons.update({Device(node.name, i).name: known[kind] for i in idle})
-            continue
-        # Chains are filled anew with every GPU tried, by groups of one node that divide evenly.
-        is_cut = best.placement.has_shares or best.placement.has_context_parallel
-        if is_cut or work >= _MAX_WORK_IN_ALL:
-            reason = (
-                "not tried: the plan has groups that only its own shares divide"
-                if best.placement.has_shares
-                else "not tried: the plan has groups that divide sequences"
-                if is_cut
-                else "not tried: explaining idle GPUs had used up its work on nodes before it"
-            )
-            reasons.update({Device(node.name, i).name: reason for i in idle})
-            continue
-        widths = [width for width in problem.widths[node.name] if width <= len(idle)]
-        units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
-        tries = insertions(chains, units, problem.replica_counts(), shape)
-        placements = []
-        for moved in islice(tries, max(1, _MAX_WORK // stages)):
-            work += stages
-            placement = filler.placement(moved)
-            if placement is not None:
-                placements.append(placement)
-        tried = _best_of(board, placements, max(1, _MAX_WORK // stages // _PRICED_PART))
-        if tried is not None:
-            reason = _reason(problem, tried, best)
-        else:
-            reason = "no place for it fits memory, limits and the number of layers"
-        if problem.num_gpus > _MAX_GPUS_APART:
-            known[kind] = reason
-        reasons.update({Device(node.name, i).name: reason for i in idle})
+        if idle:
+            by_kind.setdefault(_kind(problem, node, len(idle)), []).append((node, idle))
+    work_left = _MAX_WORK
+    for number, alike in enumerate(by_kind.values()):
+        reason, work = _tried(problem, board, best, *alike[0], work_left // (len(by_kind) - number))
+        work_left -= work
+        reasons |= {Device(node.name, i).name: reason for node, idle in alike for i in idle}
     return dict(sorted(reasons.items()))
+
+
+def _kind(problem: Problem, node: Node, num_idle: int) -> object:
+    """Return equal for nodes whose idle GPUs have equal prospects."""
+    likeness = problem.likeness
+    paths = frozenset(likeness.hop(node.name, other.name) for other in problem.nodes)
+    own = likeness.node(node.name), node.site, node.uplink_bytes_per_s
+    return own, paths, problem.widths[node.name], num_idle
+
+
+def _tried(
+    problem: Problem,
+    board: Scoreboard,
+    best: Candidate,
+    node: Node,
+    idle: Sequence[int],
+    max_work: int,
+) -> tuple[str, int]:
+    """Return why idle GPUs of a node are idle, and the stages tried for that.
+
+    Args:
+        best: the plan without them.
+        idle: at least one.
+        max_work: stages to try, in one placement or more.
+    """
+    # Chains are filled anew with every GPU tried, by groups of one node that divide evenly.
+    if best.placement.has_shares:
+        return "not tried: the plan has groups that only its own shares divide", 0
+    if best.placement.has_context_parallel:
+        return "not tried: the plan has groups that divide sequences", 0
+    filler, chains = Filler(problem), chains_of(best.placement)
+    widths = [width for width in problem.widths[node.name] if width <= len(idle)]
+    units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
+    placements: list[Placement] = []
+    work, stages = 0, sum(map(len, chains))
+    for moved in insertions(chains, units, problem.replica_counts(), filler.shape):
+        if work and work + stages > max_work:
+            break
+        work += stages
+        placement = filler.placement(moved)
+        if placement is not None:
+            placements.append(placement)
+    tried = _best_of(board, placements, max(1, max_work // stages // _PRICED_PART))
+    if tried is None:
+        return "no place for it fits memory, limits and the number of layers", work
+    return _reason(problem, tried, best), work
 
 
 def _best_of(board: Scoreboard, placements: Iterable[Placement], most: int) -> Candidate | None:

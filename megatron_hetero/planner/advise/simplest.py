@@ -8,7 +8,6 @@ place, numbers and sizes of micro-batches, settings of stages, launch counts); a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.work.share import even_share_or_none
@@ -20,11 +19,8 @@ from megatron_hetero.schedule.stock import num_reasons_not_stock
 
 USUAL_PART = 0.05
 """How far behind the best the simplest plan may be where nobody says it."""
-_MAX_MADE_PLAIN = 16
-_MAX_COMPARED = 48
-_MAX_SIMULATED = 8
-_MAX_WORK = 20_000
-"""Stages of all placements compared: those of thousands of stages are looked at in less number."""
+_MAX_WORK = 10_000
+"""Stages of the placements compared."""
 
 
 def simplest(board: Scoreboard, best: Candidate, within: float) -> Candidate:
@@ -41,8 +37,8 @@ def simplest(board: Scoreboard, best: Candidate, within: float) -> Candidate:
             known.setdefault(candidate.placement, candidate)
     few = sorted(known.values(), key=lambda c: (not c.is_stock, num_unlike(c.placement), c.key))
     rescorer = Rescorer(board)
-    for candidate in islice(_ranked(board, few[:most]), _MAX_SIMULATED):
-        if candidate.placement == best.placement:
+    for candidate in _ranked(board, few[:most]):
+        if candidate.placement == best.placement or not rescorer.may_simulate(candidate):
             break
         # Without its queues a placement is never slower than with them.
         simulated = rescorer.with_queues(candidate)
@@ -79,14 +75,14 @@ def _ranked(board: Scoreboard, few: Sequence[Candidate]) -> Iterator[Candidate]:
 
 def _most_compared(best: Candidate) -> int:
     num_stages = sum(len(replica.stages) for replica in best.placement.replicas)
-    return max(1, min(_MAX_COMPARED, _MAX_WORK // num_stages))
+    return max(1, _MAX_WORK // num_stages)
 
 
 def _kept(board: Scoreboard, most: int) -> Iterator[Candidate]:
     yield from board.ranking_of_stock
     ranking = board.ranking_of_all
     yield from ranking
-    for candidate in ranking[: min(_MAX_MADE_PLAIN, most)]:
+    for candidate in ranking[:most]:
         if _can_be_plain(board, candidate.placement):
             # Without launch counts and settings of its stages; its micro-batches stay as they are.
             plain = board.score(candidate.placement, "simplest", whole=True)

@@ -19,14 +19,12 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.additions import Addition, additions
+from megatron_hetero.planner.completion.counts import WORTH
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.restrictions.one_library import kept_to_plan
 from megatron_hetero.schedule.simulator.shared_paths import queued
-
-_WORTH_PLANNING = 1e-3
-"""Additions that promise less than this part of a step are not planned."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def what_to_add(
     looked_at.sort(key=lambda entry: (entry[0], entry[1].what))
     found = []
     for number, (promised_s, addition) in enumerate(looked_at):
-        if number >= num_planned or promised_s > (1 - _WORTH_PLANNING) * own_s:
+        if number >= num_planned or promised_s > WORTH * own_s:
             found.append(WhatIf(addition.what, promised_s, None, None))
             continue
         say(f"planning with {addition.what}")

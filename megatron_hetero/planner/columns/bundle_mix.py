@@ -14,15 +14,15 @@ import numpy as np
 from megatron_hetero.planner.columns.bundle_shapes import all_shapes
 from megatron_hetero.planner.columns.packing import Floats, pack
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
+from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.completion.fill import FilledChain, Filler
 from megatron_hetero.planner.problem import Chain, Unit
+from megatron_hetero.rounding import ROUNDING
 
-_STEP_RATIO = 1.25
+STEP_RATIO = 1.25
 """Bundles are generated for step times on a geometric grid, and shared by the times between."""
-_MAX_ROUNDS = 3
-_MAX_SCARCITY_ROUNDS = 3
-_MIN_GAIN = 5e-3
-"""A bundle must bring this part of its pool's micro-batches more than its nodes do already."""
+MAX_ROUNDS = 3
+"""Of generating bundles for a better step time, for one step time, and with scarce nodes dearer."""
 _MAX_ENUMERATED = 1000
 """Bundles of a pool that are made without asking for their worth."""
 _MAX_KNOWN = 40
@@ -136,7 +136,7 @@ class PoolBundles:
             for count in {1, most}:
                 share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
                 ranked.append((bundle.filled.quick_time_s(share), count, index, bundle))
-        ranked.sort(key=lambda entry: entry[:3])
+        ranked.sort()
         return [((bundle, count),) for _, count, _, bundle in ranked]
 
     def best_shapes(self, step_s: float) -> list[BundleShape]:
@@ -163,19 +163,19 @@ class PoolBundles:
     def generate(self, step_s: float) -> bool:
         """Generate columns at the grid's step time next above `step_s`; whether it was
         new."""
-        level = int(np.ceil(np.log(step_s) / np.log(_STEP_RATIO)))
+        level = int(np.ceil(np.log(step_s) / np.log(STEP_RATIO)))
         if level in self._generated:
             return False
         self._generated.add(level)
-        step_s = _STEP_RATIO**level
+        step_s = STEP_RATIO**level
         values = self._first_values(step_s)
-        for _ in range(self._part_of(_MAX_ROUNDS)):
+        for _ in range(self._part_of(MAX_ROUNDS)):
             total = 0.0
             if self.columns().bundles:
                 total, values = self._relaxed(step_s)
             found = False
             for pricer in self.pricers:
-                found |= self._price(pricer, step_s, values, _MIN_GAIN * total)
+                found |= self._price(pricer, step_s, values, MIN_GAIN * total)
             if not found:
                 break
         return True
@@ -189,7 +189,7 @@ class PoolBundles:
         """
         found = False
         values = dict(values)
-        for _ in range(self._part_of(_MAX_SCARCITY_ROUNDS)):
+        for _ in range(self._part_of(MAX_ROUNDS)):
             scarce: set[int] = set()
             for shape in pricer.best(step_s, values, least):
                 if shape not in self.bundles:
@@ -291,7 +291,7 @@ class PoolBundles:
             worth, rows = worths[index], columns.rows[:, index]
             worth = worth - 1e-6 * worth.max() * rows.sum(axis=0)  # of equals, on fewer nodes
             taken = pack(worth, rows, left).taken
-            whole = np.floor(taken + 1e-6)
+            whole = np.floor(taken + ROUNDING)
             if not whole.any():
                 whole[np.argmax(taken)] = 1
             counts[index] += whole.astype(np.int64)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,16 @@ class BlockMenu:
         return [((self.num_widths == n) & (self.site == s), n, s) for n, s in keys]
 
 
+class _End(NamedTuple):
+    """How the cheapest pipeline of a period begins: stages behind the first block, its index, the
+    site behind it, and the layers behind."""
+
+    num_stages: int | Ints
+    block: int | Ints
+    site: int | Ints
+    layer: int | Ints
+
+
 @dataclass(frozen=True, eq=False)
 class _Behind:
     """What is behind a block: the cost by the layers behind, [block (or one for all), period,
@@ -110,8 +121,8 @@ class BundlePaths:
         num_periods, num_sites = len(self.periods_s), len(menu.hops_s)
         self.end_cost = 1 + step_s / self.periods_s - least_worth
         """[period]; infinite where there is no pipeline."""
-        self._end = np.full((num_periods, 4), -1, np.int64)
-        """Stages behind the first block, its index, the site behind it, and the layers behind."""
+        self._end = np.full((num_periods, len(_End._fields)), -1, np.int64)
+        """`_End` of each."""
         self._by: dict[int, Ints] = {}
         """The block before and the site behind that, as block * num_sites + site; by stages,
         [site, period, layer]."""
@@ -212,10 +223,9 @@ class BundlePaths:
         chosen, layer = np.divmod(choice[better], len(left))
         block, layer, period = index[chosen], layer + start, live[better]
         self.end_cost[period] = least[better]
-        self._end[period, 0] = num_stages
-        self._end[period, 1] = block
-        self._end[period, 2] = 0 if behind.site is None else behind.site[block, better, layer]
-        self._end[period, 3] = layer
+        site = 0 if behind.site is None else behind.site[block, better, layer]
+        end = _End(num_stages, block, site, layer)
+        self._end[period] = np.stack(np.broadcast_arrays(*end), axis=1)
 
     def _extend(self, num_stages: int, usable: Flags, behind: _Behind, room: _Room) -> None:
         """Put a block before what is there; the states behind it are found by its layers."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, permutations, product
+from itertools import islice, product
 from math import prod
 
 from megatron_hetero.cluster.spec import Node
-from megatron_hetero.planner.columns.kinds import cut
+from megatron_hetero.planner.columns.kinds import cut, ladder
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
+from megatron_hetero.planner.completion.order import some_orders
 from megatron_hetero.planner.problem import Chain, Problem, Unit
-
-_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""A kind's nodes are also tried in so many equal parts."""
 
 
 def all_shapes(
@@ -26,14 +24,14 @@ def all_shapes(
     kinds = sorted({b.kind for b in pricer.blocks}, key=lambda k: _memory_key(table, k))
     counts = {k: list(range(capacity[k] + 1)) for k in kinds}
     menus = {k: [b for b in pricer.blocks if b.kind == k] for k in kinds}
-    orders = list(permutations(kinds)) if len(kinds) <= 3 else [tuple(kinds), tuple(kinds[::-1])]
+    orders = [tuple(order) for order in some_orders(kinds)]
 
     def total() -> int:
         per_kind = [(len(counts[k]) - 1) * len(menus[k]) + 1 for k in kinds]
         return prod(per_kind) * len(orders)
 
     if total() > most:
-        counts = {k: sorted({capacity[k] // x for x in _PARTS} | {0}) for k in kinds}
+        counts = {k: [0, *sorted(_equal_parts(capacity[k]))] for k in kinds}
     if total() > most:
         menus = {k: [b for b in menu if len(set(b.widths)) == 1] for k, menu in menus.items()}
     if total() > most:
@@ -69,7 +67,7 @@ def _plain_shapes(
             gpus = sum(block.widths)
             if block.widths == cut(gpus, width, table.kinds[block.kind].widths):
                 blocks[block.kind] = block
-        for order, part in product(orders, _PARTS):
+        for order, part in product(orders, ladder(max(capacity.values()))):
             chosen = tuple(
                 blocks[k]
                 for k in order
@@ -79,6 +77,11 @@ def _plain_shapes(
             shape = BundleShape(pricer.num_replicas, chosen)
             if 0 < shape.num_stages <= pricer.max_stages:
                 yield shape
+
+
+def _equal_parts(num_nodes: int) -> set[int]:
+    """Return the nodes of all, a half, a third, a quarter, a sixth, ... of them."""
+    return {num_nodes // part for part in ladder(num_nodes)}
 
 
 def _memory_key(table: StageTable, kind: int) -> tuple[int, int]:

@@ -87,20 +87,20 @@ class NodeBlock:
     widths: tuple[int, ...]
 
 
-_MAX_CUTS = 12
-_MAX_NODES_CUT_FREELY = 16
+_MAX_CUTS = 160
+"""Ways to cut a node times the number of nodes: with more of either, groups of a node are alike."""
 
 
 def blocks_of(kinds: Sequence[Kind], num_replicas: int) -> Iterator[NodeBlock]:
-    """Yield every way in which a node, or as few nodes as it takes, serves so many replicas; in
-    a large cluster those that cut it into groups of one width."""
-    is_large = sum(len(kind.nodes) for kind in kinds) > _MAX_NODES_CUT_FREELY
+    """Yield every way in which a node, or as few nodes as it takes, serves so many replicas; of
+    very many those that cut it into groups of one width."""
+    most = _MAX_CUTS // sum(len(kind.nodes) for kind in kinds)
     for index, kind in enumerate(kinds):
         num_nodes = -(-num_replicas // kind.num_gpus)
         if num_nodes > len(kind.nodes):
             continue
         gpus = kind.num_gpus // num_replicas if num_nodes == 1 else 1
-        for widths in cuts(gpus, kind.widths, 0 if is_large else _MAX_CUTS):
+        for widths in cuts(gpus, kind.widths, most):
             yield NodeBlock(index, num_nodes, widths)
 
 
@@ -135,3 +135,14 @@ def cut(num_gpus: int, width: int, allowed: Sequence[int]) -> tuple[int, ...]:
         groups.append(fitting[-1])
         num_gpus -= fitting[-1]
     return tuple(groups)
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Return 1, 2, 4, ... up to `most`."""
+    return [1 << exponent for exponent in range(most.bit_length())]
+
+
+def ladder(most: int) -> list[int]:
+    """Return 1, 2, 3, 4, 6, 8, 12, ... up to `most`: powers of two, and half as much again."""
+    powers = powers_of_two(most)
+    return sorted({n for power in powers for n in (power, power + power // 2) if n <= most})

@@ -14,12 +14,9 @@ from math import inf
 from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.planner.columns.strategy import Columns
+from megatron_hetero.planner.evaluate.candidate import NEAR, NUM_TAKEN
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.refit.settings import with_settings
-
-_NEAR = 1.02
-"""What lacks memory promises something if its step is no longer than this, beside the best."""
-_NUM_KEPT = 16
 
 
 class OtherRecompute:
@@ -41,7 +38,7 @@ class OtherRecompute:
         part = Scoreboard(replace(problem, costs=costs))
         Columns().search(part)
         board.num_priced += part.num_priced
-        for found in part.ranking_with_counts[:_NUM_KEPT]:
+        for found in part.ranking_with_counts[:NUM_TAKEN]:
             placement = with_settings(found.placement, training, training.micro_batch_size, other)
             cost = problem.costs.placement(placement)
             board.keep_refined(placement, cost, self.name, found.rank_order)
@@ -51,4 +48,4 @@ def _lacks_memory(board: Scoreboard) -> bool:
     """Return whether structures without memory promise steps about as short as the best."""
     best = board.nearest
     promise_s = min((miss.step_time_s for miss in board.out_of_memory.fastest), default=inf)
-    return best is None or promise_s < _NEAR * best.step_time_s
+    return best is None or promise_s < NEAR * best.step_time_s

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from megatron_hetero.rounding import ROUNDING
 
-_TOLERANCE = 1e-10
-"""Of reduced worths, in parts of the largest worth; of rows, in parts of what a column takes."""
-_MAX_STALLED = 50
-"""Steps without gain after which the lowest index is taken (Bland's rule, which never cycles)."""
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +50,15 @@ def pack(worths: Floats, rows: Floats, capacity: Floats) -> Packing:
     num_stalled = 0
     while True:
         gains = tableau[-1, :-1]
-        if num_stalled > _MAX_STALLED:
-            entering = int(np.argmax(gains > _TOLERANCE))
+        # After steps without gain the lowest index: Bland's rule, which never cycles.
+        if num_stalled > num_rows:
+            entering = int(np.argmax(gains > ROUNDING))
         else:
             entering = int(np.argmax(gains))
-        if gains[entering] <= _TOLERANCE:
+        if gains[entering] <= ROUNDING:
             break
         column = tableau[:-1, entering]
-        usable = np.flatnonzero(column > _TOLERANCE)
+        usable = np.flatnonzero(column > ROUNDING)
         if not len(usable):
             raise ValueError(f"column {entering} takes nothing of any row")
         ratios = tableau[usable, -1] / column[usable]

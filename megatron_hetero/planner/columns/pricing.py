@@ -27,6 +27,7 @@ from megatron_hetero.planner.columns.bundle_paths import (
 )
 from megatron_hetero.planner.columns.kinds import Kind, NodeBlock, blocks_of
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.rounding import ROUNDING
 
 _NUM_PERIODS = 20
 
@@ -104,7 +105,7 @@ class StageTable:
             for place in range(1, self.problem.max_stages() + 1):
                 last = place == 1
                 ends_s = embedding_s * first + head_s * last
-                by_time = np.floor((self.periods_s - ends_s) / layer_s + 1e-9).astype(np.int64)
+                by_time = np.floor((self.periods_s - ends_s) / layer_s + ROUNDING).astype(np.int64)
                 rows.append(np.minimum(by_time, self.max_layers(kind, width, first, last, place)))
             self._fitting[key] = np.array(rows)
         return self._fitting[key]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from megatron_hetero.rounding import at_most
+
 _MAX_EXACT = 10
 """Up to here by dynamic programming over sets (Held and Karp 1962), above it greedily."""
 
@@ -23,7 +25,7 @@ def shortest_paths(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
         return [(0,)]
     paths = _exact(seconds) if num_places <= _MAX_EXACT else _greedy(seconds)
     shortest = min(_length(seconds, path) for path in paths)
-    found = {min(w, w[::-1]) for w in paths if _length(seconds, w) <= shortest * (1 + 1e-12)}
+    found = {min(w, w[::-1]) for w in paths if at_most(_length(seconds, w), shortest)}
     return sorted(found)
 
 

@@ -82,17 +82,22 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
     places = [
         sorted(
             (
-                (*option[:2], number, site, option[2])
+                (work, card_s, number, site, mix)
                 for number, site in enumerate(of_place)
-                for option in options[id(site.bundles)]
+                for work, card_s, mix in options[id(site.bundles)]
             ),
-            key=lambda entry: entry[:3],
+            key=_most_work,
         )
         for of_place in zip(*tried, strict=True)
     ]
     for limit_s in sorted({entry[1] for entries in places for entry in entries}):
         best = (next((e for e in entries if e[1] <= limit_s), None) for entries in places)
-        yield tuple((entry[3], entry[4]) for entry in best if entry is not None)
+        yield tuple((site, mix) for *_, site, mix in filter(None, best))
+
+
+def _most_work(entry: tuple[float, float, int, Site, Mix]) -> tuple[float, float, int]:
+    work, card_s, number, *_ = entry
+    return work, card_s, number
 
 
 def _card_s(bundles: PoolBundles, mix: Mix) -> float:

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.planner.columns.bundle_mix import SLACKS, PoolBundles
+from megatron_hetero.planner.columns.bundle_mix import MAX_ROUNDS, SLACKS, STEP_RATIO, PoolBundles
 from megatron_hetero.planner.columns.bundle_shapes import bundle_chains
-from megatron_hetero.planner.columns.kinds import Kind, kinds_of
+from megatron_hetero.planner.columns.kinds import Kind, kinds_of, ladder, powers_of_two
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import (
     Choice,
@@ -26,14 +26,14 @@ from megatron_hetero.planner.columns.site_mixes import (
     quick_step_s,
     together_s,
 )
+from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.completion.fill import FilledChain, Filler, filled_placement
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.planner.strategy import SEED_WORK
 
 _MAX_JOINED_SITES = 4
 """So many sites are also planned as one pool, with replicas across them."""
-_NODE_LAYER_PARTS = (1, 2, 3, 4, 6, 10, 16, 24)
-_MAX_GENERATIONS = 3
 _MAX_SECANTS = 6
 _MAX_UNIFORM = 60
 _MAX_WHOLE_EFFORTS = 8
@@ -47,9 +47,9 @@ class Columns:
     name = "columns"
     pipelines: Together = staticmethod(together_s)
 
-    def __init__(self, max_work: int = 15_000) -> None:
+    def __init__(self, max_work: int = SEED_WORK) -> None:
         self.max_work = max_work
-        """Limit in stages priced (a placement of n stages counts n)."""
+        """Limit in stages priced."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
@@ -150,7 +150,7 @@ def _poolings(kinds: Sequence[Kind]) -> Iterator[list[list[int]]]:
 
 
 def _node_layer_limits(problem: Problem) -> list[int]:
-    limits = [-(-problem.num_layers // part) for part in _NODE_LAYER_PARTS]
+    limits = [-(-problem.num_layers // part) for part in ladder(problem.num_layers)]
     return list(dict.fromkeys(limits))
 
 
@@ -191,7 +191,7 @@ def _sites(
 def _bundle_replica_counts(problem: Problem, kinds: Sequence[Kind]) -> list[int]:
     """Return equal replicas side by side: powers of two, and as many as a node has GPUs."""
     largest = max(kind.num_gpus for kind in kinds)
-    counts = {2**i for i in range(largest.bit_length()) if 2**i <= largest}
+    counts = set(powers_of_two(largest))
     counts |= {kind.num_gpus for kind in kinds}
     allowed = problem.replica_counts()
     return sorted(count for count in counts if count <= max(allowed, default=0))
@@ -221,9 +221,9 @@ def _least_step_s(problem: Problem, sites: Sequence[Site]) -> float | None:
     pools = list({id(site.bundles): site.bundles for site in sites}.values())
     low_s = problem.num_micro_batches * problem.num_layers / sum(map(_strength, sites))
     step_s = _soonest_s(problem.num_micro_batches, sites, low_s)
-    for attempt in range(_MAX_GENERATIONS if len(pools) <= _MAX_WHOLE_EFFORTS else 1):
+    for attempt in range(MAX_ROUNDS if len(pools) <= _MAX_WHOLE_EFFORTS else 1):
         # Without a bundle that fits, only longer steps may have one: with fewer, wider stages.
-        wanted_s = low_s * 4 ** (attempt + 1) if step_s is None else step_s
+        wanted_s = low_s * 2 ** (attempt + 1) if step_s is None else step_s
         new = [pool.generate(wanted_s) for pool in pools]
         if not any(new):
             break
@@ -241,17 +241,16 @@ def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> f
     def done(step_s: float) -> float:
         return sum(counts[key] * pool.micro_batches(step_s) for key, pool in pools.items())
 
-    step_s = 1.25 * low_s
-    slowest_s = 1e3 * low_s
+    if not any(pool.columns().bundles for pool in pools.values()):
+        return None
+    step_s = STEP_RATIO * low_s
     while (total := done(step_s)) == 0.0:
         step_s *= 2
-        if step_s > slowest_s:
-            return None
     # What is done grows with time, ever faster or in a straight line: secants come from above.
     for _ in range(_MAX_SECANTS):
-        if abs(total - num_micro_batches) < 0.005 * num_micro_batches:
+        if abs(total - num_micro_batches) < MIN_GAIN * num_micro_batches:
             break
-        later_s = 1.05 * step_s
+        later_s = (1 + MIN_GAIN) * step_s
         slope = (done(later_s) - total) / (later_s - step_s)
         wanted_s = max(low_s, step_s + (num_micro_batches - total) / slope)
         if wanted_s == step_s:
@@ -260,7 +259,7 @@ def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> f
         step_s = max(wanted_s, step_s / 2) if wanted_s < step_s else wanted_s
         total = done(step_s)
         while total == 0.0:
-            step_s *= 1.2
+            step_s *= STEP_RATIO
             total = done(step_s)
     return step_s
 

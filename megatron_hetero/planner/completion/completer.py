@@ -16,6 +16,7 @@ from megatron_hetero.cost.placement import (
     with_optimizer_shares,
     with_sharded_layers,
 )
+from megatron_hetero.planner.completion.counts import NEGLIGIBLE_TRIP
 from megatron_hetero.planner.completion.filled import Filled, shares
 from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StagePlace
@@ -24,11 +25,6 @@ from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.problem import Chain, Problem, Unit, keep_step
 from megatron_hetero.planner.refit.refit import minimax
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
-
-_NEGLIGIBLE = 0.01
-"""Round trips below this part of a period are not hidden by launch counts (as in `counts`)."""
-_MAX_TURNS = 3
-"""Pipelines are tuned anew for other shares of the batch so often at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +254,7 @@ class Completer:
         times_s = [option.time_s for option in plain.options]
         period_s = max(times_s)
         trips_s, _ = self.trips(tables, chain)
-        hops_s = [trip_s / 2 if trip_s > _NEGLIGIBLE * period_s else 0.0 for trip_s in trips_s]
+        hops_s = [trip_s / 2 if trip_s > NEGLIGIBLE_TRIP * period_s else 0.0 for trip_s in trips_s]
         if not any(hops_s):
             return None
         wanted = [min(count, most) for count in launch_counts(times_s, hops_s)]
@@ -287,7 +283,7 @@ class Completer:
         slowest_s, longest_s = max(times_s), max(trips_s, default=0.0)
         if has_counts:
             period_s = max(slowest_s, busiest_s)
-        elif longest_s < _NEGLIGIBLE * slowest_s:
+        elif longest_s < NEGLIGIBLE_TRIP * slowest_s:
             period_s = max(slowest_s + longest_s, busiest_s)
         else:
             period_s = steady_period_s(times_s, trips_s, busiest_s)
@@ -361,7 +357,7 @@ class Completer:
         tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}
         total = sum(found.num_micro_batches)
         best, before = found, found
-        for turn in range(_MAX_TURNS):
+        while True:
             filled, times_s = [], []
             for chain, own, number in zip(
                 before.structure, before.filled, before.num_micro_batches, strict=True
@@ -372,7 +368,7 @@ class Completer:
                 filled.append(tuned[key][0])
                 times_s.append(tuned[key][1])
             made = replace(before, filled=tuple(filled), quick_s=max(times_s))
-            if turn and made.quick_s >= best.quick_s:
+            if best is not found and made.quick_s >= best.quick_s:
                 break
             best = made
             counts, quick_s = shares(total, filled)

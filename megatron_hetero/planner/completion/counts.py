@@ -22,10 +22,10 @@ MIN_GAIN = 0.005
 """Counts of their own must shorten a step by this part: less is not worth a plug-in."""
 
 _STEPS = (1, 2, 4, 8, -1)
-_WORTH = 1 - 1e-3
+WORTH = 1 - 1e-3
 """A step of the search must bring a pipeline's time below this part of it, to be worth memory."""
 
-_NEGLIGIBLE = 0.01
+NEGLIGIBLE_TRIP = 0.01
 """Round trips below this part of a period are not hidden: they lengthen it by half of that."""
 
 Counted = tuple[PlacedReplica, ReplicaCost]
@@ -80,14 +80,14 @@ class LaunchRule:
             for there, back in zip(cost.forward_hops, cost.backward_hops, strict=True)
         ]
         times_s = [s.times.total_s for s in cost.stages]
-        least_s = _NEGLIGIBLE * max(times_s)
+        least_s = NEGLIGIBLE_TRIP * max(times_s)
         hops_s = [trip_s / 2 if trip_s > least_s else 0.0 for trip_s in round_trips_s]
         wanted = launch_counts(times_s, hops_s)
         counted = _most_that_fit(costs, replica, wanted, vocab_rows)
         if counted.launch_counts is None:
             return None
         counted_cost = costs.replica(counted, vocab_rows)
-        faster = counted_cost.pipeline_s < _WORTH * cost.pipeline_s
+        faster = counted_cost.pipeline_s < WORTH * cost.pipeline_s
         return (counted, counted_cost) if faster and counted_cost.fits else None
 
 
@@ -143,7 +143,7 @@ def climb_counts(
     """
     work, improved = 0, True
     least_s = least_pipeline_time_s(stages, *hops, num_micro_batches)
-    while improved and least_s < _WORTH * time_s:
+    while improved and least_s < WORTH * time_s:
         improved = False
         for index in range(len(stages) - 1):
             for step, together in product(_STEPS, (False, True)):
@@ -154,7 +154,7 @@ def climb_counts(
                     return counts, work
                 work += len(stages) * num_micro_batches
                 moved_s = pipeline_time_s(stages, *hops, num_micro_batches, moved)
-                if moved_s < _WORTH * time_s and fits(moved):
+                if moved_s < WORTH * time_s and fits(moved):
                     counts, time_s, improved = moved, moved_s, True
     return counts, work
 

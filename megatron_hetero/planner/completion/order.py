@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 
 from megatron_hetero.planner.completion.fill import FilledChain, Filler
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
-_MAX_PERMUTED = 4
-"""Blocks (units of one node) that are permuted exhaustively: 24 orders."""
+_MAX_PERMUTED = 3
+"""So few things are put in all orders: 6."""
+
+
+def some_orders[Thing](things: Sequence[Thing]) -> Iterable[Sequence[Thing]]:
+    """Return all orders of a few things; of more the given one, and from the end on."""
+    return permutations(things) if len(things) <= _MAX_PERMUTED else (things, things[::-1])
 
 
 class Orderer:

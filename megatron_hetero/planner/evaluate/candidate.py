@@ -12,9 +12,19 @@ from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.canonical import is_symmetric
 from megatron_hetero.planner.objectives.objective import KEEPS_LIMITS, Standing
 
-SHARDED_GAIN = 0.02
-"""Part of the step that sharded layers have to gain, and experts that are dealt out where stock
-Megatron could run the rest."""
+PLUGIN_GAIN = 0.02
+"""Part of the step that must be gained by what takes the plug-in where stock Megatron runs the
+rest: sharded layers, experts that are dealt out, an exchange by groups of machines."""
+NEAR = 1.02
+"""Steps up to so many times the best may be the best after all: priced more exactly, with queues or
+with more forwards ahead."""
+NUM_NEAR = 6
+"""Plans that follow the best and may come first with what the search leaves out: other orders, an
+exchange by groups."""
+NUM_TAKEN = 16
+"""Candidates that are taken over from the board of a part of the problem."""
+NUM_KEPT = 64
+"""Candidates that a ranking keeps."""
 LOW_CONTENTION = 0.5, 0.85
 """Contention up to which placements come before those with more of it."""
 
@@ -113,9 +123,9 @@ class Candidate:
 
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
     """Return the step time that the ranking counts: what the job's flags do not say must make up
-    for `MIN_GAIN`, what alone takes the plug-in for `SHARDED_GAIN`."""
+    for `MIN_GAIN`, what alone takes the plug-in for `PLUGIN_GAIN`."""
     if placement.has_sharded_layers or (placement.deals_experts and is_symmetric(placement)):
-        return cost.step_time_s / (1 - SHARDED_GAIN)
+        return cost.step_time_s / (1 - PLUGIN_GAIN)
     return cost.step_time_s if is_plain(placement) else cost.step_time_s / (1 - MIN_GAIN)
 
 

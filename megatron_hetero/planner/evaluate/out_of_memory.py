@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from megatron_hetero.planner.evaluate.candidate import Candidate
-
-_NUM_KEPT = 64
+from megatron_hetero.planner.evaluate.candidate import NUM_KEPT, Candidate
 
 
 class OutOfMemory:
@@ -34,8 +32,8 @@ class OutOfMemory:
         known = self._fastest.get(shape)
         if known is None or candidate.step_time_s < known.step_time_s:
             self._fastest[shape] = candidate
-        if len(self._fastest) > 2 * _NUM_KEPT:
-            self._fastest = {kept.structure: kept for kept in self.fastest[:_NUM_KEPT]}
+        if len(self._fastest) > 2 * NUM_KEPT:
+            self._fastest = {kept.structure: kept for kept in self.fastest[:NUM_KEPT]}
 
 
 def _nearer(one: Candidate, other: Candidate | None) -> Candidate:

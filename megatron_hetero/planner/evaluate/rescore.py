@@ -16,7 +16,7 @@ from math import inf
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import with_counts, with_replicas
-from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import plan_cost
@@ -29,9 +29,6 @@ _MAX_MESSAGES = 40_000
 SHORT = 20_000
 """Messages of the first part of a step that tells about how long pipelines wait for each other."""
 _MORE_AHEAD = (1, 2, 4)
-_NEAR = 1.02
-"""Further than this behind the best with its queues, by the cost model, none is simulated; nearer,
-more forwards ahead may still bring it before."""
 _MAX_STOCK = 4
 """Of the best that stock Megatron runs, those that are simulated."""
 _NUM_FURTHER = 3
@@ -58,7 +55,7 @@ class Rescorer:
         waiting = [c for c in distinct(ranking) if _key(c) not in about]
         for _ in range(_MAX_SIMULATED):
             least_s = min((found.step_time_s for found, _ in about.values()), default=inf)
-            waiting = [c for c in waiting if c.step_time_s <= _NEAR * least_s]
+            waiting = [c for c in waiting if c.step_time_s <= NEAR * least_s]
             if not waiting:
                 break
             crowding = _crowding(list(about.values()))
@@ -71,7 +68,7 @@ class Rescorer:
         self._left = _MAX_MESSAGES
         for found, candidate in sorted(about.values(), key=lambda pair: pair[0].key):
             least_s = min((c.step_time_s for c in simulated.values()), default=inf)
-            if found.step_time_s > _NEAR * least_s:
+            if found.step_time_s > NEAR * least_s:
                 break
             if not simulated or self.may_simulate(candidate):
                 simulated[_key(candidate)] = self.with_queues(candidate)

@@ -8,7 +8,7 @@ from math import inf
 
 from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.completion.completer import Completer, Completion
-from megatron_hetero.planner.evaluate.candidate import Candidate, is_plain
+from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate, is_plain
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rescore import SHORT, Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
@@ -81,7 +81,7 @@ class Rungs:
         nodes: list[Climber] = []
         options = self.sizes(found.structure) or [found]
         given = self.completer.complete(found.structure, own, given=True)
-        if given is not None and given.quick_s < 1.02 * options[0].quick_s:
+        if given is not None and given.quick_s < NEAR * options[0].quick_s:
             options.append(given)
         for option in options:
             nodes += self._priced(estimated, option)

@@ -13,7 +13,7 @@ from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, least_step_s
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import LaunchRule
-from megatron_hetero.planner.evaluate.candidate import Candidate, ranked_time_s
+from megatron_hetero.planner.evaluate.candidate import NUM_KEPT, Candidate, ranked_time_s
 from megatron_hetero.planner.evaluate.canonical import canonical
 from megatron_hetero.planner.evaluate.out_of_memory import OutOfMemory
 from megatron_hetero.planner.evaluate.replica_shapes import ReplicaShapes
@@ -24,7 +24,6 @@ Progress = Callable[[float, int, float], None]
 """Called with the best step time so far in seconds, the placements priced so far, and a lower bound
 on every step time in seconds (the bound by work, which is known at once)."""
 
-_NUM_KEPT = 64
 _NUM_STOCK = 12
 MAX_GPUS_PRICED_WHOLE = 128
 """In larger clusters what is far behind is not priced whole.  In smaller ones a climb may lead
@@ -147,7 +146,7 @@ class Scoreboard:
     def keep_simulated(self, candidate: Candidate, simulated: Candidate) -> None:
         """Keep what a placement's step is with its queues, at least about."""
         insort(self._simulated, (simulated, candidate), key=lambda pair: pair[0].key)
-        del self._simulated[_NUM_KEPT:]
+        del self._simulated[NUM_KEPT:]
 
     def score(
         self, placement: Placement, strategy: str, *, whole: bool | None = None
@@ -271,7 +270,7 @@ class Scoreboard:
         """Return whether a placement that fits is slower than all that are kept, of stock
         Megatron's too if it is one, whatever its exchange takes and its launch counts: most are,
         and the exchange takes longest to price."""
-        if len(self._fitting) < _NUM_KEPT or not self.is_by_time:
+        if len(self._fitting) < NUM_KEPT or not self.is_by_time:
             return False
         least_s = least_step_s(replicas)
         if is_stock and (len(self._stock) < _NUM_STOCK or least_s <= self._stock[-1].step_time_s):
@@ -292,9 +291,9 @@ class Scoreboard:
 
     def _insert(self, kept: list[Candidate], candidate: Candidate) -> None:
         before = self.best
-        if len(kept) < _NUM_KEPT or candidate.coarse_key <= kept[-1].coarse_key:
+        if len(kept) < NUM_KEPT or candidate.coarse_key <= kept[-1].coarse_key:
             insort(kept, candidate, key=lambda c: c.key)
-            del kept[_NUM_KEPT:]
+            del kept[NUM_KEPT:]
         if self._progress and self.best is not before:
             self.say_progress()
 

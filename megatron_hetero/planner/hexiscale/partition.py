@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_hetero.rounding import ROUNDING
+
 Weights = NDArray[np.float64]
 Side = NDArray[np.bool_]
 
 _COARSEST = 24
 """Vertices below which a graph is bisected as it is."""
-_MAX_PASSES = 8
 
 
 def partition(
@@ -123,7 +124,7 @@ def _refine(
     half the heaviest vertex, and then if it cuts less.
     """
     wanted, room = share * weights.sum(), weights.max() / 2
-    for _ in range(_MAX_PASSES):
+    while True:
         moved, order = side.copy(), []
         held = float(weights[~side].sum())
         # Gain of moving a vertex: what ties it to the other side, less what ties it to its own.
@@ -141,7 +142,7 @@ def _refine(
             allowed &= off <= max(best[0], float(weights.max()))
             if not allowed.any():
                 break
-            vertex = int(np.where(allowed, gains - off * 1e-9, -np.inf).argmax())
+            vertex = int(np.where(allowed, gains - off * ROUNDING, -np.inf).argmax())
             cut -= float(gains[vertex])
             held = float(after[vertex])
             gains[vertex] = -gains[vertex]
@@ -153,10 +154,9 @@ def _refine(
             locked[vertex] = True
             order.append(vertex)
             point = (float(off[vertex]), cut)
-            if point < (best[0], best[1] - 1e-12 * (1 + abs(best[1]))):
+            if point < (best[0], best[1] - ROUNDING * (1 + abs(best[1]))):
                 best, num_best = point, len(order)
         if not num_best:
             return side
         side = side.copy()
         side[order[:num_best]] = ~side[order[:num_best]]
-    return side

@@ -27,8 +27,6 @@ from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 _MAX_GROUPS = 3
 """Parts of a pipeline; the released search draws one to three."""
-_MEMORY = 0.5
-"""Part of a moving average that its past keeps."""
 
 
 class HexiScale:
@@ -77,7 +75,7 @@ class _Switch:
     def learn(self, cuts_fast: bool, cost: float) -> None:
         """`cost`: step time relative to the best so far."""
         past = self._average.get(cuts_fast, cost)
-        self._average[cuts_fast] = _MEMORY * past + (1 - _MEMORY) * cost
+        self._average[cuts_fast] = (past + cost) / 2
 
 
 def _pipeline_counts(board: Scoreboard, num_vertices: int) -> Iterator[int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import sqrt
 
 from megatron_hetero.planner.columns.strategy import Columns
-from megatron_hetero.planner.evaluate.candidate import is_plain
+from megatron_hetero.planner.evaluate.candidate import NUM_TAKEN, is_plain
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.machines.node_pools import (
+    MAX_SELECTIONS,
     Promise,
     Selection,
     neighbours,
@@ -17,14 +19,7 @@ from megatron_hetero.planner.machines.node_pools import (
     some_selections,
 )
 from megatron_hetero.planner.objectives.objective import Standing
-from megatron_hetero.planner.shapes.constructive import Constructive
 from megatron_hetero.planner.strategy import Strategy
-
-_MAX_SELECTIONS = 4096
-_MAX_GPUS_CONSTRUCTED = 64
-"""Above this, `Columns` finds a plan sooner than `Constructive`."""
-_NUM_TAKEN = 8
-"""Plans of a selection that are taken over to the board of the whole cluster."""
 
 CoarseKey = tuple[Standing, float]
 MakeStrategies = Callable[[], Sequence[Strategy]]
@@ -50,7 +45,7 @@ class FewerMachines:
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         search = _Search(board)
-        ranked = search.ranked(some_selections(search.pools, _MAX_SELECTIONS))
+        ranked = search.ranked(some_selections(search.pools, MAX_SELECTIONS))
         search.quickly(ranked, self.max_searches)
         search.climb(self.max_searches)
         for selection in search.worth_more(self.num_thorough):
@@ -68,7 +63,7 @@ class _Search:
         self._promises: dict[Selection, Promise] = {}
         everything = tuple(pool.most for pool in self.pools)
         fastest_s = min((c.step_time_s for c in board.ranking), default=None)
-        self.slack = 1.5 if fastest_s is None else fastest_s / self.promise(everything).step_s
+        self.slack = 1.0 if fastest_s is None else fastest_s / self.promise(everything).step_s
         """Real step times over promised ones, as the whole cluster has it."""
 
     def promise(self, selection: Selection) -> Promise:
@@ -95,16 +90,14 @@ class _Search:
         """Return whether it is likely to beat what the board has: steps are longer than
         promised, if less so on fewer machines."""
         best = self.board.wanted
-        return best is None or self.key(selection, self.slack**0.5) < best.coarse_key
+        return best is None or self.key(selection, sqrt(self.slack)) < best.coarse_key
 
     def quickly(self, selections: Iterable[Selection], most: int) -> None:
         """Plan on the first of those that may win."""
         for selection in selections:
             if most and selection not in self.found and self.may_win(selection):
                 most -= 1
-                large = sum(selection) > _MAX_GPUS_CONSTRUCTED
-                quick: Strategy = Columns() if large else Constructive(2000, None)
-                self.plan(selection, [quick])
+                self.plan(selection, [Columns()])
 
     def climb(self, most: int) -> None:
         """Climb from the best selection to better ones next to it."""
@@ -137,8 +130,8 @@ class _Search:
         for strategy in strategies:
             strategy.search(part)
         best = part.wanted
-        refined = part.refined[:_NUM_TAKEN]
-        plain = part.ranking[:_NUM_TAKEN]
+        refined = part.refined[:NUM_TAKEN]
+        plain = part.ranking[:NUM_TAKEN]
         if best is not None and not best.has_counts:
             # That of stock Megatron may not be among the first.
             refined += () if is_plain(best.placement) else (best,)
@@ -149,7 +142,7 @@ class _Search:
             )
         for candidate in plain:
             self.board.score(candidate.placement, candidate.strategy)
-        for candidate in part.ranking_with_counts[:_NUM_TAKEN]:
+        for candidate in part.ranking_with_counts[:NUM_TAKEN]:
             if candidate.has_counts:
                 self.board.keep_counts(candidate.placement, candidate.cost, candidate.strategy)
         self.found[selection] = None if best is None else best.coarse_key

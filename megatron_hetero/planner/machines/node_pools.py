@@ -20,10 +20,11 @@ from megatron_hetero.planner.problem import Problem
 Selection = tuple[int, ...]
 """GPUs of each pool."""
 
-_FREE = 8
-"""Up to so many numbers are all looked at; of more, those of a ladder."""
-_RATIOS = (1.5, 2.0, 4.0, inf)
-"""From one step of a ladder to the next; the coarser where there are many pools."""
+MAX_SELECTIONS = 20_000
+"""So many selections are looked at one by one."""
+
+_FINEST_LADDER = 1 / 2
+"""Each number of units is by this part larger than the one before; coarser ladders double it."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,14 @@ class NodePool:
             return each * -(-num_gpus // self.num_gpus)
         return None if node.gpu_price_per_hour is None else node.gpu_price_per_hour * num_gpus
 
-    def counts(self, ratio: float | None) -> list[int]:
-        """Return numbers of GPUs to take, none first: all, or where there are many those of a
-        ladder."""
+    def counts(self, growth: float = 0.0) -> list[int]:
+        """Return numbers of GPUs to take, none first: all of them, or of a ladder whose steps grow
+        by a part of the number that they start from."""
         num_units = self.most // self.unit
-        units = set(range(num_units + 1))
-        if ratio is not None and num_units > _FREE:
-            units, step = {0, num_units}, 1.0
-            while step < num_units:
-                units.add(round(step))
-                step *= ratio
-        return [n * self.unit for n in sorted(units)]
+        units = [0]
+        while units[-1] < num_units:
+            units.append(min(num_units, units[-1] + 1 + int(growth * units[-1])))
+        return [n * self.unit for n in units]
 
 
 def node_pools(problem: Problem) -> tuple[NodePool, ...]:
@@ -113,7 +111,7 @@ def _work_price(pool: NodePool) -> float:
 
 def all_selections(pools: Sequence[NodePool], most: int) -> list[Selection] | None:
     """Return every selection but the empty one; None if there are more than `most`."""
-    counts = [pool.counts(None) for pool in pools]
+    counts = [pool.counts() for pool in pools]
     if prod(map(len, counts)) > most:
         return None
     return [s for s in product(*counts) if any(s)]
@@ -125,10 +123,12 @@ def some_selections(pools: Sequence[NodePool], most: int) -> list[Selection]:
     found = all_selections(pools, most)
     if found is not None:
         return found
-    for ratio in _RATIOS:
-        counts = [pool.counts(ratio) for pool in pools]
+    growth = _FINEST_LADDER
+    while growth <= max(pool.most for pool in pools):
+        counts = [pool.counts(growth) for pool in pools]
         if prod(map(len, counts)) <= most:
             return [s for s in product(*counts) if any(s)]
+        growth *= 2
     return list(dict.fromkeys(_one_after_the_other(pools)))[:most]
 
 
@@ -136,7 +136,7 @@ def _one_after_the_other(pools: Sequence[NodePool]) -> Iterator[Selection]:
     none = (0,) * len(pools)
     taken: Selection = none
     for index, pool in enumerate(pools):
-        for count in pool.counts(_RATIOS[0])[1:]:
+        for count in pool.counts(_FINEST_LADDER)[1:]:
             yield (*none[:index], count, *none[index + 1 :])
             yield (*taken[:index], count, *taken[index + 1 :])
         taken = (*taken[:index], pool.most, *taken[index + 1 :])

@@ -49,7 +49,7 @@ def insertions(
     chains: list[Chain],
     units: list[Unit],
     counts: range,
-    shape: Callable[[Chain], Hashable] | None = None,
+    shape: Callable[[Chain], Hashable] = tuple,
 ) -> Iterator[tuple[Chain, ...]]:
     """Put each unit at every place of every replica, and as a replica of its own.
 
@@ -60,15 +60,13 @@ def insertions(
         seen = set()
         if len(chains) in counts:
             for r, chain in enumerate(chains):
-                before = None if shape is None else shape(chain)
+                before = shape(chain)
                 for s in range(len(chain) + 1):
                     after = (*chain[:s], unit, *chain[s:])
-                    if shape is not None:
-                        change = before, shape(after)
-                        if change in seen:
-                            continue
+                    change = before, shape(after)
+                    if change not in seen:
                         seen.add(change)
-                    yield tuple(replaced(chains, r, after))
+                        yield tuple(replaced(chains, r, after))
         if len(chains) + 1 in counts:
             yield (*chains, (unit,))
 

@@ -28,12 +28,9 @@ from megatron_hetero.cost.work.compute import group_layer_times
 from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.refit.refit import minimax
+from megatron_hetero.planner.synthesis.forms import FINEST
 
 Shares = tuple[int, ...]
-
-_FINEST = 64
-"""Units of a group at most, where query groups are fewer: of MLP columns and the vocabulary; of
-tokens."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,11 @@ class GroupShares:
 
     def _numbers_of_units(self, place: StagePlace) -> Iterator[int]:
         if place.context_parallel > 1:
-            yield min(_FINEST, self.costs.workload.model.seq_length // lcm(2, place.width))
+            yield min(FINEST, self.costs.workload.model.seq_length // lcm(2, place.width))
             return
         units = self.costs.workload.model.num_query_groups
         yield units
-        while 2 * units <= _FINEST:
+        while 2 * units <= FINEST:
             units *= 2
             if units >= place.width:
                 yield units
@@ -121,7 +118,7 @@ class GroupShares:
         total = {
             kind: sum(s for s, g in zip(shares, gpus, strict=True) if g == kind) for kind in gpus
         }
-        unit = sum(shares) / _FINEST
+        unit = sum(shares) / FINEST
         return tuple(max(1, round(total[g] / gpus.count(g) / unit)) for g in gpus)
 
     def _polished(self, shares: Shares, place: StagePlace, num_layers: int) -> Shares:
@@ -129,11 +126,11 @@ class GroupShares:
         shares by both together, a little more or less for one kind of GPU while that is faster."""
         gpus = self._gpus(place)
         kinds = sorted(set(gpus))
-        scale = max(1, _FINEST // sum(shares))
+        scale = max(1, FINEST // sum(shares))
         best = tuple(scale * share for share in shares)
         best_s = self._stage_s(best, place, num_layers)
         while True:
-            steps = product(kinds, (-4, -2, -1, 1, 2, 4))
+            steps = product(kinds, (-2, -1, 1, 2))
             trials = [
                 tuple(s + step * (g == kind) for s, g in zip(best, gpus, strict=True))
                 for kind, step in steps

@@ -11,20 +11,19 @@ from dataclasses import replace
 from itertools import islice
 
 from megatron_hetero.planner.completion.completer import Completion
+from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.like_groups import like_exchanges
 from megatron_hetero.planner.shapes.spread import Spreader
+from megatron_hetero.rounding import below
 
-_MAX_LONGER = 1.005
-"""What relieving contention may cost in all else."""
 _PROMISING = 0.97
 """Of a step, what its pipelines may take so that other layouts of its groups are worth a look."""
 _MAX_ESTIMATED = 60_000
 """Groups in all exchanges that are estimated at a time."""
 _NUM_PRICED = 6
 """Of these, the exchanges that are priced."""
-_ROUNDING = 1 - 1e-9
 
 Laid = tuple[Completion, Candidate]
 """A completed structure, and its price."""
@@ -68,7 +67,7 @@ class Layouts:
             return found, candidate
         wider = replace(found, structure=tuple(chains))
         priced = self.price(wider)
-        if priced is None or priced.step_time_s > _MAX_LONGER * candidate.step_time_s:
+        if priced is None or priced.step_time_s > (1 + MIN_GAIN) * candidate.step_time_s:
             return found, candidate
         return wider, priced
 
@@ -90,6 +89,6 @@ class Layouts:
             self.work += num_groups
         for _, _, moved in sorted(ranked, key=lambda entry: entry[:2])[:_NUM_PRICED]:
             priced = self.price(moved)
-            if priced is not None and priced.step_time_s < _ROUNDING * candidate.step_time_s:
+            if priced is not None and below(priced.step_time_s, candidate.step_time_s):
                 return moved, priced
         return None

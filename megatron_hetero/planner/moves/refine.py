@@ -14,6 +14,7 @@ from itertools import chain, repeat
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, shares_tokens
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 from megatron_hetero.plan.stock_ranks import RankOrder
+from megatron_hetero.planner.completion.counts import WORTH
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.canonical import canonical, is_symmetric
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
@@ -29,13 +30,6 @@ from megatron_hetero.planner.refit.refit import (
     share_batch,
 )
 
-_WORTH = 1 - 1e-3
-"""What unlike sizes must bring."""
-
-
-_MANY_GPUS = 256
-"""Above this a stage is a small part of a step: fewer placements are filled and polished."""
-
 
 class Refine:
     """Fills the best placements anew, then moves single layers and micro-batches."""
@@ -48,7 +42,7 @@ class Refine:
         num_joined: int = 3,
         num_sizes: int = 2,
         num_polished: int = 4,
-        max_work: int = 150_000,
+        max_work: int = 1_200_000,
     ) -> None:
         self.num_starts = num_starts
         """Of the placements that fit, and as many of those that lack memory."""
@@ -59,14 +53,12 @@ class Refine:
         self.num_polished = num_polished
         """Placements of unlike stages that are polished: the best before is often not after."""
         self.max_work = max_work
-        """Limit in stages times micro-batches priced, of the small moves of each."""
+        """Limit in stages times micro-batches priced by small moves, of all placements."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
-        is_large = board.problem.num_gpus > _MANY_GPUS
-        num_starts = 2 if is_large else self.num_starts
-        starts = unlike_and_uncontended(board.ranking_with_counts, num_starts)
-        self.refine(board, starts + unlike(board.out_of_memory.fastest, num_starts))
+        starts = unlike_and_uncontended(board.ranking_with_counts, self.num_starts)
+        self.refine(board, starts + unlike(board.out_of_memory.fastest, self.num_starts))
         if shares_tokens(board.problem.costs):
             # Stages that divide sequences have settings of their own: they are no starts so far.
             more = in_unlike_parts(board.problem)
@@ -84,9 +76,6 @@ class Refine:
         """
         if not board.problem.costs.has_variants:
             return
-        is_large = board.problem.num_gpus > _MANY_GPUS
-        num_polished = 2 if is_large else self.num_polished
-        max_work = self.max_work // 4 if is_large else self.max_work
         found: list[tuple[Candidate, Refitter]] = []
         known: KnownOptions = {}
         begun = enumerate(board.not_begun(self.name, starts))
@@ -102,9 +91,13 @@ class Refine:
                 found.append((best, refitter))
         found.sort(key=lambda entry: entry[0].key)
         refitters = {id(candidate): refitter for candidate, refitter in found}
-        for candidate in unlike([candidate for candidate, _ in found], num_polished):
+        work_left = self.max_work
+        chosen = unlike([candidate for candidate, _ in found], self.num_polished)
+        for number, candidate in enumerate(chosen):
             refitter = refitters[id(candidate)]
-            polished = Polish(refitter, candidate.placement).run(max_work)
+            polish = Polish(refitter, candidate.placement)
+            polished = polish.run(work_left // (len(chosen) - number))
+            work_left -= polish.work
             if polished != candidate.placement:
                 self._keep(board, refitter, candidate, polished)
 
@@ -192,7 +185,7 @@ def _mixed(refitter: Refitter, size: int, sizes: Sequence[int], filled: Filled) 
     for shape in list(chosen):
         for other in sizes:
             trial = _filled(refitter, [{**chosen, shape: other}[of] for of in shapes])
-            if trial is not None and _quick_s(*trial) < _WORTH * _quick_s(*filled):
+            if trial is not None and _quick_s(*trial) < WORTH * _quick_s(*filled):
                 chosen[shape], filled = other, trial
     return filled
 

@@ -11,7 +11,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.price import Price, price_of
 from megatron_hetero.cost.step_cost import PlacementCost
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import UsageError, some_of
 
 ObjectiveName = Literal["throughput", "cheapest", "fewest-gpus"]
 OBJECTIVES: tuple[ObjectiveName, ...] = ("throughput", "cheapest", "fewest-gpus")
@@ -147,10 +147,9 @@ def check_objective(objective: Objective, cluster: Cluster, nodes: tuple[Node, .
             "limits.max_price_per_hour": cluster.limits.max_price_per_hour is not None,
         }
         names = list(dict.fromkeys(node.machine for node in unpriced))
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         raise UsageError(
             f"{' and '.join(name for name, asked in asks.items() if asked)} needs the price of "
-            f"every machine; {cluster.source or 'the cluster'} has none for {shown}. Give "
+            f"every machine; {cluster.source or 'the cluster'} has none for {some_of(names)}. Give "
             "price_per_hour for each node (the whole machine) or for its GPU type (each GPU), or "
             "leave the node idle by limits.idle"
         )

@@ -20,6 +20,7 @@ from megatron_hetero.bounds.step_time import step_time_bound
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.machines.node_pools import (
+    MAX_SELECTIONS,
     NodePool,
     Promise,
     Selection,
@@ -31,13 +32,11 @@ from megatron_hetero.planner.machines.node_pools import (
 )
 from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.rounding import ROUNDING
+from megatron_hetero.units import HOUR_S
 
-_MAX_SELECTIONS = 20_000
-_MAX_TIGHT = 40
-"""Selections bounded tightly."""
-_MAX_GPUS_TIGHT = 64
-_NEGLIGIBLE = 1e-9
-"""An excess that is rounding."""
+_MAX_WORK = 1_000
+"""GPUs of all selections bounded tightly."""
 
 WORK_RELAXES = (
     "machines in fractions; memory, whole layers and micro-batches, pipeline fill, stage "
@@ -62,7 +61,7 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
     if not problem.objective.may_want_fewer(problem.cluster) or not has_every_plan(problem.costs):
         return None
     pools = node_pools(problem)
-    selections = all_selections(pools, _MAX_SELECTIONS)
+    selections = all_selections(pools, MAX_SELECTIONS)
     if selections is None:
         return _by_work(problem, pools)
     tight = _may_be_tight(problem, pools)
@@ -71,12 +70,12 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
         value = _value(problem, promise(problem, pools, selection))
         if value is not None:
             heapq.heappush(heap, (value, selection, ""))
-    num_tight = 0
+    work = 0
     while heap:
         value, selection, relaxes = heap[0]
-        if relaxes or not tight or num_tight == _MAX_TIGHT:
+        if relaxes or not tight or work >= _MAX_WORK:
             return ObjectiveBound(value, relaxes or WORK_RELAXES)
-        num_tight += 1
+        work += sum(selection)
         heapq.heappop(heap)
         promised = promise(problem, pools, selection)
         bound = step_time_bound(_costs(problem, pools, selection), uneven=True)
@@ -99,9 +98,8 @@ def none_keeps_the_limits(problem: Problem) -> bool:
         least_s = min(least_s, step_time_bound(costs, uneven=True).step_time_s)
     elif not isinf(bound.value):
         return False
-    return isinf(least_s) or (
-        objective.standing_of(cluster, problem.num_gpus, least_s, None).excess > _NEGLIGIBLE
-    )
+    standing = objective.standing_of(cluster, problem.num_gpus, least_s, None)
+    return isinf(least_s) or standing.excess > ROUNDING
 
 
 def _value(problem: Problem, promised: Promise) -> float | None:
@@ -110,7 +108,7 @@ def _value(problem: Problem, promised: Promise) -> float | None:
     standing: Standing = problem.objective.standing_of(
         problem.cluster, promised.num_gpus, promised.step_s, promised.price_per_hour
     )
-    if standing.excess > _NEGLIGIBLE:
+    if standing.excess > ROUNDING:
         return None
     return promised.step_s if problem.objective.name == "throughput" else standing.value
 
@@ -125,11 +123,11 @@ def _by_work(problem: Problem, pools: Sequence[NodePool]) -> ObjectiveBound | No
             for o in pools
             if (price := o.price_per_hour(o.num_gpus)) is not None
         ]
-        return ObjectiveBound(work * min(prices) / 3600, WORK_RELAXES)
+        return ObjectiveBound(work * min(prices) / HOUR_S, WORK_RELAXES)
     if objective.name == "fewest-gpus" and objective.max_step_s is not None:
         missing, num_gpus = work / objective.max_step_s, 0
         for pool in sorted(pools, key=lambda o: o.layer_gpu_s):
-            needed = ceil(missing * pool.layer_gpu_s * (1 - 1e-9))
+            needed = ceil(missing * pool.layer_gpu_s * (1 - ROUNDING))
             taken = min(max(needed, 0), pool.most)
             num_gpus += taken
             missing -= taken / pool.layer_gpu_s
@@ -138,10 +136,8 @@ def _by_work(problem: Problem, pools: Sequence[NodePool]) -> ObjectiveBound | No
 
 
 def _may_be_tight(problem: Problem, pools: Sequence[NodePool]) -> bool:
-    """Return whether selections may be bounded one by one: few GPUs, and machines of a pool
-    that are alike in all their links too, so that the first ones stand for any."""
-    if problem.num_gpus > _MAX_GPUS_TIGHT:
-        return False
+    """Return whether selections may be bounded one by one: machines of a pool are alike in all
+    their links too, so that the first ones stand for any."""
     links: dict[tuple[int, int], set[Link]] = {}
     index = {node.name: k for k, pool in enumerate(pools) for node in pool.nodes}
     for (a, b), link in problem.cluster.node_links.items():

@@ -9,7 +9,7 @@ from math import isinf
 from megatron_hetero.bounds.divided import bound_with_context_parallel_s, divided_bound_s
 from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cost.price import Price, price_of
-from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.errors import InfeasiblePlanError, some_of
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.objectives.objective import ObjectiveName
@@ -19,7 +19,7 @@ from megatron_hetero.planner.objectives.objective_bound import (
     objective_bound,
 )
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.units import format_duration
+from megatron_hetero.units import HOUR_S, MILLION, format_duration
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
     objective, num_steps = problem.objective, problem.objective.num_steps
     price = price_of(problem.costs, best.placement, best.cost)
     step_s, tokens = best.step_time_s, _tokens_per_step(problem)
-    per_million = 1e6 / tokens
+    per_million = MILLION / tokens
     bound = objective_bound(problem)
     if bound is not None and isinf(bound.value):
         bound = None  # queues made a plan that keeps the limits slower than they allow
@@ -79,13 +79,13 @@ def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
         bound_with_context_parallel=_divided_bound(problem, None if bound is None else bound.value),
         num_steps=num_steps,
         num_tokens=None if num_steps is None else num_steps * tokens,
-        run_hours=None if num_steps is None else num_steps * step_s / 3600,
+        run_hours=None if num_steps is None else num_steps * step_s / HOUR_S,
         run_price=None if num_steps is None or price is None else num_steps * price.of_step(step_s),
         run_traffic_price=(
             None if num_steps is None or price is None else num_steps * price.egress_per_step
         ),
         price_per_hour=None if price is None else price.per_hour,
-        deadline_hours=None if objective.deadline_s is None else objective.deadline_s / 3600,
+        deadline_hours=None if objective.deadline_s is None else objective.deadline_s / HOUR_S,
         budget=objective.budget,
         max_price_per_hour=problem.cluster.limits.max_price_per_hour,
     )
@@ -110,12 +110,11 @@ def limits_error(problem: Problem, nearest: Candidate, what: str = "plan") -> In
     wanted = ", ".join(f"{name} {found}" for name, limit, found in kept if found != limit)
     devices = list(nearest.placement.devices())
     names = sorted({machine_of(device.node) for device in devices})
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     proof = " That none can is proved, by a lower bound." if none_keeps_the_limits(problem) else ""
     return InfeasiblePlanError(
         f"No {what} was found that keeps {limits}.{proof} The nearest, on {len(devices)} GPUs of "
-        f"{shown}, takes {format_duration(nearest.step_time_s)} a step and would keep {wanted}. "
-        "Allow that, or give more or other machines."
+        f"{some_of(names)}, takes {format_duration(nearest.step_time_s)} a step and would keep "
+        f"{wanted}. Allow that, or give more or other machines."
     )
 
 
@@ -127,7 +126,9 @@ def _limits_beside(
     objective = problem.objective
     limit = problem.cluster.limits.max_price_per_hour
     if objective.deadline_s is not None and objective.num_steps is not None:
-        yield _limit("--deadline", objective.deadline_s / 3600, objective.num_steps * step_s / 3600)
+        yield _limit(
+            "--deadline", objective.deadline_s / HOUR_S, objective.num_steps * step_s / HOUR_S
+        )
     if price is not None and limit is not None:
         yield _limit("limits.max_price_per_hour", limit, price.per_hour)
     if price is not None and objective.budget is not None and objective.num_steps is not None:

@@ -8,14 +8,15 @@ from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.objectives.objective import THROUGHPUT
 from megatron_hetero.planner.oracle.exhaustive import limit_s
-from megatron_hetero.planner.oracle.prune import Effort, wanted_placements
+from megatron_hetero.planner.oracle.prune import wanted_placements
 from megatron_hetero.planner.shapes.constructive import Constructive
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 
 EXACT_RELAXES = (
     "nothing: every plan was priced or cannot be faster; launch counts are 1F1B's or the rule's"
 )
-_EFFORT = Effort(max_placements=100_000, max_structures=50_000, max_splits=3_000_000)
+_MAX_WORK = 3_000_000
+"""As `wanted_placements` counts it: some minutes."""
 
 
 class Exact:
@@ -28,8 +29,8 @@ class Exact:
 
     name = "exact"
 
-    def __init__(self, effort: Effort = _EFFORT) -> None:
-        self.effort = effort
+    def __init__(self, max_work: int = _MAX_WORK) -> None:
+        self.max_work = max_work
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`.
@@ -37,7 +38,7 @@ class Exact:
         Raises:
             UsageError: there are more placements than can be priced.
         """
-        wanted = wanted_placements(board.problem, _quick_limit_s(board), self.effort)
+        wanted = wanted_placements(board.problem, _quick_limit_s(board), self.max_work)
         if wanted is None:
             raise self._too_many(board)
         for placement in wanted:
@@ -47,11 +48,10 @@ class Exact:
         board.is_exact = board.best is not None
 
     def _too_many(self, board: Scoreboard) -> UsageError:
-        problem, effort = board.problem, self.effort
+        problem = board.problem
         return UsageError(
-            f"--strategy exact would have to price more than {effort.max_placements} plans, or "
-            f"look at more than {effort.max_structures} sets of pipelines or "
-            f"{effort.max_splits} splits of layers or micro-batches, of {problem.num_gpus} GPUs, "
+            f"--strategy exact would have to look at more than {self.max_work} ways to split "
+            f"layers and micro-batches, or price nearly as many plans, of {problem.num_gpus} GPUs, "
             f"{problem.num_layers} layers and {problem.num_micro_batches} micro-batches; "
             "use --strategy auto, which prints a lower bound and the gap to it"
         )

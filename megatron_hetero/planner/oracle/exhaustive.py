@@ -6,30 +6,28 @@ from math import inf
 
 from megatron_hetero.planner.evaluate.candidate import ranked_time_s
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.oracle.prune import Effort, wanted_placements
+from megatron_hetero.planner.oracle.prune import wanted_placements
 
-_EFFORT = Effort(max_placements=3_000, max_structures=5_000, max_splits=100_000)
+_MAX_WORK = 100_000
+"""As `wanted_placements` counts it: a second or two."""
 
 
 class Exhaustive:
     """Prices units, replicas, stage orders, layers and micro-batches, up to symmetry, but for those
     that what is on the board rules out.
 
-    Declines (scores nothing) where that is more than `effort`.
+    Declines (scores nothing) where that is more than `max_work`.
     """
 
     name = "exhaustive"
 
-    def __init__(self, effort: Effort = _EFFORT, max_gpus: int = 6) -> None:
-        self.effort = effort
-        self.max_gpus = max_gpus
+    def __init__(self, max_work: int = _MAX_WORK) -> None:
+        self.max_work = max_work
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         problem = board.problem
-        if problem.num_gpus > self.max_gpus:
-            return
-        for placement in wanted_placements(problem, limit_s(board), self.effort) or ():
+        for placement in wanted_placements(problem, limit_s(board), self.max_work) or ():
             board.score(placement, self.name)
 
 

@@ -10,7 +10,6 @@ as many replicas as there may be, lacks it in every plan.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise, product
 
 from megatron_hetero.cost.pipeline import least_pipeline_time_s
@@ -18,6 +17,7 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.fill import placed_replica
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
 from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.rounding import ROUNDING
 
 Kinds = tuple[tuple[str, int], ...]
 """A chain up to the choice among a node's equal GPUs: (node, width) stage by stage."""
@@ -27,29 +27,19 @@ Filling = tuple[tuple[Split, ...], tuple[int, ...]]
 """Layers and micro-batches, replica by replica."""
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How far a list of all placements may go."""
-
-    max_placements: int
-    max_structures: int
-    """Ways to form pipelines."""
-    max_splits: int
-    """Splits of layers, whole or in part, and of micro-batches to look at."""
-
-
-def wanted_placements(problem: Problem, limit_s: float, effort: Effort) -> list[Placement] | None:
-    """Return every placement that may fit and take no longer than `limit_s`; None if that is
-    more than the effort allows."""
-    pruner = Pruner(problem, limit_s, effort.max_splits)
+def wanted_placements(problem: Problem, limit_s: float, max_work: int) -> list[Placement] | None:
+    """Return every placement that may fit and take no longer than `limit_s`; None if that is more
+    than `max_work`: ways to split layers or micro-batches, whole or in part.  Sets of pipelines and
+    placements, which take longer, count once for each layer."""
+    pruner = Pruner(problem, limit_s, max_work)
     wanted: list[Placement] = []
-    for number, structure in enumerate(all_structures(problem)):
-        if number >= effort.max_structures:
+    for structure in all_structures(problem):
+        if not pruner.may_look(problem.num_layers):
             return None
         if not pruner.may_hold_it(structure):
             continue
         for layers, shares in pruner.fillings(structure):
-            if len(wanted) >= effort.max_placements:
+            if not pruner.may_look(problem.num_layers):
                 return None
             replicas = zip(structure, layers, shares, strict=True)
             wanted.append(Placement(tuple(placed_replica(*r) for r in replicas)))
@@ -61,10 +51,10 @@ def wanted_placements(problem: Problem, limit_s: float, effort: Effort) -> list[
 class Pruner:
     """Fillings of a problem's structures that may fit and take no longer than `limit_s`."""
 
-    def __init__(self, problem: Problem, limit_s: float, max_splits: int) -> None:
+    def __init__(self, problem: Problem, limit_s: float, max_work: int) -> None:
         self.problem = problem
-        self.splits_left = max_splits
-        self.limit_s = limit_s * (1 + 1e-9)
+        self.work_left = max_work
+        self.limit_s = limit_s * (1 + ROUNDING)
         self._most: dict[Kinds, int] = {}
         self._splits: dict[Kinds, list[tuple[int, Split]]] = {}
         self._times: dict[tuple[str, int, bool, bool], tuple[float, float]] = {}
@@ -75,11 +65,12 @@ class Pruner:
     @property
     def is_over(self) -> bool:
         """Return whether it gave up before all fillings were looked at."""
-        return self.splits_left < 0
+        return self.work_left < 0
 
-    def _may_look(self) -> bool:
-        self.splits_left -= 1
-        return self.splits_left >= 0
+    def may_look(self, work: int = 1) -> bool:
+        """Count what is looked at; whether there is work left for it."""
+        self.work_left -= work
+        return not self.is_over
 
     def may_hold_it(self, structure: tuple[Chain, ...]) -> bool:
         """Return whether its replicas may do all micro-batches in time."""
@@ -93,7 +84,7 @@ class Pruner:
         if min(most) == 0 or sum(most) < self.problem.num_micro_batches:
             return
         for shares in compositions(self.problem.num_micro_batches, len(structure)):
-            if not self._may_look():
+            if not self.may_look():
                 return
             if any(share > limit for share, limit in zip(shares, most, strict=True)):
                 continue
@@ -200,7 +191,7 @@ class Pruner:
         before_s: float,
         most: int,
     ) -> Iterator[tuple[int, Split]]:
-        if not self._may_look():
+        if not self.may_look():
             return
         left = self.problem.num_layers - sum(split)
         stages_left = len(stages) - len(split)

@@ -15,8 +15,6 @@ from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 
 _LARGEST = 16
 """Shares are whole numbers up to this."""
-_ALIKE = 0.9
-"""Where the least room is this part of the most, equal shares do."""
 
 
 def with_shares_by_room(costs: CostModel, placement: Placement) -> Placement | None:
@@ -33,9 +31,11 @@ def with_shares_by_room(costs: CostModel, placement: Placement) -> Placement | N
         for r, replica in enumerate(placement.replicas)
     ]
     most = max(room for of_replica in rooms for room in of_replica)
-    if most <= 0 or min(room for of_replica in rooms for room in of_replica) > _ALIKE * most:
+    if most <= 0:
         return None
     shares = [[max(1, round(_LARGEST * room / most)) for room in of] for of in rooms]
+    if all(share == _LARGEST for of_replica in shares for share in of_replica):
+        return None
     common = gcd(*(share for of_replica in shares for share in of_replica))
     shares = [[share // common for share in of_replica] for of_replica in shares]
     return with_optimizer_shares(placement, shares)

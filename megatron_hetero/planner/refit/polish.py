@@ -30,10 +30,14 @@ class Polish:
 
     def run(self, max_work: int) -> Placement:
         """Return the placement after all moves that help, or as many as `max_work` (stages times
-        micro-batches priced) allows."""
-        while self.work < max_work:
+        micro-batches priced) allows: at most half of it for layers and micro-batches, the rest for
+        launch counts."""
+        for_layers = max_work // 2 if self.refitter.costs.has_launch_counts else max_work
+        while self.work < for_layers:
             slowest_s = max(cost.pipeline_s for cost in self.priced)
-            if not self._move_micro_batch(slowest_s) and not self._move_layer(slowest_s, max_work):
+            if not self._move_micro_batch(slowest_s) and not self._move_layer(
+                slowest_s, for_layers
+            ):
                 break
         if not self.refitter.given:
             self._search_counts(max_work)
@@ -42,12 +46,13 @@ class Polish:
     def _search_counts(self, max_work: int) -> None:
         """Launch counts of the replicas that end last, as long as better ones are found."""
         costs, rows = self.refitter.costs, self.refitter.vocab_rows
-        left = max_work if costs.has_launch_counts else 0
-        while left > 0:
+        while costs.has_launch_counts and self.work < max_work:
             last = self._slowest()
             before = self.replicas[last]
-            (found, cost), work = search_counts(costs, before, self.priced[last], rows, left)
-            left -= work
+            (found, cost), work = search_counts(
+                costs, before, self.priced[last], rows, max_work - self.work
+            )
+            self.work += work
             if found == before:
                 return
             self._put(before, found, cost)

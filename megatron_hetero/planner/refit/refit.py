@@ -16,14 +16,11 @@ from megatron_hetero.cost.memory.device import StateHolders, kept_sends
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
-from megatron_hetero.planner.completion.counts import with_counts
+from megatron_hetero.planner.completion.counts import NEGLIGIBLE_TRIP, with_counts
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
 from megatron_hetero.planner.evaluate.replica_shapes import Likeness, ReplicaShapes
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
-
-_NEGLIGIBLE = 0.01
-"""Round trips below this part of a period are not hidden by launch counts (as in `counts`)."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class Refitter:
             return plain
         period_s = max(plain.times_s)
         trips_s = self._round_trips_s(replica, size)
-        hops_s = [trip / 2 if trip > _NEGLIGIBLE * period_s else 0.0 for trip in trips_s]
+        hops_s = [trip / 2 if trip > NEGLIGIBLE_TRIP * period_s else 0.0 for trip in trips_s]
         wanted = [min(count, most) for count in launch_counts(plain.times_s, hops_s)]
         if not any(hops_s) or all(count <= min(depth - i, most) for i, count in enumerate(wanted)):
             return plain

@@ -21,6 +21,7 @@ from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.replan.relabel import nearest_labels
 from megatron_hetero.planner.written import plan_inputs
+from megatron_hetero.rounding import below
 from megatron_hetero.schedule.estimate import estimate_plan
 
 LEFT_IDLE = "left idle to stay near the plan before"
@@ -156,6 +157,6 @@ def front_of(ways: Sequence[Continuation]) -> list[Continuation]:
     """Sort by movement, the least first, each faster than all that move less."""
     found: list[Continuation] = []
     for way in sorted(ways, key=lambda way: (*way.key, way.step_time_s)):
-        if not found or way.step_time_s < found[-1].step_time_s * (1 - 1e-6):
+        if not found or below(way.step_time_s, found[-1].step_time_s):
             found.append(way)
     return found

@@ -16,6 +16,7 @@ from megatron_hetero.cost.memory.holdings import (
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.rounding import ROUNDING, at_most
 
 _MAX_NODES = 16
 """Nodes of a kind that are exchanged."""
@@ -30,7 +31,7 @@ def nearest_labels(
     costs = problem.costs
     if moved != placement:
         before, after = costs.placement(placement), costs.placement(moved)
-        if after.step_time_s <= before.step_time_s * (1 + 1e-12):
+        if at_most(after.step_time_s, before.step_time_s):
             return moved
     return _exchanged(problem, placement, kept, sizes, across_nodes=False)
 
@@ -73,7 +74,7 @@ def _assign(table: Sequence[Sequence[float]]) -> list[int]:
 
     size = len(table)
     total = 1.0 + sum(map(sum, table))
-    stay = 1e-9 * total / size
+    stay = ROUNDING * total / size
     cost = [[-table[i][j] - (stay if i == j else 0.0) for j in range(size)] for i in range(size)]
     _, columns = linear_sum_assignment(cost)
     return [int(column) for column in columns]

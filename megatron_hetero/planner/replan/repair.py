@@ -18,11 +18,9 @@ from megatron_hetero.planner.columns.kinds import cut
 from megatron_hetero.planner.completion.fill import Filler, Piece, Pipeline, with_micro_batches
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
-_MAX_COMBINED = 400
-"""Ways to mend all broken replicas together; of more, those that mend all in the same way."""
-_MAX_OPTIONS = 24
-"""Ways to put other GPUs in the place of those that one replica lost, of `_MAX_TRIED` tried."""
-_MAX_TRIED = 2000
+MAX_TRIED = 400
+"""Ways to put other GPUs in the place of those that one replica lost; to mend all broken replicas
+together, or of more those that mend all in the same way; and to climb from the nearest."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ def _mended(
     num_combined = 1
     for found in options:
         num_combined *= len(found)
-    if num_combined <= _MAX_COMBINED:
+    if num_combined <= MAX_TRIED:
         choices: Iterator[tuple[Pipeline, ...]] = product(*options)
     else:
         most = max(map(len, options))
@@ -108,7 +106,7 @@ def _options(
     """Return ways to mend a replica, with the layers of the stages that it kept as they are, and
     filled anew."""
     found: list[Pipeline] = []
-    for pipeline in islice(_replaced(problem, replica, free), _MAX_OPTIONS):
+    for pipeline in _replaced(problem, replica, free):
         found.append(pipeline)
         found.append(_refitted(problem, filler, tuple(unit for unit, _ in pipeline)))
     for pipeline in _absorbed(replica):
@@ -135,7 +133,7 @@ def _replaced(
         ]
         others.sort(key=lambda u: (u.width != width, -u.width, u.node))
         menus.append([*([unit] if unit is not None else []), *others])
-    for units in islice(product(*menus), _MAX_TRIED):
+    for units in islice(product(*menus), MAX_TRIED):
         taken = [gpu for unit in units for gpu in unit.devices]
         if len(taken) == len(set(taken)):
             layers = [n for _, _, n in replica.stages]
@@ -145,7 +143,7 @@ def _replaced(
 def _absorbed(replica: OldReplica) -> Iterator[Pipeline]:
     """Give the layers of lost stages to the stage before, to the one behind, or half to
     each."""
-    for part in (0.0, 0.5, 1.0):
+    for part in (0, 1 / 2, 1):
         pieces: list[Piece] = []
         waiting = 0
         for unit, width, layers in replica.stages:

@@ -25,17 +25,13 @@ from megatron_hetero.planner.objectives.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.replan.continuations import LEFT_IDLE, Continuation, Continuations
-from megatron_hetero.planner.replan.repair import near_placements, old_replicas
+from megatron_hetero.planner.replan.repair import MAX_TRIED, near_placements, old_replicas
 from megatron_hetero.planner.restrictions.one_library import kept_to_plan
 from megatron_hetero.planner.stock.strategy import STOCK
 
 Prefer = Literal["near", "best", "pays"]
 
 _NEAR = "replan"
-_NUM_MEASURED = 24
-"""Plans of the search whose movement is looked at, the best first."""
-_MAX_CLIMB = 300
-"""Placements priced while climbing from the nearest."""
 _DEFAULT_STEPS = 1000.0
 """Steps that moving has to pay in, while climbing, where their number is not known."""
 _NUM_SHOWN = 4
@@ -112,7 +108,7 @@ def replan(
     board = search(problem, progress, strategies_of(strategy))
     if not board.interrupted:
         _Near(ways).search(board)
-    for candidate in board.ranking_of_all[:_NUM_MEASURED]:
+    for candidate in board.ranking_of_all:
         ways.add(candidate)
     rescorer = Rescorer(board)
     if (best := rescorer.best()) is not None:
@@ -168,7 +164,7 @@ class _Near:
             improved = False
             for placement in fine_moves(best.candidate.placement):
                 priced += 1
-                if priced > _MAX_CLIMB:
+                if priced > MAX_TRIED:
                     return
                 candidate = near.score_with_counts(placement, self.name, whole=True)
                 if candidate is None or candidate.step_time_s >= best.step_time_s:

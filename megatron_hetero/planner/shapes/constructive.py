@@ -16,10 +16,9 @@ from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.completion.order import Orderer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.strategy import SEED_WORK
 
 _MAX_WIDTH_CHOICES = 2000
-_MAX_EXACT_REPLICAS = 8
-"""Up to here every number of replicas is tried, above it a geometric series and the divisors."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,13 @@ class Constructive:
 
     name = "constructive"
 
-    def __init__(self, max_work: int = 24_000, max_gpus: int | None = 32) -> None:
+    def __init__(self, max_work: int = SEED_WORK) -> None:
         self.max_work = max_work
-        """Limit of the search in stages built (a placement of n stages counts n)."""
-        self.max_gpus = max_gpus
-        """Above this, `Columns` finds as good plans sooner."""
+        """Limit of the search in stages built."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         problem = board.problem
-        if self.max_gpus is not None and problem.num_gpus > self.max_gpus:
-            return
         filler = Filler(problem)
         orderer = Orderer(problem, filler)
         work = 0
@@ -140,12 +135,7 @@ def _product(menus: Sequence[Sequence[int]]) -> int:
 def _replica_counts(problem: Problem, num_units: int) -> list[int]:
     allowed = [n for n in problem.replica_counts() if n <= num_units]
     fewest = -(-num_units // problem.max_stages())
-    counts = []
-    for n in allowed:
-        even = num_units % n == 0 or problem.num_micro_batches % n == 0
-        if n >= fewest and (n <= _MAX_EXACT_REPLICAS or even):
-            counts.append(n)
-    return counts or allowed[-1:]
+    return [n for n in allowed if n >= fewest] or allowed[-1:]
 
 
 def _deals(problem: Problem, choice: _Choice) -> Iterator[list[list[Unit]]]:

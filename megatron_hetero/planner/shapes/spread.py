@@ -14,17 +14,15 @@ from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.planner.moves.like_groups import like_places
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.rounding import ROUNDING
 
 _Path = NodePair | str
 """From one node to another, or the name of a line that such paths share."""
 _Place = tuple[int, int]
 """(replica, stage)."""
 
-_MAX_EXCHANGES = 2_000
-"""Exchanges to look at for some chains."""
-_MAX_IN_ALL = 20_000
-_LEAST_RELIEF = 1e-9
-"""Of the sum of squares: less is rounding."""
+_MAX_WORK = 20_000
+"""Exchanges to look at, for all chains."""
 
 
 class Spreader:
@@ -51,15 +49,15 @@ class Spreader:
             micro_batches: of each chain.
         """
         key = tuple(chains), tuple(micro_batches)
-        if key not in self._known and self.work < _MAX_IN_ALL:
+        if key not in self._known and self.work < _MAX_WORK:
             self._known[key] = self._spread(*key)
         return self._known.get(key)
 
     def _spread(self, chains: Sequence[Chain], micro_batches: Sequence[int]) -> list[Chain] | None:
         traffic = _SpreadTraffic(self.problem, chains, micro_batches)
-        moved, last = False, self.work + _MAX_EXCHANGES
-        while traffic.seconds and self.work < last:
-            least = _LEAST_RELIEF * sum(s * s for s in traffic.seconds.values())
+        moved = False
+        while traffic.seconds and self.work < _MAX_WORK:
+            least = ROUNDING * sum(s * s for s in traffic.seconds.values())
             best: tuple[float, _Place, _Place] | None = None
             for one, other in traffic.exchanges(self.kind_of):
                 self.work += 1

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
-from itertools import accumulate, groupby, islice, permutations
+from itertools import accumulate, groupby, islice
 from math import inf
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.fill import placed_replica
 from megatron_hetero.planner.completion.layers import split_layers
+from megatron_hetero.planner.completion.order import some_orders
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, Unit
-
-_MAX_UNITS_DIVIDED = 128
-_MAX_PERMUTED_GROUPS = 3
-"""Groups of like nodes that are put in all orders: 6."""
+from megatron_hetero.planner.strategy import SEED_WORK
 
 
 class Symmetric:
@@ -29,7 +27,7 @@ class Symmetric:
     Most can be numbered as stock Megatron does, which the board finds out.
     """
 
-    def __init__(self, even_layers: bool = False, max_work: int = 15_000) -> None:
+    def __init__(self, even_layers: bool = False, max_work: int = SEED_WORK) -> None:
         self.even_layers = even_layers
         """Only the even split: Megatron without a pipeline layout."""
         self.name = "symmetric-even" if even_layers else "symmetric"
@@ -82,11 +80,8 @@ class _Grid:
 
     def quick_time_s(self, problem: Problem) -> float:
         """Return about the pipelines' time: layers divided by the speed of the slowest unit at
-        each place of pipelines across the nodes; of a large grid `least_time_s`, which is never
-        more."""
+        each place of pipelines across the nodes."""
         num_replicas, num_stages = self.num_replicas, self.num_stages
-        if num_replicas * num_stages > _MAX_UNITS_DIVIDED:
-            return self.least_time_s(problem)
         layer_s = self.of.layer_s
         times_s = [
             max(layer_s[s * num_replicas : (s + 1) * num_replicas]) for s in range(num_stages)
@@ -143,7 +138,7 @@ def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
 
 def node_groups(problem: Problem) -> Iterator[Sequence[Node]]:
     """Yield the nodes of each GPU type; then (where there are several types) all nodes, those of
-    one site and type together, in all orders of such groups, or in two if that were too many."""
+    one site and type together, in `some_orders` of such groups."""
     types = sorted({node.gpu_type.name for node in problem.nodes})
     for name in types:
         yield [node for node in problem.nodes if node.gpu_type.name == name]
@@ -151,9 +146,7 @@ def node_groups(problem: Problem) -> Iterator[Sequence[Node]]:
         return
     nodes = sorted(problem.nodes, key=lambda n: (*_site_and_type(n), n.name))
     groups = [list(group) for _, group in groupby(nodes, key=_site_and_type)]
-    few = len(groups) <= _MAX_PERMUTED_GROUPS
-    orders: Iterable[Sequence[list[Node]]] = permutations(groups) if few else (groups, groups[::-1])
-    for order in orders:
+    for order in some_orders(groups):
         yield [node for group in order for node in group]
 
 

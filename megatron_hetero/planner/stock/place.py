@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from sys import maxsize
 
 from megatron_hetero.cost.memory.device import StageMemory
 from megatron_hetero.cost.work.compute import PassTimes
 
-NEVER = 1 << 30
+NEVER = maxsize
 """So many layers to recompute stand for: it does not fit."""
 
 

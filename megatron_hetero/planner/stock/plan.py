@@ -99,7 +99,7 @@ def _stages(chain: Chain, division: Sequence[int], some: int | None) -> tuple[St
     return tuple(found)
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def with_settings(workload: Workload, micro_batch_size: int, recompute: Recompute) -> Workload:
     """Return the same job with another micro-batch size and another recompute, in its flags too."""
     training = workload.training

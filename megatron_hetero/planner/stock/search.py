@@ -43,6 +43,7 @@ from megatron_hetero.planner.stock.divisions import (
 )
 from megatron_hetero.planner.stock.grids import StockGrid, stock_grids
 from megatron_hetero.planner.stock.plan import stock_plan
+from megatron_hetero.rounding import at_most, below
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 MAX_DIVISIONS = 200_000
@@ -54,7 +55,6 @@ _FEW_IN_VAIN = 8
 _BATCH = 4096
 Division = tuple[int, ...]
 """Layers of each virtual stage."""
-_TIE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,17 @@ BESIDE_A_PLAN = StockLimits(num_cases=2_000, num_bounded=100_000, num_simulated=
 MAX_GPUS_BESIDE_A_PLAN = 12
 
 
+def is_quick(problem: Problem) -> bool:
+    """Return whether all that stock flags can say is looked through in seconds."""
+    return problem.num_gpus <= MAX_GPUS_BESIDE_A_PLAN
+
+
 def stock_beside_a_plan(problem: Problem) -> StockResult | None:
     """Return `best_stock_plan` within limits, for a plan to be compared with; None too for
     clusters that are too large for it, where speed is not all that counts, and under prices
     other than the project's own."""
-    is_large = problem.num_gpus > MAX_GPUS_BESIDE_A_PLAN
     has_goal = problem.objective.may_want_fewer(problem.cluster)
-    if is_large or has_goal or problem.make_costs is not CostModel:
+    if not is_quick(problem) or has_goal or problem.make_costs is not CostModel:
         return None
     return best_stock_plan(problem, BESIDE_A_PLAN)
 
@@ -188,7 +192,7 @@ class _StockSearch:
         )
         cut = []
         for quick_s, _, case in ranked:
-            if quick_s >= self._best_s * (1 - _TIE) or self._is_spent():
+            if not below(quick_s, self._best_s) or self._is_spent():
                 break
             is_cut = self._num_divisions(case, self._best_s) > MAX_DIVISIONS
             found, is_done = self._search_case(case, _FEW_IN_VAIN)
@@ -197,7 +201,7 @@ class _StockSearch:
                 cut.append((quick_s, case))
         # With a best plan to beat fewer divisions are left of what was cut.
         for quick_s, case in cut:
-            if quick_s < self._best_s * (1 - _TIE) and not self._is_spent():
+            if below(quick_s, self._best_s) and not self._is_spent():
                 if self._num_divisions(case, self._best_s) > MAX_DIVISIONS:
                     self._is_exact = False
                 winner = self._search_case(case)[0] or winner
@@ -226,7 +230,7 @@ class _StockSearch:
         bounds_s = np.concatenate([case.least_times_s(divisions[b : b + _BATCH]) for b in batches])
         self._num_bounded += len(divisions)
         for index in np.argsort(bounds_s, kind="stable"):
-            if bounds_s[index] >= self._best_s * (1 - _TIE) or self._is_spent():
+            if not below(bounds_s[index], self._best_s) or self._is_spent():
                 return
             yield tuple(divisions[index].tolist())
 
@@ -239,8 +243,11 @@ class _StockSearch:
         below_s = self._best_s
         if self._num_divisions(case, below_s) > MAX_DIVISIONS:
             low_s = case.pace_s()
-            high_s = min(below_s, 64 * low_s)
-            for _ in range(30):
+            high_s = low_s
+            while high_s < below_s and self._num_divisions(case, high_s) <= _FEW_DIVISIONS:
+                high_s *= 2
+            high_s = min(high_s, below_s)
+            while not at_most(high_s, low_s):
                 middle_s = (low_s + high_s) / 2
                 few = self._num_divisions(case, middle_s) <= _FEW_DIVISIONS
                 low_s, high_s = (middle_s, high_s) if few else (low_s, middle_s)
@@ -272,7 +279,7 @@ class _StockSearch:
         bounds_s = case.least_times_s(np.array(found))
         self._num_bounded += len(found)
         for index in map(int, np.argsort(bounds_s, kind="stable")):
-            if bounds_s[index] >= self._best_s * (1 - _TIE) or self._is_spent():
+            if not below(bounds_s[index], self._best_s) or self._is_spent():
                 return None
             if self._simulate(case, found[index]):
                 return found[index]
@@ -292,7 +299,7 @@ class _StockSearch:
         shape = _shape(plan)
         if shape not in self._best_of or step.step_time_s < self._best_of[shape][0]:
             self._best_of[shape] = step.step_time_s, plan
-        if step.step_time_s >= self._best_s * (1 - _TIE):
+        if not below(step.step_time_s, self._best_s):
             return False
         self._best_s, self._best = step.step_time_s, plan
         return True

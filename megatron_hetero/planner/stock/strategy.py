@@ -14,9 +14,9 @@ from megatron_hetero.planner.objectives.outcome import outcome_of
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.search import (
-    MAX_GPUS_BESIDE_A_PLAN,
     StockResult,
     best_stock_plan,
+    is_quick,
 )
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 
@@ -48,8 +48,7 @@ def searched_stock_plan(problem: Problem, every: bool) -> StockResult | None:
     """
     objective = problem.objective
     has_goal = objective.may_want_fewer(problem.cluster) or objective.deadline_s is not None
-    is_large = problem.num_gpus > MAX_GPUS_BESIDE_A_PLAN
-    if has_goal or problem.make_costs is not CostModel or (is_large and not every):
+    if has_goal or problem.make_costs is not CostModel or not (every or is_quick(problem)):
         return None
     return best_stock_plan(problem)
 

@@ -26,7 +26,7 @@ from megatron_hetero.planner.synthesis.states import (
 FormName = Literal[
     "tensor parallel", "context parallel", "replicas", "replicas with sharded layers"
 ]
-_FINEST = 64
+FINEST = 64
 """Units in which shares are given; the runtime rounds them to heads, columns and tokens."""
 
 
@@ -161,11 +161,11 @@ def whole_shares(shares: tuple[float, ...]) -> tuple[int, ...]:
     >>> whole_shares((0.333, 0.333, 0.334))
     (1, 1, 1)
     """
-    if _FINEST * (max(shares) - min(shares)) < 1:
+    if FINEST * (max(shares) - min(shares)) < 1:
         return (1,) * len(shares)
-    parts = [max(1, int(_FINEST * share)) for share in shares]
-    rest = [_FINEST * share - part for share, part in zip(shares, parts, strict=True)]
-    for _ in range(_FINEST - sum(parts)):
+    parts = [max(1, int(FINEST * share)) for share in shares]
+    rest = [FINEST * share - part for share, part in zip(shares, parts, strict=True)]
+    for _ in range(FINEST - sum(parts)):
         i = rest.index(max(rest))
         parts[i] += 1
         rest[i] -= 1

@@ -31,10 +31,10 @@ from megatron_hetero.planner.synthesis.states import (
     Rule,
     Step,
 )
+from megatron_hetero.rounding import at_most
 
 Allowed = Callable[[Step, Rule], bool]
 """Whether a program may follow a rule."""
-_SLACK = 1e-12
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class ProgramSearch:
         stored = (step.name, rule.division)
         if not step.computes and stored in prices.stored_bytes:
             taken = _sum(taken, prices.bytes_of(stored, True, self._shares))
-        if any(t > r * (1 + _SLACK) for t, r in zip(taken, prices.room_bytes, strict=True)):
+        if not all(at_most(t, r) for t, r in zip(taken, prices.room_bytes, strict=True)):
             return None
         there = {**there, **dict.fromkeys(rule.makes, False)}
         left = frozenset(item for item in there.items() if item[0][0] in further)

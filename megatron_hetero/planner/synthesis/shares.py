@@ -13,9 +13,9 @@ from typing import Any
 
 from megatron_hetero.planner.synthesis.prices import ProgramPrices, Shares, share_of, terms_of
 from megatron_hetero.planner.synthesis.states import Dimension, LayerProgram, State
+from megatron_hetero.rounding import ROUNDING
 
 _OPTIMAL = 0
-_SLACK = 1e-9
 
 
 def best_shares(
@@ -140,7 +140,7 @@ class _LinearProgramme:
         from scipy.sparse import coo_array
 
         if not self._free:
-            fits = all(limit >= -_SLACK for row, limit in self._rows if not row)
+            fits = all(limit >= -ROUNDING for row, limit in self._rows if not row)
             return self._shares if fits else None
         entries = [(r, c, v) for r, (row, _) in enumerate(self._rows) for c, v in row.items()]
         above, columns, values = zip(*entries, strict=True)

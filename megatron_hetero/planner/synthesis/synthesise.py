@@ -36,9 +36,8 @@ from megatron_hetero.planner.synthesis.prices import (
 from megatron_hetero.planner.synthesis.search import Allowed, ProgramSearch
 from megatron_hetero.planner.synthesis.shares import best_shares
 from megatron_hetero.planner.synthesis.states import Dimension, LayerProgram
+from megatron_hetero.rounding import below
 
-_MOST_ROUNDS = 8
-_GAIN = 1e-6
 _DIMENSIONS: tuple[Dimension, ...] = ("sequences", "tokens", "columns", "elements")
 
 
@@ -104,7 +103,7 @@ def _alternated(
     least: Mapping[Dimension, float] | None,
 ) -> Iterator[Synthesis]:
     last_s = inf
-    for _ in range(_MOST_ROUNDS):
+    while True:  # never twice with one program, of which there are so many
         found = ProgramSearch(prices, shares, allowed).best()
         if found is None:
             # Nothing fits at these shares: the fastest of all, at shares with which it fits.
@@ -116,7 +115,7 @@ def _alternated(
         if better is None:
             return
         seconds = program_s(found.program, prices, better)
-        if seconds > last_s * (1 - _GAIN):
+        if not below(seconds, last_s):
             return
         yield Synthesis(found.program, better, seconds)
         last_s, shares = seconds, better
@@ -166,8 +165,8 @@ def layer_options(costs: CostModel, place: LayerGroup) -> tuple[LayerOption, ...
     # All programs are many: they start where those of the forms have ended.
     starts = [o.synthesis.shares for o in found if o.form is not None and o.form.along is TOGETHER]
     free = synthesise(prices[TOGETHER], least=least, starts=starts or None)
-    best_s = found[0].synthesis.seconds * (1 - _GAIN) if found else inf
-    if free is not None and free.seconds < best_s and lacks(prices[TOGETHER], free.program):
+    best_s = found[0].synthesis.seconds if found else inf
+    if free is not None and below(free.seconds, best_s) and lacks(prices[TOGETHER], free.program):
         found.append(_option(costs, place, prices[TOGETHER], free, None))
     return tuple(found)
 

@@ -10,7 +10,6 @@ from megatron_hetero.planner.advise import capacity
 from megatron_hetero.planner.advise.capacity import MoreGpus, may_fit
 from megatron_hetero.planner.advise.nothing_fits.relaxations import with_more
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
-from megatron_hetero.planner.oracle.prune import Effort
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.shapes.constructive import Constructive
@@ -22,7 +21,7 @@ from tests.planner.strategies import clusters, workloads
 @given(clusters(max_gpus=5), workloads(max_layers=8, max_micro_batches=4))
 def test_whatever_fits_may_fit(cluster: Cluster, workload: Workload) -> None:
     problem = make_problem(cluster, workload)
-    strategies = Exhaustive(Effort(300, 5_000, 30_000)), Constructive(max_work=200)
+    strategies = Exhaustive(30_000), Constructive(max_work=200)
     board = search(problem, None, strategies)
     if board.best is not None:
         assert may_fit(problem)

@@ -88,11 +88,12 @@ def test_prices_of_selections_by_hand() -> None:
 
 
 def test_numbers_to_take() -> None:
-    assert pool(2, 4).counts(None) == list(range(9))
-    assert pool(2, 4, 4).counts(None) == [0, 4, 8]
-    assert pool(2, 4).counts(2.0) == list(range(9))  # few: all of them
-    assert pool(8, 4).counts(2.0) == [0, 1, 2, 4, 8, 16, 32]
-    assert pool(8, 8, 4).counts(2.0) == [0, 4, 8, 16, 32, 64]
+    assert pool(2, 4).counts() == list(range(9))
+    assert pool(2, 4, 4).counts() == [0, 4, 8]
+    assert pool(2, 4).counts(0.5) == [0, 1, 2, 4, 7, 8]
+    assert pool(8, 4).counts(1.0) == [0, 1, 3, 7, 15, 31, 32]
+    assert pool(8, 8, 4).counts(1.0) == [0, 4, 12, 28, 60, 64]
+    assert pool(8, 4).counts(100.0) == [0, 1, 32]
 
 
 def test_all_selections_but_the_empty_one() -> None:

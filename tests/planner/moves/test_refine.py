@@ -27,7 +27,7 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
-from megatron_hetero.planner.evaluate.candidate import SHARDED_GAIN
+from megatron_hetero.planner.evaluate.candidate import PLUGIN_GAIN
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
@@ -139,7 +139,7 @@ def test_two_gpus_deal_experts_out_as_by_brute_force(cluster: Cluster, workload:
     assert (best is None) == (expected is None)
     if best is not None and expected is not None:
         # What takes the plug-in must bring two percent.
-        assert best.step_time_s <= expected * (1 + 1e-9) / (1 - SHARDED_GAIN)
+        assert best.step_time_s <= expected * (1 + 1e-9) / (1 - PLUGIN_GAIN)
         assert step_time_bound_s(problem.costs) <= expected * (1 + 1e-9)
 
 

@@ -134,7 +134,7 @@ def test_bounds_by_work_alone_are_below_those_of_selections(
 def test_very_many_selections_are_bounded_by_their_work(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(Objective("cheapest"))
     tight = objective_bound(problem)
-    monkeypatch.setattr(module, "_MAX_SELECTIONS", 2)
+    monkeypatch.setattr(module, "MAX_SELECTIONS", 2)
     loose = objective_bound(problem)
     assert tight is not None and loose is not None
     assert loose.relaxes == WORK_RELAXES != tight.relaxes
@@ -147,7 +147,7 @@ def test_without_tight_bounds_selections_promise_their_work(
 ) -> None:
     problem = problem_of(Objective("cheapest"))
     tight = value_s(problem)
-    monkeypatch.setattr(module, "_MAX_GPUS_TIGHT", 1)
+    monkeypatch.setattr(module, "_MAX_WORK", 0)
     assert value_s(problem) <= tight
     found = objective_bound(problem)
     assert found is not None and found.relaxes == WORK_RELAXES

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.planner.oracle.prune import Effort, Pruner, kinds_of, wanted_placements
+from megatron_hetero.planner.oracle.prune import Pruner, kinds_of, wanted_placements
 from megatron_hetero.planner.oracle.structures import all_structures
 from megatron_hetero.planner.problem import Problem, Unit, make_problem
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import all_placements
 from tests.planner.strategies import clusters, workloads
 
-EVERYTHING = Effort(10**6, 10**6, 10**7)
+EVERYTHING = 10**8
 WORKLOAD = make_workload(num_layers=4, global_batch_size=4)
 
 
@@ -103,12 +103,15 @@ def test_efforts_are_kept_to() -> None:
     problem = make_problem(boxes(), WORKLOAD)
     whole = wanted_placements(problem, 1e9, EVERYTHING)
     assert whole is not None
-    num_structures = len(list(all_structures(problem)))
-    assert wanted_placements(problem, 1e9, Effort(len(whole), 10**6, 10**7)) == whole
-    assert wanted_placements(problem, 1e9, Effort(len(whole) - 1, 10**6, 10**7)) is None
-    assert wanted_placements(problem, 1e9, Effort(10**6, num_structures, 10**7)) == whole
-    assert wanted_placements(problem, 1e9, Effort(10**6, num_structures - 1, 10**7)) is None
-    assert wanted_placements(problem, 1e9, Effort(10**6, 10**6, 20)) is None
+    least = (len(whole) + len(list(all_structures(problem)))) * problem.num_layers
+    assert wanted_placements(problem, 1e9, least - 1) is None
+    low, high = least - 1, EVERYTHING
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = wanted_placements(problem, 1e9, middle)
+        assert found in (None, whole)
+        low, high = (middle, high) if found is None else (low, middle)
+    assert wanted_placements(problem, 1e9, high + 1) == whole
 
 
 def test_a_pruner_says_when_it_has_given_up() -> None:

@@ -153,6 +153,6 @@ def test_chains_that_do_not_fit_or_are_not_allowed_are_empty() -> None:
 def test_so_many_ways_are_mended_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, alive = without("b:0", "c:0")
     every = list(near_placements(problem, old_replicas(problem, OLD, alive)))
-    monkeypatch.setattr(module, "_MAX_COMBINED", 1)
+    monkeypatch.setattr(module, "MAX_TRIED", 1)
     some = list(near_placements(problem, old_replicas(problem, OLD, alive)))
     assert 0 < len(some) < len(every)

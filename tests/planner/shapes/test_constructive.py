@@ -128,18 +128,6 @@ def test_replica_counts_leave_no_pipeline_too_long() -> None:
     problem = problem_of(("a", FAST, 8), max_pipeline_parallel=2)
     assert min(module._replica_counts(problem, 8)) == 4
     assert module._replica_counts(problem_of(("a", FAST, 8), num_replicas=2), 8) == [2]
-    many = make_problem(
-        make_cluster(("a", FAST, 24)), make_workload(num_layers=24, global_batch_size=24)
-    )
-    assert module._replica_counts(many, 24) == [1, 2, 3, 4, 5, 6, 7, 8, 12, 24]
-
-
-def test_large_clusters_are_left_to_columns() -> None:
-    problem = problem_of(("a", FAST, 8))
-    left, done = Scoreboard(problem), Scoreboard(problem)
-    Constructive(max_gpus=7).search(left)
-    Constructive(max_gpus=8).search(done)
-    assert left.num_priced == 0 < done.num_priced
 
 
 def test_less_work_prices_fewer_placements() -> None:

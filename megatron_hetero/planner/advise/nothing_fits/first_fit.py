@@ -19,9 +19,8 @@ from megatron_hetero.planner.shapes.constructive import Constructive
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from megatron_hetero.planner.strategy import Strategy
 
-_MAX_GPUS_FOR_SYMMETRIC = 32
-"""The grids of more GPUs take long, and `Constructive` finds what fits there."""
-_MAX_WORK = 2000
+QUICK_WORK = 2000
+"""Stages priced by a search for any plan at all."""
 
 
 class FirstFit:
@@ -54,12 +53,11 @@ class FirstFit:
         return None
 
     def _ways(self, problem: Problem) -> Iterator[tuple[Problem, Strategy]]:
-        constructive = Constructive(max_work=_MAX_WORK, max_gpus=None)
+        constructive = Constructive(max_work=QUICK_WORK)
         if problem.cluster.limits.num_replicas is None:
             yield _with_one_replica(problem), constructive
         yield problem, constructive
-        if problem.num_gpus <= _MAX_GPUS_FOR_SYMMETRIC:
-            yield problem, Symmetric()
+        yield problem, Symmetric(max_work=QUICK_WORK)
 
 
 def least_settings(problem: Problem) -> Settings:

@@ -27,8 +27,6 @@ from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.units import format_bytes
 
 _MAX_MORE_GPUS = 128
-_MAX_FACTOR = 16
-"""At most so many times the GPUs of the cluster are added."""
 _MAX_WORK = 800
 """Limit of the searches with as many changes of settings, in GPUs searched: a few seconds."""
 
@@ -118,7 +116,7 @@ class _Finder:
         """Return the fewest GPUs with the settings as they are, then with one change, two, ...
         of them, where that takes fewer GPUs."""
         found: list[str] = []
-        num_gpus = most_gpus(self.problem) + 1
+        num_gpus = _MAX_MORE_GPUS + 1
         few = self._few_settings()
         for num_changes in range(1 + max(s.num_changes for s in few)):
             options = [s for s in few if s.num_changes == num_changes]
@@ -176,7 +174,7 @@ class _Finder:
             self.all_proved &= bool(fits)
             return bool(fits)
 
-        failed, num_gpus, step = least - 1, least, 1 + least // 8
+        failed, num_gpus, step = least - 1, least, 1
         while num_gpus < below and not plans(num_gpus):
             failed, num_gpus, step = num_gpus, num_gpus + step, 2 * step
         if num_gpus >= below:
@@ -225,11 +223,6 @@ class _Finder:
             )
         except HeteroError:
             return None
-
-
-def most_gpus(problem: Problem) -> int:
-    """Return how many GPUs are added at most."""
-    return min(_MAX_MORE_GPUS, _MAX_FACTOR * len(problem.cluster.devices))
 
 
 def _first_true(holds: Callable[[int], bool], below: int) -> int | None:

@@ -17,7 +17,8 @@ from megatron_hetero.planner.restrictions.mixture import MIXED
 
 FULL_RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
-_SERVER_GPUS = 8
+SERVER_GPUS = 8
+"""GPUs of a server, in which they have the links of a node."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,9 @@ def nodes_to_copy(nodes: Sequence[Node], training: TrainingSpec) -> list[Node]:
 def larger_nodes(nodes: Sequence[Node], training: TrainingSpec) -> list[Node]:
     """Return `nodes_to_copy` with as many GPUs as servers have, where theirs have fewer."""
     return [
-        replace(node, num_gpus=_SERVER_GPUS)
+        replace(node, num_gpus=SERVER_GPUS)
         for node in nodes_to_copy(nodes, training)
-        if node.num_gpus < _SERVER_GPUS
+        if node.num_gpus < SERVER_GPUS
     ]
 
 

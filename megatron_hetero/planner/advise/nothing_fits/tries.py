@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from megatron_hetero.errors import some_of
 from megatron_hetero.planner.advise.capacity import MoreGpus
 from megatron_hetero.planner.advise.nothing_fits.relaxations import Settings
-
-_MAX_WORDS = 8
 
 
 @dataclass
@@ -33,7 +32,11 @@ class Tries:
 
     def words(self) -> str:
         """Return all that was tried, and how far."""
-        tried = [_some(list(dict.fromkeys(what))) for what in (self.settings, self.limits) if what]
+        tried = [
+            some_of(list(dict.fromkeys(what)), "; ")
+            for what in (self.settings, self.limits)
+            if what
+        ]
         tried += [
             what.format(n=", ".join(map(str, sorted(counts))))
             for what, counts in self.counts.items()
@@ -43,7 +46,7 @@ class Tries:
             sentences.append(f"Tried: {'; '.join(tried)}.")
         if self.proved:
             proved = [what.format(n=f"up to {most}") for what, most in self.proved.items()]
-            sentences.append(f"Proved not to fit: {_some(proved)}.")
+            sentences.append(f"Proved not to fit: {some_of(proved, '; ')}.")
         sentences.append(
             "`megatron-hetero plan --memory` lists how many GPUs of each type hold this model."
         )
@@ -54,8 +57,3 @@ def _what(settings: Settings, more: MoreGpus) -> str:
     node = more.node
     words = f"{{n}} more {node.gpu_type.name} in nodes of {node.num_gpus}"
     return f"{words} with {settings.words}" if settings.words else words
-
-
-def _some(words: list[str]) -> str:
-    left_over = len(words) - _MAX_WORDS
-    return "; ".join(words[:_MAX_WORDS]) + (f"; and {left_over} more" if left_over > 0 else "")
