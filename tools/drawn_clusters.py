@@ -118,15 +118,15 @@ def planner_commit() -> str:
     ).stdout.strip()
 
 
-def seed_of(commit: str, kind: str, number: int) -> int:
-    """Return the seed of a hash's cluster of a kind, by its number."""
+def random_of(commit: str, kind: str, number: int) -> Random:
+    """Return what a hash's cluster of a kind is drawn by, by its number."""
     text = f"{commit}/{kind}/{number}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+    return Random(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
 
 
-def drawn_job(seed: int) -> DrawnJob:
-    """Draw a cluster of 2 to 24 GPUs of two to four types, and a job that its memory holds."""
-    random = Random(seed)
+def drawn_job(random: Random) -> DrawnJob:
+    """Draw a cluster of 2 to 24 GPUs of two to four types, and a job whose states its memory
+    holds."""
     while True:
         place = random.choice(list(_PLACES))
         data = _cluster(random, _PLACES[place])

@@ -1,13 +1,14 @@
-"""Simulated annealing over whole plans: a referee of the planner's search, which knows none of it.
+"""Simulated annealing over whole plans: a referee of the planner's search, which it knows not.
 
-A state is a plan with everything that it says: the groups of GPUs and their order, replicas, layers,
-recompute, launch counts, micro-batch sizes and shares of the batch.  Random moves change places
-(`random_moves`), whose replicas are filled anew (`Refitter`), or one of the others alone.  Prices are
-the product's: a plan counts as the cost model has it, with queues where replicas share paths.
+A state is a plan with all that it says: groups of GPUs and their order, replicas, layers,
+recompute, launch counts, micro-batch sizes, shares of the batch.  A random move changes places
+(`random_moves`), and the product fills them anew (`Completer`), or it changes one of the others
+alone.  Unequal shares, divided sequences and sharded layers are only kept from where it starts.
 
-The limit that a plan must keep to be accepted is drawn before it is priced (Metropolis et al. 1953),
-so that most are left after the part of their price that is quick: never wrongly, for the parts add
-up.  The best at the end are simulated as every plan is.
+The limit that a plan has to keep to be accepted is drawn before the plan is priced (Metropolis et
+al. 1953), so that the quick part of its price is enough to leave most.  Prices are the product's:
+the cost model's, with what pipelines on shared paths wait for each other.  The best at the end are
+simulated as every plan is.
 """
 
 from __future__ import annotations
@@ -15,36 +16,29 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf, lcm, log
 from random import Random
 
 from megatron_hetero.cost.choices import may_choose, may_mix_sizes, micro_batch_sizes, recomputes
 from megatron_hetero.cost.memory.device import StateHolders
-from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import (
     PlacedReplica,
     Placement,
     with_optimizer_shares,
 )
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
+from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.counts import moved_counts, with_counts
-from megatron_hetero.planner.completion.micro_batches import share_micro_batches
+from megatron_hetero.planner.completion.stage_options import StageOptions
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.replica_shapes import ReplicaShapes
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.exchange_groups import grouped
 from megatron_hetero.planner.moves.refine import arranged
-from megatron_hetero.planner.problem import Problem, chains_of, make_problem
-from megatron_hetero.planner.refit.refit import (
-    Filling,
-    KnownOptions,
-    Refitter,
-    on_devices_of,
-    places,
-    share_batch,
-    with_option,
-)
+from megatron_hetero.planner.problem import Chain, Problem, make_problem, unit_of
+from megatron_hetero.planner.refit.refit import on_devices_of, places, with_option
 from megatron_hetero.schedule.simulator.shared_paths import num_simulated
 from tools.referees.random_moves import Pipelines, moved, random_pipelines
 
@@ -59,6 +53,8 @@ _NUM_TRIES = 2_000
 """Random plans until one fits."""
 _TURNS = 100
 """For each plan, so many moves are drawn at most; most that come to nothing are none at all."""
+_MARGIN = 1.02
+"""By so much a plan may seem too slow at first sight, before it is priced."""
 _PLACES = 0.5
 """Part of the moves that changes places."""
 _NAME = "referee"
@@ -101,7 +97,7 @@ class Annealing:
         """Anneal from a plan, or from a random one that fits; None where none was found to start
         from."""
         started = time.process_time()
-        replicas = self._first() if start is None else start.replicas
+        replicas = self.first() if start is None else start.replicas
         if replicas is None:
             return None
         step_s = least_s = self.price(replicas, inf)
@@ -116,12 +112,12 @@ class Annealing:
                     turns / (_TURNS * self.max_plans),
                     spent_s / self.max_seconds,
                 )
-            drawn = self._drawn(replicas)
+            temperature_s = least_s * heat * (_LAST / heat) ** progress
+            limit_s = step_s - temperature_s * log(1 - self.random.random())
+            drawn = self._drawn(replicas, limit_s)
             if drawn is None:
                 continue
             self.num_plans += 1
-            temperature_s = least_s * heat * (_LAST / heat) ** progress
-            limit_s = step_s - temperature_s * log(1 - self.random.random())
             drawn_s = self.price(drawn, limit_s)
             if drawn_s <= limit_s:
                 replicas, step_s = drawn, drawn_s
@@ -134,18 +130,29 @@ class Annealing:
         placement = _finished(replicas)
         costs = self.problem.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)
-        priced = tuple([self._cost(replica, costs, rows) for replica in placement.replicas])
-        if not all(replica.fits for replica in priced):
-            return inf
+        keys = [(self.shapes.of(replica, rows), costs.holders) for replica in placement.replicas]
+        places = _places(placement)
+        known_s = self.prices.get((places, *keys))
+        if known_s is not None:
+            return known_s
+        priced: list[ReplicaCost] = []
+        for key, replica in zip(keys, placement.replicas, strict=True):
+            found = self.known.get(key)
+            if found is None:
+                found = self.known[key] = costs.replica(replica, rows)
+            if not found.fits:
+                return inf
+            priced.append(found)
         update_s = max([stage.update_s for replica in priced for stage in replica.stages])
         if max([replica.pipeline_s for replica in priced]) + update_s > limit_s:
             return inf
-        cost = costs.combine(placement, priced, rows)
+        cost = costs.combine(placement, tuple(priced), rows)
         if cost.step_time_s > limit_s:
             return inf
-        step_s = self._with_queues(placement, cost)
+        step_s = self._with_queues(placement, cost, places)
+        self.prices[places, *keys] = step_s
         if step_s <= limit_s:
-            self._keep(placement, step_s)
+            self._keep(placement, step_s, places)
         return step_s
 
     def _forget(self) -> None:
@@ -156,35 +163,31 @@ class Annealing:
         )
         self.rescorer = Rescorer(Scoreboard(self.problem))
         self.shapes = ReplicaShapes(self.problem.likeness)
+        self.completer = Completer(self.problem)
         self.known: dict[Hashable, ReplicaCost] = {}
-        self.options: KnownOptions = {}
-        self.refitters: dict[tuple[StateHolders, int], Refitter] = {}
+        self.prices: dict[Hashable, float] = {}
+        self.waits: dict[Hashable, float] = {}
+        self.options: dict[tuple[int, int, StateHolders], StageOptions] = {}
 
-    def _cost(self, replica: PlacedReplica, costs: CostModel, rows: int) -> ReplicaCost:
-        key = self.shapes.of(replica, rows), costs.holders
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = costs.replica(replica, rows)
-        return found
+    def _with_queues(self, placement: Placement, cost: PlacementCost, places: Hashable) -> float:
+        """Return the step with what pipelines wait for each other, as found once for the places
+        and launch counts."""
+        replicas = placement.replicas
+        key = (places, *[(own.launch_counts, own.micro_batch_size) for own in replicas])
+        if key not in self.waits:
+            self.waits[key] = 1.0
+            if num_simulated(self.problem.cluster, placement, cost):
+                candidate = Candidate(placement, cost, _NAME)
+                found = self.rescorer.with_part_of_queues(candidate, _MAX_MESSAGES)
+                self.rescorer.board.with_queues.clear()
+                self.waits[key] = found.step_time_s / cost.step_time_s
+        return self.waits[key] * cost.step_time_s
 
-    def _with_queues(self, placement: Placement, cost: PlacementCost) -> float:
-        if len(placement.replicas) == len(placement.widths) == 1 == len(cost.replicas[0].stages):
-            return cost.step_time_s
-        if not num_simulated(self.problem.cluster, placement, cost):
-            return cost.step_time_s
-        self.rescorer.board.with_queues.clear()
-        candidate = Candidate(placement, cost, _NAME)
-        return self.rescorer.with_part_of_queues(candidate, _MAX_MESSAGES).step_time_s
-
-    def _keep(self, placement: Placement, step_s: float) -> None:
+    def _keep(self, placement: Placement, step_s: float, places: Hashable) -> None:
         """Keep the best of each structure."""
-        key = tuple(
-            tuple((s.devices[0].node, s.width, s.context_parallel) for s in r.stages)
-            for r in placement.replicas
-        )
-        known = self.kept.get(key)
+        known = self.kept.get(places)
         if known is None or step_s < known[0]:
-            self.kept[key] = step_s, placement
+            self.kept[places] = step_s, placement
         if len(self.kept) > 2 * _NUM_KEPT:
             best = sorted(self.kept.items(), key=lambda item: item[1][0])
             self.kept = dict(best[:_NUM_KEPT])
@@ -207,37 +210,35 @@ class Annealing:
         step_s, placement = min(found, key=lambda pair: pair[0])
         return placement, step_s
 
-    def _first(self) -> Replicas | None:
+    def first(self) -> Replicas | None:
         """Return the first random plan that fits."""
         sizes = micro_batch_sizes(self.problem.costs)
         for number in range(_NUM_TRIES):
             pipelines = random_pipelines(self.problem, self.random)
             size = sizes[0] if number % 2 else self.random.choice(sizes)
-            drawn = self._filled(pipelines, (), size)
+            drawn = self._filled(pipelines, (), size, inf)
             if drawn is not None and self.price(drawn, inf) < inf:
                 return drawn
         return None
 
-    def _drawn(self, replicas: Replicas) -> Replicas | None:
-        """Return a plan one random move away; None where what was drawn is none."""
+    def _drawn(self, replicas: Replicas, limit_s: float) -> Replicas | None:
+        """Return a plan one random move away; None where what was drawn is none, or is too slow at
+        first sight."""
         if len(self.known) > _MAX_KNOWN:
             self._forget()
         random = self.random
         replicas = tuple([replica.without_sharding for replica in replicas])
         if random.random() < _PLACES:
-            pipelines = moved(self.problem, [replica.stages for replica in replicas], random)
+            pipelines = moved(self.problem, list(map(_chain, replicas)), random)
             as_they_are = replicas if random.random() < 0.7 else ()
             size = replicas[0].micro_batch_size or self.own_size
-            return self._filled(pipelines, as_they_are, size)
+            return self._filled(pipelines, as_they_are, size, limit_s)
         index = random.randrange(len(replicas))
         if len(replicas) > 1 and random.random() < 0.2:
             return self._batch(replicas, index)
         if random.random() < 0.1:
-            return self._filled(
-                [list(replica.stages) for replica in replicas],
-                (),
-                random.choice(micro_batch_sizes(self.problem.costs, len(replicas))),
-            )
+            size = random.choice(micro_batch_sizes(self.problem.costs, len(replicas)))
+            return self._filled(list(map(list, map(_chain, replicas))), (), size, limit_s)
         (change,) = random.choices((self._layers, self._recompute, self._counts), (6, 2, 2))
         changed = change(replicas, replicas[index])
         if changed is None:
@@ -247,77 +248,55 @@ class Annealing:
             alike = [i for i, other in enumerate(replicas) if _is_like(other, replicas[index])]
         made = list(replicas)
         for i in alike:
-            made[i] = _with_number(on_devices_of(changed, replicas[i]), replicas[i])
-        if len(made) > 1 and random.random() < 0.5:
-            size = changed.micro_batch_size or self.own_size
-            return self._filled([list(replica.stages) for replica in made], made, size)
+            own = replicas[i]
+            made[i] = _with_number(on_devices_of(changed, own), own.num_micro_batches)
         return tuple(made)
 
     def _filled(
-        self, pipelines: Pipelines, as_they_are: Sequence[PlacedReplica], size: int
+        self,
+        pipelines: Pipelines,
+        as_they_are: Sequence[PlacedReplica],
+        size: int,
+        limit_s: float,
     ) -> Replicas | None:
         """Return pipelines with layers and settings, and with shares of the batch; None where they
-        do not fit.
+        do not fit, or promise to take too long.
 
         Args:
             as_they_are: what is among these is filled already.
             size: of the micro-batches of the others.
         """
-        problem, number = self.problem, len(pipelines)
-        most = self.batch // size - number + 1
-        if not pipelines or number not in problem.replica_counts() or most < 1:
+        problem, chains = self.problem, tuple([tuple(pipeline) for pipeline in pipelines])
+        if not chains or len(chains) not in problem.replica_counts():
             return None
-        bare = [PlacedReplica(tuple(stages), 1) for stages in pipelines]
-        if not all(map(problem.chain_is_allowed, chains_of(Placement(tuple(bare))))):
-            return None
-        known: dict[Hashable, PlacedReplica] = {}
-        if len(as_they_are) == number:  # the optimizer's states are divided alike
-            known = {_groups(replica): replica for replica in as_they_are}
-        refitter = self._refitter(bare)
-        fillings: list[Filling] = []
-        for replica in bare:
-            own = known.get(_groups(replica))
-            filling = refitter.filling(replica, size, most) if own is None else self._line(own)
-            if filling is None:
+        known: dict[Chain, PlacedReplica] = {}
+        if len(as_they_are) == len(chains):  # the optimizer's states are divided alike
+            known = {_chain(replica): replica for replica in as_they_are}
+        for chain in chains:
+            is_one = problem.chain_is_allowed(chain) and all(map(problem.may_be_a_unit, chain))
+            if chain not in known and not is_one:
                 return None
-            fillings.append(filling)
-        if len({filling.size for filling in fillings}) == 1:
-            counts = share_micro_batches(
-                self.batch // fillings[0].size,
-                [filling.fill_s for filling in fillings],
-                [filling.period_s for filling in fillings],
-            )
-        else:
-            counts = share_batch(self.batch, fillings)
-        if counts is None:
+        found = self.completer.complete(chains, size)
+        if found is None:
             return None
-        return tuple(
-            filling.replica(own, count, self.own_size)
-            for filling, own, count in zip(fillings, bare, counts, strict=True)
-        )
+        if found.quick_s > _MARGIN * limit_s:
+            self.num_plans += 1
+            return None
+        made = list(found.placement(self.own_size).replicas)
+        for index, chain in enumerate(chains):
+            own = known.get(chain)
+            if own is not None and own.micro_batch_size == made[index].micro_batch_size:
+                made[index] = _with_number(own, made[index].num_micro_batches)
+        return tuple(made)
 
-    def _refitter(self, replicas: Sequence[PlacedReplica]) -> Refitter:
-        placement = Placement(tuple(replicas))
-        costs = self.problem.costs
-        key = costs.sharded_as(placement).holders, costs.vocab_rows(placement.widths)
-        if key not in self.refitters:
-            self.refitters[key] = Refitter(costs, placement, self.options)
-        return self.refitters[key]
-
-    def _line(self, replica: PlacedReplica) -> Filling:
-        """Return a filled replica with about the seconds of its first and each further
-        micro-batch."""
-        placement = Placement((replica,))
-        rows = self.problem.costs.vocab_rows(placement.widths)
-        cost = self._cost(replica, self.problem.costs, rows)
-        times_s = tuple([stage.times.total_s for stage in cost.stages])
-        hops = (*cost.forward_hops, *cost.backward_hops)
-        fill_s = sum(times_s) + sum([hop.total_s for hop in hops])
-        more = replica.num_micro_batches - 1
-        period_s = (cost.pipeline_s - fill_s) / more if more else max(times_s)
-        size = replica.micro_batch_size or self.own_size
-        stages, counts = replica.stages, replica.launch_counts
-        return Filling(stages, counts, size, times_s, fill_s, max(period_s, 1e-9))
+    def _options(self, replicas: Replicas, size: int) -> StageOptions:
+        placement = Placement(replicas)
+        costs = self.problem.costs.sharded_as(placement).variant(micro_batch_size=size)
+        rows = costs.vocab_rows(placement.widths)
+        key = size, rows, costs.holders
+        if key not in self.options:
+            self.options[key] = StageOptions(costs, rows)
+        return self.options[key]
 
     def _layers(self, replicas: Replicas, replica: PlacedReplica) -> PlacedReplica | None:
         """Give layers of a stage to another, each with as much recompute as it then needs."""
@@ -326,7 +305,7 @@ class Annealing:
         random, stages = self.random, list(replica.stages)
         giver, taker = random.sample(range(len(stages)), 2)
         number = random.choice((1, 1, 1, 2, 3))
-        options = self._refitter(replicas).options(replica.micro_batch_size or self.own_size)
+        options = self._options(replicas, replica.micro_batch_size or self.own_size)
         has_counts = replica.launch_counts is not None
         of_stage = list(places(replica, replica.num_in_flight, has_counts))
         for index, num_layers in (
@@ -376,10 +355,8 @@ class Annealing:
             number, rest = divmod(giver.num_micro_batches * size, other)
             if rest or not number:
                 return None
-            filled = self._refitter(replicas).filling(giver, other, number)
-            if filled is None:
-                return None
-            made[index] = filled.replica(giver, number, self.own_size)
+            own_size = None if other == self.own_size else other
+            made[index] = replace(_with_number(giver, number), micro_batch_size=own_size)
             return tuple(made)
         to = random.choice([i for i in range(len(replicas)) if i != index])
         taker = replicas[to]
@@ -390,7 +367,7 @@ class Annealing:
             )
             if number < 1:
                 return None
-            made[i] = _with_number(replica, replace(replica, num_micro_batches=number))
+            made[i] = _with_number(replica, number)
         return tuple(made)
 
 
@@ -405,8 +382,19 @@ def _finished(replicas: Replicas) -> Placement:
     )
 
 
-def _groups(replica: PlacedReplica) -> tuple[tuple[tuple[str, int], ...], ...]:
-    return tuple([stage.devices for stage in replica.stages])
+def _places(placement: Placement) -> Hashable:
+    """Return node and width of every stage: which of a node's GPUs, nothing depends on."""
+    return tuple(
+        [
+            tuple([(stage.devices[0].node, stage.width) for stage in replica.stages])
+            for replica in placement.replicas
+        ]
+    )
+
+
+@lru_cache(maxsize=4096)
+def _chain(replica: PlacedReplica) -> Chain:
+    return tuple([unit_of(stage) for stage in replica.stages])
 
 
 def _is_like(one: PlacedReplica, other: PlacedReplica) -> bool:
@@ -416,9 +404,10 @@ def _is_like(one: PlacedReplica, other: PlacedReplica) -> bool:
     ]
 
 
-def _with_number(replica: PlacedReplica, other: PlacedReplica) -> PlacedReplica:
-    """Return the replica with the other's number of micro-batches."""
-    number = other.num_micro_batches
+def _with_number(replica: PlacedReplica, number: int) -> PlacedReplica:
+    """Return the replica with so many micro-batches."""
+    if number == replica.num_micro_batches:
+        return replica
     made = replace(replica, num_micro_batches=number, launch_counts=None)
     counts = replica.launch_counts
     return made if counts is None else with_counts(made, [min(c, number) for c in counts])

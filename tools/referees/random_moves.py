@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from megatron_hetero.cluster.spec import Device
-from megatron_hetero.cost.placement import PlacedStage
-from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.problem import Chain, Problem, Unit
 
-Pipelines = list[list[PlacedStage]]
-"""The groups of each replica, first to last; their layers do not count."""
+Pipelines = list[list[Unit]]
+"""The groups of each replica, first to last."""
 
 
-def moved(problem: Problem, pipelines: Sequence[Sequence[PlacedStage]], random: Random) -> Pipelines:
+def moved(problem: Problem, pipelines: Sequence[Chain], random: Random) -> Pipelines:
     """Return pipelines one or two random moves away; empty where what was drawn is no move."""
     made = [list(pipeline) for pipeline in pipelines]
     for _ in range(random.choices((1, 2, 3), (75, 20, 5))[0]):
@@ -31,7 +29,7 @@ def moved(problem: Problem, pipelines: Sequence[Sequence[PlacedStage]], random: 
 def random_pipelines(problem: Problem, random: Random) -> Pipelines:
     """Return all GPUs in groups of random widths, in random order, in a random number of
     pipelines."""
-    groups: list[PlacedStage] = []
+    groups: list[Unit] = []
     narrow = random.random() < 0.3
     for node in problem.nodes:
         free = list(problem.gpus[node.name])
@@ -51,16 +49,16 @@ def random_pipelines(problem: Problem, random: Random) -> Pipelines:
     return [pipeline[: problem.max_stages()] for pipeline in made if pipeline]
 
 
-def _group(node: str, indices: Sequence[int]) -> PlacedStage:
-    return PlacedStage(tuple([Device(node, index) for index in sorted(indices)]), 1)
+def _group(node: str, indices: Sequence[int]) -> Unit:
+    return Unit(node, tuple(sorted(indices)))
 
 
-def _place(pipelines: Pipelines, random: Random) -> tuple[list[PlacedStage], int]:
+def _place(pipelines: Pipelines, random: Random) -> tuple[list[Unit], int]:
     pipeline = random.choice(pipelines)
     return pipeline, random.randrange(len(pipeline))
 
 
-def _insert(pipelines: Pipelines, group: PlacedStage, random: Random) -> None:
+def _insert(pipelines: Pipelines, group: Unit, random: Random) -> None:
     """Put it anywhere, or as a replica of its own."""
     replica = random.randrange(len(pipelines) + 1)
     if replica == len(pipelines):
@@ -70,13 +68,20 @@ def _insert(pipelines: Pipelines, group: PlacedStage, random: Random) -> None:
 
 
 def _idle(problem: Problem, pipelines: Pipelines, node: str) -> list[int]:
-    used = {d for pipeline in pipelines for stage in pipeline for d in stage.devices}
-    return [index for index in problem.gpus[node] if Device(node, index) not in used]
+    used = {
+        index
+        for pipeline in pipelines
+        for unit in pipeline
+        for name, indices in unit.parts
+        if name == node
+        for index in indices
+    }
+    return [index for index in problem.gpus[node] if index not in used]
 
 
-def _is_plain(stage: PlacedStage) -> bool:
+def _is_plain(unit: Unit) -> bool:
     """Return whether it is one group on one node."""
-    return stage.context_parallel == 1 and len({device.node for device in stage.devices}) == 1
+    return unit.context_parallel == 1 and not unit.beyond
 
 
 def _exchange(problem: Problem, pipelines: Pipelines, random: Random) -> bool:
@@ -114,24 +119,23 @@ def _add(problem: Problem, pipelines: Pipelines, random: Random) -> bool:
 def _regroup(problem: Problem, pipelines: Pipelines, random: Random) -> bool:
     """Divide the GPUs of one or two groups of a node, and those idle there, into other groups."""
     pipeline, i = _place(pipelines, random)
-    stage = pipeline[i]
-    if not _is_plain(stage):
+    unit = pipeline[i]
+    if not _is_plain(unit):
         return False
-    node = stage.devices[0].node
-    pool = [device.index for device in stage.devices]
+    node, pool = unit.node, list(unit.indices)
     if random.random() < 0.3:
         pool += _idle(problem, pipelines, node)
     others = [
         (p, j)
         for p in pipelines
         for j, other in enumerate(p)
-        if other is not stage and _is_plain(other) and other.devices[0].node == node
+        if other is not unit and _is_plain(other) and other.node == node
     ]
-    place: tuple[list[PlacedStage], PlacedStage] | None = None
+    place: tuple[list[Unit], Unit] | None = None
     if others and random.random() < 0.7:
         p, j = random.choice(others)
         place = p, p[j]
-        pool += [device.index for device in p[j].devices]
+        pool += p[j].indices
     widths = [width for width in problem.widths[node] if width <= len(pool)]
     width = random.choice(widths)
     pipeline[i] = _group(node, pool[:width])
@@ -168,8 +172,8 @@ def _cut(problem: Problem, pipelines: Pipelines, random: Random) -> bool:
         del pipeline[at:]
     else:
         chosen = [random.random() < 0.5 for _ in pipeline]
-        pipelines.append([s for s, is_out in zip(pipeline, chosen, strict=True) if is_out])
-        pipeline[:] = [s for s, is_out in zip(pipeline, chosen, strict=True) if not is_out]
+        pipelines.append([unit for unit, is_out in zip(pipeline, chosen, strict=True) if is_out])
+        pipeline[:] = [unit for unit, is_out in zip(pipeline, chosen, strict=True) if not is_out]
     return True
 
 
@@ -181,8 +185,8 @@ def _join(problem: Problem, pipelines: Pipelines, random: Random) -> bool:
     if random.random() < 0.5:
         one.extend(other)
     else:
-        for stage in other:
-            one.insert(random.randrange(len(one) + 1), stage)
+        for unit in other:
+            one.insert(random.randrange(len(one) + 1), unit)
     other.clear()
     return True
 
@@ -198,7 +202,7 @@ def _reverse(problem: Problem, pipelines: Pipelines, random: Random) -> bool:
     else:
         nodes = [node.name for node in problem.nodes]
         random.shuffle(nodes)
-        pipeline.sort(key=lambda stage: nodes.index(stage.devices[0].node))
+        pipeline.sort(key=lambda unit: nodes.index(unit.node))
     return True
 
 
@@ -210,16 +214,17 @@ def _nodes(problem: Problem, pipelines: Pipelines, random: Random) -> bool:
     here, there = problem.gpus[one.name], problem.gpus[other.name]
     if len(here) != len(there):
         return False
-    to = {Device(one.name, i): Device(other.name, j) for i, j in zip(here, there, strict=True)}
-    to |= {device: own for own, device in to.items()}
+    places = {one.name: (other.name, here, there), other.name: (one.name, there, here)}
     for pipeline in pipelines:
-        for i, stage in enumerate(pipeline):
-            devices = [to.get(device, device) for device in stage.devices]
-            if tuple(devices) == stage.devices:
+        for i, unit in enumerate(pipeline):
+            if not any(node in places for node, _ in unit.parts):
                 continue
-            if not _is_plain(stage) or stage.width not in problem.widths[devices[0].node]:
+            if not _is_plain(unit):
                 return False
-            pipeline[i] = PlacedStage(tuple(devices), 1)
+            node, old, new = places[unit.node]
+            if unit.width not in problem.widths[node]:
+                return False
+            pipeline[i] = _group(node, [new[old.index(index)] for index in unit.indices])
     return True
 
 
