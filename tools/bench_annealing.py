@@ -30,7 +30,7 @@ from megatron_hetero.planner import plan_cluster  # noqa: E402
 from megatron_hetero.planner.portfolio import no_collector  # noqa: E402
 from megatron_hetero.planner.problem import Problem, make_problem  # noqa: E402
 from tools.drawn_clusters import DrawnJob, drawn_job, planner_commit, random_of  # noqa: E402
-from tools.referees.annealing import Annealing  # noqa: E402
+from tools.referees.annealing.run import Annealing  # noqa: E402
 
 NUM_CLUSTERS = 24
 BEHIND = 1.003

@@ -184,8 +184,8 @@ def table_row(result: dict[str, Any]) -> str:
 
 def drawn_files(commit: str, folder: Path) -> Iterator[Path]:
     """Yield files of the cases that follow from a hash, each once its anchor is known."""
-    for case in drawn_cases(commit):
-        path = folder / f"{case['case']}.yaml"
+    for number, case in enumerate(drawn_cases(commit)):
+        path = folder / f"{number}.yaml"
         path.write_text(canonical_json(with_anchor(case)))  # JSON is YAML
         yield path
 

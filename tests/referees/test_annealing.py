@@ -19,7 +19,7 @@ from tests.planner.naive import best_step_time_s
 from tests.planner.strategies import clusters, workloads
 from tools.bench_annealing import fitting_jobs, problem_of, result_of
 from tools.drawn_clusters import MAX_GPUS
-from tools.referees.annealing import Annealing
+from tools.referees.annealing.run import Annealing
 
 JOBS = list(islice(fitting_jobs("a hash"), 8))
 SMALL = sorted(JOBS, key=lambda job: problem_of(job).num_gpus)[:2]

@@ -41,15 +41,16 @@ def _drawn(random: Random, number: int) -> dict[str, Any]:
     num_machines = random.randint(512 // _GPUS_PER_MACHINE, 1024 // _GPUS_PER_MACHINE)
     cuts = sorted(random.sample(range(8, num_machines - 7, 4), len(types) - 1))
     ends = zip([0, *cuts], [*cuts, num_machines], strict=True)
-    machines = [
+    machines: list[dict[str, Any]] = [
         {"device": gpu, "gpus": _GPUS_PER_MACHINE, "count": end - start, "zone": ZONE}
         for gpu, (start, end) in zip(types, ends, strict=True)
     ]
     model = random.choice(list(_MODELS)) if row is _TYPES[0] else "OPT-350"
     sequences, _, sizes = _MODELS[model]
+    gpus = ", ".join(f"{of['gpus'] * of['count']} {of['device']}" for of in machines)
     return {
         "version": 1,
-        "case": f"drawn-{number}",
+        "case": f"{number}, {model}: {gpus}",
         "referee": "sailor",
         "cluster": {"machines": machines},
         "model": model,
