@@ -27,8 +27,8 @@ def moved(problem: Problem, pipelines: Sequence[Chain], random: Random) -> Pipel
 
 
 def random_pipelines(problem: Problem, random: Random) -> Pipelines:
-    """Return all GPUs in groups of random widths, in random order, in a random number of
-    pipelines."""
+    """Return GPUs, mostly all of them, in groups of random widths, in random order, in a random
+    number of pipelines."""
     groups: list[Unit] = []
     narrow = random.random() < 0.3
     for node in problem.nodes:
@@ -41,6 +41,8 @@ def random_pipelines(problem: Problem, random: Random) -> Pipelines:
             groups.append(_group(node.name, free[:width]))
             del free[:width]
     random.shuffle(groups)
+    if random.random() < 0.3:
+        del groups[random.randint(1, len(groups)) :]
     counts = problem.replica_counts()
     number = random.choice([n for n in counts if n <= len(groups)] or [counts.start])
     made: Pipelines = [[] for _ in range(number)]
@@ -113,6 +115,17 @@ def _add(problem: Problem, pipelines: Pipelines, random: Random) -> bool:
     fitting = [width for width in problem.widths[node] if width <= len(idle)]
     if fitting:
         _insert(pipelines, _group(node, idle[: random.choice(fitting)]), random)
+    return bool(fitting)
+
+
+def _replace(problem: Problem, pipelines: Pipelines, random: Random) -> bool:
+    """Put idle GPUs of a node in the place of a group."""
+    node = random.choice(problem.nodes).name
+    idle = _idle(problem, pipelines, node)
+    fitting = [width for width in problem.widths[node] if width <= len(idle)]
+    if fitting:
+        pipeline, i = _place(pipelines, random)
+        pipeline[i] = _group(node, idle[: random.choice(fitting)])
     return bool(fitting)
 
 
@@ -228,5 +241,5 @@ def _nodes(problem: Problem, pipelines: Pipelines, random: Random) -> bool:
     return True
 
 
-_MOVES = (_exchange, _shift, _drop, _add, _regroup, _cut, _join, _reverse, _nodes)
-_WEIGHTS = (22, 24, 4, 8, 22, 5, 5, 7, 3)
+_MOVES = (_exchange, _shift, _drop, _add, _replace, _regroup, _cut, _join, _reverse, _nodes)
+_WEIGHTS = (22, 22, 4, 8, 4, 21, 5, 5, 6, 3)
