@@ -26,6 +26,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from megatron_hetero.cost.placement import Placement, placement_of  # noqa: E402
+from megatron_hetero.errors import InfeasiblePlanError  # noqa: E402
 from megatron_hetero.planner import plan_cluster  # noqa: E402
 from megatron_hetero.planner.portfolio import no_collector  # noqa: E402
 from megatron_hetero.planner.problem import Problem, make_problem  # noqa: E402
@@ -72,29 +73,33 @@ def result_of(
     if row.get("limits") != limits or row.get("flags") != list(job.flags):
         row.clear()
         row |= {"limits": limits, "flags": list(job.flags), "cluster": job.cluster_data}
+    starts: dict[str, Placement | None] = {"scratch": None}
     if "ours" not in row:
         started = time.process_time()
-        plan = plan_cluster(cluster, workload, bounded=False)
-        search_s = time.process_time() - started
-        if plan.estimates is None:
-            raise RuntimeError("the planner gives every plan estimates")
-        ours = placement_of(plan, cluster)
-        row |= {"our_step_s": plan.estimates.step_time_s, "our_search_s": search_s}
-        row["plan"] = described(ours)
+        try:
+            plan = plan_cluster(cluster, workload, bounded=False)
+        except InfeasiblePlanError as error:
+            row |= {"our_step_s": None, "plan": str(error), "ours": None}
+        else:
+            if plan.estimates is None:
+                raise RuntimeError("the planner gives every plan estimates")
+            starts["ours"] = ours = placement_of(plan, cluster)
+            row |= {"our_step_s": plan.estimates.step_time_s, "plan": described(ours)}
+        row["our_search_s"] = time.process_time() - started
         _save(row, path)
-    for start in _STARTS:
+    for start, placement in starts.items():
         if start in row:
             continue
         with no_collector():
             annealing = Annealing(
                 problem_of(job), 1, max_plans=limits["plans"], max_seconds=limits["seconds"]
             )
-            found = annealing.run(ours if start == "ours" else None)
+            found = annealing.run(placement)
         if found is None:
             raise RuntimeError(f"{job.name}: no random plan fits")
         row[start] = {
             "step_s": found.step_time_s,
-            "ratio": row["our_step_s"] / found.step_time_s,
+            "ratio": row["our_step_s"] and row["our_step_s"] / found.step_time_s,
             "plan": described(found.placement),
             "plans_drawn": found.num_plans,
             "seconds": found.seconds,
@@ -131,25 +136,36 @@ def _save(row: dict[str, Any], path: Path | None) -> None:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Return a row of the table."""
+    """Return a row of the table; "none" where we say that no plan fits."""
     found = [row[start] for start in _STARTS]
+    of_starts = [
+        ("-", "-") if one is None else (f"{one['step_s']:.4f}", _number(one["ratio"]))
+        for one in found
+    ]
     return [
         row["name"],
         row["model"],
-        f"{row['our_step_s']:.4f}",
-        *[text for one in found for text in (f"{one['step_s']:.4f}", f"{one['ratio']:.4f}")],
-        f"{sum(one['plans_drawn'] for one in found):,}",
-        f"{sum(one['seconds'] for one in found):.0f}",
+        _number(row["our_step_s"]),
+        *[text for pair in of_starts for text in pair],
+        f"{sum(one['plans_drawn'] for one in found if one):,}",
+        f"{sum(one['seconds'] for one in found if one):.0f}",
     ]
 
 
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"
+
+
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """Return clusters, where we are behind, and the largest ratios of both starts."""
-    most = [max(row[start]["ratio"] for row in rows) for start in _STARTS]
-    num_behind = sum(max(row[start]["ratio"] for start in _STARTS) > BEHIND for row in rows)
+    """Return clusters, how many we have no plan for, where we are behind else, the largest ratios
+    of both starts, and the limits."""
+    planned = [row for row in rows if row["our_step_s"] is not None]
+    ratios = [[row[start]["ratio"] for start in _STARTS] for row in planned]
+    worst = [f"{max(of_start):.4f}" for of_start in zip(*ratios, strict=True)] or ["-", "-"]
     limits = rows[0]["limits"]
     return [
-        str(len(rows)), str(num_behind), *[f"{ratio:.4f}" for ratio in most],
+        str(len(rows)), str(len(rows) - len(planned)),
+        str(sum(max(of_row) > BEHIND for of_row in ratios)), *worst,
         f"{limits['plans']:,}", f"{limits['seconds']:g}",
     ]  # fmt: skip
 
@@ -187,7 +203,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps({"commit": commit, "rows": rows}, indent=2))
     elif rows:
-        titles = ("clusters", "behind", "worst", "worst from our plan", "most plans", "most CPU s")
+        titles = (
+            "clusters", "no plan", "behind", "worst", "worst from our plan", "most plans",
+            "most CPU s",
+        )  # fmt: skip
         print("\n" + _line(titles) + "\n|" + " --: |" * len(titles) + "\n" + _line(summary(rows)))
     return 0
 
