@@ -96,7 +96,7 @@ def result_of(
             )
             found = annealing.run(placement)
         if found is None:
-            raise RuntimeError(f"{job.name}: no random plan fits")
+            raise RuntimeError(f"{job.machines}: no random plan fits")
         row[start] = {
             "step_s": found.step_time_s,
             "ratio": row["our_step_s"] and row["our_step_s"] / found.step_time_s,
@@ -191,7 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"Drawn from {commit}:\n")
         print(_line(COLUMNS) + "\n| --- | --- |" + " --: |" * (len(COLUMNS) - 2))
     for number, job in enumerate(fitting_jobs(commit)):
-        name = f"{number}, {job.name}"
+        name = f"{job.place} {number}: {job.machines}"
         if options.only and not any(text in name for text in options.only):
             continue
         path = options.kept and options.kept / f"{commit[:12]}-{number}.json"

@@ -99,15 +99,15 @@ class DrawnJob:
             return load_cluster(path), load_workload(None, self.flags)
 
     @property
-    def name(self) -> str:
-        """Its machines, by the GPUs of each."""
+    def machines(self) -> str:
+        """The GPUs of each machine, in words."""
         of_nodes = [
             "+".join(f"{part['count']} {part['type']}" for part in node["gpus"])
             if "gpus" in node
             else f"{node['count']} {node['gpu']}"
             for node in self.cluster_data["nodes"]
         ]
-        return f"{self.place}: {', '.join(of_nodes)}"
+        return ", ".join(of_nodes)
 
 
 def planner_commit() -> str:

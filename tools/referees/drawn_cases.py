@@ -50,7 +50,7 @@ def _drawn(random: Random, number: int) -> dict[str, Any]:
     gpus = ", ".join(f"{of['gpus'] * of['count']} {of['device']}" for of in machines)
     return {
         "version": 1,
-        "case": f"{number}, {model}: {gpus}",
+        "case": f"{model} {number}: {gpus}",
         "referee": "sailor",
         "cluster": {"machines": machines},
         "model": model,
