@@ -1,12 +1,13 @@
 """Plan benchmark cases by other systems' cost models, and score the plans by them.
 
-    python tools/bench_planners.py [--cases FILE ...] [--prove] [--json]
+    python tools/bench_planners.py [--cases FILE ...] [--drawn [HASH]] [--prove] [--json]
 
 Each case (benchmarks/cases/*.yaml, docs/benchmarks.md) is planned by `megatron_hetero.planner` with
 the referee's own prices, once for each micro-batch size that it allows; the best plan is scored by
 the referee's formulas.  A case runs in a process of its own, on one core; `search_s` is its time
 on that core, so that other work on the machine does not count.  With --prove bounds are proved as
-far as with `plan --prove`.
+far as with `plan --prove`.  With --drawn the cases are twelve of 512 to 1,024 GPUs that follow from
+a hash, by default of the last commit that changed the planner, beside a plain enumeration.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import json
 import multiprocessing
 import resource
 import sys
+import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,19 +32,23 @@ if __name__ == "__main__":
 from megatron_hetero.bounds.effort import PROOF  # noqa: E402
 from megatron_hetero.cost.placement import placement_of  # noqa: E402
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError, UnsupportedError  # noqa: E402
+from megatron_hetero.files import canonical_json  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
 from megatron_hetero.plan.plan import Plan  # noqa: E402
 from megatron_hetero.planner.advise.idle import idle_reasons  # noqa: E402
 from megatron_hetero.planner.api import infeasible_or_limits, plan_of  # noqa: E402
 from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
 from megatron_hetero.planner.portfolio import search  # noqa: E402
+from tools.drawn_clusters import planner_commit  # noqa: E402
 from tools.referees.cases import Case, Question, load_case  # noqa: E402
+from tools.referees.drawn_cases import drawn_cases, with_anchor  # noqa: E402
 from tools.referees.search.strategies import problem_of, referee_strategies  # noqa: E402
 from tools.referees.waiting.bound import referee_bound  # noqa: E402
 
 RESULT_FIELDS = (
     "case",
     "referee",
+    "gpus",
     "score",
     "unit",
     "anchor",
@@ -77,6 +84,7 @@ def run_case(case: Case, prove: bool = False) -> tuple[dict[str, Any], str]:
     result: dict[str, Any] = {
         "case": model.case,
         "referee": model.referee,
+        "gpus": sum(of.gpus * of.count for of in model.cluster.machines),
         "score": best and case.score(best[0]),
         "unit": model.anchor.unit,
         "anchor": model.anchor.value,
@@ -156,48 +164,61 @@ def run_file(path: Path, prove: bool = False) -> tuple[dict[str, Any], str]:
 def table_row(result: dict[str, Any]) -> str:
     """Write one line of the table for people."""
 
-    def number(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
+    def number(value: float | None, form: str, unit: str = "") -> str:
+        return "-" if value is None else format(value, form) + unit
 
     cells = (
-        f"{result['case']:<12}",
-        f"{number(result['score'], '.4f'):>10}",
-        f"{result['unit']:<8}",
-        f"{result['anchor']:>10.4f}",
-        f"{number(result['ratio'], '.3f'):>6}",
-        f"{number(result['bound'], '.4f'):>10}",
-        f"{number(result['gap'] and 100 * result['gap'], '.1f'):>6}",
-        f"{result['search_s']:>9.1f}",
-        f"{result['peak_memory_mib']:>7.0f}",
+        result["case"],
+        str(result["gpus"]),
+        number(result["score"], ".4f", f" {result['unit']}"),
+        number(result["anchor"], ".4f"),
+        number(result["ratio"], ".3f"),
+        number(result["bound"], ".4f"),
+        number(result["gap"] and 100 * result["gap"], ".1f"),
+        number(result["search_s"], ".1f"),
+        number(result["peak_memory_mib"], ".0f"),
         "yes" if result["fits"] else "NO",
     )
-    return " ".join(cells).rstrip()
+    return f"| {' | '.join(cells)} |"
+
+
+def drawn_files(commit: str, folder: Path) -> Iterator[Path]:
+    """Yield files of the cases that follow from a hash, each once its anchor is known."""
+    for number, case in enumerate(drawn_cases(commit)):
+        path = folder / f"{number}.yaml"
+        path.write_text(canonical_json(with_anchor(case)))  # JSON is YAML
+        yield path
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--cases", nargs="+", type=Path, metavar="FILE", help="default: all")
+    parser.add_argument(
+        "--drawn", nargs="?", const="", metavar="HASH", help="cases that follow from a hash instead"
+    )
     parser.add_argument("--prove", action="store_true", help="bounds as of `plan --prove`")
     parser.add_argument("--json", action="store_true", help="a list of results, for programs")
     parser.add_argument("--layouts", action="store_true", help="print each plan below its result")
     options = parser.parse_args(arguments)
     results = []
     if not options.json:
-        print(
-            f"{'case':<12} {'score':>10} {'unit':<8} {'anchor':>10} {'ratio':>6} {'bound':>10} "
-            f"{'gap %':>6} {'search s':>9} {'MiB':>7} fits"
-        )
-    for path in options.cases or sorted(CASES.glob("*.yaml")):
-        try:
-            result, layout = run_file(path, options.prove)
-        except HeteroError as error:
-            print(error, file=sys.stderr)
-            return error.exit_code
-        results.append(result)
-        if not options.json:
-            print(table_row(result), flush=True)
-            if options.layouts:
-                print(f"  {layout}", flush=True)
+        print("| case | GPUs | score | anchor | ratio | bound | gap % | search s | MiB | fits |")
+        print("| --- | --: | --: | --: | --: | --: | --: | --: | --: | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        paths: Iterable[Path] = options.cases or sorted(CASES.glob("*.yaml"))
+        if options.drawn is not None:
+            paths = drawn_files(options.drawn or planner_commit(), Path(folder))
+        for path in paths:
+            try:
+                result, layout = run_file(path, options.prove)
+            except HeteroError as error:
+                print(error, file=sys.stderr)
+                return error.exit_code
+            results.append(result)
+            if not options.json:
+                print(table_row(result), flush=True)
+                if options.layouts:
+                    print(f"  {layout}", flush=True)
     if options.json:
         print(json.dumps(results, indent=2))
     return 0

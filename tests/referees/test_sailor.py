@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.referees.anchors import best_iterations_per_s
+from tools.referees.drawn_cases import drawn_cases
+from tools.referees.plain_enumeration import best_iterations_per_s
 from tools.referees.sailor import Group, Sailor, fewest_micro_batches, pipelines_of
 from tools.referees.sailor_tables import Fit
 
@@ -78,3 +79,21 @@ def test_fits_are_read_within_their_range() -> None:
     assert fit.time_s(1e9) == pytest.approx(1e9 / 6e9)
     assert fit.time_s(1e3) == pytest.approx(1e3 / 2e9)
     assert fit.time_s(0) == 0
+
+
+def test_of_three_types_the_enumeration_takes_what_is_best_for_any_two_of_them() -> None:
+    gpus = {"RTX-3090": 8, "RTX-2080": 8, "Titan-RTX": 4}
+    best = best_iterations_per_s("OPT-350", 64, gpus, 3, (1, 2))
+    for left_out in gpus:
+        two = {gpu: number for gpu, number in gpus.items() if gpu != left_out}
+        assert 0 < best_iterations_per_s("OPT-350", 64, two, 3, (1, 2)) <= best
+
+
+def test_cases_of_a_hash_are_the_same_again_and_large() -> None:
+    cases = list(drawn_cases("a hash"))
+    assert cases == list(drawn_cases("a hash"))
+    assert cases != list(drawn_cases("another hash"))
+    for number, case in enumerate(cases):
+        machines = case["cluster"]["machines"]
+        assert 512 <= sum(of["gpus"] * of["count"] for of in machines) <= 1024
+        assert len(machines) == 2 + number % 2

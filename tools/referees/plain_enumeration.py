@@ -1,9 +1,15 @@
-"""The anchors' plain enumeration: stages V^i A^n V^j, one type and one width for each stage."""
+"""A plain enumeration under Sailor's prices, which nothing of our search takes part in: an anchor.
+
+All replicas are alike, and a stage has one type and one width, each type one width everywhere: a
+few stages of one type, some of another, and again of the first (V^i A^n V^j), for any two types in
+both roles; and of three types one block of each, in any order.  Layers are divided so that the
+slowest stage is as fast as possible.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, pairwise, permutations, product
 from math import ceil, inf
 
 from tools.referees.sailor import (
@@ -17,35 +23,39 @@ from tools.referees.sailor import (
 )
 from tools.referees.sailor_tables import ELEMENT_BYTES
 
-WIDTHS = (1, 2, 4)
+ZONE = "us-central1-a"
+MAX_WIDTH = 4
 
 
 def best_iterations_per_s(
     model: str,
     sequences: int,
-    gpus: dict[str, int],
+    gpus: Mapping[str, int],
     max_stages: int,
     micro_batch_sizes: Sequence[int] = (1, 2, 4, 8),
 ) -> float:
-    """Steps a second of the best plan of the enumeration.
+    """Return steps a second of the best plan of the enumeration; 0 where none fits.
 
     Args:
-        gpus: GPUs of each type, in nodes of 4 in one zone; at most two types.
+        model: one of the tables' models.
+        sequences: of one step.
+        gpus: GPUs of each type, in nodes of 4 in one zone.
+        max_stages: of a pipeline.
+        micro_batch_sizes: all are tried.
     """
     best_s = inf
     for size in micro_batch_sizes:
         referee = Sailor(model, size)
         for stages in _stages(list(gpus), max_stages):
-            for widths in product(*(referee.tables.widths(gpu) for gpu in dict.fromkeys(stages))):
-                if any(width > 4 for width in widths):
+            types = list(dict.fromkeys(stages))
+            for widths in product(*(referee.tables.widths(gpu) for gpu in types)):
+                if any(width > MAX_WIDTH for width in widths):
                     continue
-                width_of = dict(zip(dict.fromkeys(stages), widths, strict=True))
-                chain = tuple(Group("us-central1-a", gpu, width_of[gpu], 4) for gpu in stages)
-                used = {g: stages.count(g) * w for g, w in width_of.items()}
-                most = min(gpus[gpu] // num for gpu, num in used.items())
-                if most == 0:
-                    continue
-                layers = minimax_layers(referee, chain)
+                width_of = dict(zip(types, widths, strict=True))
+                chain = tuple(Group(ZONE, gpu, width_of[gpu], 4) for gpu in stages)
+                used = {gpu: stages.count(gpu) * width for gpu, width in width_of.items()}
+                most = min(gpus[gpu] // number for gpu, number in used.items())
+                layers = minimax_layers(referee, chain) if most else None
                 if layers is None:
                     continue
                 for degree in _degrees(most, sequences, size):
@@ -94,19 +104,18 @@ def minimax_layers(referee: Sailor, chain: Sequence[Group]) -> tuple[int, ...] |
     return tuple(entries)
 
 
-def _stages(types: list[str], max_stages: int) -> Iterator[tuple[str, ...]]:
-    """One type alone, and V^i A^n V^j for two types in both roles."""
+def _stages(types: Sequence[str], max_stages: int) -> Iterator[tuple[str, ...]]:
+    """Yield the types of stages: one alone, V^i A^n V^j of any two, a block of each of three."""
     for num_stages in range(1, max_stages + 1):
         for gpu in types:
             yield (gpu,) * num_stages
-        for inner, outer in ((0, 1), (1, 0)) if len(types) == 2 else ():
+        for inner, outer in permutations(types, 2):
             for n in range(1, num_stages):
                 for i in range(num_stages - n + 1):
-                    yield (
-                        (types[outer],) * i
-                        + (types[inner],) * n
-                        + (types[outer],) * (num_stages - n - i)
-                    )
+                    yield (outer,) * i + (inner,) * n + (outer,) * (num_stages - n - i)
+        for first, middle, last in permutations(types, 3):
+            for i, j in combinations(range(1, num_stages), 2):
+                yield (first,) * i + (middle,) * (j - i) + (last,) * (num_stages - j)
 
 
 def _degrees(most: int, sequences: int, size: int) -> set[int]:
