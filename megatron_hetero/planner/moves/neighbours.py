@@ -25,27 +25,23 @@ from megatron_hetero.planner.moves.idle_groups import (
     insert,
     widen,
 )
-from megatron_hetero.planner.moves.one_replica import cut, drop, join, reverse, shift, split, swap
+from megatron_hetero.planner.moves.one_replica import cut, drop, join, shift, split
 from megatron_hetero.planner.moves.places import Change, PairChange, ReplicaPlaces
-from megatron_hetero.planner.moves.two_replicas import append, exchange, give, interleave
+from megatron_hetero.planner.moves.two_replicas import exchange, give
 from megatron_hetero.planner.problem import Chain, Problem, Structure, divides
 
 Shape = Callable[[Chain], Hashable]
 IN_ONE: tuple[Callable[[ReplicaPlaces], Iterator[Change]], ...] = (
     drop,
     shift,
-    swap,
     cut,
     join,
-    reverse,
     split,
 )
 """Moves inside one replica."""
 IN_TWO: tuple[Callable[[ReplicaPlaces, ReplicaPlaces], Iterator[PairChange]], ...] = (
     exchange,
     give,
-    append,
-    interleave,
 )
 """Moves between two."""
 WITH_IDLE: tuple[TakesIdle, ...] = (insert, widen)

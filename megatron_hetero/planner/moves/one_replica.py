@@ -34,25 +34,6 @@ def shift(replica: ReplicaPlaces) -> Iterator[Change]:
             yield change
 
 
-def swap(replica: ReplicaPlaces) -> Iterator[Change]:
-    """Exchange two stages that do not follow each other."""
-    for s in replica.ends:
-        for t in replica.ends:
-            if t > s + 1:
-
-                def change(chain: Chain, s: int = s, t: int = t) -> Structure:
-                    made = list(chain)
-                    made[s], made[t] = made[t], made[s]
-                    return (tuple(made),)
-
-                yield change
-
-
-def reverse(replica: ReplicaPlaces) -> Iterator[Change]:
-    """Turn the pipeline round."""
-    yield lambda chain: (chain[::-1],)
-
-
 def cut(replica: ReplicaPlaces) -> Iterator[Change]:
     """Make two narrower stages of one."""
     for s in replica.ends:

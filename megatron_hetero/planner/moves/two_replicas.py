@@ -1,4 +1,4 @@
-"""Moves between two replicas: stages exchanged or given away; the two joined.
+"""Moves between two replicas: stages exchanged or given away.
 
 Each move yields its changes; `neighbours` makes them in two replicas and in all pairs that are
 alike.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import zip_longest
 
 from megatron_hetero.planner.moves.places import PairChange, ReplicaPlaces, are_equal
 from megatron_hetero.planner.problem import Chain, Structure
@@ -45,19 +44,3 @@ def _given(giver: Chain, taker: Chain, s: int, t: int) -> Structure:
 
 def _taken(taker: Chain, giver: Chain, s: int, t: int) -> Structure:
     return _given(giver, taker, s, t)
-
-
-def append(one: ReplicaPlaces, other: ReplicaPlaces) -> Iterator[PairChange]:
-    """Make one pipeline of two, one behind the other."""
-    yield lambda left, right: (left + right,)
-    yield lambda left, right: (right + left,)
-
-
-def interleave(one: ReplicaPlaces, other: ReplicaPlaces) -> Iterator[PairChange]:
-    """Make one pipeline of two, their stages in turn."""
-
-    def change(left: Chain, right: Chain) -> Structure:
-        pairs = zip_longest(left, right)
-        return (tuple([unit for pair in pairs for unit in pair if unit is not None]),)
-
-    yield change

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.planner.moves.neighbours import IN_ONE
-from megatron_hetero.planner.moves.one_replica import cut, drop, join, reverse, shift, split, swap
+from megatron_hetero.planner.moves.one_replica import cut, drop, join, shift, split
 from megatron_hetero.planner.moves.places import ReplicaPlaces
 from megatron_hetero.planner.problem import Chain, Unit, make_problem
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
@@ -33,8 +33,6 @@ def test_each_move_by_hand() -> None:
         ((A, C, B),),
         ((C, A, B),),
     }
-    assert made(swap, A, B, C) == {((C, B, A),)}
-    assert made(reverse, A, B, C) == {((C, B, A),)}
     assert made(cut, A, B) == {((A, Unit("a", (1,)), Unit("a", (2,))),)}
     assert made(join, A, C, Unit("a", (3,))) == {((Unit("a", (0, 3)), C),)}
     assert made(join, A, B, C) == set()  # three do not divide the model
