@@ -46,6 +46,7 @@ from megatron_hetero.planner.stock.strategy import (
     searched_stock_plan,
     stock_plan_and_explanation,
 )
+from megatron_hetero.planner.structure_search import StructureSearch
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.rounding import below
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
@@ -317,7 +318,9 @@ def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
     except KeyboardInterrupt:
         best, board.interrupted = board.best, True
     if best is None and board.nearest is None and not board.interrupted:
-        for strategy in (FirstFit(), Refine()):
+        FirstFit().search(board)
+        # What holds the model is seldom fast: the search goes on from it.
+        for strategy in (StructureSearch(), Refine()) if board.ranking_of_all else ():
             strategy.search(board)
         best = Rescorer(board).best()
     if best is None:

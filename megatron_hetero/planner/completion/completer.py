@@ -22,7 +22,7 @@ from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
-from megatron_hetero.planner.problem import Chain, Problem, Unit, keep_step
+from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, keep_step
 from megatron_hetero.planner.refit.refit import minimax
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
@@ -347,6 +347,14 @@ class Completer:
                 tables.known[key] = known
             found.append(known)
         return found
+
+    def rooms(self, structure: Structure, chain: Chain) -> list[int]:
+        """Return for how many layers each stage of a replica has room, all as the job's flags
+        say."""
+        tables = self._table(structure, self.own_size, True)
+        most = self.batch // self.own_size - len(structure) + 1
+        in_flight = [min(len(chain) - i, most) for i in range(len(chain))]
+        return [len(times) for _, times in self.options(tables, chain, in_flight, False)]
 
     def tune(self, found: Completion, max_work: int) -> Completion:
         """Tune layers and launch counts by the recurrence, replica by replica; then the

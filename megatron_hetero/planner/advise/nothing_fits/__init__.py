@@ -4,4 +4,5 @@ infeasible   what to say, and to try, when nothing fits
 relaxations  changes of a job and its cluster, the cheapest first
 tries        what was tried, for the message
 first_fit    a plan that fits, however slow
+more_room    a structure in which all layers find room, by moves
 """

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
+from megatron_hetero.planner.advise.nothing_fits.more_room import MoreRoom
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem
@@ -47,6 +48,7 @@ class FirstFit:
         for narrowed, strategy in self._ways(problem):
             part = Scoreboard(narrowed)
             strategy.search(part)
+            MoreRoom(QUICK_WORK).search(part)
             board.num_priced += part.num_priced
             if part.nearest is not None:
                 return part.nearest
