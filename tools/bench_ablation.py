@@ -32,12 +32,10 @@ from megatron_hetero.cost.placement import Placement  # noqa: E402
 from megatron_hetero.errors import HeteroError  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import save_plan  # noqa: E402
-from megatron_hetero.planner import structure_search  # noqa: E402
 from megatron_hetero.planner.evaluate import rescore, starts  # noqa: E402
 from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
 from megatron_hetero.planner.evaluate.rungs import Rungs  # noqa: E402
 from megatron_hetero.planner.moves import neighbours, refine  # noqa: E402
-from megatron_hetero.planner.moves.layouts import Layouts  # noqa: E402
 from megatron_hetero.planner.portfolio import (  # noqa: E402
     default_strategies,
     no_collector,
@@ -112,9 +110,7 @@ def parts() -> Mapping[str, LeaveOut]:
     )
     found |= {
         "tuning": changed(Rungs, "tune", _as_tuned),
-        "thorough tuning": changed(structure_search, "_NEAR", 0.0),
         "simulation of queues": changed(Rungs, "queued", _as_simulated),
-        "exchanges of like groups": changed(Layouts, "best", lambda _, found, one: (found, one)),
         "a second micro-batch size": changed(Rungs, "sizes", _first_size(Rungs.sizes)),
         "starts laid lengthwise": changed(starts, "lengthwise", lambda structure, _: structure),
         "descents from single starts": with_limits(num_descents=0),
@@ -142,8 +138,8 @@ def _as_given(self: Any, _: int) -> Any:
     return Placement(tuple(self.replicas))
 
 
-def _as_tuned(_: Any, node: Any, before: Any, level: int = 1) -> Any:
-    return replace(node, tuned=level)
+def _as_tuned(_: Any, node: Any, before: Any) -> Any:
+    return replace(node, tuned=True)
 
 
 def _as_simulated(self: Any, node: Any, candidate: Any) -> Any:

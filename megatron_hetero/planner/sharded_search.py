@@ -62,7 +62,6 @@ class _ShardedLoop(Loop):
         """Search, and return the best with queues on shared paths; None where nothing fits."""
         nodes = self.starts()
         heapify(nodes)
-        self.last = True
         self.descend(nodes, self.max_work)
         self.whole.num_priced += self.board.num_priced
         return Rescorer(self.board).best()

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from megatron_hetero.planner.completion.completer import Completion
-from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
@@ -26,8 +26,6 @@ from megatron_hetero.planner.shapes.divided import divided_structures
 
 _WORTH = 1 - 5e-4
 """A structure that shortens the step to less than this part of it is worth more patience."""
-_NEAR = 1.02
-"""So near to the best, pipelines are tuned thoroughly."""
 _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
 _MANY_DIVIDED, _FEW_DIVIDED = 400, 32
@@ -83,7 +81,6 @@ class Loop(Rungs):
         super().__init__(board, shards=shards)
         self.options = options
         self.seen: set[Hashable] = set()
-        self.last = False
         self.max_work = min(options.max_work, options.work_per_gpu * board.problem.num_gpus)
         self.expanded_of: set[Hashable] = set()
 
@@ -99,7 +96,6 @@ class Loop(Rungs):
             part = (self.max_work // 2 - self.done) // (few - number)
             left += self.descend([node], self.done + part)
         heapify(left)
-        self.last = True
         self.descend(left, self.max_work)
         self.divide()
 
@@ -122,7 +118,7 @@ class Loop(Rungs):
                 ranked.append(self.estimated(found))
         ranked.sort()
         first = ranked[: self.options.num_starts]
-        nodes = [node for node in first if node.time_s < _NEAR * best_s]
+        nodes = [node for node in first if node.time_s < NEAR * best_s]
         self.seen.update([self.image(node.found.structure) for node in nodes])
         heapify(nodes)
         self.max_work = self.done + self.max_work // part
@@ -149,8 +145,6 @@ class Loop(Rungs):
                 heappush(heap, self.tune(node, candidate))
             elif not node.queued:
                 heappush(heap, self.queued(node, candidate))
-            elif self.last and node.tuned < 2 and node.time_s < _NEAR * self.best_s:
-                heappush(heap, self.tune(node, candidate, 2))
             else:
                 idle += 1
                 if best is None or node.time_s < _WORTH * best.time_s:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import Unit, chains_of, make_problem
+from megatron_hetero.planner.problem import chains_of, make_problem
 from megatron_hetero.planner.shapes.symmetric import Symmetric
-from megatron_hetero.planner.structure_search import Loop, StructureSearch
-from tests.planner.shapes.test_spread import KIND_OF, problem_of
+from megatron_hetero.planner.structure_search import StructureSearch
 from tests.planner.strategies import cases, clusters, workloads
 
 ANYTHING = clusters(max_gpus=5)
@@ -58,24 +56,3 @@ def test_it_improves_on_its_starts_and_finds_the_same_again(
             assert board.best.key <= before.key
         boards.append([(c.placement, c.step_time_s) for c in board.ranking_of_all])
     assert boards[0] == boards[1]
-
-
-@settings(max_examples=cases(10), deadline=None)
-@given(data=st.data())
-def test_like_groups_are_exchanged_only_where_that_is_faster(data: st.DataObject) -> None:
-    problem = problem_of(2)
-    fast = data.draw(st.permutations([Unit(node, (i,)) for node in "ab" for i in range(2)]))
-    slow = data.draw(st.permutations([Unit(node, (i,)) for node in "cd" for i in range(2)]))
-    structure = tuple((fast[2 * r], *slow[2 * r : 2 * r + 2], fast[2 * r + 1]) for r in range(2))
-    loop = Loop(Scoreboard(problem), StructureSearch())
-    found = loop.completer.complete(structure, loop.completer.own_size)
-    assert found is not None
-    candidate = loop.candidate(found)
-    assert candidate is not None
-    moved, better = loop.layouts.best(found, candidate)
-    assert better.step_time_s <= candidate.step_time_s
-    assert better.placement == moved.placement(loop.completer.own_size) or better.has_counts
-    for before, after in zip(structure, moved.structure, strict=True):
-        assert [KIND_OF[u.node] for u in before] == [KIND_OF[u.node] for u in after]
-    units = [sorted(unit for chain in of for unit in chain) for of in (structure, moved.structure)]
-    assert units[0] == units[1]

@@ -25,7 +25,7 @@ class Climber:
     gain: float = field(compare=False, default=1.0)
     wait: float = field(compare=False, default=1.0)
     contention: float = field(compare=False, default=1.0)
-    tuned: int = field(compare=False, default=0)
+    tuned: bool = field(compare=False, default=False)
     queued: bool = field(compare=False, default=False)
 
     @property

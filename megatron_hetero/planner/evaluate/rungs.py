@@ -13,13 +13,11 @@ from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rescore import SHORT, Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
-from megatron_hetero.planner.moves.layouts import Layouts
 from megatron_hetero.planner.moves.refine import arranged
 from megatron_hetero.planner.problem import Chain, Structure
-from megatron_hetero.planner.shapes.spread import Spreader
 
-_TUNING = {1: 30_000, 2: 300_000}
-"""Limit in operations of the recurrence, of a quick and of a thorough tuning."""
+_TUNING = 30_000
+"""Limit of a tuning in operations of the recurrence."""
 
 _WAITS = 1 - 1e-3
 """Pipelines that wait for less than the rest of this part are not launched further ahead."""
@@ -44,8 +42,6 @@ class Rungs:
         self.completer = Completer(board.problem, shards=shards)
         self.rescorer = Rescorer(board)
         self.tails = Tails(board.problem)
-        spreader = Spreader(board.problem, self.kind_of)
-        self.layouts = Layouts(self.kind_of, spreader, self.tails, self.candidate)
         self._num_kinds = 1 + max(self.kind_of.values(), default=0)
         self._outlines: dict[int, _Outline] = {}
         """By the identity of chains, which are kept in them."""
@@ -58,7 +54,7 @@ class Rungs:
     @property
     def done(self) -> int:
         """Work so far."""
-        return self.work + self.completer.work + self.layouts.work // 8
+        return self.work + self.completer.work
 
     def sized(self, structure: Structure) -> Completion | None:
         """Complete it at the best of all sizes."""
@@ -101,14 +97,14 @@ class Rungs:
         key = standing, time_s * gain * wait
         return [Climber(key, self.num, found, candidate, gain, wait, contention)]
 
-    def tune(self, node: Climber, before: Candidate, level: int = 1) -> Climber:
+    def tune(self, node: Climber, before: Candidate) -> Climber:
         """Return the node with its pipelines tuned."""
-        found = self.completer.tune(node.found, _TUNING[level])
+        found = self.completer.tune(node.found, _TUNING)
         candidate = self.candidate(found)
         if candidate is None or before.key < candidate.key:
             candidate = before
         self.num += 1
-        gain = (node.gain if level > 1 else 1.0) * candidate.step_time_s / before.step_time_s
+        gain = candidate.step_time_s / before.step_time_s
         standing, time_s = candidate.coarse_key
         key = standing, time_s * node.wait
         return replace(
@@ -118,14 +114,12 @@ class Rungs:
             found=found,
             candidate=candidate,
             gain=gain,
-            tuned=level,
-            queued=False,
+            tuned=True,
         )
 
     def queued(self, node: Climber, candidate: Candidate) -> Climber:
         """Return the node with queues on shared paths, by events; its pipelines launch further
         ahead while that shortens the step."""
-        found, candidate = self.layouts.best(node.found, candidate)
         simulated = self._simulated(candidate)
         for further in self.rescorer.further_ahead(candidate):
             if not candidate.step_time_s < min(simulated.step_time_s, self.best_s) * _WAITS:
@@ -142,7 +136,6 @@ class Rungs:
             node,
             key=key,
             number=self.num,
-            found=found,
             candidate=candidate,
             wait=wait,
             contention=candidate.contention,

@@ -11,7 +11,7 @@ from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.like_groups import lengthwise
 from megatron_hetero.planner.problem import Chain, chains_of
-from megatron_hetero.planner.shapes.spread import busiest_s
+from megatron_hetero.planner.shapes.crowding import busiest_s
 
 
 def promising(

@@ -7,7 +7,6 @@ two_replicas    moves between two
 idle_groups     moves that take idle GPUs
 divisions       moves of stages that divide sequences
 like_groups     groups of like GPUs that stand in for each other
-layouts         such groups exchanged in a completed structure
 fine            single layers, micro-batches and idle GPUs
 refine          the best placements with settings of their own
 unlike_groups   stages joined into one, of tensors or sequences in shares

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Mapping, Sequence
 
 from megatron_hetero.planner.problem import Structure, Unit
-
-
-def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator[Structure]:
-    """Yield the structure after each exchange of two like groups on different nodes.
-
-    Args:
-        kind_of: by node; groups of one kind and form are alike.
-    """
-    for alike in like_places(structure, kind_of):
-        for (r, s), (q, t) in combinations(alike, 2):
-            one, other = structure[r][s], structure[q][t]
-            if one.node != other.node:
-                chains = [list(chain) for chain in structure]
-                chains[r][s], chains[q][t] = other, one
-                yield tuple([tuple(chain) for chain in chains])
 
 
 def lengthwise(structure: Structure, kind_of: Mapping[str, int]) -> Structure:
@@ -28,7 +12,7 @@ def lengthwise(structure: Structure, kind_of: Mapping[str, int]) -> Structure:
     that its activations stay inside nodes as far as they can.
 
     Args:
-        kind_of: as of `like_exchanges`.
+        kind_of: by node; groups of one kind and form are alike.
     """
     chains = [list(chain) for chain in structure]
     for alike in like_places(structure, kind_of):
@@ -48,7 +32,7 @@ def like_places(
 
     Args:
         structure: the stages of each replica.
-        kind_of: as of `like_exchanges`.
+        kind_of: by node; groups of one kind and form are alike.
     """
     places: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for r, chain in enumerate(structure):

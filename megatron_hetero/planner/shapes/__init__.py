@@ -3,5 +3,5 @@
 symmetric       grids as stock Megatron has them
 constructive    widths for each kind of node, then the rest
 divided         grids whose stages divide sequences
-spread          groups exchanged so that no path is contended
+crowding        seconds for which messages take each path
 """

@@ -6,27 +6,12 @@ from hypothesis import given, settings
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.planner.moves.like_groups import lengthwise, like_exchanges
+from megatron_hetero.planner.moves.like_groups import lengthwise
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Unit, chains_of, make_problem
 from megatron_hetero.planner.shapes.symmetric import Symmetric
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.moves.test_neighbours import check
 from tests.planner.strategies import cases, clusters, workloads
-
-
-def test_like_groups_on_unlike_nodes_are_exchanged() -> None:
-    problem = make_problem(
-        make_cluster(("a", FAST, 2), ("b", FAST, 2), ("c", SLOW, 1)), make_workload(4, 8)
-    )
-    one, other = (Unit("a", (0,)), Unit("c", (0,))), (Unit("b", (1,)), Unit("a", (1,)))
-    found = list(like_exchanges((one, other), {"a": 0, "b": 0, "c": 1}))
-    assert found == [
-        ((Unit("b", (1,)), Unit("c", (0,))), (Unit("a", (0,)), Unit("a", (1,)))),
-        ((Unit("a", (0,)), Unit("c", (0,))), (Unit("a", (1,)), Unit("b", (1,)))),
-    ]
-    for structure in found:
-        check(problem, structure)
 
 
 @settings(max_examples=cases(30), deadline=None)

@@ -16,9 +16,9 @@ from megatron_hetero.planner.completion.micro_batches import equal_shares
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, chains_of
-from megatron_hetero.planner.shapes.spread import Spreader
 from tools.referees.search.sandwiches import sandwiches
 from tools.referees.search.shape_layout import Shape, ShapeLayouts
+from tools.referees.search.spread import Spreader
 
 MAX_KINDS = 32
 """One shape for all replicas uses few kinds of nodes: with more of them, most GPUs would idle."""

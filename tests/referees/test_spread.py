@@ -1,31 +1,22 @@
-"""Paths that replicas share: groups are exchanged to relieve them, and slow hops that launch counts
-hide do not keep a shape from being found."""
+"""Paths that replicas share: groups are exchanged to relieve them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, permutations
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Line, Link
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.step_cost import path_seconds
-from megatron_hetero.model.load import load_workload
-from megatron_hetero.planner import plan_cluster
-from megatron_hetero.planner.evaluate.rescore import Rescorer
-from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Chain, Problem, Unit, make_problem
-from megatron_hetero.planner.shapes.spread import Spreader
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, without_lines
-from tools.bench_gaps import jobs
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+from tools.referees.search.spread import Spreader
 
 BETWEEN = Link(1e9, 1e-5)
-BUDGET = Path(__file__).resolve().parents[3] / "examples/budget"
 
 
 def problem_of(num_gpus: int) -> Problem:
@@ -120,27 +111,3 @@ def test_a_crossing_is_moved_off_a_busy_line() -> None:
         return sum(a != b for own in sites for a, b in pairwise(own))
 
     assert crossings(chains) == 6 and crossings(found) == 0
-
-
-@pytest.mark.slow
-def test_a_slow_link_is_crossed_where_launch_counts_hide_it() -> None:
-    """The search had left a whole site idle, 3.10 s: with 1F1B's counts each of these hops costs
-    more than its GPUs bring, and replicas laid out alike crowd one path."""
-    cluster = without_lines(load_cluster(BUDGET / "cluster.yaml"))
-    workload = load_workload(BUDGET / "gpt-1.3b.flags")
-    board = search(make_problem(cluster, workload))
-    best = Rescorer(board).best()
-    assert best is not None
-    assert best.step_time_s < 2.24
-    assert len({device.node for device in best.placement.devices()}) == 4
-
-
-@pytest.mark.slow
-def test_calm_placements_are_simulated_beside_crowded_ones() -> None:
-    """Dozens that crowd one path are ahead by the quick price; with their queues they take 11.72 s
-    and more, and one that spreads its messages 10.89."""
-    (job,) = [job for job in jobs() if job.name.startswith("h100-a100-l40s")]
-    cluster = without_lines(load_cluster(job.cluster))
-    plan = plan_cluster(cluster, load_workload(job.model, job.flags))
-    assert plan.estimates is not None
-    assert plan.estimates.step_time_s < 10.90

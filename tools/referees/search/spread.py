@@ -10,16 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from megatron_hetero.cluster.node_links import NodePair
-from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.planner.moves.like_groups import like_places
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.shapes.crowding import Path, PathTraffic, Place
 from megatron_hetero.rounding import ROUNDING
-
-_Path = NodePair | str
-"""From one node to another, or the name of a line that such paths share."""
-_Place = tuple[int, int]
-"""(replica, stage)."""
 
 _MAX_WORK = 20_000
 """Exchanges to look at, for all chains."""
@@ -58,7 +52,7 @@ class Spreader:
         moved = False
         while traffic.seconds and self.work < _MAX_WORK:
             least = ROUNDING * sum(s * s for s in traffic.seconds.values())
-            best: tuple[float, _Place, _Place] | None = None
+            best: tuple[float, Place, Place] | None = None
             for one, other in traffic.exchanges(self.kind_of):
                 self.work += 1
                 relief = traffic.relief(one, other)
@@ -71,31 +65,10 @@ class Spreader:
         return [tuple(chain) for chain in traffic.chains] if moved else None
 
 
-def busiest_s(problem: Problem, chains: Sequence[Chain], micro_batches: Sequence[int]) -> float:
-    """Return the seconds for which boundaries of some chains take the busiest path between nodes.
+class _SpreadTraffic(PathTraffic):
+    """What groups exchanged change of it."""
 
-    Args:
-        micro_batches: of each chain.
-    """
-    return max(_SpreadTraffic(problem, chains, micro_batches).seconds.values(), default=0.0)
-
-
-class _SpreadTraffic:
-    """Seconds for which the boundaries of some chains take each path between nodes."""
-
-    def __init__(
-        self, problem: Problem, chains: Sequence[Chain], micro_batches: Sequence[int]
-    ) -> None:
-        self.chains = [list(chain) for chain in chains]
-        self.seconds: dict[_Path, float] = {}
-        self._costs = problem.costs
-        self._micro_batches = micro_batches
-        self._message_s: dict[tuple[object, ...], list[tuple[_Path, float]]] = {}
-        for r, chain in enumerate(chains):
-            for boundary in range(len(chain) - 1):
-                self._add(self.seconds, (r, boundary), 1)
-
-    def exchanges(self, kind_of: Mapping[str, int]) -> Iterator[tuple[_Place, _Place]]:
+    def exchanges(self, kind_of: Mapping[str, int]) -> Iterator[tuple[Place, Place]]:
         """Yield pairs of like groups on unlike nodes, the first of which uses the busiest path."""
         busiest = max(self.seconds, key=lambda path: (self.seconds[path], str(path)))
         for places in like_places(self.chains, kind_of):
@@ -107,61 +80,41 @@ class _SpreadTraffic:
                     if self.chains[r][s].node != self.chains[q][t].node:
                         yield (r, s), (q, t)
 
-    def _takes(self, one: Unit, other: Unit, path: _Path) -> bool:
+    def _takes(self, one: Unit, other: Unit, path: Path) -> bool:
         """Return whether the boundary between two groups takes a path, there or back."""
         if one.node == other.node or one.beyond or other.beyond:
             return False
-        both = (*self._message(one, other), *self._message(other, one))
+        both = (*self.message(one, other), *self.message(other, one))
         return any(taken == path for taken, _ in both)
 
-    def exchange(self, one: _Place, other: _Place) -> None:
+    def exchange(self, one: Place, other: Place) -> None:
         """Exchange two groups."""
         for path, seconds in self._change(one, other).items():
             self.seconds[path] = self.seconds.get(path, 0.0) + seconds
         self._swap(one, other)
 
-    def relief(self, one: _Place, other: _Place) -> float:
+    def relief(self, one: Place, other: Place) -> float:
         """Return by how much the sum of squares falls if two groups are exchanged."""
         change = self._change(one, other)
         before = [self.seconds.get(path, 0.0) for path in change]
         more = zip(before, change.values(), strict=True)
         return -sum(seconds * (2 * own_s + seconds) for own_s, seconds in more)
 
-    def _change(self, one: _Place, other: _Place) -> dict[_Path, float]:
+    def _change(self, one: Place, other: Place) -> dict[Path, float]:
         boundaries = [
             (r, boundary)
             for r, s in (one, other)
             for boundary in (s - 1, s)
             if 0 <= boundary < len(self.chains[r]) - 1
         ]
-        found: dict[_Path, float] = {}
+        found: dict[Path, float] = {}
         for sign in (-1, 1):
             for boundary in dict.fromkeys(boundaries):
-                self._add(found, boundary, sign)
+                self.add(found, boundary, sign)
             self._swap(one, other)  # and, the second time, back
         return found
 
-    def _swap(self, one: _Place, other: _Place) -> None:
+    def _swap(self, one: Place, other: Place) -> None:
         (r, s), (q, t) = one, other
         chains = self.chains
         chains[r][s], chains[q][t] = chains[q][t], chains[r][s]
-
-    def _add(self, found: dict[_Path, float], boundary: _Place, sign: int) -> None:
-        r, s = boundary
-        one, other = self.chains[r][s : s + 2]
-        if one.node == other.node or one.beyond or other.beyond:
-            return  # what units of several nodes send takes several paths
-        count = sign * self._micro_batches[r]
-        for path, seconds in (*self._message(one, other), *self._message(other, one)):
-            found[path] = found.get(path, 0.0) + count * seconds
-
-    def _message(self, here: Unit, there: Unit) -> list[tuple[_Path, float]]:
-        """Return what a message from one group to another takes, and for how long."""
-        key = here.node, here.form, there.node, there.form
-        if key not in self._message_s:
-            hop = self._costs.stage_hop(here.stage, there.stage)
-            pair = here.node, there.node
-            carried = [(pair, size) for *_, size in hop.parts]
-            lines = line_seconds(self._costs.cluster, carried)
-            self._message_s[key] = [(pair, hop.on_path_s), *lines.items()]
-        return self._message_s[key]
