@@ -10,6 +10,8 @@ from megatron_hetero.planner.oracle.prune import wanted_placements
 
 _MAX_WORK = 100_000
 """As `wanted_placements` counts it: a second or two."""
+_MAX_GPUS = 6
+"""Of more, even the structures are too many to go through."""
 
 
 class Exhaustive:
@@ -21,12 +23,15 @@ class Exhaustive:
 
     name = "exhaustive"
 
-    def __init__(self, max_work: int = _MAX_WORK) -> None:
+    def __init__(self, max_work: int = _MAX_WORK, max_gpus: int = _MAX_GPUS) -> None:
         self.max_work = max_work
+        self.max_gpus = max_gpus
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         problem = board.problem
+        if problem.num_gpus > self.max_gpus:
+            return
         for placement in wanted_placements(problem, limit_s(board), self.max_work) or ():
             board.score(placement, self.name)
 
