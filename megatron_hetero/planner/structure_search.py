@@ -10,6 +10,7 @@ structures that other strategies left on the board.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -17,7 +18,7 @@ from math import inf
 from megatron_hetero.planner.completion.completer import Completion
 from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate
 from megatron_hetero.planner.evaluate.ladder import Climber
-from megatron_hetero.planner.evaluate.rungs import Rungs
+from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.starts import promising
 from megatron_hetero.planner.moves.neighbours import neighbours
@@ -45,8 +46,9 @@ class StructureSearch:
         num_starts: int = 12,
         num_whole: int = 24,
         num_descents: int = 6,
-        patience: int = 6,
-        work_per_gpu: int = 20_000,
+        num_tuned: int = 6,
+        patience: int = 12,
+        work_per_gpu: int = 40_000,
         slack: float = 1.15,
         effort: int = 1,
     ) -> None:
@@ -60,6 +62,8 @@ class StructureSearch:
         self.num_starts = num_starts
         self.num_descents = num_descents
         """Of the starts, those that are each descended from for a while before all go on."""
+        self.num_tuned = num_tuned
+        """Of all structures, those that are tuned thoroughly at the end."""
         self.num_whole = num_whole
         """Of the structures one move away, those that are kept."""
         self.slack = slack
@@ -83,6 +87,8 @@ class Loop(Rungs):
         self.seen: set[Hashable] = set()
         self.max_work = min(options.max_work, options.work_per_gpu * board.problem.num_gpus)
         self.expanded_of: set[Hashable] = set()
+        self.fastest: list[Climber] = []
+        """Of the structures that went up the whole ladder, the first ones."""
 
     def run(self) -> None:
         options = self.options
@@ -98,12 +104,21 @@ class Loop(Rungs):
         heapify(left)
         self.descend(left, self.max_work)
         self.divide()
+        self.tune_thoroughly()
 
     def estimated(self, found: Completion) -> Climber:
         """Return the first rung of a structure that is not one move away from another."""
         self.num += 1
         time_s = found.quick_s + self.tails.estimate_s(found)
         return Climber((Standing(), time_s), self.num, found, None)
+
+    def tune_thoroughly(self) -> None:
+        """Tune the fastest structures once more, for longer."""
+        for node in self.fastest:
+            if node.candidate is not None:
+                tuned = self.tune(node, node.candidate, THOROUGH)
+                if tuned.candidate is not None and tuned.candidate is not node.candidate:
+                    self.queued(tuned, tuned.candidate)
 
     def divide(self) -> None:
         """Go on from structures that divide sequences, where these promise a shorter step than any
@@ -151,6 +166,8 @@ class Loop(Rungs):
                     idle = 0
                 if best is None or node < best:
                     best = node
+                insort(self.fastest, node)
+                del self.fastest[self.options.num_tuned :]
                 self.expand(node, candidate, heap)
         return heap
 

@@ -16,8 +16,8 @@ from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.refine import arranged
 from megatron_hetero.planner.problem import Chain, Structure
 
-_TUNING = 30_000
-"""Limit of a tuning in operations of the recurrence."""
+_TUNING, THOROUGH = 30_000, 300_000
+"""Limits in operations of the recurrence, of a quick and of a thorough tuning."""
 
 _WAITS = 1 - 1e-3
 """Pipelines that wait for less than the rest of this part are not launched further ahead."""
@@ -97,9 +97,9 @@ class Rungs:
         key = standing, time_s * gain * wait
         return [Climber(key, self.num, found, candidate, gain, wait, contention)]
 
-    def tune(self, node: Climber, before: Candidate) -> Climber:
+    def tune(self, node: Climber, before: Candidate, max_work: int = _TUNING) -> Climber:
         """Return the node with its pipelines tuned."""
-        found = self.completer.tune(node.found, _TUNING)
+        found = self.completer.tune(node.found, max_work)
         candidate = self.candidate(found)
         if candidate is None or before.key < candidate.key:
             candidate = before
