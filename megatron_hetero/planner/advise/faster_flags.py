@@ -128,7 +128,7 @@ def _gain_of_idle(
 ) -> Iterator[FlagGain]:
     """Yield what the best plan of the job `asked` gains where some of `joining` train in it."""
     try:
-        other = plan_cluster(cluster, asked, profile=profile, strategy="columns", bounded=False)
+        other = plan_cluster(cluster, asked, profile=profile, bounded=False)
     except (InfeasiblePlanError, UnsupportedError):
         return
     then = Counter(
