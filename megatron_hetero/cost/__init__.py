@@ -2,7 +2,6 @@
 
 model        `CostModel`: the price of any placement, cached piece by piece
 placement    which devices hold which layers
-hashed       frozen dataclasses that compute their hash once
 step_cost    what a placement costs: stages, replicas, the step
 pipeline     seconds of a 1F1B pipeline
 stage_prices prices of a stage in its own settings

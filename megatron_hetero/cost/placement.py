@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Literal
 
 from megatron_hetero.cluster.spec import Cluster, Device, GpuType
-from megatron_hetero.cost.hashed import hashed_once
 from megatron_hetero.errors import PlanFormatError, UnsupportedError
+from megatron_hetero.hashed import hashed_once
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.plan import Plan, Stage, StageShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, replace
 
-from megatron_hetero.cost.hashed import hashed_once
+from megatron_hetero.hashed import hashed_once
 
 
 class Counted:
