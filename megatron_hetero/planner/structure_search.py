@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from megatron_hetero.planner.completion.completer import Completion
+from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs

@@ -2,7 +2,7 @@
 
 completer         a structure completed with all settings, from cached tables
 tables            what a completer knows of stages, of one micro-batch size
-filled            the stages of one replica completed
+filled            the stages of one replica, or of all, completed
 tuner             layers and launch counts by the recurrence
 fill              a placement for given chains of tensor-parallel groups
 stage_options     the fastest option of a stage for each number of layers

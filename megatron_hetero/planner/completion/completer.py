@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.memory.device import kept_sends
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import (
-    PlacedReplica,
     PlacedStage,
-    Placement,
-    with_optimizer_shares,
-    with_sharded_layers,
 )
 from megatron_hetero.planner.completion.counts import NEGLIGIBLE_TRIP
-from megatron_hetero.planner.completion.filled import Filled, shares
+from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
@@ -25,52 +21,6 @@ from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, keep_step
 from megatron_hetero.planner.refit.refit import minimax
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A structure with everything that its placement needs, and about when its pipelines end."""
-
-    structure: tuple[Chain, ...]
-    filled: tuple[Filled, ...]
-    num_micro_batches: tuple[int, ...]
-    quick_s: float
-    is_given: bool
-    sharded: tuple[int, ...] | None = None
-    """Sharded layers of each stage, the same in all replicas; None without any."""
-
-    def placement(self, own_size: int) -> Placement:
-        """Return its placement; `own_size` is the job's micro-batch size."""
-        replicas = []
-        for chain, filled, number in zip(
-            self.structure, self.filled, self.num_micro_batches, strict=True
-        ):
-            stages = tuple(
-                [
-                    PlacedStage(
-                        unit.devices,
-                        n,
-                        None,
-                        option.recompute,
-                        option.num_recomputed,
-                        context_parallel=unit.context_parallel,
-                        expert_shares=option.expert_shares,
-                    )
-                    for unit, n, option in zip(chain, filled.layers, filled.options, strict=True)
-                ]
-            )
-            counts = None
-            if filled.counts is not None:
-                depth = len(chain)
-                counts = tuple([min(c, number) for c in filled.counts])
-                if counts == tuple([min(depth - i, number) for i in range(depth)]):
-                    counts = None
-            size = None if filled.size == own_size else filled.size
-            replicas.append(PlacedReplica(stages, number, counts, size))
-        made = Placement(tuple(replicas))
-        if made.has_context_parallel:
-            made = with_optimizer_shares(made, [[None] * len(r.stages) for r in replicas])
-        return made if self.sharded is None else with_sharded_layers(made, self.sharded)
 
 
 class Completer:

@@ -1,4 +1,4 @@
-"""The completed stages of one replica, and the shares of the batch.
+"""The completed stages of one replica and of a whole structure, and the shares of the batch.
 
 A replica's time is a straight line in its number of micro-batches, and shares follow from these.
 """
@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from megatron_hetero.cost.placement import (
+    PlacedReplica,
+    PlacedStage,
+    Placement,
+    with_optimizer_shares,
+    with_sharded_layers,
+)
 from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.problem import Structure
 from megatron_hetero.planner.refit.refit import minimax
 
 _HALVINGS = 10
@@ -34,6 +42,52 @@ class Filled:
         return self.counts is None and all(
             option.recompute is None and option.num_recomputed is None for option in self.options
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A structure with everything that its placement needs, and about when its pipelines end."""
+
+    structure: Structure
+    filled: tuple[Filled, ...]
+    num_micro_batches: tuple[int, ...]
+    quick_s: float
+    is_given: bool
+    sharded: tuple[int, ...] | None = None
+    """Sharded layers of each stage, the same in all replicas; None without any."""
+
+    def placement(self, own_size: int) -> Placement:
+        """Return its placement; `own_size` is the job's micro-batch size."""
+        replicas = []
+        for chain, filled, number in zip(
+            self.structure, self.filled, self.num_micro_batches, strict=True
+        ):
+            stages = tuple(
+                [
+                    PlacedStage(
+                        unit.devices,
+                        n,
+                        None,
+                        option.recompute,
+                        option.num_recomputed,
+                        context_parallel=unit.context_parallel,
+                        expert_shares=option.expert_shares,
+                    )
+                    for unit, n, option in zip(chain, filled.layers, filled.options, strict=True)
+                ]
+            )
+            counts = None
+            if filled.counts is not None:
+                depth = len(chain)
+                counts = tuple([min(c, number) for c in filled.counts])
+                if counts == tuple([min(depth - i, number) for i in range(depth)]):
+                    counts = None
+            size = None if filled.size == own_size else filled.size
+            replicas.append(PlacedReplica(stages, number, counts, size))
+        made = Placement(tuple(replicas))
+        if made.has_context_parallel:
+            made = with_optimizer_shares(made, [[None] * len(r.stages) for r in replicas])
+        return made if self.sharded is None else with_sharded_layers(made, self.sharded)
 
 
 def balanced(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from megatron_hetero.planner.completion.completer import Completion
+from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.objectives.objective import Standing
 

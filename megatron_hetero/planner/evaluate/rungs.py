@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import inf
 
 from megatron_hetero.planner.columns.kinds import kinds_of
-from megatron_hetero.planner.completion.completer import Completer, Completion
+from megatron_hetero.planner.completion.completer import Completer
+from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate, is_plain
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rescore import SHORT, Rescorer

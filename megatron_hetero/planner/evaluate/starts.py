@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from math import inf
 
-from megatron_hetero.planner.completion.completer import Completion
+from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.candidate import LOW_CONTENTION
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.parameters import layer_params
 from megatron_hetero.cost.work.share import even_share
-from megatron_hetero.planner.completion.completer import Completion
+from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.planner.completion.completer import Completer, Completion
-from megatron_hetero.planner.completion.filled import Filled
+from megatron_hetero.planner.completion.completer import Completer
+from megatron_hetero.planner.completion.filled import Completion, Filled
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of, make_problem
 from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload

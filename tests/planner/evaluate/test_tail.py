@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.spec import Line, Link
-from megatron_hetero.planner.completion.completer import Completer, Completion
+from megatron_hetero.planner.completion.completer import Completer
+from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.problem import Chain, Problem, Unit, make_problem
 from tests.cost.builders import FAST, make_cluster, make_workload, without_lines
