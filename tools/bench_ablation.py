@@ -110,6 +110,7 @@ def parts() -> Mapping[str, LeaveOut]:
     )
     found |= {
         "tuning": changed(Rungs, "tune", _as_tuned),
+        "thorough tuning at the end": changed(Loop, "tune_thoroughly", lambda _: None),
         "simulation of queues": changed(Rungs, "queued", _as_simulated),
         "a second micro-batch size": changed(Rungs, "sizes", _first_size(Rungs.sizes)),
         "starts laid lengthwise": changed(starts, "lengthwise", lambda structure, _: structure),
@@ -138,7 +139,7 @@ def _as_given(self: Any, _: int) -> Any:
     return Placement(tuple(self.replicas))
 
 
-def _as_tuned(_: Any, node: Any, before: Any) -> Any:
+def _as_tuned(_: Any, node: Any, before: Any, max_work: int = 0) -> Any:
     return replace(node, tuned=True)
 
 
