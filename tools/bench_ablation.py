@@ -28,21 +28,21 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
-from megatron_hetero.cost.placement import Placement  # noqa: E402
 from megatron_hetero.errors import HeteroError  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import save_plan  # noqa: E402
+from megatron_hetero.planner import structure_search  # noqa: E402
+from megatron_hetero.planner.completion.completer import Completer  # noqa: E402
 from megatron_hetero.planner.evaluate import rescore, starts  # noqa: E402
 from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
 from megatron_hetero.planner.evaluate.rungs import Rungs  # noqa: E402
-from megatron_hetero.planner.moves import neighbours, refine  # noqa: E402
+from megatron_hetero.planner.moves import neighbours  # noqa: E402
 from megatron_hetero.planner.portfolio import (  # noqa: E402
     default_strategies,
     no_collector,
     search,
 )
 from megatron_hetero.planner.problem import make_problem  # noqa: E402
-from megatron_hetero.planner.refit.polish import Polish  # noqa: E402
 from megatron_hetero.planner.strategy import Strategy  # noqa: E402
 from megatron_hetero.planner.structure_search import Loop, StructureSearch  # noqa: E402
 from megatron_hetero.planner.written import bare_plan  # noqa: E402
@@ -110,7 +110,7 @@ def parts() -> Mapping[str, LeaveOut]:
     )
     found |= {
         "tuning": changed(Rungs, "tune", _as_tuned),
-        "thorough tuning at the end": changed(Loop, "tune_thoroughly", lambda _: None),
+        "thorough tuning at the end": changed(structure_search, "THOROUGH", 0),
         "simulation of queues": changed(Rungs, "queued", _as_simulated),
         "a second micro-batch size": changed(Rungs, "sizes", _first_size(Rungs.sizes)),
         "starts laid lengthwise": changed(starts, "lengthwise", lambda structure, _: structure),
@@ -119,10 +119,9 @@ def parts() -> Mapping[str, LeaveOut]:
         "patience": with_limits(patience=0),
         "divided sequences": changed(Loop, "divide", lambda _: None),
         "launches further ahead at the end": changed(rescore, "_MORE_AHEAD", ()),
-        "small moves in refined placements": changed(Polish, "run", _as_given),
-        "unlike micro-batch sizes": changed(refine, "may_mix_sizes", lambda _: False),
-        "optimizer states by room": changed(refine, "with_shares_by_room", lambda *_: None),
-        "stages joined in unlike shares": changed(refine, "joined", lambda *_: ()),
+        "unlike micro-batch sizes": changed(structure_search, "may_mix_sizes", lambda _: False),
+        "optimizer states by room": changed(Completer, "by_room", lambda *_: None),
+        "stages joined in unlike shares": changed(Loop, "join", lambda _: None),
     }
     return found
 
@@ -133,10 +132,6 @@ def _first_scope_only(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _first_size(sizes: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, structure: sizes(self, structure)[:1]
-
-
-def _as_given(self: Any, _: int) -> Any:
-    return Placement(tuple(self.replicas))
 
 
 def _as_tuned(_: Any, node: Any, before: Any, max_work: int = 0) -> Any:

@@ -32,10 +32,10 @@ from megatron_hetero.model.spec import Workload  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
 from megatron_hetero.planner import plan_cluster  # noqa: E402
 from megatron_hetero.planner.completion.stage_options import StagePlace  # noqa: E402
+from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs  # noqa: E402
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard  # noqa: E402
 from megatron_hetero.planner.moves.group_shares import GroupShares  # noqa: E402
-from megatron_hetero.planner.moves.refine import Refine  # noqa: E402
-from megatron_hetero.planner.problem import Problem, make_problem  # noqa: E402
+from megatron_hetero.planner.problem import Problem, chains_of, make_problem  # noqa: E402
 
 FOLDER = ROOT / "benchmarks" / "boxes"
 _MAX_CARDS = 4
@@ -79,12 +79,12 @@ def best_of_all_s(cluster: Cluster, workload: Workload) -> float | None:
     fits."""
     problem = make_problem(cluster, workload)
     board = Scoreboard(problem)
-    starts = []
+    rungs = Rungs(board)
     for placement in _distinct_placements(problem):
         cost = problem.costs.placement(placement)
         board.keep_refined(placement, cost, "all", None)
-        starts.append(board.candidate(placement, cost, "all"))
-    Refine(num_joined=0, num_polished=8).refine(board, starts)
+        for found in rungs.sizes(tuple(chains_of(placement))):
+            rungs.candidate(rungs.completer.tune(found, THOROUGH))
     return None if board.nearest is None else board.nearest.step_time_s
 
 

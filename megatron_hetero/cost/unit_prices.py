@@ -336,11 +336,3 @@ class UnitPrices(Variants):
         )
         fill_s = sum(stage_times_s) + sum(round_trips_s)
         return fill_s, steady_period_s(stage_times_s, round_trips_s, busiest_s)
-
-    def least_period_s(
-        self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]
-    ) -> float:
-        """Return the seconds of each further micro-batch where stages launch as far ahead as it
-        takes to hide every hop; arguments as of `quick_times_s`."""
-        hops = [hop for a, b in pairwise(groups) for hop in (self.hop(a, b), self.hop(b, a))]
-        return max([*stage_times_s, *[hop.serialisation_s for hop in hops]])

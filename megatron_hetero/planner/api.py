@@ -32,7 +32,6 @@ from megatron_hetero.planner.evaluate.candidate import NUM_NEAR, Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer, distinct
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.exchange_groups import with_groups
-from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.objectives.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.objectives.outcome import Outcome, limits_error, outcome_of
 from megatron_hetero.planner.oracle.exact import EXACT_RELAXES
@@ -320,8 +319,8 @@ def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
     if best is None and board.nearest is None and not board.interrupted:
         FirstFit().search(board)
         # What holds the model is seldom fast: the search goes on from it.
-        for strategy in (StructureSearch(), Refine()) if board.ranking_of_all else ():
-            strategy.search(board)
+        if board.ranking_of_all:
+            StructureSearch().search(board)
         best = Rescorer(board).best()
     if best is None:
         raise infeasible_or_limits(problem, board)

@@ -12,7 +12,6 @@ from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.hexiscale.strategy import HexiScale
 from megatron_hetero.planner.machines.fewer import FewerMachines
-from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.oracle.exact import Exact
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
 from megatron_hetero.planner.problem import Problem
@@ -31,9 +30,8 @@ def default_strategies(effort: int = 1) -> tuple[Strategy, ...]:
 
     `effort` is that of the search over structures.
 
-    The first three bring structures, the search over structures goes on from them, and the others
-    look at what is not among its moves: every plan of a very small problem, and groups of unequal
-    shares.
+    The first three bring structures, the search over structures goes on from them, and the last
+    looks at every plan of a very small problem.
     """
     return (
         Columns(),
@@ -41,7 +39,6 @@ def default_strategies(effort: int = 1) -> tuple[Strategy, ...]:
         OtherRecompute(),
         StructureSearch(effort=effort),
         Exhaustive(),
-        Refine(),
     )
 
 
@@ -116,7 +113,7 @@ def _run(board: Scoreboard, strategies: Sequence[Strategy]) -> None:
         return
     FewerMachines(lambda: strategies).search(board)
     for strategy in strategies:
-        if isinstance(strategy, StructureSearch | Refine | ShardedSearch):
+        if isinstance(strategy, StructureSearch | ShardedSearch):
             strategy.search(board)
 
 

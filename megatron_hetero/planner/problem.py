@@ -30,22 +30,29 @@ class _UnitFields(NamedTuple):
     indices: tuple[int, ...]
     context_parallel: int = 1
     beyond: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    shares: tuple[int, ...] = ()
 
 
 class Unit(_UnitFields):
     """GPUs of one node that work as one tensor-parallel group: what one stage runs on.
 
-    With `context_parallel` c they are c such groups, each with a part of every sequence; `beyond`
-    are those on further nodes, a node's GPUs in each.  A tuple, as a `Device` is: structures of
-    thousands of units are looked up and sorted all the time.
+    With `context_parallel` c they are c such groups, each with a part of every sequence.  `beyond`
+    are GPUs on further nodes.  `shares`, where they are not equal, are those of its GPUs in each
+    tensor, or of its groups in each sequence.  A tuple, as a `Device` is: structures of thousands
+    of units are looked up and sorted all the time.
     """
 
     @cached_property
     def width(self) -> int:
         """Tensor-parallel width."""
-        if self.context_parallel == 1:
+        if self.context_parallel == 1 and not self.beyond:
             return len(self.indices)
         return len(self.devices) // self.context_parallel
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one group on one node, in equal shares."""
+        return self.context_parallel == 1 and not self.beyond and not self.shares
 
     @cached_property
     def parts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -60,27 +67,58 @@ class Unit(_UnitFields):
     @cached_property
     def form(self) -> tuple[int, ...]:
         """What is equal for units that differ in their nodes and in which GPUs of these they have:
-        the context-parallel size, and the number of GPUs on each node."""
-        return self.context_parallel, *[len(indices) for _, indices in self.parts]
+        the context-parallel size, the number of GPUs on each node, and after a zero the shares."""
+        counts = [len(indices) for _, indices in self.parts]
+        return (self.context_parallel, *counts, *((0, *self.shares) if self.shares else ()))
 
     @cached_property
     def group_nodes(self) -> tuple[str, ...]:
-        """The node of each of its tensor-parallel groups."""
+        """The node of each of its tensor-parallel groups; of one over several nodes the first."""
+        if self.context_parallel == 1:
+            return (self.node,)
         return tuple([node for node, own in self.parts for _ in range(len(own) // self.width)])
 
     @cached_property
     def stage(self) -> PlacedStage:
         """A stage of one layer on it, for the prices of its boundaries."""
-        return PlacedStage(self.devices, 1, context_parallel=self.context_parallel)
+        return PlacedStage(
+            self.devices,
+            1,
+            self.tensor_shares,
+            context_parallel=self.context_parallel,
+            context_shares=self.context_shares,
+        )
+
+    @property
+    def tensor_shares(self) -> tuple[int, ...] | None:
+        """The shares of its GPUs in each tensor; None where they are equal."""
+        return self.shares or None if self.context_parallel == 1 else None
+
+    @property
+    def context_shares(self) -> tuple[int, ...] | None:
+        """The shares of its groups in each sequence; None where they are equal."""
+        return self.shares or None if self.context_parallel > 1 else None
 
 
 def unit_of(stage: PlacedStage) -> Unit:
     """Return the unit that a placed stage runs on."""
+    shares = stage.shares or stage.context_shares or ()
+    return unit_on(stage.devices, stage.context_parallel, shares)
+
+
+def unit_on(devices: Iterable[Device], context_parallel: int, shares: tuple[int, ...]) -> Unit:
+    """Return GPUs as one unit; those on one node come together.
+
+    Args:
+        devices: its GPUs.
+        context_parallel: groups of as many GPUs that they are.
+        shares: as of `Unit`.
+    """
     indices: dict[str, list[int]] = {}
-    for device in stage.devices:
+    for device in devices:
         indices.setdefault(device.node, []).append(device.index)
     (first, *beyond) = [(node, tuple(found)) for node, found in indices.items()]
-    return Unit(*first, stage.context_parallel, tuple(beyond))
+    return Unit(*first, context_parallel, tuple(beyond), shares)
 
 
 def divides(structure: Iterable[Chain]) -> bool:
@@ -90,9 +128,9 @@ def divides(structure: Iterable[Chain]) -> bool:
 
 def keep_step(structure: Sequence[Chain]) -> bool:
     """Return whether replicas may divide the weights of layers: there are several, all of one
-    depth, and no stage divides sequences."""
+    depth, and every stage is one group in equal shares."""
     is_even = len({len(chain) for chain in structure}) == 1
-    return is_even and len(structure) > 1 and not divides(structure)
+    return is_even and len(structure) > 1 and all(unit.is_plain for c in structure for unit in c)
 
 
 def joined_units(units: Sequence[Unit]) -> Unit:
@@ -116,6 +154,11 @@ Structure = tuple[Chain, ...]
 def chains_of(placement: Placement) -> list[Chain]:
     """Return the units that a placement's replicas run on."""
     return [tuple([unit_of(stage) for stage in r.stages]) for r in placement.replicas]
+
+
+def layers_of(placement: Placement) -> list[tuple[int, ...]]:
+    """Return the layers of a placement's stages, [replica][stage]."""
+    return [tuple([stage.num_layers for stage in r.stages]) for r in placement.replicas]
 
 
 DivideBatch = Callable[[int, Sequence[float], Sequence[float]], tuple[int, ...] | None]
@@ -194,10 +237,15 @@ class Problem:
         return {}
 
     def may_be_a_unit(self, unit: Unit) -> bool:
-        """Return whether job and nodes allow the groups of a unit."""
+        """Return whether job and nodes allow the groups of a unit; `moves.unlike_groups` asks for
+        those in shares."""
         width, context = unit.width, unit.context_parallel
-        return (context == 1 or context in self.context_sizes(width)) and all(
-            width in self.widths[node] and len(indices) % width == 0 for node, indices in unit.parts
+        return bool(unit.shares) or (
+            (context == 1 or context in self.context_sizes(width))
+            and all(
+                width in self.widths[node] and len(indices) % width == 0
+                for node, indices in unit.parts
+            )
         )
 
     def max_stages(self) -> int:

@@ -11,18 +11,22 @@ structures that other strategies left on the board.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from math import inf
 
+from megatron_hetero.cost.choices import may_mix_sizes
 from megatron_hetero.planner.completion.filled import Completion
-from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate
+from megatron_hetero.planner.evaluate.candidate import NEAR
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.starts import promising
 from megatron_hetero.planner.moves.neighbours import neighbours
+from megatron_hetero.planner.moves.unlike_groups import in_unlike_parts, joined
 from megatron_hetero.planner.objectives.objective import Standing
+from megatron_hetero.planner.problem import Structure, chains_of, layers_of
 from megatron_hetero.planner.shapes.divided import divided_structures
 
 _WORTH = 1 - 5e-4
@@ -31,8 +35,10 @@ _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
 _MANY_DIVIDED, _FEW_DIVIDED = 400, 32
 """Structures that divide sequences which are completed, where nothing else fits, and else."""
-_DIVIDED_PART = 4
-"""And the part of the work, one in so many, that goes on from them where something else fits."""
+_NUM_JOINED = 3
+"""Of the fastest structures, those whose stages are joined into groups of unlike shares."""
+_PART = 4
+"""The part of the work, one in so many, that goes on from either where something else fits."""
 
 
 class StructureSearch:
@@ -51,8 +57,11 @@ class StructureSearch:
         work_per_gpu: int = 40_000,
         slack: float = 1.15,
         effort: int = 1,
+        moves: bool = True,
     ) -> None:
-        """`effort`: so many times the work and the patience."""
+        """`effort`: so many times the work and the patience; without `moves` it only completes and
+        tunes what is on the board."""
+        self.moves = moves
         self.max_work = effort * max_work
         """Limit of all work, in units of about 10 microseconds."""
         self.patience = effort * patience
@@ -63,7 +72,7 @@ class StructureSearch:
         self.num_descents = num_descents
         """Of the starts, those that are each descended from for a while before all go on."""
         self.num_tuned = num_tuned
-        """Of all structures, those that are tuned thoroughly at the end."""
+        """Of all structures, those that are tuned thoroughly and varied at the end."""
         self.num_whole = num_whole
         """Of the structures one move away, those that are kept."""
         self.slack = slack
@@ -85,7 +94,8 @@ class Loop(Rungs):
         super().__init__(board, shards=shards)
         self.options = options
         self.seen: set[Hashable] = set()
-        self.max_work = min(options.max_work, options.work_per_gpu * board.problem.num_gpus)
+        self.own_work = min(options.max_work, options.work_per_gpu * board.problem.num_gpus)
+        self.max_work = self.own_work
         self.expanded_of: set[Hashable] = set()
         self.fastest: list[Climber] = []
         """Of the structures that went up the whole ladder, the first ones."""
@@ -103,41 +113,68 @@ class Loop(Rungs):
             left += self.descend([node], self.done + part)
         heapify(left)
         self.descend(left, self.max_work)
-        self.divide()
-        self.tune_thoroughly()
-
-    def estimated(self, found: Completion) -> Climber:
-        """Return the first rung of a structure that is not one move away from another."""
-        self.num += 1
-        time_s = found.quick_s + self.tails.estimate_s(found)
-        return Climber((Standing(), time_s), self.num, found, None)
-
-    def tune_thoroughly(self) -> None:
-        """Tune the fastest structures once more, for longer."""
+        if options.moves:
+            self.divide()
+            self.join()
         for node in self.fastest:
-            if node.candidate is not None:
-                tuned = self.tune(node, node.candidate, THOROUGH)
+            self.vary(node)
+
+    def vary(self, node: Climber) -> None:
+        """Tune one of the fastest structures once more, for longer; and try what the search does
+        not: unlike micro-batch sizes, and optimizer states by free memory."""
+        found = node.found
+        others = [self.completer.by_room(found.structure, found.filled[0].size)]
+        if may_mix_sizes(self.problem.costs):
+            others.append(self.completer.mixed(found))
+        new = [other for other in others if other is not None and other is not found]
+        varied = [one for other in new for one in self._priced(node, other)]
+        for one in (node, *varied):
+            if one.candidate is not None:
+                tuned = self.tune(one, one.candidate, THOROUGH)
                 if tuned.candidate is not None and tuned.candidate is not node.candidate:
                     self.queued(tuned, tuned.candidate)
 
     def divide(self) -> None:
-        """Go on from structures that divide sequences, where these promise a shorter step than any
-        that does not."""
-        best = self.board.nearest
-        best_s = inf if best is None else best.step_time_s
-        most, part = (_MANY_DIVIDED, 1) if best is None else (_FEW_DIVIDED, _DIVIDED_PART)
-        ranked: list[Climber] = []
-        for structure in divided_structures(self.problem, best_s, most):
-            found = self.sized(structure)
-            if found is not None:
-                ranked.append(self.estimated(found))
-        ranked.sort()
-        first = ranked[: self.options.num_starts]
-        nodes = [node for node in first if node.time_s < NEAR * best_s]
+        """Go on from structures that divide sequences."""
+        most = _MANY_DIVIDED if self.known_s == inf else _FEW_DIVIDED
+        divided = divided_structures(self.problem, self.known_s, most)
+        self.go_on_from(chain(divided, in_unlike_parts(self.problem)))
+
+    def join(self) -> None:
+        """Go on from structures with groups of unlike shares, made of the fastest; where nothing
+        fits, of what lacks memory."""
+        shape, heap = self.completer.shape, list[Climber]()
+        self.max_work = self.done + self.own_work // _PART
+        for node in self.fastest[:_NUM_JOINED]:
+            structure = node.found.structure
+            self.expand(node, joined(self.problem, structure, node.found.layers, shape), heap)
+        self.descend(heap, self.max_work)
+        lacking = self.board.out_of_memory.fastest if self.known_s == inf else ()
+        self.go_on_from(
+            structure
+            for one in lacking[:_NUM_JOINED]
+            for structure in joined(
+                self.problem, tuple(chains_of(one.placement)), layers_of(one.placement), shape
+            )
+        )
+
+    def go_on_from(self, structures: Iterable[Structure], slack: float = NEAR) -> None:
+        """Descend from those of some structures that promise a step of at most `slack` times the
+        shortest known."""
+        most_s, part = slack * self.known_s, 1 if self.known_s == inf else _PART
+        found = (self.sized(structure) for structure in structures)
+        ranked = sorted(self.estimated(one) for one in found if one is not None)
+        nodes = [node for node in ranked[: self.options.num_starts] if node.time_s < most_s]
         self.seen.update([self.image(node.found.structure) for node in nodes])
         heapify(nodes)
-        self.max_work = self.done + self.max_work // part
+        self.max_work = self.done + self.own_work // part
         self.descend(nodes, self.max_work)
+
+    @property
+    def known_s(self) -> float:
+        """The shortest step known before queues; infinite where nothing fits."""
+        best = self.board.nearest
+        return inf if best is None else best.step_time_s
 
     def descend(self, heap: list[Climber], limit: int) -> list[Climber]:
         """Go on best first, until the work is done, patience ends or nothing left comes near;
@@ -168,20 +205,24 @@ class Loop(Rungs):
                     best = node
                 insort(self.fastest, node)
                 del self.fastest[self.options.num_tuned :]
-                self.expand(node, candidate, heap)
+                self.expand(node, self.moved(node), heap)
         return heap
 
-    def expand(self, node: Climber, candidate: Candidate, heap: list[Climber]) -> None:
-        """Put the most promising structures one move away on the heap."""
+    def moved(self, node: Climber) -> Iterable[Structure]:
+        """Return the structures one move away; none where it was asked before."""
         own = self.image(node.found.structure)
-        if own in self.expanded_of:
-            return
+        if own in self.expanded_of or not self.options.moves:
+            return ()
         self.expanded_of.add(own)
+        return neighbours(self.problem, node.found.structure, self.completer.shape)
+
+    def expand(self, node: Climber, structures: Iterable[Structure], heap: list[Climber]) -> None:
+        """Put the most promising of the structures that a node leads to on the heap."""
+        if node.candidate is None:
+            return
         complete, image = self.completer.complete, self.image
         ranked: list[tuple[float, int, Hashable, Completion]] = []
-        for number, structure in enumerate(
-            neighbours(self.problem, node.found.structure, self.completer.shape)
-        ):
+        for number, structure in enumerate(structures):
             key = image(structure)
             if key in self.seen:
                 continue
@@ -192,7 +233,7 @@ class Loop(Rungs):
             if found is not None:
                 ranked.append((found.quick_s, number, key, found))
         ranked.sort(key=lambda entry: entry[:2])
-        cost = candidate.cost
+        cost = node.candidate.cost
         tail_s = cost.gradient_sync_s + cost.update_s - self.tails.estimate_s(node.found)
         limit_s, hope = self.options.slack * self.best_s, node.gain * node.wait
         near: list[tuple[float, int, Hashable, Completion]] = []

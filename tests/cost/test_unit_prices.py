@@ -101,11 +101,7 @@ def test_quick_times_by_hand(times_s: list[float]) -> None:
     assert fill_s == pytest.approx(sum(times_s) + inside + far)
     expected = steady_period_s(times_s, [inside, far], ACTIVATION / 1e9)
     assert period_s == pytest.approx(expected)
-    least_s = own.least_period_s(times_s, groups)
-    assert least_s == pytest.approx(max(*times_s, ACTIVATION / 1e9))
-    assert least_s <= period_s * (1 + 1e-12) <= fill_s * (1 + 1e-9)
 
 
 def test_one_stage_has_no_hops() -> None:
     assert prices().quick_times_s([2.0], [devices("a", 0)]) == (2.0, 2.0)
-    assert prices().least_period_s([2.0], [devices("a", 0)]) == 2.0

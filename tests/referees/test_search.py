@@ -12,13 +12,13 @@ from megatron_hetero.planner.columns.bundle_mix import PoolBundles
 from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import Site
-from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.completion.fill import Filler, filled_placement
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, Unit
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from tools.referees.cases import load_case
 from tools.referees.search import strategies
+from tools.referees.search.all_columns import AllColumns
 from tools.referees.search.even_columns import EvenColumns
 from tools.referees.search.even_mixes import near_sites
 from tools.referees.search.local import LocalSearch
@@ -129,8 +129,8 @@ def test_replicas_of_unlike_length_share_nodes(tmp_path: Path) -> None:
         "    - {device: 4090, gpus: 8, count: 2}\n    - {device: 3080Ti, gpus: 8}\n"
         "model: 13B\nbatch: {sequences: 120}\n",
     )
-    before = search(problem, None, [Columns()]).best
-    after = search(problem, None, [Columns(), LocalSearch()]).best
+    before = search(problem, None, [AllColumns()]).best
+    after = search(problem, None, [AllColumns(), LocalSearch()]).best
     assert before is not None and after is not None
     assert len(before.placement.replicas) == 4
     assert len(after.placement.replicas) == 2

@@ -24,9 +24,9 @@ from megatron_hetero.planner.advise.nothing_fits.first_fit import (
     with_least_settings,
 )
 from megatron_hetero.planner.advise.nothing_fits.relaxations import SERVER_GPUS
-from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.portfolio import default_strategies, search
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.structure_search import StructureSearch
 from megatron_hetero.units import MAX_BANDWIDTH_BYTES_PER_S
 
 _LINK = Link(MAX_BANDWIDTH_BYTES_PER_S, 0.0)
@@ -79,7 +79,9 @@ def plan_that_fits(cluster: Cluster, workload: Workload) -> str | None:
     problem = make_problem(cluster, workload)
     board = search(problem, None, (FirstFit(),))
     if board.best is None:
-        board = search(problem, None, (*default_strategies(), FirstFit(), Refine()))
+        board = search(
+            problem, None, (*default_strategies(), FirstFit(), StructureSearch(moves=False))
+        )
     return None if board.best is None else layout_text(board.best.placement)
 
 

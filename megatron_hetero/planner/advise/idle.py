@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 
 from megatron_hetero.cluster.spec import Device, Node
-from megatron_hetero.cost.placement import Placement
-from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.ladder import Climber
+from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.fine import insertions
 from megatron_hetero.planner.problem import Problem, Unit, chains_of
@@ -64,41 +64,32 @@ def _tried(
         idle: at least one.
         max_work: stages to try, in one placement or more.
     """
-    # Chains are filled anew with every GPU tried, by groups of one node that divide evenly.
-    if best.placement.has_shares:
-        return "not tried: the plan has groups that only its own shares divide", 0
-    if best.placement.has_context_parallel:
-        return "not tried: the plan has groups that divide sequences", 0
-    filler, chains = Filler(problem), chains_of(best.placement)
+    rungs, structure = Rungs(board), chains_of(best.placement)
     widths = [width for width in problem.widths[node.name] if width <= len(idle)]
     units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
-    placements: list[Placement] = []
-    work, stages = 0, sum(map(len, chains))
-    for moved in insertions(chains, units, problem.replica_counts(), filler.shape):
+    estimated: list[Climber] = []
+    work, stages = 0, sum(map(len, structure))
+    for moved in insertions(structure, units, problem.replica_counts(), rungs.completer.shape):
         if work and work + stages > max_work:
             break
         work += stages
-        placement = filler.placement(moved)
-        if placement is not None:
-            placements.append(placement)
-    tried = _best_of(board, placements, max(1, max_work // stages // _PRICED_PART))
+        found = rungs.sized(moved) if all(map(problem.chain_is_allowed, moved)) else None
+        if found is not None:
+            estimated.append(rungs.estimated(found))
+    tried = _best_of(rungs, estimated, max(1, max_work // stages // _PRICED_PART))
     if tried is None:
         return "no place for it fits memory, limits and the number of layers", work
     return _reason(problem, tried, best), work
 
 
-def _best_of(board: Scoreboard, placements: Iterable[Placement], most: int) -> Candidate | None:
-    """Return the best of some placements; priced whole are those with the fastest pipelines, up to
-    `most`, and none that cannot be the best."""
-    least_s = {placement: board.least_step_s(placement) for placement in placements}
-    best: Candidate | None = None
-    for placement in nsmallest(most, least_s, key=least_s.__getitem__):
-        if best is not None and board.is_by_time and least_s[placement] > best.coarse_key[1]:
-            break
-        found = board.score_with_counts(placement, "idle check", whole=True)
-        if found is not None and (best is None or found.key < best.key):
-            best = found
-    return best
+def _best_of(rungs: Rungs, estimated: Iterable[Climber], most: int) -> Candidate | None:
+    """Return the best of some structures, tuned; priced whole are those with the shortest
+    estimates, up to `most`."""
+    priced = [one for node in nsmallest(most, estimated) for one in rungs.price(node)]
+    if not priced:
+        return None
+    first = min(priced)
+    return first.candidate and rungs.tune(first, first.candidate).candidate
 
 
 def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:

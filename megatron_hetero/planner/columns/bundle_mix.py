@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hetero.planner.columns.bundle_shapes import all_shapes
+from megatron_hetero.planner.columns.bundle_shapes import FirstShapes, plain_shapes
 from megatron_hetero.planner.columns.packing import Floats, pack
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.completion.counts import MIN_GAIN
@@ -23,8 +23,6 @@ STEP_RATIO = 1.25
 """Bundles are generated for step times on a geometric grid, and shared by the times between."""
 MAX_ROUNDS = 3
 """Of generating bundles for a better step time, for one step time, and with scarce nodes dearer."""
-_MAX_ENUMERATED = 1000
-"""Bundles of a pool that are made without asking for their worth."""
 _MAX_KNOWN = 40
 SLACKS = (1.0, 1.04)
 """Whole bundles do less than fractions of them: times for which they are chosen, over those."""
@@ -82,6 +80,7 @@ class PoolBundles:
         replica_counts: equal replicas of a bundle to try.
         known: bundles found for more layers on a node.
         effort: the part of the work of a whole search that this pool is worth.
+        first_shapes: makes the bundles to begin with, where none are known.
     """
 
     def __init__(
@@ -93,6 +92,7 @@ class PoolBundles:
         max_node_layers: int,
         known: Iterable[BundleShape] = (),
         effort: float = 1.0,
+        first_shapes: FirstShapes = plain_shapes,
     ) -> None:
         self.table = table
         self.filler = filler
@@ -110,7 +110,10 @@ class PoolBundles:
         for shape in known:
             self.bundles[shape] = self._bundle(shape)
         if not known:
-            self._enumerate()
+            for pricer in self.pricers:
+                for shape in first_shapes(table, pricer, self.capacity):
+                    if shape not in self.bundles:
+                        self.bundles[shape] = self._bundle(shape)
 
     def mixes(self, step_s: float) -> list[Mix]:
         """Return the best division of the pool for a step time: over all bundles, and over those
@@ -201,15 +204,6 @@ class PoolBundles:
             spread = max(values.values())
             values |= {k: 1.5 * values[k] + 0.05 * spread for k in scarce}
         return found
-
-    def _enumerate(self) -> None:
-        """Bundles of which the nodes are surely there: kinds one after the other, in all orders."""
-        most = self._part_of(_MAX_ENUMERATED)
-        most //= max(1, len(self.pricers), sum(self.capacity.values()) // 2)
-        for pricer in self.pricers:
-            for shape in all_shapes(self.table, pricer, self.capacity, most):
-                if shape not in self.bundles:
-                    self.bundles[shape] = self._bundle(shape)
 
     def columns(self) -> BundleColumns:
         """Return the bundles that may be used; bundles only ever come."""

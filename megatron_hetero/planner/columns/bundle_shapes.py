@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, product
-from math import prod
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.columns.kinds import cut, ladder
@@ -12,62 +11,29 @@ from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, S
 from megatron_hetero.planner.completion.order import some_orders
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
+FirstShapes = Callable[[StageTable, BundlePricer, Mapping[int, int]], Iterable[BundleShape]]
+"""Makes the first bundles of a pool, from the nodes of each kind that it has."""
 
-def all_shapes(
-    table: StageTable, pricer: BundlePricer, capacity: Mapping[int, int], most: int
-) -> Iterator[BundleShape]:
-    """Yield bundles in which each kind's nodes are neighbours and cut alike.
 
-    Where that were more than `most`, the menus shrink: numbers of nodes to equal parts of all, then
-    cuts to those of one width, then orders to larger memories first.
+def plain_shapes(
+    table: StageTable, pricer: BundlePricer, capacity: Mapping[int, int]
+) -> list[BundleShape]:
+    """Return bundles of one width for all kinds (or the widest that they have below it), on equal
+    parts of the nodes of each, in a few orders of the kinds.
+
+    Args:
+        capacity: nodes of each kind.
     """
-    kinds = sorted({b.kind for b in pricer.blocks}, key=lambda k: _memory_key(table, k))
-    counts = {k: list(range(capacity[k] + 1)) for k in kinds}
-    menus = {k: [b for b in pricer.blocks if b.kind == k] for k in kinds}
-    orders = [tuple(order) for order in some_orders(kinds)]
-
-    def total() -> int:
-        per_kind = [(len(counts[k]) - 1) * len(menus[k]) + 1 for k in kinds]
-        return prod(per_kind) * len(orders)
-
-    if total() > most:
-        counts = {k: [0, *sorted(_equal_parts(capacity[k]))] for k in kinds}
-    if total() > most:
-        menus = {k: [b for b in menu if len(set(b.widths)) == 1] for k, menu in menus.items()}
-    if total() > most:
-        orders = orders[:1]
-    if total() > most:
-        counts = {k: sorted({0, 1, capacity[k]}) for k in kinds}
-    seen = set(_plain_shapes(table, pricer, capacity, orders))
-    yield from sorted(seen, key=repr)
-    stride = -(-total() // most)
-    for order in orders:
-        choices = [
-            [()] + [(block,) * (n // block.num_nodes) for n in counts[k] if n for block in menus[k]]
-            for k in order
-        ]
-        for chosen in islice(product(*choices), 0, None, stride):
-            shape = BundleShape(pricer.num_replicas, tuple(b for blocks in chosen for b in blocks))
-            if 0 < shape.num_stages <= pricer.max_stages and shape not in seen:
-                seen.add(shape)
-                yield shape
-
-
-def _plain_shapes(
-    table: StageTable,
-    pricer: BundlePricer,
-    capacity: Mapping[int, int],
-    orders: Sequence[tuple[int, ...]],
-) -> Iterator[BundleShape]:
-    """Yield one width for all kinds (or the widest that they have below it), and equal parts of
-    all."""
+    found: dict[BundleShape, None] = {}
+    memory = {k: table.kinds[k].node.gpu_type.memory_bytes for k in capacity}
+    kinds = sorted({block.kind for block in pricer.blocks}, key=lambda k: (-memory[k], k))
     for width in sorted({w for b in pricer.blocks for w in b.widths}):
         blocks = {}
         for block in pricer.blocks:
             gpus = sum(block.widths)
             if block.widths == cut(gpus, width, table.kinds[block.kind].widths):
                 blocks[block.kind] = block
-        for order, part in product(orders, ladder(max(capacity.values()))):
+        for order, part in product(some_orders(kinds), ladder(max(capacity.values()))):
             chosen = tuple(
                 blocks[k]
                 for k in order
@@ -76,16 +42,8 @@ def _plain_shapes(
             )
             shape = BundleShape(pricer.num_replicas, chosen)
             if 0 < shape.num_stages <= pricer.max_stages:
-                yield shape
-
-
-def _equal_parts(num_nodes: int) -> set[int]:
-    """Return the nodes of all, a half, a third, a quarter, a sixth, ... of them."""
-    return {num_nodes // part for part in ladder(num_nodes)}
-
-
-def _memory_key(table: StageTable, kind: int) -> tuple[int, int]:
-    return -table.kinds[kind].node.gpu_type.memory_bytes, kind
+                found[shape] = None
+    return sorted(found, key=repr)
 
 
 def bundle_chains(

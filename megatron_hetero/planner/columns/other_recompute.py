@@ -13,10 +13,10 @@ from math import inf
 
 from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.planner.columns.settings import with_settings
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.candidate import NEAR, NUM_TAKEN
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.refit.settings import with_settings
 
 
 class OtherRecompute:

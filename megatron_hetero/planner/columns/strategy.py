@@ -14,7 +14,11 @@ from math import inf
 
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.columns.bundle_mix import MAX_ROUNDS, SLACKS, STEP_RATIO, PoolBundles
-from megatron_hetero.planner.columns.bundle_shapes import bundle_chains
+from megatron_hetero.planner.columns.bundle_shapes import (
+    FirstShapes,
+    bundle_chains,
+    plain_shapes,
+)
 from megatron_hetero.planner.columns.kinds import Kind, kinds_of, ladder, powers_of_two
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import (
@@ -46,6 +50,7 @@ class Columns:
 
     name = "columns"
     pipelines: Together = staticmethod(together_s)
+    first_shapes: FirstShapes = staticmethod(plain_shapes)
 
     def __init__(self, max_work: int = SEED_WORK) -> None:
         self.max_work = max_work
@@ -65,7 +70,7 @@ class Columns:
             least_s = min(found.values(), default=inf)
             many = len(pools) > _MAX_WHOLE_EFFORTS
             for limit in _node_layer_limits(problem)[:: 2 if many else 1]:
-                sites = _sites(table, filler, pools, limit, sites, least_s)
+                sites = _sites(table, filler, pools, limit, sites, least_s, self.first_shapes)
                 tried.append(sites)
                 if not self._collect(problem, sites, found, least_s):
                     break
@@ -161,12 +166,14 @@ def _sites(
     max_node_layers: int,
     before: Sequence[Site],
     step_s: float,
+    first_shapes: FirstShapes,
 ) -> list[Site]:
     """Return the sites of a pooling; those with the same nodes and network share their bundles.
 
     Args:
         before: the same sites with a higher limit, of which the best bundles are taken over.
         step_s: the best time found with that limit.
+        first_shapes: as of `PoolBundles`.
     """
     shared: dict[object, PoolBundles] = {}
     sites = []
@@ -182,7 +189,7 @@ def _sites(
             has_best = before and step_s < inf
             known = before[number].bundles.best_shapes(step_s) if has_best else ()
             shared[content] = PoolBundles(
-                table, filler, pool, counts, max_node_layers, known, effort
+                table, filler, pool, counts, max_node_layers, known, effort, first_shapes
             )
         sites.append(Site(shared[content], kinds))
     return sites

@@ -7,19 +7,18 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 from megatron_hetero.cost.choices import micro_batch_sizes
-from megatron_hetero.cost.memory.device import kept_sends
+from megatron_hetero.cost.memory.device import StateHolders, kept_sends
 from megatron_hetero.cost.pipeline import steady_period_s
-from megatron_hetero.cost.placement import (
-    PlacedStage,
-)
-from megatron_hetero.planner.completion.counts import NEGLIGIBLE_TRIP
+from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.planner.completion.counts import NEGLIGIBLE_TRIP, WORTH
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
+from megatron_hetero.planner.completion.layers import minimax
+from megatron_hetero.planner.completion.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.completion.sharded import ShardedOptions
-from megatron_hetero.planner.completion.stage_options import StagePlace
-from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
+from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
+from megatron_hetero.planner.completion.tables import NO_STATES, Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, keep_step
-from megatron_hetero.planner.refit.refit import minimax
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 
@@ -49,11 +48,9 @@ class Completer:
         found = self._group.get(unit)
         if found is None:
             like = self.problem.likeness
-            key: Hashable = like.node(unit.node), unit.width
-            if unit.context_parallel > 1:
-                nodes = [node for node, _ in unit.parts]
-                hops = [like.hop(a, b) for a, b in combinations(nodes, 2)]
-                key = tuple(map(like.node, nodes)), unit.form, tuple(hops)
+            nodes = [node for node, _ in unit.parts]
+            hops = [like.hop(a, b) for a, b in combinations(nodes, 2)]
+            key = tuple(map(like.node, nodes)), unit.form, tuple(hops)
             found = self._group[unit] = self._groups.setdefault(key, len(self._groups))
         return found
 
@@ -91,21 +88,72 @@ class Completer:
             return None
         if self.shards:
             return self._sharded(structure, size) if not given else None
-        return self._whole(structure, size, given)
+        return self._whole(structure, self._table(structure, size, given))
 
-    def _whole(self, structure: tuple[Chain, ...], size: int, given: bool) -> Completion | None:
+    def by_room(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
+        """Return the structure with the optimizer's states divided by free memory; None where they
+        are not divided, equal parts are the same, or it does not fit."""
+        if not self.sharded or len(structure) < 2 or self.batch < size * len(structure):
+            return None
+        # First as if states took no memory: what is left then is their room.
+        free = self._whole(structure, self._table(structure, size, False, NO_STATES))
+        if free is None:
+            return None
+        placement = with_shares_by_room(self.costs, free.placement(self.own_size))
+        if placement is None:
+            return None
+        parts = {
+            unit: StateHolders(*[1 / part for part in stage.state_parts or ()])
+            for chain, replica in zip(structure, placement.replicas, strict=True)
+            for unit, stage in zip(chain, replica.stages, strict=True)
+        }
+        equal = self._table(structure, size, False)
+        found = self._whole(structure, Tables(equal.costs, equal.options, parts))
+        if found is None:
+            return None
+        shares_of = [[stage.optimizer_share for stage in r.stages] for r in placement.replicas]
+        return replace(found, optimizer_shares=shares_of)
+
+    def mixed(self, found: Completion) -> Completion:
+        """Return it with other micro-batch sizes in replicas that are alike, where the last one
+        ends earlier so."""
+        if found.sharded is not None or found.optimizer_shares is not None:
+            return found
+        for shape in dict.fromkeys(map(self.shape, found.structure)):
+            for size in self.sizes(len(found.structure)):
+                other = self._with_size(found, shape, size)
+                if other is not None and other.quick_s < WORTH * found.quick_s:
+                    found = other
+        return found
+
+    def _with_size(self, found: Completion, shape: tuple[int, ...], size: int) -> Completion | None:
+        """Return it with this micro-batch size in replicas of a shape."""
+        sizes = [
+            size if self.shape(chain) == shape else own.size
+            for chain, own in zip(found.structure, found.filled, strict=True)
+        ]
+        left = self.batch - sum(sizes)
+        filled = []
+        for chain, own_size in zip(found.structure, sizes, strict=True):
+            tables = self._table(found.structure, own_size, False)
+            one = self._chain(tables, chain, left // own_size + 1) if left >= 0 else None
+            if one is None:
+                return None
+            filled.append(one)
+        shared = shares(self.batch, filled)
+        return shared and Completion(found.structure, tuple(filled), *shared, False)
+
+    def _whole(self, structure: tuple[Chain, ...], tables: Tables) -> Completion | None:
         """Complete it with whole layers."""
-        total = self.batch // size
-        tables = self._table(structure, size, given)
-        most = total - len(structure) + 1
+        most = self.batch // tables.size - len(structure) + 1
         filled = []
         for chain in structure:
-            found = self._chain(tables, chain, size, most, given)
+            found = self._chain(tables, chain, most)
             if found is None:
                 return None
             filled.append(found)
-        counts, quick_s = shares(total, filled)
-        return Completion(structure, tuple(filled), counts, quick_s, given)
+        shared = shares(self.batch, filled)
+        return shared and Completion(structure, tuple(filled), *shared, tables.given)
 
     def _sharded(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
         """Complete it as one pipeline of all replicas, which come to sharded layers together; None
@@ -165,41 +213,44 @@ class Completer:
         quick_s = slowest[0] + (max(numbers) - 1) * slowest[1]
         return Completion(structure, filled, numbers, quick_s, False, sharded)
 
-    def _table(self, structure: tuple[Chain, ...], size: int, given: bool) -> Tables:
+    def _table(
+        self,
+        structure: tuple[Chain, ...],
+        size: int,
+        given: bool,
+        holders: StateHolders | None = None,
+    ) -> Tables:
+        """Return the tables of a structure at a micro-batch size; `holders` in the place of its
+        own."""
         widths = frozenset([unit.width for chain in structure for unit in chain])
         rows = self._rows.get(widths)
         if rows is None:
             rows = self._rows[widths] = self.costs.vocab_rows(sorted(widths))
-        holders = None
-        if self.sharded:
+        if self.sharded and holders is None:
             holders = holders_of(structure)
         key = (size, rows, holders, given)
         if key not in self._tables:
             costs = self.costs.variant(micro_batch_size=size, holders=holders)
-            self._tables[key] = Tables(costs, rows, given)
+            self._tables[key] = Tables(costs, StageOptions(costs, rows, given))
         return self._tables[key]
 
-    def _chain(
-        self, tables: Tables, chain: Chain, size: int, most: int, given: bool
-    ) -> Filled | None:
+    def _chain(self, tables: Tables, chain: Chain, most: int) -> Filled | None:
+        """Return a replica for at most so many micro-batches: with 1F1B's launch counts, or with
+        those that hide its hops where they fit and are faster."""
         depth = len(chain)
         key = (self.shape(chain), most)
         if key in tables.filled:
             return tables.filled[key]
         self.work += 4 * depth
-        found = self._filled(
-            tables, chain, size, [min(depth - i, most) for i in range(depth)], False
-        )
-        if found is not None and not given and depth > 1 and self.costs.has_launch_counts:
-            ahead = self._ahead(tables, chain, size, most, found)
+        found = self._filled(tables, chain, [min(depth - i, most) for i in range(depth)], False)
+        if found is not None and not tables.given and depth > 1 and self.costs.has_launch_counts:
+            ahead = self._ahead(tables, chain, most, found)
             if ahead is not None and ahead.period_s < found.period_s:
                 found = ahead
         tables.filled[key] = found
         return found
 
-    def _ahead(
-        self, tables: Tables, chain: Chain, size: int, most: int, plain: Filled
-    ) -> Filled | None:
+    def _ahead(self, tables: Tables, chain: Chain, most: int, plain: Filled) -> Filled | None:
         depth = len(chain)
         times_s = [option.time_s for option in plain.options]
         period_s = max(times_s)
@@ -210,10 +261,10 @@ class Completer:
         wanted = [min(count, most) for count in launch_counts(times_s, hops_s)]
         if all(count <= min(depth - i, most) for i, count in enumerate(wanted)):
             return None
-        return self._filled(tables, chain, size, wanted, True)
+        return self._filled(tables, chain, wanted, True)
 
     def _filled(
-        self, tables: Tables, chain: Chain, size: int, in_flight: list[int], has_counts: bool
+        self, tables: Tables, chain: Chain, in_flight: list[int], has_counts: bool
     ) -> Filled | None:
         options = self.options(tables, chain, in_flight, has_counts)
         layers = minimax(self.problem.num_layers, [times for _, times in options])
@@ -223,7 +274,7 @@ class Completer:
         times_s = [option.time_s for option in chosen]
         fill_s, period_s = self._quick(tables, chain, times_s, has_counts)
         counts = tuple(in_flight) if has_counts else None
-        return Filled(layers, chosen, counts, size, fill_s, period_s)
+        return Filled(layers, chosen, counts, tables.size, fill_s, period_s)
 
     def _quick(
         self, tables: Tables, chain: Chain, times_s: list[float], has_counts: bool
@@ -267,30 +318,31 @@ class Completer:
         sends = kept_sends(in_flight) if has_counts else [None] * len(chain)
         found: Options = []
         for index, unit in enumerate(chain):
-            more = unit.context_parallel - fewest
+            holders = tables.holders_of.get(unit)
+            if unit.context_parallel > fewest and self.sharded and holders is None:
+                of_all = tables.costs.holders
+                more = unit.context_parallel - fewest
+                holders = replace(of_all, layers=of_all.layers + more)
             key = (
                 self.group(unit),
                 index == 0,
                 index == last,
                 in_flight[index],
                 sends[index],
-                more,
+                holders,
             )
             known = tables.known.get(key)
             if known is None:
-                holders = None
-                if more and self.sharded:
-                    of_all = tables.costs.holders
-                    holders = replace(of_all, layers=of_all.layers + more)
                 place = StagePlace(
                     unit.devices,
-                    None,
+                    unit.tensor_shares,
                     index == 0,
                     index == last,
                     in_flight[index],
                     sends[index],
                     holders,
                     unit.context_parallel,
+                    context_shares=unit.context_shares,
                 )
                 of_place = tables.options.of(place)
                 known = of_place, tuple([option.time_s for option in of_place])
@@ -308,20 +360,20 @@ class Completer:
 
     def tune(self, found: Completion, max_work: int) -> Completion:
         """Tune layers and launch counts by the recurrence, replica by replica; then the
-        shares.  Replicas with sharded layers keep step, and stay as they are."""
-        if found.sharded is not None:
+        shares.  Replicas with sharded layers keep step, and stay as they are, and so do those whose
+        optimizer states go by memory."""
+        if found.sharded is not None or found.optimizer_shares is not None:
             return found
-        tables = self._table(found.structure, found.filled[0].size, found.is_given)
         tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}
-        total = sum(found.num_micro_batches)
         best, before = found, found
         while True:
             filled, times_s = [], []
             for chain, own, number in zip(
                 before.structure, before.filled, before.num_micro_batches, strict=True
             ):
-                key = self.shape(chain), number
+                key = self.shape(chain), number, own.size
                 if key not in tuned:
+                    tables = self._table(found.structure, own.size, found.is_given)
                     tuned[key] = self._tuned(tables, chain, number, own, max_work)
                 filled.append(tuned[key][0])
                 times_s.append(tuned[key][1])
@@ -329,10 +381,10 @@ class Completer:
             if best is not found and made.quick_s >= best.quick_s:
                 break
             best = made
-            counts, quick_s = shares(total, filled)
-            if counts == made.num_micro_batches or quick_s >= made.quick_s:
+            shared = shares(self.batch, filled)
+            if shared is None or shared[0] == made.num_micro_batches or shared[1] >= made.quick_s:
                 break
-            before = replace(made, num_micro_batches=counts)
+            before = replace(made, num_micro_batches=shared[0])
         return best
 
     def _tuned(
@@ -345,7 +397,7 @@ class Completer:
         """
         key = self.shape(chain), number, own.layers, own.counts, max_work
         if key not in tables.tuned:
-            tuner = Tuner(self, tables, chain, number, tables.given)
+            tuner = Tuner(self, tables, chain, number)
             tables.tuned[key] = (*tuner.run(own, max_work), tuner.work // 16)
         filled, time_s, work = tables.tuned[key]
         self.work += work

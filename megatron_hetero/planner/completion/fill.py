@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise, starmap
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.completion.layers import split_layers
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
@@ -33,11 +32,8 @@ class FilledChain:
 class Filler:
     """Fills chains with layers; remembers what it has filled, by what stands where."""
 
-    def __init__(self, problem: Problem, launch_ahead: bool = False) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.launch_ahead = launch_ahead
-        """Whether quick times are those with launch counts that hide all hops, where they gain
-        enough; whether memory allows the counts is left to the price."""
         self._chains: dict[Hashable, FilledChain] = {}
 
     def chain(
@@ -119,8 +115,6 @@ class Filler:
             raise ValueError(f"{num_stages} stages for {problem.num_layers} layers")
         times = [b + n * t for b, n, t in zip(base, layers, per_layer, strict=True)]
         fill_s, period_s = costs.quick_times_s(times, groups)
-        if self.launch_ahead and max(times) < (1 - MIN_GAIN) * period_s:
-            period_s = min(period_s, costs.least_period_s(times, groups) / (1 - MIN_GAIN))
         return FilledChain(layers, fill_s, period_s, fits)
 
 

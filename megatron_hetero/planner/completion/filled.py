@@ -17,9 +17,9 @@ from megatron_hetero.cost.placement import (
     with_optimizer_shares,
     with_sharded_layers,
 )
+from megatron_hetero.planner.completion.layers import minimax
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.problem import Structure
-from megatron_hetero.planner.refit.refit import minimax
 
 _HALVINGS = 10
 """Of the interval in which the least time of a pipeline is sought."""
@@ -55,6 +55,13 @@ class Completion:
     is_given: bool
     sharded: tuple[int, ...] | None = None
     """Sharded layers of each stage, the same in all replicas; None without any."""
+    optimizer_shares: Sequence[Sequence[int | None]] | None = None
+    """Of the optimizer's states, [replica][stage], relative to each other; None are equal ones."""
+
+    @property
+    def layers(self) -> list[tuple[int, ...]]:
+        """Of each stage, [replica][stage]."""
+        return [filled.layers for filled in self.filled]
 
     def placement(self, own_size: int) -> Placement:
         """Return its placement; `own_size` is the job's micro-batch size."""
@@ -67,11 +74,12 @@ class Completion:
                     PlacedStage(
                         unit.devices,
                         n,
-                        None,
+                        unit.tensor_shares,
                         option.recompute,
                         option.num_recomputed,
                         context_parallel=unit.context_parallel,
                         expert_shares=option.expert_shares,
+                        context_shares=unit.context_shares,
                     )
                     for unit, n, option in zip(chain, filled.layers, filled.options, strict=True)
                 ]
@@ -85,8 +93,9 @@ class Completion:
             size = None if filled.size == own_size else filled.size
             replicas.append(PlacedReplica(stages, number, counts, size))
         made = Placement(tuple(replicas))
-        if made.has_context_parallel:
-            made = with_optimizer_shares(made, [[None] * len(r.stages) for r in replicas])
+        if self.optimizer_shares or made.has_context_parallel:
+            equal = [[None] * len(r.stages) for r in replicas]
+            made = with_optimizer_shares(made, self.optimizer_shares or equal)
         return made if self.sharded is None else with_sharded_layers(made, self.sharded)
 
 
@@ -140,8 +149,12 @@ def _least_s(
     return least_s
 
 
-def shares(total: int, filled: Sequence[Filled]) -> tuple[tuple[int, ...], float]:
-    """Return micro-batches of each replica, at least 1, and when the last one ends."""
+def shares(num_sequences: int, filled: Sequence[Filled]) -> tuple[tuple[int, ...], float] | None:
+    """Return micro-batches of each replica, at least 1, and when the last one ends; None where the
+    sizes do not make up the batch."""
+    if len({one.size for one in filled}) > 1:
+        return _shares_of_unlike(num_sequences, filled)
+    total = num_sequences // filled[0].size
     if len(filled) == 1:
         one = filled[0]
         return (total,), one.fill_s + (total - 1) * one.period_s
@@ -171,5 +184,26 @@ def shares(total: int, filled: Sequence[Filled]) -> tuple[tuple[int, ...], float
         next_s, i = heappop(heap)
         counts[i] += 1
         heappush(heap, (next_s + filled[i].period_s, i))
+    quick_s = max([f.fill_s + (n - 1) * f.period_s for f, n in zip(filled, counts, strict=True)])
+    return tuple(counts), quick_s
+
+
+def _shares_of_unlike(
+    num_sequences: int, filled: Sequence[Filled]
+) -> tuple[tuple[int, ...], float] | None:
+    """Return shares in unlike sizes: one at a time goes to the replica that would then end first,
+    of those whose size is still left."""
+    counts = [1] * len(filled)
+    left = num_sequences - sum([f.size for f in filled])
+    heap = [(f.fill_s + f.period_s, i) for i, f in enumerate(filled)]
+    heapify(heap)
+    while left > 0 and heap:
+        end_s, i = heappop(heap)
+        if filled[i].size <= left:
+            counts[i] += 1
+            left -= filled[i].size
+            heappush(heap, (end_s + filled[i].period_s, i))
+    if left:
+        return None
     quick_s = max([f.fill_s + (n - 1) * f.period_s for f, n in zip(filled, counts, strict=True)])
     return tuple(counts), quick_s

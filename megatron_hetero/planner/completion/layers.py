@@ -1,4 +1,4 @@
-"""Exact minimax split of equal decoder layers over unequal stages with memory limits."""
+"""Exact minimax split of decoder layers over unequal stages with memory limits."""
 
 from __future__ import annotations
 
@@ -41,4 +41,28 @@ def split_layers(
         layers[-key] += 1
         if layers[-key] < max_layers[-key]:
             heappush(heap, (time_s + layer_times_s[-key], key))
+    return tuple(layers)
+
+
+def minimax(num_layers: int, times_s: Sequence[Sequence[float]]) -> tuple[int, ...] | None:
+    """Return layers by stage, each at least 1, such that the slowest stage is as fast as possible;
+    None if they do not fit.
+
+    Args:
+        times_s: seconds with 1, 2, ... layers, rising, as many as fit, shape [stage][layers - 1].
+    """
+    num_stages = len(times_s)
+    if num_stages > num_layers or any(not times for times in times_s):
+        return None
+    if sum(len(times) for times in times_s) < num_layers:
+        return None
+    layers = [1] * num_stages
+    # Among equals the later stage, which keeps fewer micro-batches, takes the layer.
+    heap = [(times[1], -i) for i, times in enumerate(times_s) if len(times) > 1]
+    heapify(heap)
+    for _ in range(num_layers - num_stages):
+        _, key = heappop(heap)
+        layers[-key] += 1
+        if layers[-key] < len(times_s[-key]):
+            heappush(heap, (times_s[-key][layers[-key]], key))
     return tuple(layers)

@@ -2,7 +2,7 @@
 
 All replicas gather a sharded layer together, so replicas of equal depth become one pipeline: of
 each stage a micro-batch lasts as long as on the slowest, and every number of layers has one best
-number of sharded ones.  The layers of that pipeline follow as of any other (`refit.minimax`).
+number of sharded ones.  The layers of that pipeline follow as of any other (`layers.minimax`).
 
 What a stage takes is a straight line in its layers, in those that are sharded and in those that
 recompute, so all numbers of layers and of sharded ones are looked at in one array, exactly.

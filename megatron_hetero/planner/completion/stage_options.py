@@ -75,6 +75,7 @@ class StageOptions:
         self.costs = costs
         self.vocab_rows = vocab_rows
         self.own: Recompute = costs.workload.training.recompute
+        self.given = given
         self.choices = (self.own,) if given else recomputes(costs)
         self.deals = deals_experts(costs) and not given
         self._found: dict[Hashable, tuple[StageOption, ...]] = {}

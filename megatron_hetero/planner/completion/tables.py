@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+
 from megatron_hetero.cost.memory.device import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.completion.filled import Filled
 from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StageOptions
-from megatron_hetero.planner.problem import Chain, divides
+from megatron_hetero.planner.problem import Chain, Unit, divides
 
 Options = list[tuple[tuple[StageOption, ...], tuple[float, ...]]]
 """By stage: its options by layers, and their seconds."""
 
+NO_STATES = StateHolders(inf, inf)
+"""As if the optimizer's states took no memory: divided among ever so many devices."""
 
+
+@dataclass(eq=False)
 class Tables:
-    """Stage options of one micro-batch size, vocabulary and set of holders."""
+    """Stage options of one micro-batch size, vocabulary and set of holders.
 
-    def __init__(self, costs: CostModel, rows: int, given: bool) -> None:
-        self.options = StageOptions(costs, rows, given)
-        self.given = given
-        self.costs = costs
-        self.known: dict[tuple[object, ...], tuple[tuple[StageOption, ...], tuple[float, ...]]] = {}
-        self.filled: dict[tuple[object, ...], Filled | None] = {}
-        self.tuned: dict[tuple[object, ...], tuple[Filled, float, int]] = {}
-        """Tuned pipelines, their seconds, and the work that they took."""
-        self.hops: dict[tuple[object, ...], tuple[float, float]] = {}
-        self.sharded: dict[tuple[int, bool], ShardedOptions] = {}
+    `holders_of`: those of the optimizer's states of single units, where they are not as of all.
+    """
+
+    costs: CostModel
+    options: StageOptions
+    holders_of: Mapping[Unit, StateHolders] = field(default_factory=dict)
+    known: dict[tuple[object, ...], tuple[tuple[StageOption, ...], tuple[float, ...]]] = field(
+        default_factory=dict
+    )
+    filled: dict[tuple[object, ...], Filled | None] = field(default_factory=dict)
+    tuned: dict[tuple[object, ...], tuple[Filled, float, int]] = field(default_factory=dict)
+    """Tuned pipelines, their seconds, and the work that they took."""
+    hops: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
+    sharded: dict[tuple[int, bool], ShardedOptions] = field(default_factory=dict)
+
+    @property
+    def given(self) -> bool:
+        """Whether all stages do as the job's flags say."""
+        return self.options.given
+
+    @cached_property
+    def size(self) -> int:
+        """Micro-batch size in sequences."""
+        return self.costs.workload.training.micro_batch_size
 
 
 def holders_of(structure: tuple[Chain, ...]) -> StateHolders:

@@ -35,12 +35,9 @@ _WORTH = 1 - 2e-4
 class Tuner:
     """Layers and launch counts of one pipeline, each step priced by the recurrence."""
 
-    def __init__(
-        self, completer: Completer, tables: Tables, chain: Chain, number: int, given: bool
-    ) -> None:
+    def __init__(self, completer: Completer, tables: Tables, chain: Chain, number: int) -> None:
         self.completer, self.tables, self.chain = completer, tables, chain
         self.number = number
-        self.given = given
         costs = tables.costs
         self.forward = [costs.stage_hop(a.stage, b.stage) for a, b in pairwise(chain)]
         self.backward = [costs.stage_hop(b.stage, a.stage) for a, b in pairwise(chain)]
@@ -159,7 +156,7 @@ class Tuner:
 
     def further_ahead(self, counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Let every stage but the last launch so many forwards more."""
-        if self.given or len(counts) == 1 or not self.completer.costs.has_launch_counts:
+        if self.tables.given or len(counts) == 1 or not self.completer.costs.has_launch_counts:
             return
         starts = dict.fromkeys((counts, self.own))
         for more in _AHEAD:
@@ -189,7 +186,7 @@ class Tuner:
 
     @property
     def has_counts(self) -> bool:
-        return not self.given and self.completer.costs.has_launch_counts
+        return not self.tables.given and self.completer.costs.has_launch_counts
 
     def moved(
         self,

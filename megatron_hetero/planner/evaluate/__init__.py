@@ -7,7 +7,6 @@ tail            gradient exchange and contended paths, estimated
 canonical       one form for placements that differ only in the numbers of equal things
 replica_shapes  the part of a replica on which its price depends
 out_of_memory   placements that lack memory
-unlike          the best placements that differ enough from each other
 ladder          structures on their way from estimates to simulated steps
 rungs           what completes, prices, tunes and simulates them
 starts          structures to start a search from

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import (
@@ -77,3 +78,33 @@ def _replica_key(replica: PlacedReplica) -> tuple[object, ...]:
 def _nodes(replica: PlacedReplica) -> tuple[tuple[str, ...], ...]:
     """Return the node of every place, [stage][tensor rank]."""
     return tuple([tuple([node for node, _ in stage.devices]) for stage in replica.stages])
+
+
+def arranged(
+    placement: Placement, gpus: Mapping[str, tuple[int, ...]]
+) -> tuple[Placement, RankOrder | None]:
+    """Return the placement, its replicas and GPUs in order, and the order of its ranks, if stock
+    Megatron runs it: all replicas and stages alike in what they do; elsewhere as it is, and None.
+    """
+    first = placement.replicas[0]
+    alike = is_symmetric(placement) and all(
+        replica.launch_counts is None
+        and all(stage.shares is None and stage.sharding is None for stage in replica.stages)
+        and all(stage.expert_shares is None for stage in replica.stages)
+        and replica.micro_batch_size == first.micro_batch_size
+        and all(stage.own_settings == first.stages[0].own_settings for stage in replica.stages)
+        for replica in placement.replicas
+    )
+    if not alike:
+        return placement, None
+    bare, rank_order = canonical(placement, gpus)
+    if rank_order is None:
+        return placement, None
+    return Placement(tuple(on_devices_of(first, replica) for replica in bare.replicas)), rank_order
+
+
+def on_devices_of(replica: PlacedReplica, other: PlacedReplica) -> PlacedReplica:
+    """Return the replica with each stage on the devices of the other's in its place."""
+    pairs = zip(replica.stages, other.stages, strict=True)
+    stages = tuple([replace(stage, devices=own.devices) for stage, own in pairs])
+    return replace(replica, stages=stages)

@@ -10,11 +10,12 @@ from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate, is_plain
+from megatron_hetero.planner.evaluate.canonical import arranged
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rescore import SHORT, Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
-from megatron_hetero.planner.moves.refine import arranged
+from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.problem import Chain, Structure
 
 _TUNING, THOROUGH = 30_000, 300_000
@@ -62,14 +63,20 @@ class Rungs:
         return next(iter(self.sizes(structure)), None)
 
     def sizes(self, structure: Structure) -> list[Completion]:
-        """Complete it at the best of all sizes, and at a second one that is as good."""
-        found = [
-            completion
-            for size in self.completer.sizes(len(structure))
-            if (completion := self.completer.complete(structure, size)) is not None
-        ]
+        """Complete it at the best of all sizes, and at a second one that is as good; where it fits
+        at none, with the optimizer's states by free memory."""
+        sizes = self.completer.sizes(len(structure))
+        found = [one for size in sizes if (one := self.completer.complete(structure, size))]
+        if not found and not self.completer.shards:
+            found = [one for size in sizes if (one := self.completer.by_room(structure, size))]
         found.sort(key=lambda completion: completion.quick_s)
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
+
+    def estimated(self, found: Completion) -> Climber:
+        """Return the first rung of a structure that is not one move away from another."""
+        self.num += 1
+        time_s = found.quick_s + self.tails.estimate_s(found)
+        return Climber((Standing(), time_s), self.num, found, None)
 
     def price(self, estimated: Climber) -> list[Climber]:
         """Price it whole, as completed and as the flags say."""

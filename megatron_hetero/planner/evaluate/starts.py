@@ -37,8 +37,6 @@ def promising(
     """
     structures: dict[Hashable, tuple[tuple[Chain, ...], float]] = {}
     for candidate in (*board.ranking_of_all, *board.out_of_memory.fastest):
-        if candidate.placement.has_shares:
-            continue  # its width may divide the model in such shares only
         structure = tuple(chains_of(candidate.placement))
         priced_s = inf if candidate.cost.missing_bytes > 0 else candidate.step_time_s
         structures.setdefault(image(structure), (structure, priced_s))

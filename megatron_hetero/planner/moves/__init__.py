@@ -8,7 +8,6 @@ idle_groups     moves that take idle GPUs
 divisions       moves of stages that divide sequences
 like_groups     groups of like GPUs that stand in for each other
 fine            single layers, micro-batches and idle GPUs
-refine          the best placements with settings of their own
 unlike_groups   stages joined into one, of tensors or sequences in shares
 group_shares    shares of unlike GPUs by speed and memory
 """

@@ -4,7 +4,7 @@ HAP (arXiv:2401.05965) finds shares x of the members by a linear programme: the 
 T >= s_i x_i for every member, and sum x = 1.  Here x_i is also limited by the part of the stage
 that member i has memory for, and x is in whole units of 1/K, because heads cannot be divided.  The
 cost model gives every member's seconds and bytes for each number of units.  It is optimal to give
-out the units one by one, each to the member that is least slow with it (`refit.minimax`).
+out the units one by one, each to the member that is least slow with it (`layers.minimax`).
 
 Members are the GPUs of a tensor-parallel group, or the groups of a stage that divide its sequences.
 
@@ -26,8 +26,8 @@ from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.compute import group_layer_times
 from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
+from megatron_hetero.planner.completion.layers import minimax
 from megatron_hetero.planner.completion.stage_options import StagePlace
-from megatron_hetero.planner.refit.refit import minimax
 from megatron_hetero.planner.synthesis.forms import FINEST
 
 Shares = tuple[int, ...]

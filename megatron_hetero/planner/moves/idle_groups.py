@@ -56,7 +56,7 @@ def widen(
 ) -> Iterator[Structure]:
     """Make a stage wider by idle GPUs of its node."""
     for s, unit in enumerate(replica.chain):
-        free = idle[unit.node] if unit.context_parallel == 1 else ()
+        free = idle[unit.node] if unit.is_plain else ()
         for width in replica.problem.widths[unit.node]:
             if 0 < width - unit.width <= len(free):
                 more = unit.indices + free[: width - unit.width]

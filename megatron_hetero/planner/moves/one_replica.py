@@ -38,7 +38,7 @@ def cut(replica: ReplicaPlaces) -> Iterator[Change]:
     """Make two narrower stages of one."""
     for s in replica.ends:
         unit = replica.chain[s]
-        widths = () if unit.context_parallel > 1 else replica.problem.widths[unit.node]
+        widths = replica.problem.widths[unit.node] if unit.is_plain else ()
         for width in widths:
             if unit.width - width in widths:
 
@@ -60,7 +60,8 @@ def join(replica: ReplicaPlaces) -> Iterator[Change]:
             if (
                 t > s
                 and one.node == other.node
-                and one.context_parallel == other.context_parallel == 1
+                and one.is_plain
+                and other.is_plain
                 and one.width + other.width in widths[one.node]
             ):
 

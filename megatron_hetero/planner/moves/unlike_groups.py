@@ -1,174 +1,169 @@
 """Stages joined into one of unlike GPUs in unequal shares: of tensors, or of sequences.
 
-The other strategies cut every node into groups that divide the model evenly, and sequences into
-equal parts.  Here neighbouring stages of a placement become one stage: a tensor-parallel group on
-one node, where their GPUs together do not divide the model (three GPUs and 40 heads), or over
-unlike GPUs, where the limits allow it; or their groups divide each sequence, where the job's layers
-allow it.  Shares are by speed and memory (`group_shares`).
+Other moves cut every node into groups that divide the model evenly, and sequences into equal parts.
+Here neighbouring stages become one: a tensor-parallel group on one node, where their GPUs together
+do not divide the model (three GPUs and 40 heads), or over unlike GPUs, where the limits allow it;
+or their groups divide each sequence, where the job's layers allow it.  Shares are by speed and
+memory (`group_shares`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from math import lcm
 
 from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import may_choose, shares_tokens
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.plan.layout import MAX_CONTEXT_PARALLEL
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.moves.group_shares import GroupShares, Shares
-from megatron_hetero.planner.problem import Problem, Unit
-from megatron_hetero.planner.refit.refit import Refitter
+from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, unit_on
 from megatron_hetero.planner.shapes.symmetric import equal_units
 
 _LONGEST = 4
 """Stages that are joined at most."""
 _MAX_OPTIONS = 2
 """Shares of one group that are tried."""
-_MAX_PLACEMENTS = 16
+_MAX_STRUCTURES = 16
+
+Layers = Sequence[Sequence[int]]
+"""Of each stage, [replica][stage]."""
 
 
-def joined(problem: Problem, refitter: Refitter) -> Iterator[Placement]:
-    """Yield placements in which a run of stages is one; replicas that are alike change together."""
+def joined(
+    problem: Problem, structure: Structure, layers: Layers, shape: Callable[[Chain], object]
+) -> Iterator[Structure]:
+    """Yield structures in which a run of stages is one; replicas that are alike change together.
+
+    Args:
+        layers: that the stages have about, by which shares are found.
+        shape: equal for replicas that are alike (`Completer.shape`).
+    """
     if not may_choose(problem.costs, "shares"):
         return
-    yield from islice(_with_one(problem, refitter, 2, _in_tensor_shares), _MAX_PLACEMENTS)
+    joins = _Joins(problem, structure, layers, [shape(own) for own in structure])
+    yield from islice(joins.of_runs(2, joins.in_tensor_shares), _MAX_STRUCTURES)
     if problem.divides_sequences and shares_tokens(problem.costs):
-        yield from islice(_with_one(problem, refitter, 1, _in_token_shares), _MAX_PLACEMENTS)
+        yield from islice(joins.of_runs(1, joins.in_token_shares), _MAX_STRUCTURES)
 
 
-def in_unlike_parts(problem: Problem) -> Iterator[Placement]:
-    """Yield placements in which each replica is one stage, whose groups divide sequences in shares.
+def in_unlike_parts(problem: Problem) -> Iterator[Structure]:
+    """Yield structures in which each replica is one stage, whose groups divide sequences in shares.
 
-    No other strategy begins with groups of a number that does not divide a sequence.
+    No other seed has groups of a number that does not divide a sequence.
     """
     if problem.divides_sequences and shares_tokens(problem.costs):
-        yield from islice(_in_unlike_parts(problem), _MAX_PLACEMENTS)
+        yield from islice(_in_unlike_parts(problem), _MAX_STRUCTURES)
 
 
-def _in_unlike_parts(problem: Problem) -> Iterator[Placement]:
+def _in_unlike_parts(problem: Problem) -> Iterator[Structure]:
     for width in sorted({w for node in problem.nodes for w in problem.widths[node.name]}):
         units = [unit for node in problem.nodes for unit in equal_units(problem, node, width)]
         for count in problem.replica_counts():
             size, rest = divmod(len(units), count)
             if size < 2 or rest:
                 continue
-            along = [units[r * size : (r + 1) * size] for r in range(count)]
-            across = [units[r::count] for r in range(count)]
-            for parts in (along, across)[: 1 if count == 1 else 2]:
-                equal = Placement(tuple(_in_equal_parts(problem, own, count) for own in parts))
-                refitter = Refitter(problem.costs, equal)
-                stages = [
-                    _in_token_shares(problem, refitter, replica.stages, 0, 1)
-                    for replica in equal.replicas
-                ]
-                for chosen in zip(*stages, strict=False):
-                    yield Placement(
-                        tuple(
-                            replace(r, stages=(stage,))
-                            for r, stage in zip(equal.replicas, chosen, strict=True)
+            along = tuple(tuple(units[r * size : (r + 1) * size]) for r in range(count))
+            across = tuple(tuple(units[r::count]) for r in range(count))
+            for runs in dict.fromkeys((along, across)):
+                whole = [[problem.num_layers]] * count
+                joins = _Joins(problem, runs, whole, runs)
+                options = [joins.in_token_shares(run, problem.num_layers, 0, 1) for run in runs]
+                for chosen in zip(*options, strict=False):
+                    yield tuple((unit,) for unit in chosen)
+
+
+Ways = Callable[[Chain, int, int, int], Iterator[Unit]]
+"""Units in the place of a run with so many layers, which starts at stage so many of so many."""
+
+
+class _Joins:
+    """Runs of stages as one, in one structure; `shapes` are equal for replicas that are alike."""
+
+    def __init__(
+        self, problem: Problem, structure: Structure, layers: Layers, shapes: Sequence[object]
+    ) -> None:
+        self.problem = problem
+        self.structure = structure
+        self.layers = layers
+        self.shapes = shapes
+        self.rows = problem.costs.vocab_rows(sorted({u.width for own in structure for u in own}))
+
+    def of_runs(self, shortest: int, ways: Ways) -> Iterator[Structure]:
+        """Yield structures with one stage in the place of a run of at least so many."""
+        for shape in dict.fromkeys(self.shapes):
+            r = self.shapes.index(shape)
+            own, depth = self.structure[r], len(self.structure[r])
+            for start in range(depth):
+                for stop in range(start + shortest, min(start + _LONGEST, depth) + 1):
+                    num_layers = sum(self.layers[r][start:stop])
+                    for one in ways(own[start:stop], num_layers, start, depth):
+                        yield tuple(
+                            (*c[:start], _like(one, c[start:stop]), *c[stop:]) if of == shape else c
+                            for c, of in zip(self.structure, self.shapes, strict=True)
                         )
-                    )
 
-
-def _in_equal_parts(problem: Problem, units: Sequence[Unit], num_replicas: int) -> PlacedReplica:
-    devices = tuple(device for unit in units for device in unit.devices)
-    stage = PlacedStage(devices, problem.num_layers, context_parallel=len(units))
-    return PlacedReplica((stage,), problem.num_micro_batches // num_replicas)
-
-
-Run = Sequence[PlacedStage]
-Ways = Callable[[Problem, Refitter, Run, int, int], Iterator[PlacedStage]]
-"""Stages in the place of a run, which starts at stage so many of so many."""
-
-
-def _with_one(
-    problem: Problem, refitter: Refitter, shortest: int, ways: Ways
-) -> Iterator[Placement]:
-    """Yield placements with one stage in the place of a run of at least so many."""
-    placement = refitter.placement
-    shapes = [refitter.shape(replica) for replica in placement.replicas]
-    for shape in dict.fromkeys(shapes):
-        replica = placement.replicas[shapes.index(shape)]
-        depth = len(replica.stages)
-        for start in range(depth):
-            for stop in range(start + shortest, min(start + _LONGEST, depth) + 1):
-                for one in ways(problem, refitter, replica.stages[start:stop], start, depth):
-                    yield Placement(
-                        tuple(
-                            _join(r, start, stop, one) if of == shape else r
-                            for r, of in zip(placement.replicas, shapes, strict=True)
-                        )
-                    )
-
-
-def _join(replica: PlacedReplica, start: int, stop: int, one: PlacedStage) -> PlacedReplica:
-    devices = tuple(device for stage in replica.stages[start:stop] for device in stage.devices)
-    return replace(
-        replica,
-        stages=(
-            *replica.stages[:start],
-            replace(one, devices=devices),
-            *replica.stages[stop:],
-        ),
-        launch_counts=None,
-    )
-
-
-def _in_tensor_shares(
-    problem: Problem, refitter: Refitter, run: Run, start: int, depth: int
-) -> Iterator[PlacedStage]:
-    """Yield a run as one tensor-parallel group in shares, the fastest first; nothing where its
-    GPUs may not or need not be one in unequal shares."""
-    costs, place = problem.costs, _place(run, start, depth)
-    devices = place.devices
-    taken = any(stage.shares or stage.context_parallel > 1 for stage in run)
-    if taken or not _may_be_a_group(problem, devices):
-        return
-    num_layers = sum(stage.num_layers for stage in run)
-    if len({costs.cluster.gpu_type(device).name for device in devices}) == 1:
-        # Of equal GPUs, only what the other strategies have not tried.
+    def in_tensor_shares(
+        self, run: Chain, num_layers: int, start: int, depth: int
+    ) -> Iterator[Unit]:
+        """Yield a run as one tensor-parallel group in shares, the fastest first; nothing where its
+        GPUs may not or need not be one in unequal shares."""
+        problem, place = self.problem, _place(run, 1, start, depth)
+        devices = place.devices
+        if any(u.shares or u.context_parallel > 1 for u in run) or not _may_be_a_group(
+            problem, devices
+        ):
+            return
+        if len({problem.cluster.gpu_type(device).name for device in devices}) > 1:
+            for shares in self._options(place, num_layers):
+                yield unit_on(devices, 1, shares)
+            return
+        # Of equal GPUs, only what the other moves do not make.
         nodes = {device.node for device in devices}
         one_machine = len({machine_of(node) for node in nodes}) == 1
         known = len(nodes) == 1 and len(devices) in problem.widths[devices[0].node]
         if one_machine and not known:
-            yield PlacedStage(devices, num_layers, (1,) * len(devices))
-        return
-    for shares in _options(refitter, place, num_layers):
-        yield PlacedStage(devices, num_layers, shares)
+            yield unit_on(devices, 1, (1,) * len(devices))
+
+    def in_token_shares(
+        self, run: Chain, num_layers: int, start: int, depth: int
+    ) -> Iterator[Unit]:
+        """Yield a run as one stage whose groups, those of its stages, divide sequences in unlike
+        shares, the fastest first; nothing where the groups may not or need not do that."""
+        groups = [group for unit in run for group in unit.stage.groups]
+        if any(unit.shares for unit in run) or not _may_divide_a_sequence(self.problem, groups):
+            return
+        for shares in self._options(_place(run, len(groups), start, depth), num_layers):
+            if len(set(shares)) > 1:
+                yield unit_on(_devices(run), len(groups), shares)
+
+    def _options(self, place: StagePlace, num_layers: int) -> tuple[Shares, ...]:
+        own = self.problem.costs.on_devices(place.devices)
+        return GroupShares(own, self.rows).options(place, num_layers)[:_MAX_OPTIONS]
 
 
-def _in_token_shares(
-    problem: Problem, refitter: Refitter, run: Run, start: int, depth: int
-) -> Iterator[PlacedStage]:
-    """Yield a run as one stage whose groups, those of its stages, divide sequences in unlike
-    shares, the fastest first; nothing where the groups may not or need not do that."""
-    groups = [group for stage in run for group in stage.groups]
-    taken = any(stage.shares or stage.context_shares for stage in run)
-    if taken or not _may_divide_a_sequence(problem, groups):
-        return
-    num_layers = sum(stage.num_layers for stage in run)
-    place = replace(_place(run, start, depth), context_parallel=len(groups))
-    for shares in _options(refitter, place, num_layers):
-        if len(set(shares)) > 1:
-            yield PlacedStage(
-                place.devices, num_layers, context_parallel=len(groups), context_shares=shares
-            )
+def _like(one: Unit, run: Chain) -> Unit:
+    """Return GPUs of a run as one unit, as another run is."""
+    return unit_on(_devices(run), one.context_parallel, one.shares)
 
 
-def _place(run: Run, start: int, depth: int) -> StagePlace:
-    devices = tuple(device for stage in run for device in stage.devices)
+def _devices(run: Chain) -> tuple[Device, ...]:
+    """Return the GPUs of a run, those of one node together."""
+    on_node: dict[str, list[Device]] = {}
+    for unit in run:
+        for device in unit.devices:
+            on_node.setdefault(device.node, []).append(device)
+    return tuple(chain.from_iterable(on_node.values()))
+
+
+def _place(run: Chain, context_parallel: int, start: int, depth: int) -> StagePlace:
     left = depth - start - len(run)
-    return StagePlace(devices, None, start == 0, not left, left + 1)
-
-
-def _options(refitter: Refitter, place: StagePlace, num_layers: int) -> tuple[Shares, ...]:
-    own = refitter.costs.on_devices(place.devices)
-    return GroupShares(own, refitter.vocab_rows).options(place, num_layers)[:_MAX_OPTIONS]
+    return StagePlace(
+        _devices(run), None, start == 0, not left, left + 1, context_parallel=context_parallel
+    )
 
 
 def _may_divide_a_sequence(problem: Problem, groups: Sequence[PlacedStage]) -> bool:

@@ -20,7 +20,6 @@ from megatron_hetero.planner.api import infeasible_or_limits, plan_of
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.moves.fine import fine_moves
-from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.objectives.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
@@ -28,6 +27,7 @@ from megatron_hetero.planner.replan.continuations import LEFT_IDLE, Continuation
 from megatron_hetero.planner.replan.repair import MAX_TRIED, near_placements, old_replicas
 from megatron_hetero.planner.restrictions.one_library import kept_to_plan
 from megatron_hetero.planner.stock.strategy import STOCK
+from megatron_hetero.planner.structure_search import StructureSearch
 
 Prefer = Literal["near", "best", "pays"]
 
@@ -151,8 +151,8 @@ class _Near:
             if candidate is not None and (way := ways.add(candidate)) is not None:
                 found.append(way)
         # With recompute and micro-batch sizes of their own, those too that lack memory without.
-        Refine().search(near)
-        for candidate in near.refined:
+        StructureSearch(moves=False).search(near)
+        for candidate in near.ranking_of_all:
             ways.add(replace(candidate, strategy=self.name))
         if not found:
             return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from megatron_hetero.planner.advise import idle
+from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.fill import Filler
+from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.fine import insertions
-from megatron_hetero.planner.problem import Unit, make_problem
+from megatron_hetero.planner.problem import Unit, chains_of, make_problem
 from megatron_hetero.planner.shapes.constructive import Constructive
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tools.referees.search.local import neighbours
@@ -15,7 +17,7 @@ from tools.referees.search.local import neighbours
 def test_replicas_that_are_alike_are_tried_once() -> None:
     """Three replicas of one GPU, two of them on equal nodes: each new shape comes once."""
     cluster = make_cluster(("a", FAST, 1), ("b", FAST, 1), ("c", SLOW, 1), ("d", SLOW, 1))
-    shape = Filler(make_problem(cluster, make_workload(4, 8))).shape
+    shape = Completer(make_problem(cluster, make_workload(4, 8))).shape
     chains = [(Unit(node, (0,)),) for node in "abc"]
     unit = Unit("d", (0,))
     every = list(insertions(chains, [unit], range(1, 5)))
@@ -28,14 +30,19 @@ def test_replicas_that_are_alike_are_tried_once() -> None:
     assert len(shapes) == len(some)
 
 
-def test_the_best_place_is_found_without_pricing_every_one_whole() -> None:
+def test_of_the_places_those_with_the_shortest_estimates_are_priced() -> None:
     problem = make_problem(make_cluster(("a", FAST, 4), ("b", SLOW, 4)), make_workload(12, 1024))
     board = Scoreboard(problem)
     Constructive().search(board)
-    tried = list(neighbours(problem, Filler(problem), board.ranking[0].placement))
-    every, some, few = Scoreboard(problem), Scoreboard(problem), Scoreboard(problem)
-    priced = [every.score_with_counts(placement, "idle check", whole=True) for placement in tried]
-    best = min((found for found in priced if found is not None), key=lambda found: found.key)
-    assert idle._best_of(some, tried, len(tried)) == best
-    assert some.num_priced < every.num_priced
-    assert idle._best_of(few, tried, 2) is not None and few.num_priced == 2
+    best = board.ranking[0].placement
+    tried = [tuple(chains_of(one)) for one in neighbours(problem, Filler(problem), best)]
+    found, priced = {}, {}
+    for most in (2, len(tried)):
+        rungs = Rungs(Scoreboard(problem))
+        sized = [one for structure in tried if (one := rungs.sized(structure)) is not None]
+        candidate = idle._best_of(rungs, map(rungs.estimated, sized), most)
+        assert candidate is not None
+        found[most], priced[most] = candidate.step_time_s, rungs.board.num_priced
+        assert candidate.step_time_s <= rungs.board.ranking_of_all[0].step_time_s * (1 + 1e-12)
+    assert priced[2] < priced[len(tried)]
+    assert found[2] >= found[len(tried)]

@@ -54,7 +54,7 @@ def test_node_layers_by_block() -> None:
 def test_columns_say_the_same_as_their_bundles() -> None:
     pool = pool_of(problem_of())
     columns = pool.columns()
-    assert len(columns.bundles) > 10
+    assert columns.bundles
     for step_s in (0.5 * columns.fill_s.min(), columns.fill_s.mean(), 10 * columns.fill_s.max()):
         expected = [b.micro_batches(step_s) for b in columns.bundles]
         assert columns.micro_batches(step_s) == pytest.approx(expected)
@@ -147,10 +147,8 @@ def test_equal_bundles_end_the_sooner_the_earlier_they_come() -> None:
 
 def test_generation_never_loses_and_is_done_once_a_level() -> None:
     problem = problem_of(200 * MIB)
-    known = [one.shape for one in pool_of(problem).columns().bundles if one.shape.num_stages == 6][
-        :1
-    ]
-    pool = pool_of(problem, known=known)
+    slowest = max(pool_of(problem).columns().bundles, key=lambda one: one.filled.period_s)
+    pool = pool_of(problem, known=[slowest.shape])
     assert len(pool.columns().bundles) == 1
     step_s = 4 * float(pool.columns().fill_s.max())
     before = pool.micro_batches(step_s)

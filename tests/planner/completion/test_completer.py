@@ -14,7 +14,7 @@ from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion, Filled
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of, make_problem
-from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
+from tests.cost.builders import AS_GIVEN, FAST, FREE, GIB, SLOW, make_cluster, make_workload
 from tests.planner.naive import parts
 from tests.planner.strategies import clusters, workloads
 
@@ -250,3 +250,63 @@ def test_states_are_divided_among_the_replicas() -> None:
         is not None
     ]
     assert tight
+
+
+def test_optimizer_states_go_where_there_is_room() -> None:
+    """The small card keeps fewer of them than the roomy one, and so the model fits."""
+    small = replace(SLOW, name="SMALL", memory_bytes=int(1.15 * GIB))
+    cluster = make_cluster(("a", SLOW, 1), ("b", small, 1), limits=FREE)
+    workload = make_workload(8, 1024, 8, use_distributed_optimizer=True)
+    problem = make_problem(cluster, workload)
+    completer, structure = Completer(problem), (chain("a0"), chain("b0"))
+    assert completer.complete(structure, 1) is None
+    found = completer.by_room(structure, 1)
+    assert found is not None and found.optimizer_shares is not None
+    (roomy,), (other,) = found.optimizer_shares
+    assert (roomy or 1) > (other or 1)
+    assert problem.costs.placement(found.placement(1)).missing_bytes <= 0
+    assert completer.tune(found, 1000) is found
+    # One replica has nobody to share with, and a job without ZeRO keeps all states.
+    assert completer.by_room((chain("a0"),), 1) is None
+    plain = make_problem(cluster, make_workload(8, 1024, 8))
+    assert Completer(plain).by_room(structure, 1) is None
+
+
+def test_replicas_take_the_sizes_that_suit_them() -> None:
+    """A card with ever more room beside a fast one, in a job that waits for launches: mixed sizes
+    are never later than one for all, make up the batch, and are unlike where room is scarce."""
+    short = make_workload(2, 512, 24, seq_length=256, per_token_loss=True)
+    structure, unlike = (chain("a0"), chain("b0")), set()
+    for mib in range(100, 400, 40):
+        small = replace(SLOW, name="SMALL", memory_bytes=mib << 20)
+        cluster = make_cluster(("a", FAST, 1), ("b", small, 1), between=FAR, limits=FREE)
+        completer = Completer(make_problem(cluster, short))
+        of_one = [completer.complete(structure, size) for size in completer.sizes(2)]
+        fitting = [one for one in of_one if one is not None]
+        if not fitting:
+            continue
+        found = min(fitting, key=lambda one: one.quick_s)
+        mixed = completer.mixed(found)
+        assert mixed.quick_s <= found.quick_s
+        sequences = zip(mixed.num_micro_batches, mixed.filled, strict=True)
+        assert sum(number * filled.size for number, filled in sequences) == 24
+        assert completer.tune(mixed, 1000).quick_s <= mixed.quick_s * (1 + 1e-9)
+        unlike.add(len({filled.size for filled in mixed.filled}))
+    assert unlike == {1, 2}
+
+
+def test_groups_in_shares_are_completed_as_they_are_priced() -> None:
+    problem = make_problem(boxes(), WORKLOAD)
+    completer = Completer(problem)
+    uneven = Unit("a", (0,), 1, (("b", (0,)),), (3, 1)), Unit("c", (0, 1))
+    even = Unit("a", (0,), 1, (("b", (0,)),)), Unit("c", (0, 1))
+    assert completer.shape(uneven) != completer.shape(even)
+    found = completer.complete((uneven,), 1)
+    assert found is not None
+    placement = found.placement(1)
+    assert [stage.shares for stage in placement.replicas[0].stages] == [(3, 1), None]
+    assert tuple(chains_of(placement)) == (uneven,)
+    priced = problem.costs.placement(placement).replicas[0]
+    assert [s.times.total_s for s in priced.stages] == pytest.approx(
+        [option.time_s for option in found.filled[0].options]
+    )

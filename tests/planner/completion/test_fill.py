@@ -128,17 +128,6 @@ def test_quick_times_by_hand_on_one_gpu() -> None:
     assert (filled.fill_s, filled.period_s) == pytest.approx((time_s, time_s))
 
 
-def test_launching_ahead_makes_periods_shorter_on_far_links_alone() -> None:
-    far, near = problem_of(between=Link(1e9, 20e-3)), problem_of(between=Link(1e12, 0.0))
-    units = chain("a0", "b0")
-    for problem, gains in ((far, True), (near, False)):
-        plain = Filler(problem).chain(units, 1024, 8)
-        ahead = Filler(problem, launch_ahead=True).chain(units, 1024, 8)
-        assert ahead.layers == plain.layers and ahead.fill_s == plain.fill_s
-        assert (ahead.period_s < plain.period_s) == gains
-        assert ahead.period_s <= plain.period_s
-
-
 def test_a_placement_shares_the_batch_by_speed() -> None:
     problem = problem_of()
     placement = Filler(problem).placement([chain("a0"), chain("b0")])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.planner.completion.filled import Filled, balanced, shares
-from megatron_hetero.planner.refit.refit import minimax
+from megatron_hetero.planner.completion.layers import minimax
 
 SECONDS = st.floats(0.1, 10)
 
@@ -19,7 +19,9 @@ def test_the_last_replica_ends_as_early_as_can_be(
 ) -> None:
     total = len(lines) + more
     filled = [Filled((1,), (), None, 1, period + way, period) for period, way in lines]
-    counts, end_s = shares(total, filled)
+    shared = shares(total, filled)
+    assert shared is not None
+    counts, end_s = shared
     assert sum(counts) == total
     assert min(counts) >= 1
 
@@ -56,3 +58,40 @@ def test_balanced_layers_fit_and_are_no_worse_than_the_minimax_split(
         assert sum(layers) == num_layers
         assert all(1 <= n <= len(times) for n, times in zip(layers, times_s, strict=True))
         assert least_s(layers) <= least_s(plain) * (1 + 1e-9)
+
+
+def of_size(size: int) -> Filled:
+    """A pipeline of one stage that takes a second for each micro-batch of so many sequences."""
+    return Filled((1,), (), None, size, 1.0, 1.0)
+
+
+def test_unlike_sizes_make_up_the_batch_or_there_is_no_share() -> None:
+    four, two = of_size(4), of_size(2)
+    assert shares(6, [four, two]) == ((1, 1), 1.0)
+    shared = shares(16, [four, two])
+    assert shared is not None
+    assert 4 * shared[0][0] + 2 * shared[0][1] == 16 and min(shared[0]) >= 1
+    assert shared[1] == max(shared[0])
+    assert shares(15, [four, two]) is None  # no even sizes make 15
+    assert shares(4, [four, two]) is None  # not even one each
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda own: len(set(own)) > 1),
+    total=st.integers(1, 16),
+)
+def test_shares_of_unlike_sizes_add_up_whenever_they_are_given(
+    sizes: list[int], total: int
+) -> None:
+    shared = shares(total, [of_size(size) for size in sizes])
+    possible = any(
+        sum(n * size for n, size in zip(split, sizes, strict=True)) == total
+        for split in product(range(1, total + 1), repeat=len(sizes))
+    )
+    if shared is not None:
+        assert sum(n * size for n, size in zip(shared[0], sizes, strict=True)) == total
+        assert min(shared[0]) >= 1
+    if not possible:
+        assert shared is None
+    elif 1 in sizes:  # whatever is left goes by ones
+        assert shared is not None

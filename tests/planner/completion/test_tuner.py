@@ -38,7 +38,7 @@ def tuner_of(
     found = completer.complete((CHAIN,), 1, given)
     assert found is not None
     tables = completer._table((CHAIN,), 1, given)
-    return Tuner(completer, tables, CHAIN, number, given), found.filled[0], problem
+    return Tuner(completer, tables, CHAIN, number), found.filled[0], problem
 
 
 def priced_s(problem: Problem, filled: Filled, number: int) -> float:

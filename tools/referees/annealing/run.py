@@ -18,8 +18,8 @@ from megatron_hetero.cost.choices import may_choose, micro_batch_sizes
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.canonical import arranged
 from megatron_hetero.planner.exchange_groups import grouped
-from megatron_hetero.planner.moves.refine import arranged
 from megatron_hetero.planner.problem import Chain, Problem, make_problem, unit_of
 from tools.referees.annealing.places import Pipelines, moved, random_pipelines
 from tools.referees.annealing.prices import Places, Prices, Replicas, finished, places_of

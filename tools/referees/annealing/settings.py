@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import lcm
 from random import Random
 
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, recomputes
-from megatron_hetero.cost.memory.device import StateHolders
-from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.memory.device import StateHolders, kept_sends
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.completion.counts import moved_counts, with_counts
-from megatron_hetero.planner.completion.stage_options import StageOptions
+from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
+from megatron_hetero.planner.evaluate.canonical import on_devices_of
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.refit.refit import on_devices_of, places, with_option
 from tools.referees.annealing.prices import Replicas
 
 
@@ -142,3 +144,40 @@ def with_number(replica: PlacedReplica, number: int) -> PlacedReplica:
     made = replace(replica, num_micro_batches=number, launch_counts=None)
     counts = replica.launch_counts
     return made if counts is None else with_counts(made, [min(c, number) for c in counts])
+
+
+def with_option(stage: PlacedStage, num_layers: int, option: StageOption) -> PlacedStage:
+    """Return the stage with so many layers, as `option` has them."""
+    return replace(
+        stage,
+        num_layers=num_layers,
+        recompute=option.recompute,
+        recompute_num_layers=option.num_recomputed,
+        expert_shares=option.expert_shares,
+    )
+
+
+def places(
+    replica: PlacedReplica, in_flight: Sequence[int], has_counts: bool
+) -> Iterator[StagePlace]:
+    """Yield what each stage of a replica has to keep when so many micro-batches are in flight
+    there.
+
+    `has_counts`: they are launch counts of its own (as in `CostModel.stage_memories`).
+    """
+    last = len(replica.stages) - 1
+    kept = kept_sends(in_flight) if has_counts else [None] * len(replica.stages)
+    for index, stage in enumerate(replica.stages):
+        parts = stage.state_parts
+        yield StagePlace(
+            stage.devices,
+            stage.shares,
+            index == 0,
+            index == last,
+            in_flight[index],
+            kept[index],
+            None if parts is None else StateHolders(*(1 / part for part in parts)),
+            stage.context_parallel,
+            stage.expert_shares,
+            stage.context_shares,
+        )

@@ -7,9 +7,9 @@ wait.
 from __future__ import annotations
 
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.evaluate.unlike import unlike
 from tools.referees.search.shape_layout import Shape
 from tools.referees.search.shape_search import MAX_KINDS, ShapeSearch
+from tools.referees.search.unlike import unlike
 
 _MANY_GPUS = 768
 """In larger clusters a part of the work, which found plans as good in most of them."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from megatron_hetero.planner.columns.bundle_mix import Bundle
 from megatron_hetero.planner.columns.site_mixes import Choice, Site, Together
-from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.problem import Problem
+from tools.referees.search.all_columns import AllColumns
 from tools.referees.search.even_mixes import even_choices
 
 
@@ -16,8 +16,8 @@ def _alike_s(num_micro_batches: int, counted: Mapping[Bundle, int]) -> float:
     return max(bundle.filled.quick_time_s(each) for bundle in counted)
 
 
-class EvenColumns(Columns):
-    """Columns, and mixes with as many micro-batches for every replica."""
+class EvenColumns(AllColumns):
+    """All columns, and mixes with as many micro-batches for every replica."""
 
     pipelines: Together = staticmethod(_alike_s)
 

@@ -8,11 +8,11 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.evaluate.unlike import unlike
 from megatron_hetero.planner.moves.fine import fine_moves, insertions, replaced
 from megatron_hetero.planner.moves.idle_groups import idle_of
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of
 from tools.referees.search.joins import joined_replicas
+from tools.referees.search.unlike import unlike
 
 
 class LocalSearch:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.completion.micro_batches import equal_shares
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
 from megatron_hetero.planner.problem import Problem, make_problem
@@ -14,6 +13,7 @@ from megatron_hetero.planner.shapes.constructive import Constructive
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from megatron_hetero.planner.strategy import Strategy
 from tools.referees.cases import Question
+from tools.referees.search.all_columns import AllColumns
 from tools.referees.search.equal_replicas import EqualReplicas
 from tools.referees.search.even_columns import EvenColumns
 from tools.referees.search.local import LocalSearch
@@ -44,7 +44,7 @@ def referee_strategies(problem: Problem) -> tuple[Strategy, ...]:
     """Return the strategies in the order in which they run."""
     alike = counts_alike(problem)
     return (
-        EvenColumns() if alike else Columns(),
+        EvenColumns() if alike else AllColumns(),
         Symmetric(),
         Exhaustive(),
         Constructive(),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from megatron_hetero.planner.evaluate.candidate import LOW_CONTENTION, Candidate
-
-_NUM_UNCONTENDED = 2
+from megatron_hetero.planner.evaluate.candidate import Candidate
 
 
 def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
@@ -22,16 +20,3 @@ def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
             chosen[candidate.structure] = candidate
             images.add(image)
     return list(chosen.values())
-
-
-def unlike_and_uncontended(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return `unlike`, and the best of those whose paths are not contended, which may be better
-    than they look beside the others."""
-    found = unlike(ranking, count)
-    for contention in LOW_CONTENTION:
-        uncontended = unlike(
-            [candidate for candidate in ranking if candidate.contention <= contention],
-            _NUM_UNCONTENDED,
-        )
-        found += [candidate for candidate in uncontended if candidate not in found]
-    return found
