@@ -106,7 +106,7 @@ class Loop(Rungs):
             self.board, self.tails, self.sized, self.image, self.kind_of, options.num_starts
         )
         self.seen.update(chosen)
-        nodes = list(map(self.estimated, chosen.values()))
+        nodes = [one for start in chosen.values() for one in self.climbed(start)]
         few, left = options.num_descents, nodes[options.num_descents :]
         for number, node in enumerate(nodes[:few]):
             part = (self.max_work // 2 - self.done) // (few - number)
@@ -118,6 +118,16 @@ class Loop(Rungs):
             self.join()
         for node in self.fastest:
             self.vary(node)
+
+    def climbed(self, start: Completion) -> list[Climber]:
+        """Return a start priced, tuned and simulated, at the better of its sizes; nothing if it
+        does not fit."""
+        made = []
+        for one in self.price(self.estimated(start)):
+            if one.candidate is not None:
+                tuned = self.tune(one, one.candidate)
+                made.append(self.queued(tuned, tuned.candidate or one.candidate))
+        return sorted(made)[:1]
 
     def vary(self, node: Climber) -> None:
         """Tune one of the fastest structures once more, for longer; and try what the search does

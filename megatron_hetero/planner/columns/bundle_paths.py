@@ -1,8 +1,8 @@
 """The dynamic programme behind `pricing`: the cheapest sequence of blocks for every period.
 
 It goes from the last stage of a pipeline to the first.  A state holds the stages and the layers
-that are placed already, and the site of the block that was placed last.  Arrays hold all blocks and
-periods, so each step treats all of them at once.
+that are placed already.  Arrays hold all blocks and periods, so each step treats all of them at
+once.
 
 What any block costs for each of its layers at least tells what a state costs once it has all layers
 at least.  States and blocks that lead to no better pipeline than is known are left out by it.
@@ -42,8 +42,8 @@ class HeldLayers:
 class BlockMenu:
     """The blocks that a pipeline is made of; every array's axis "block" is in their order.
 
-    `first` is what a block holds that also has the embedding.  `site` is a number of its site;
-    `hops_s[site, block]` a round trip from a block of that site, behind it, to this one.
+    `first` is what a block holds that also has the embedding.  `hops_s` is a round trip to a block
+    from the one behind it.
     """
 
     blocks: tuple[NodeBlock, ...]
@@ -52,7 +52,6 @@ class BlockMenu:
     layer_s: Floats
     held: HeldLayers
     first: HeldLayers
-    site: Ints
     hops_s: Floats
     may_start: Flags
     may_end: Flags
@@ -63,40 +62,31 @@ class BlockMenu:
         return np.array([len(block.widths) for block in self.blocks])
 
     @cached_property
-    def groups(self) -> list[tuple[Flags, int, int]]:
-        """Blocks of as many stages on one site: which, how many stages, and the site."""
-        keys = sorted({(int(n), int(s)) for n, s in zip(self.num_widths, self.site, strict=True)})
-        return [((self.num_widths == n) & (self.site == s), n, s) for n, s in keys]
+    def of_length(self) -> list[tuple[int, Flags]]:
+        """Which blocks have so many stages."""
+        return [(int(n), self.num_widths == n) for n in np.unique(self.num_widths)]
 
 
 class _End(NamedTuple):
-    """How the cheapest pipeline of a period begins: stages behind the first block, its index, the
-    site behind it, and the layers behind."""
+    """How the cheapest pipeline of a period begins: stages behind the first block, its index, and
+    the layers behind."""
 
     num_stages: int | Ints
     block: int | Ints
-    site: int | Ints
     layer: int | Ints
-
-
-@dataclass(frozen=True, eq=False)
-class _Behind:
-    """What is behind a block: the cost by the layers behind, [block (or one for all), period,
-    layer]; what its hop adds, [block, period]; and the site that it leads from (None: the only)."""
-
-    cost: Floats
-    hops: Floats
-    site: Ints | None
 
 
 @dataclass(frozen=True, eq=False)
 class _Room:
     """What further blocks may cost, for the periods at `live` in which some may gain: `each` a
-    layer at least, and a block no more than `left` beyond that, [period]."""
+    layer at least, and a block no more than `left` beyond that, [period]; `cost` is that of what is
+    behind them by its layers, [period, layer], `hops` what the way there adds, [block, period]."""
 
     live: Ints
     each: Floats
     left: Floats
+    cost: Floats
+    hops: Floats
 
 
 class BundlePaths:
@@ -118,17 +108,16 @@ class BundlePaths:
         self.menu = menu
         self.periods_s = menu.periods_s[menu.periods_s <= step_s]
         self.prices = prices
-        num_periods, num_sites = len(self.periods_s), len(menu.hops_s)
+        num_periods = len(self.periods_s)
         self.end_cost = 1 + step_s / self.periods_s - least_worth
         """[period]; infinite where there is no pipeline."""
         self._end = np.full((num_periods, len(_End._fields)), -1, np.int64)
         """`_End` of each."""
         self._by: dict[int, Ints] = {}
-        """The block before and the site behind that, as block * num_sites + site; by stages,
-        [site, period, layer]."""
+        """The block before, by stages, [period, layer]."""
         self._cost: dict[int, Floats] = {}
-        """By stages, [site, period, layer, and as many that no state has]."""
-        self._shape = (num_sites, num_periods, 2 * menu.num_layers)
+        """By stages, [period, layer, and as many that no state has]."""
+        self._shape = (num_periods, 2 * menu.num_layers)
         if num_periods and menu.blocks:
             self._search()
         self.end_cost[self._end[:, 0] < 0] = np.inf
@@ -137,15 +126,14 @@ class BundlePaths:
         """Return the cheapest pipeline of a period, first block first; empty if there is none."""
         if not np.isfinite(self.end_cost[period]):
             return ()
-        menu, num_sites = self.menu, self._shape[0]
-        num_stages, index, site, layer = (int(value) for value in self._end[period])
+        menu = self.menu
+        num_stages, index, layer = (int(value) for value in self._end[period])
         blocks = [menu.blocks[index]]
         while num_stages:
-            index, before = divmod(int(self._by[num_stages][site, period, layer]), num_sites)
+            index = int(self._by[num_stages][period, layer])
             blocks.append(menu.blocks[index])
             num_stages -= len(menu.blocks[index].widths)
             layer -= int(menu.held.layers[num_stages, index, period])
-            site = before
         return tuple(blocks)
 
     def _least_per_layer(self) -> Floats:
@@ -164,38 +152,26 @@ class BundlePaths:
         menu, num_layers = self.menu, self.menu.num_layers
         least_per_layer = self._least_per_layer()
         start = np.full(self._shape, np.inf)
-        start[0, :, 0] = 0.0
+        start[:, 0] = 0.0
         self._cost[0] = start
+        hops = menu.hops_s[:, None] / self.periods_s
         for num_stages in range(len(menu.held.layers)):
             before = self._cost.pop(num_stages, None)
             if before is None:
                 continue
             each = least_per_layer[num_stages]
             left = num_layers - np.arange(num_layers)
-            whole = (before[..., :num_layers] + each[:, None] * left).min(axis=(0, 2))
+            whole = (before[:, :num_layers] + each[:, None] * left).min(axis=1)
             live = np.flatnonzero(whole < self.end_cost)
             if not len(live):
                 continue
-            room = _Room(live, each[live], (self.end_cost - whole)[live])
+            way = hops[:, live] if num_stages else np.zeros((len(menu.blocks), len(live)))
+            room = _Room(live, each[live], (self.end_cost - whole)[live], before[live], way)
             usable = menu.may_end | (num_stages > 0)
-            behind = self._behind(num_stages, before[:, live], live)
-            self._finish(num_stages, usable & menu.may_start, behind, room)
-            self._extend(num_stages, usable, behind, room)
+            self._finish(num_stages, usable & menu.may_start, room)
+            self._extend(num_stages, usable, room)
 
-    def _behind(self, num_stages: int, before: Floats, live: Ints) -> _Behind:
-        """Return what is behind a block, for the periods at `live`."""
-        menu = self.menu
-        if not num_stages:
-            return _Behind(before[:1], np.zeros((len(menu.blocks), 1)), None)
-        hops = menu.hops_s[:, :, None] / self.periods_s[live]
-        if len(before) == 1:
-            return _Behind(before, hops[0], None)
-        crossed = before[:, None] + hops[..., None]
-        site = np.argmin(crossed, axis=0)
-        cost = np.take_along_axis(crossed, site[None], axis=0)[0]
-        return _Behind(cost, np.zeros((len(menu.blocks), 1)), site)
-
-    def _finish(self, num_stages: int, usable: Flags, behind: _Behind, room: _Room) -> None:
+    def _finish(self, num_stages: int, usable: Flags, room: _Room) -> None:
         """Close with a block that holds the first layers."""
         menu, live = self.menu, room.live
         most, periods_s = menu.first.layers[num_stages][:, live], self.periods_s[live]
@@ -210,9 +186,8 @@ class BundlePaths:
         most = most[index]
         start = menu.num_layers - int(most.max())
         left = menu.num_layers - np.arange(start, menu.num_layers)
-        total = behind.cost[index % len(behind.cost), :, start : menu.num_layers]
-        total += per_layer[index][..., None] * left
-        total += (fixed[index] + behind.hops[index])[..., None]
+        total = room.cost[:, start : menu.num_layers] + per_layer[index][..., None] * left
+        total += (fixed[index] + room.hops[index])[..., None]
         fits = (left <= most[..., None]) & (left >= menu.num_widths[index, None, None])
         total = np.where(fits, total, np.inf).transpose(1, 0, 2).reshape(len(live), -1)
         choice = np.argmin(total, axis=1)
@@ -223,50 +198,39 @@ class BundlePaths:
         chosen, layer = np.divmod(choice[better], len(left))
         block, layer, period = index[chosen], layer + start, live[better]
         self.end_cost[period] = least[better]
-        site = 0 if behind.site is None else behind.site[block, better, layer]
-        end = _End(num_stages, block, site, layer)
+        end = _End(num_stages, block, layer)
         self._end[period] = np.stack(np.broadcast_arrays(*end), axis=1)
 
-    def _extend(self, num_stages: int, usable: Flags, behind: _Behind, room: _Room) -> None:
+    def _extend(self, num_stages: int, usable: Flags, room: _Room) -> None:
         """Put a block before what is there; the states behind it are found by its layers."""
-        menu, num_layers, num_sites = self.menu, self.menu.num_layers, self._shape[0]
-        live = room.live
+        menu, live = self.menu, room.live
         held = menu.held.layers[num_stages][:, live]
         seconds = held * menu.layer_s[:, None] + menu.held.base_s[num_stages][:, None]
-        added = self.prices[:, None] + seconds / self.periods_s[live] + behind.hops
+        added = self.prices[:, None] + seconds / self.periods_s[live] + room.hops
         may_gain = (held > 0) & (added - held * room.each < room.left)
         index = np.flatnonzero(usable & may_gain.any(axis=1))
         if not len(index):
             return
         held, added = held[index], np.where(held > 0, added, np.inf)[index]
         # Before the first state there is none: negative places are among those at the end.
-        source = np.arange(num_layers) - held[..., None]
-        rows = (index % len(behind.cost))[:, None, None], np.arange(len(live))[:, None]
-        new = behind.cost[*rows, source]
+        source = np.arange(menu.num_layers) - held[..., None]
+        new = room.cost[np.arange(len(live))[:, None], source]
         new += added[..., None]
-        by = index[:, None, None] * num_sites
-        if behind.site is not None:
-            by = by + behind.site[index[:, None, None], rows[1], np.maximum(source, 0)]
-        for group, num_more, site in menu.groups:
-            chosen = np.flatnonzero(group[index])
+        for num_more, of_length in menu.of_length:
+            chosen = np.flatnonzero(of_length[index])
             if len(chosen):
-                self._keep((num_stages + num_more, site), new[chosen], by[chosen], live)
+                self._keep(num_stages + num_more, new[chosen], index[chosen], live)
 
-    def _keep(self, place: tuple[int, int], cost: Floats, by: Ints, live: Ints) -> None:
-        """Keep the cheapest of blocks that lead to as many stages and one site (`place`)."""
-        num_stages, site = place
+    def _keep(self, num_stages: int, cost: Floats, by: Ints, live: Ints) -> None:
+        """Keep the cheapest of blocks that lead to as many stages."""
         num_layers = self.menu.num_layers
         if num_stages not in self._cost:
             self._cost[num_stages] = np.full(self._shape, np.inf)
-            self._by[num_stages] = np.zeros((*self._shape[:2], num_layers), np.int64)
+            self._by[num_stages] = np.zeros((self._shape[0], num_layers), np.int64)
         best = np.argmin(cost, axis=0)
         least = cost.min(axis=0)
-        if by.shape[1:] == (1, 1):
-            chosen = by[:, 0, 0][best]
-        else:
-            chosen = np.take_along_axis(by, best[None], axis=0)[0]
-        costs, blocks = self._cost[num_stages][site, :, :num_layers], self._by[num_stages][site]
+        costs, blocks = self._cost[num_stages][:, :num_layers], self._by[num_stages]
         before = costs[live]
         better = least < before
         costs[live] = np.where(better, least, before)
-        blocks[live] = np.where(better, chosen, blocks[live])
+        blocks[live] = np.where(better, by[best], blocks[live])

@@ -212,12 +212,8 @@ class BundlePricer:
     def menu(self) -> BlockMenu:
         """The blocks as arrays."""
         table, kinds = self.table, [self.table.kinds[block.kind] for block in self.blocks]
-        sites = sorted({kind.node.site for kind in kinds})
-        hops_s = np.zeros((len(sites), len(self.blocks)))
-        for number, site in enumerate(sites):
-            there = {b.kind for b in self.blocks if table.kinds[b.kind].node.site == site}
-            for i, block in enumerate(self.blocks):
-                hops_s[number, i] = min(table.hop_s(block.kind, kind) for kind in there)
+        of_pool = sorted({block.kind for block in self.blocks})
+        hops_s = [min(table.hop_s(b.kind, kind) for kind in of_pool) for b in self.blocks]
         layer_s = [
             float(np.mean([table.times_s(b.kind, w)[1] for w in b.widths])) for b in self.blocks
         ]
@@ -228,8 +224,7 @@ class BundlePricer:
             np.array(layer_s),
             self._held(False),
             self._held(True),
-            np.array([sites.index(kind.node.site) for kind in kinds], np.int64),
-            hops_s,
+            np.array(hops_s),
             np.array([kind.may_start for kind in kinds], bool),
             np.array([kind.may_end for kind in kinds], bool),
         )

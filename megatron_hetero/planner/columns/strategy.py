@@ -36,8 +36,6 @@ from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem
 from megatron_hetero.planner.strategy import SEED_WORK
 
-_MAX_JOINED_SITES = 4
-"""So many sites are also planned as one pool, with replicas across them."""
 _MAX_SECANTS = 6
 _MAX_UNIFORM = 60
 _MAX_WHOLE_EFFORTS = 8
@@ -64,22 +62,20 @@ class Columns:
             return
         table, filler = StageTable(problem, kinds), Filler(problem)
         found: dict[Choice, float] = {}
-        for pools in _poolings(kinds):
-            sites: list[Site] = []
-            tried: list[list[Site]] = []
+        pools = _pools(kinds)
+        sites: list[Site] = []
+        tried: list[list[Site]] = []
+        for limit in _node_layer_limits(problem)[:: 2 if len(pools) > _MAX_WHOLE_EFFORTS else 1]:
             least_s = min(found.values(), default=inf)
-            many = len(pools) > _MAX_WHOLE_EFFORTS
-            for limit in _node_layer_limits(problem)[:: 2 if many else 1]:
-                sites = _sites(table, filler, pools, limit, sites, least_s, self.first_shapes)
-                tried.append(sites)
-                if not self._collect(problem, sites, found, least_s):
-                    break
-                least_s = min(found.values(), default=inf)
-            if found and len(pools) > 1:
-                best = min(found, key=lambda choice: found[choice])
-                pipelines_s = found[best] - exchange_s(problem, best)
-                for choice in by_exchange(tried, pipelines_s):
-                    self._add(problem, found, choice)
+            sites = _sites(table, filler, pools, limit, sites, least_s, self.first_shapes)
+            tried.append(sites)
+            if not self._collect(problem, sites, found, least_s):
+                break
+        if found and len(pools) > 1:
+            best = min(found, key=lambda choice: found[choice])
+            pipelines_s = found[best] - exchange_s(problem, best)
+            for choice in by_exchange(tried, pipelines_s):
+                self._add(problem, found, choice)
         work = 0
         for choice in _in_order(found):
             placement = _placed(problem, choice)
@@ -144,14 +140,12 @@ def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator
             yield ((sites[0], mix),)
 
 
-def _poolings(kinds: Sequence[Kind]) -> Iterator[list[list[int]]]:
-    """Yield kinds by site; and all sites as one, where they are few."""
+def _pools(kinds: Sequence[Kind]) -> list[list[int]]:
+    """Return the positions of kinds, by site."""
     by_site: dict[str, list[int]] = {}
     for index, kind in enumerate(kinds):
         by_site.setdefault(kind.node.site, []).append(index)
-    yield list(by_site.values())
-    if 1 < len(by_site) <= _MAX_JOINED_SITES:
-        yield [list(range(len(kinds)))]
+    return list(by_site.values())
 
 
 def _node_layer_limits(problem: Problem) -> list[int]:

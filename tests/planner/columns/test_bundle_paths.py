@@ -17,9 +17,8 @@ PERIODS_S = np.array([1.0, 2.5, 4.0])
 
 @st.composite
 def menus(draw: st.DrawFn) -> tuple[BlockMenu, np.ndarray]:
-    """A few blocks on one or two sites, and their prices."""
+    """A few blocks, and their prices."""
     num_layers, depth = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    num_sites = draw(st.integers(1, 2))
     blocks = tuple(
         NodeBlock(kind, 1, (1,) * draw(st.integers(1, 2)))
         for kind in range(draw(st.integers(1, 3)))
@@ -37,7 +36,7 @@ def menus(draw: st.DrawFn) -> tuple[BlockMenu, np.ndarray]:
         return HeldLayers(found, base.reshape(depth, len(blocks)))
 
     some = [draw(st.sampled_from([0.5, 0.75, 1.0])) for _ in blocks]
-    hops = [draw(st.sampled_from([0.0, 0.25, 2.0])) for _ in range(num_sites * len(blocks))]
+    hops = [draw(st.sampled_from([0.0, 0.25, 2.0])) for _ in blocks]
     menu = BlockMenu(
         blocks,
         num_layers,
@@ -45,8 +44,7 @@ def menus(draw: st.DrawFn) -> tuple[BlockMenu, np.ndarray]:
         np.array(some),
         held(),
         held(),
-        np.array([draw(st.integers(0, num_sites - 1)) for _ in blocks]),
-        np.array(hops).reshape(num_sites, len(blocks)),
+        np.array(hops),
         np.array([draw(st.booleans()) for _ in blocks]),
         np.array([draw(st.booleans()) for _ in blocks]),
     )
@@ -68,7 +66,7 @@ def cost_of(menu: BlockMenu, prices: np.ndarray, path: tuple[int, ...], period: 
         if not 0 < num_held <= most or num_held < len(menu.blocks[index].widths):
             return np.inf
         seconds = num_held * menu.layer_s[index] + held.base_s[stages, index]
-        seconds += 0.0 if before is None else menu.hops_s[menu.site[before], index]
+        seconds += 0.0 if before is None else menu.hops_s[index]
         cost += prices[index] + seconds / menu.periods_s[period]
         left, stages = left - num_held, stages + len(menu.blocks[index].widths)
         before = index
