@@ -106,7 +106,8 @@ class Loop(Rungs):
             self.board, self.tails, self.sized, self.image, self.kind_of, options.num_starts
         )
         self.seen.update(chosen)
-        nodes = [one for start in chosen.values() for one in self.climbed(start)]
+        priced = [self.price(self.estimated(start)) for start in chosen.values()]
+        nodes = sorted(min(of_start) for of_start in priced if of_start)
         few, left = options.num_descents, nodes[options.num_descents :]
         for number, node in enumerate(nodes[:few]):
             part = (self.max_work // 2 - self.done) // (few - number)
@@ -118,16 +119,6 @@ class Loop(Rungs):
             self.join()
         for node in self.fastest:
             self.vary(node)
-
-    def climbed(self, start: Completion) -> list[Climber]:
-        """Return a start priced, tuned and simulated, at the better of its sizes; nothing if it
-        does not fit."""
-        made = []
-        for one in self.price(self.estimated(start)):
-            if one.candidate is not None:
-                tuned = self.tune(one, one.candidate)
-                made.append(self.queued(tuned, tuned.candidate or one.candidate))
-        return sorted(made)[:1]
 
     def vary(self, node: Climber) -> None:
         """Tune one of the fastest structures once more, for longer; and try what the search does
@@ -195,7 +186,7 @@ class Loop(Rungs):
         patience = self.options.patience // (2 if first else 1)
         while heap and self.done < limit and idle <= patience:
             node = heappop(heap)
-            best_s = inf if first and best is None else self.best_s
+            best_s = self.best_s if not first else inf if best is None else best.time_s
             if node.time_s > self.options.slack * best_s:
                 heappush(heap, node)
                 break
@@ -245,7 +236,7 @@ class Loop(Rungs):
         ranked.sort(key=lambda entry: entry[:2])
         cost = node.candidate.cost
         tail_s = cost.gradient_sync_s + cost.update_s - self.tails.estimate_s(node.found)
-        limit_s, hope = self.options.slack * self.best_s, node.gain * node.wait
+        limit_s, hope = self.options.slack * node.time_s, node.gain * node.wait
         near: list[tuple[float, int, Hashable, Completion]] = []
         for quick_s, number, key, found in ranked:
             if quick_s * hope > limit_s or len(near) > _MAX_ESTIMATED:
