@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 from megatron.training import get_args
 
 from megatron_hetero.plan.file import save_plan
@@ -36,6 +37,8 @@ SMALL = (
 )  # fmt: skip
 _INSTEAD = {"--train-samples": "--train-iters", "--encoder-seq-length": "--seq-length"}
 _VOCABULARY = "--make-vocab-size-divisible-by"
+_NUM_MOCK_DOCUMENTS = 1000
+"""Of the 100,000 of Megatron's mock data; to shuffle the samples of all takes longer than a run."""
 
 
 class _SameStart:
@@ -130,6 +133,7 @@ def _begin(folder: Path) -> None:
 
     The test runner would otherwise keep the warnings.
     """
+    MockGPTLowLevelDataset.size = _NUM_MOCK_DOCUMENTS
     save_without_a_server()
     os.chdir(folder)
     logging.basicConfig(level=logging.WARNING, force=True, stream=sys.stdout)
