@@ -37,8 +37,6 @@ SMALL = (
 )  # fmt: skip
 _INSTEAD = {"--train-samples": "--train-iters", "--encoder-seq-length": "--seq-length"}
 _VOCABULARY = "--make-vocab-size-divisible-by"
-_NUM_MOCK_DOCUMENTS = 1000
-"""Of the 100,000 of Megatron's mock data; to shuffle the samples of all takes longer than a run."""
 
 
 class _SameStart:
@@ -128,12 +126,18 @@ def _small(flags: Sequence[str]) -> list[str]:
     return [f for f in SMALL if f.partition("=")[0] not in replaced]
 
 
+def read_few_mock_documents() -> None:
+    """Leave a hundredth of Megatron's mock data: to shuffle all of its samples takes longer than
+    a small run."""
+    MockGPTLowLevelDataset.size = 1000
+
+
 def _begin(folder: Path) -> None:
     """Prepare a process for a run: other files, and Megatron's warnings, go beside its log.
 
     The test runner would otherwise keep the warnings.
     """
-    MockGPTLowLevelDataset.size = _NUM_MOCK_DOCUMENTS
+    read_few_mock_documents()
     save_without_a_server()
     os.chdir(folder)
     logging.basicConfig(level=logging.WARNING, force=True, stream=sys.stdout)
