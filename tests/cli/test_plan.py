@@ -54,14 +54,14 @@ def plan_path(printed: Printed) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Three of the GPUs and a plan of eight of the layers, for verbs that plan again."""
+    """Three of the GPUs and a plan of four of the layers, for verbs that plan again."""
     folder = tmp_path_factory.mktemp("small")
     cluster, path = folder / "cluster.yaml", folder / "plan.json"
     text = Path(CLUSTER).read_text()
     assert "count: 4" in text
     cluster.write_text(text.replace("count: 4", "count: 2"))
     words = ["plan", "--cluster", str(cluster), "--model", MODEL, *QUICK, "-o", str(path)]
-    assert main([*words, "--json", "--", "--num-layers", "8"]) == 0
+    assert main([*words, "--json", "--", "--num-layers", "4"]) == 0
     return cluster, path
 
 

@@ -47,7 +47,10 @@ def test_link_terms_are_neither_predicted_nor_rehearsed(tmp_path: Path, capsys) 
     terms = "reduce_bandwidth: 1 GB/s, incast: {senders: 1, slowdown: 1}, bandwidth:"
     cluster.write_text(Path(CLUSTER).read_text().replace("bandwidth:", terms))
     layout = ["--layout", "tp1:2,tp2:1 @1 | tp2:3 @1", "--json"]
-    sizes = ("--num-layers=3", "--global-batch-size=2")
+    sizes = (
+        *("--num-layers=3", "--hidden-size=512", "--ffn-hidden-size=1024", "--vocab-size=1000"),
+        *("--num-attention-heads=8", "--seq-length=512", "--global-batch-size=2"),
+    )
     assert rehearse(*layout, "--cluster", str(cluster), sizes=sizes) == 0
     captured = capsys.readouterr()
     assert "without the reduce_bandwidth and incast" in captured.err

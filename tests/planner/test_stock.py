@@ -26,7 +26,7 @@ from tests.planner.strategies import clusters, workloads
 
 
 @settings(max_examples=40, deadline=None)
-@given(clusters(max_gpus=6), workloads(max_layers=6, max_micro_batches=8))
+@given(clusters(max_gpus=5), workloads(max_layers=6, max_micro_batches=8))
 def test_the_best_of_stock_megatron_runs_on_stock_megatron(
     cluster: Cluster, workload: Workload
 ) -> None:

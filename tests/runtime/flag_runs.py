@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 from megatron.training import get_args
 
 from megatron_hetero.plan.file import save_plan
@@ -125,11 +126,18 @@ def _small(flags: Sequence[str]) -> list[str]:
     return [f for f in SMALL if f.partition("=")[0] not in replaced]
 
 
+def read_few_mock_documents() -> None:
+    """Leave a hundredth of Megatron's mock data: to shuffle all of its samples takes longer than
+    a small run."""
+    MockGPTLowLevelDataset.size = 1000
+
+
 def _begin(folder: Path) -> None:
     """Prepare a process for a run: other files, and Megatron's warnings, go beside its log.
 
     The test runner would otherwise keep the warnings.
     """
+    read_few_mock_documents()
     save_without_a_server()
     os.chdir(folder)
     logging.basicConfig(level=logging.WARNING, force=True, stream=sys.stdout)

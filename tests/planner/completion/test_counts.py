@@ -65,7 +65,7 @@ def simulated_s(replica: PlacedReplica, cost: ReplicaCost) -> float:
 
 
 @settings(max_examples=25, deadline=None)
-@given(clusters(max_gpus=6), workloads(max_layers=8, max_micro_batches=24), st.floats(0, 0.05))
+@given(clusters(max_gpus=5), workloads(max_layers=8, max_micro_batches=24), st.floats(0, 0.05))
 def test_counts_are_faster_and_fit(cluster: Cluster, workload: Workload, latency_s: float) -> None:
     links = {k: replace(v, latency_s=latency_s) for k, v in cluster.node_links.items()}
     problem = make_problem(replace(cluster, node_links=links), workload)
@@ -92,7 +92,7 @@ def test_counts_are_faster_and_fit(cluster: Cluster, workload: Workload, latency
 
 
 @settings(max_examples=12, deadline=None)
-@given(clusters(max_gpus=6), workloads(max_layers=6, max_micro_batches=16))
+@given(clusters(max_gpus=5), workloads(max_layers=6, max_micro_batches=16))
 def test_no_plan_is_worse_for_the_counts(cluster: Cluster, workload: Workload) -> None:
     """Nor than what two seeds of the search find with 1F1B's own."""
     problem = make_problem(cluster, workload)
@@ -178,6 +178,7 @@ def test_own_counts_stay_unsaid() -> None:
     assert with_counts(replica, (5, 3, 2, 1)).launch_counts == (5, 3, 2, 1)
 
 
+@pytest.mark.slow  # `test_api` asks again with nodes in another order, and under another hash seed
 @settings(max_examples=10, deadline=None)
 @given(clusters(max_gpus=6), workloads(max_layers=6, max_micro_batches=16))
 def test_equal_questions_get_equal_counts(cluster: Cluster, workload: Workload) -> None:

@@ -145,7 +145,7 @@ def test_two_gpus_deal_experts_out_as_by_brute_force(cluster: Cluster, workload:
 
 @settings(max_examples=8, deadline=None)
 @given(
-    clusters(max_gpus=6, limits=FREE),
+    clusters(max_gpus=4, limits=FREE),
     st.one_of(workloads(max_layers=8, max_micro_batches=12), expert_workloads(max_layers=8)),
     st.sampled_from(["none", "full"]),
     st.booleans(),

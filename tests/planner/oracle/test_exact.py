@@ -12,10 +12,10 @@ from megatron_hetero.bounds.step_time import step_time_bound_s
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.planner import plan_cluster
+from megatron_hetero.planner import plan_cluster, portfolio
 from megatron_hetero.planner.oracle.exact import Exact
 from megatron_hetero.planner.oracle.prune import wanted_placements
-from megatron_hetero.planner.portfolio import search
+from megatron_hetero.planner.portfolio import STRATEGIES, search
 from megatron_hetero.planner.problem import make_problem
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import best_step_time_s
@@ -98,7 +98,10 @@ def test_an_exact_plan_has_no_gap() -> None:
     assert plan.estimates.bound_s == plan.estimates.step_time_s
 
 
-def test_what_is_too_large_for_exact_is_refused() -> None:
+def test_what_is_too_large_for_exact_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thirtieth of its work, which is as much too little."""
+    less = {**STRATEGIES, "exact": lambda: (Exact(max_work=100_000),)}
+    monkeypatch.setattr(portfolio, "STRATEGIES", less)
     cluster = make_cluster(("a", FAST, 8), ("b", SLOW, 8))
     workload = make_workload(num_layers=24, global_batch_size=64)
     with pytest.raises(UsageError, match="use --strategy auto"):

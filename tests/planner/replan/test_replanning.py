@@ -107,7 +107,7 @@ def test_after_a_loss_every_way_is_a_plan(
     assume(len(cluster.nodes) > 1)
     less = without_node(cluster, data.draw(st.sampled_from(cluster.nodes)).name)
     try:
-        old = plan_cluster(cluster, workload)
+        old = plan_cluster(cluster, workload, bounded=False)
         best = plan_cluster(less, workload, bounded=False)
     except InfeasiblePlanError:
         return

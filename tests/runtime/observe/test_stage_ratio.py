@@ -101,7 +101,9 @@ def test_a_job_logs_its_stages_and_finds_a_slow_rank(tmp_path: Path) -> None:
         from megatron.core.pipeline_parallel import schedules
 
         from megatron_hetero.runtime.job import entry
+        from tests.runtime.flag_runs import read_few_mock_documents
 
+        read_few_mock_documents()
         if rank == 3:
             right = schedules.forward_step
 

@@ -36,7 +36,9 @@ def test_a_job_writes_its_timeline(layout: str, tmp_path: Path) -> None:
         from megatron.core.pipeline_parallel import schedules
 
         from megatron_hetero.runtime.job import entry
+        from tests.runtime.flag_runs import read_few_mock_documents
 
+        read_few_mock_documents()
         forward_step = schedules.forward_step
         entry.main(argv)
         assert schedules.forward_step is forward_step, "it is as it was"
