@@ -1,14 +1,17 @@
 """Launch counts: how many forwards each stage runs ahead, so that a slow hop hides behind work.
 
 1F1B waits, over a slow hop, for a round trip in every period.  Forwards launched further ahead fill
-that time, for the memory of the activations they leave (rule: `schedule.programme.launch_counts`).
+that time, for the memory of the activations they leave.  A rule gives counts to compare structures
+by (`schedule.orders.one_f_one_b.launch_counts`); the least for some periods are where searches
+begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from math import ceil
 
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import BoundaryTime
@@ -21,7 +24,11 @@ from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 MIN_GAIN = 0.005
 """Counts of their own must shorten a step by this part: less is not worth a plug-in."""
 
-_STEPS = (1, 2, 4, 8, -1)
+_PERIODS = (0.5, 0.7, 0.85, 1.0, 1.05, 1.1, 1.2)
+"""Periods that counts are made for, in parts of the slowest stage's: shorter ones fill the time
+before the first gradient comes, longer ones leave memory for layers."""
+_ROUNDING = 1e-9
+"""Of a period, by which a way may be longer than so many."""
 WORTH = 1 - 1e-3
 """A step of the search must bring a pipeline's time below this part of it, to be worth memory."""
 
@@ -94,8 +101,7 @@ class LaunchRule:
 def search_counts(
     costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int, max_work: int
 ) -> tuple[Counted, int]:
-    """Search coordinate by coordinate: single stages launch more or fewer forwards, while that is
-    faster.
+    """Search the counts of a replica from those that it has, while others are faster.
 
     The rule covers every round trip, but unequal stages sometimes gain from more.  Lower counts
     that are as fast are left alone: the rule's slack is for hops that are late now and then.
@@ -143,19 +149,22 @@ def climb_counts(
     """
     work, improved = 0, True
     least_s = least_pipeline_time_s(stages, *hops, num_micro_batches)
+    times_s = [stage.total_s for stage in stages]
+    trips_s = [there.total_s + back.total_s for there, back in zip(*hops, strict=True)]
+    tried = {counts}
     while improved and least_s < WORTH * time_s:
         improved = False
-        for index in range(len(stages) - 1):
-            for step, together in product(_STEPS, (False, True)):
-                moved = moved_counts(counts, index, step, num_micro_batches, together)
-                if moved is None:
-                    continue
-                if work >= max_work:
-                    return counts, work
-                work += len(stages) * num_micro_batches
-                moved_s = pipeline_time_s(stages, *hops, num_micro_batches, moved)
-                if moved_s < WORTH * time_s and fits(moved):
-                    counts, time_s, improved = moved, moved_s, True
+        for moved in other_counts(counts, num_micro_batches, times_s, trips_s):
+            if moved in tried:
+                continue
+            if work >= max_work:
+                return counts, work
+            tried.add(moved)
+            work += len(stages) * num_micro_batches
+            moved_s = pipeline_time_s(stages, *hops, num_micro_batches, moved)
+            if moved_s < WORTH * time_s and fits(moved):
+                counts, time_s, improved = moved, moved_s, True
+                break
     return counts, work
 
 
@@ -174,19 +183,81 @@ def with_replicas(
     return placement, costs.combine(placement, tuple(price for _, price in counted), vocab_rows)
 
 
+def other_counts(
+    counts: tuple[int, ...],
+    num_micro_batches: int,
+    times_s: Sequence[float],
+    trips_s: Sequence[float],
+) -> Iterator[tuple[int, ...]]:
+    """Yield counts to try instead: the least for shorter and longer periods; then those with one
+    stage's changed, and the stages before it as they are, with the least that suits, or changed by
+    as much.  May repeat.
+
+    Args:
+        times_s: as of `least_counts`, as is `trips_s`.
+    """
+    slowest_s, last = max(times_s), len(times_s) - 1
+    for part in _PERIODS:
+        yield least_counts(times_s, trips_s, part * slowest_s, num_micro_batches, counts[last:])
+    for index, step in product(range(last), (1, -1)):
+        moved = moved_counts(counts, index, step, num_micro_batches, False)
+        together = moved_counts(counts, index, step, num_micro_batches, True)
+        if moved is not None:
+            yield moved
+            yield least_counts(times_s, trips_s, slowest_s, num_micro_batches, moved[index:])
+        if together is not None:
+            yield together
+
+
+def least_counts(
+    times_s: Sequence[float],
+    trips_s: Sequence[float],
+    period_s: float,
+    num_micro_batches: int,
+    tail: Sequence[int],
+) -> tuple[int, ...]:
+    """Return the least counts with which a pipeline takes no more than a period for a micro-batch,
+    and no fewer than 1F1B's own.
+
+    On the way from stage i to stage j and back, once through all between, a pipeline goes on by
+    count i - count j + 1 micro-batches, each of which has a period.
+
+    Args:
+        times_s: forward + backward of one micro-batch, shape [stage].
+        trips_s: over each boundary and back, shape [stage - 1].
+        tail: counts of the last stages, which stay.
+
+    >>> least_counts([1.0, 1.0, 1.0], [0.5, 0.0], 1.0, 8, [1])
+    (4, 2, 1)
+    >>> least_counts([1.0, 1.0, 1.0], [0.5, 0.0], 1.25, 8, [1])
+    (3, 2, 1)
+    """
+    depth = len(times_s)
+    counts = [*[0] * (depth - len(tail)), *tail]
+    for i in reversed(range(depth - len(tail))):
+        count, way_s = max(depth - i, counts[i + 1]), times_s[i]
+        for j in range(i + 1, depth):
+            way_s += trips_s[j - 1] + times_s[j]
+            count = max(count, counts[j] - 1 + ceil(way_s / period_s - _ROUNDING))
+        counts[i] = min(count, num_micro_batches)
+    return tuple(counts)
+
+
 def moved_counts(
     counts: Sequence[int], index: int, step: int, num_micro_batches: int, together: bool
 ) -> tuple[int, ...] | None:
     """Return one stage's count changed, those of the stages before it as far as they have to
     follow, or, `together`, as much.  None where 1F1B's own counts or the micro-batches leave no
     room."""
+    own = [min(len(counts) - i, num_micro_batches) for i in range(index + 1)]
     count = counts[index] + step
-    least = max(counts[index + 1], min(len(counts) - index, num_micro_batches))
-    if not least <= count <= num_micro_batches or (together and (index == 0 or step < 0)):
+    least = max(counts[index + 1], own[index])
+    if not least <= count <= num_micro_batches or (together and not index):
         return None
     more = step if together else 0
-    before = (min(max(c + more, count), num_micro_batches) for c in counts[:index])
-    return (*before, count, *counts[index + 1 :])
+    before = zip(counts[:index], own[:index], strict=True)
+    heads = (min(max(c + more, fewest, count), num_micro_batches) for c, fewest in before)
+    return (*heads, count, *counts[index + 1 :])
 
 
 def _most_that_fit(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product
 from math import inf
@@ -88,9 +87,8 @@ def test_tuning_never_loses_and_more_work_never_loses(between: Link) -> None:
 def test_as_given_only_layers_move() -> None:
     tuner, filled, _ = tuner_of(FAR, given=True)
     assert not tuner.has_counts
-    assert list(tuner.starts(tuner.own)) == []
-    assert list(tuner.further_ahead(tuner.own)) == []
-    assert all(other >= 0 and together is None for _, other, together in tuner.steps(3))
+    for step in tuner.steps():
+        assert all(counts == tuner.own for _, counts in step(filled.layers, tuner.own))
     found, _ = tuner.run(filled, 10**5)
     assert found.counts is None
 
@@ -102,98 +100,36 @@ def test_fill_and_period_make_up_the_pipelines_seconds() -> None:
     assert found.period_s == pytest.approx(max(option.time_s for option in found.options))
 
 
-def test_counts_further_ahead_are_falling_and_no_more_than_micro_batches() -> None:
-    tuner, _, _ = tuner_of(FAR)
-    found = list(tuner.further_ahead((5, 2, 1)))
-    assert found[:4] == [(6, 3, 1), (4, 3, 1), (7, 4, 1), (5, 4, 1)]
-    assert found[-1] == (8, 8, 1)
-    for counts in found:
-        assert counts[-1] == 1 and max(counts) <= 8
-        assert all(a >= b for a, b in pairwise(counts))
-
-
-def test_rules_hide_the_hops_by_hand() -> None:
-    """A stage launches ahead by what the way to the last stage and back takes of a period."""
-    tuner, filled, _ = tuner_of(FAR)
-    once, twice = tuner.rules(filled.layers)
-    assert once[-1] == twice[-1] == 1
-    assert all(a >= b for a, b in pairwise(once))
-    assert twice[:-1] == tuple(min(2 * count, 8) for count in once[:-1])
-    near, _, _ = tuner_of(NEAR)
-    (less, _) = near.rules(filled.layers)
-    assert all(a <= b for a, b in zip(less, once, strict=True)) and less != once
-
-
-def test_counts_are_fewer_where_layers_do_not_fit_otherwise() -> None:
-    """Free memory leaves them; a tight one halves what is beyond 1F1B's own."""
-    roomy, _, _ = tuner_of(FAR)
-    assert roomy.fitted((2, 2, 2), (8, 8, 1), False) == (8, 8, 1)
-    assert roomy.fitted((2, 2, 2), roomy.own, True) == roomy.own
-    between = 0
-    for memory_mib in range(170, 330, 10):
-        tight, _, _ = tuner_of(FAR, memory_bytes=memory_mib << 20)
-        counts = tight.fitted((2, 2, 2), (8, 8, 1), True)
-        between += counts not in (tight.own, (8, 8, 1))
-        counts = tight.fitted((2, 2, 2), (8, 8, 1), False)
-        assert all(a >= b for a, b in pairwise(counts))
-        assert all(a <= b for a, b in zip(counts, (8, 8, 1), strict=True))
-        if counts != tight.own:
-            assert tight.price((2, 2, 2), counts, inf) is not None
-    assert between  # some have room for a part of them
-
-
-def test_free_counts_do_not_make_a_stage_recompute_more() -> None:
+def test_a_pipeline_short_of_memory_is_near_the_best_of_all() -> None:
+    """Its counts take memory that its layers would need to recompute less."""
     fewer = 0
     for memory_mib in range(170, 330, 20):
-        tight, _, _ = tuner_of(FAR, memory_bytes=memory_mib << 20)
-        counts = tight.fitted((2, 2, 2), (8, 8, 1), True)
-        plain = tight.price((2, 2, 2), tight.own, inf)
-        made = tight.price((2, 2, 2), counts, inf)
-        assert plain is not None and made is not None
-        for before, after in zip(plain[1], made[1], strict=True):
-            assert after.time_s <= before.time_s
-        fewer += counts != (8, 8, 1)
-    assert fewer
+        tuner, filled, _ = tuner_of(FAR, memory_bytes=memory_mib << 20)
+        found, time_s = tuner.run(filled, 10**6)
+        every = product(all_counts(8), parts(6, 3))
+        priced = [tuner.price(layers, counts, inf) for counts, layers in every]
+        assert time_s <= 1.01 * min(one[0] for one in priced if one is not None)
+        fewer += found.counts != tuner_of(FAR)[0].run(filled, 10**6)[0].counts
+    assert fewer  # with all the memory there is it launches otherwise
 
 
-def test_prices_are_remembered_and_those_that_cannot_win_are_not_made() -> None:
+def test_prices_that_cannot_win_are_not_made() -> None:
     tuner, filled, _ = tuner_of(FAR)
-    first = tuner.price(filled.layers, tuner.own, inf)
-    work = tuner.work
-    assert tuner.price(filled.layers, tuner.own, inf) is first
-    assert tuner.work == work
+    assert tuner.price(filled.layers, tuner.own, inf) is not None
     other = (filled.layers[0] - 1, filled.layers[1] + 1, filled.layers[2])
+    work = tuner.work
     assert tuner.price(other, tuner.own, 0.0) is None  # below what is a lower bound
-    assert tuner.price(other, tuner.own, inf) is not None  # but it is not forgotten
+    assert tuner.work == work + 16
+    assert tuner.price(other, tuner.own, inf) is not None
     assert tuner.price((6, 6, 6), (1, 1, 1), 1e9) is not None
 
 
-def all_moved(
-    tuner: Tuner, layers: tuple[int, ...], beat: float
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    for step in tuner.steps(len(layers)):
-        yield from tuner.moved(layers, tuner.own, step, beat)
-
-
-def test_moved_layers_keep_their_sum_and_no_stage_is_empty() -> None:
+def test_trials_keep_all_layers_and_counts_fall() -> None:
     tuner, _, _ = tuner_of(FAR)
-    trials = list(all_moved(tuner, (4, 1, 1), inf))
-    assert trials
+    trials = [trial for step in tuner.steps() for trial in step((4, 1, 1), (6, 2, 1))]
+    assert len({counts for _, counts in trials}) > 4 and len({of for of, _ in trials}) > 2
     for layers, counts in trials:
         assert sum(layers) == 6 and min(layers) >= 1
-        assert all(a >= b for a, b in pairwise(counts)) and counts[-1] >= 1
-    assert list(tuner.moved((4, 1, 1), tuner.own, (1, 0, None), inf)) == []
-
-
-def test_moves_that_are_left_out_beat_nothing() -> None:
-    """None of them is as fast as what is to be beaten, and some are left out."""
-    tuner, _, _ = tuner_of(NEAR)
-    first = tuner.price((4, 1, 1), tuner.own, inf)
-    assert first is not None
-    for part in (0.5, 0.7, 1.0):
-        every, kept = (list(all_moved(tuner, (4, 1, 1), b)) for b in (inf, part * first[0]))
-        left_out = [trial for trial in every if trial not in kept]
-        assert left_out or part > 0.5
-        for layers, counts in left_out:
-            found = tuner_of(NEAR)[0].price(layers, counts, inf)
-            assert found is None or found[0] >= part * first[0]
+        assert counts[-1] == 1 and max(counts) <= 8
+        assert all(a >= b for a, b in pairwise(counts))
+        assert all(a >= b for a, b in zip(counts, tuner.own, strict=True))
