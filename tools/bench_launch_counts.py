@@ -24,12 +24,11 @@ if __name__ == "__main__":
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.work.compute import PassTimes
-from megatron_hetero.planner.completion.counts import climb_counts
+from megatron_hetero.planner.completion.counts import WORTH, other_counts
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 GEO_HOPS = (0.5, 1.0, 2.0, 4.0, 8.0)
 GEO_MICRO_BATCHES = 64
-_WORK = 10**9
 
 
 def makespan(
@@ -45,18 +44,19 @@ def rule(times: Sequence[float], hops: Sequence[float], m: int) -> tuple[int, ..
 
 
 def planned(times: Sequence[float], hops: Sequence[float], m: int) -> tuple[int, ...]:
-    """Return the counts of the planner's search, which starts from the rule's."""
-    start = rule(times, hops, m)
-    found, _ = climb_counts(
-        _stages(times),
-        _boundaries(hops),
-        m,
-        start,
-        makespan(times, hops, m, start),
-        _WORK,
-        lambda counts: True,
-    )
-    return found
+    """Return the counts that a climb by the planner's changes of counts comes to, which starts from
+    the rule's."""
+    counts = rule(times, hops, m)
+    time_s, improved = makespan(times, hops, m, counts), True
+    trips_s = [2 * hop for hop in hops]
+    while improved:
+        improved = False
+        for moved in other_counts(counts, m, times, trips_s):
+            moved_s = makespan(times, hops, m, moved)
+            if moved_s < WORTH * time_s:
+                counts, time_s, improved = moved, moved_s, True
+                break
+    return counts
 
 
 def best_of_three(times: Sequence[float], hops: Sequence[float], m: int) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.planner.columns.other_recompute import OtherRecompute
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.hexiscale.strategy import HexiScale
@@ -30,13 +29,12 @@ def default_strategies(effort: int = 1) -> tuple[Strategy, ...]:
 
     `effort` is that of the search over structures.
 
-    The first three bring structures, the search over structures goes on from them, and the last
+    The first two bring structures, the search over structures goes on from them, and the last
     looks at every plan of a very small problem.
     """
     return (
         Columns(),
         Symmetric(),
-        OtherRecompute(),
         StructureSearch(effort=effort),
         Exhaustive(),
     )

@@ -17,11 +17,9 @@ from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Structure, chains_of, keep_step
 from megatron_hetero.planner.shapes.symmetric import grids
-from megatron_hetero.planner.structure_search import Loop, StructureSearch
+from megatron_hetero.planner.structure_search import PART, Loop, StructureSearch
 
 _MAX_GRIDS = 64
-_PART = 10
-"""One part in so many of the work of a search is spent on what it goes on from."""
 
 
 class ShardedSearch:
@@ -73,7 +71,7 @@ class _ShardedLoop(Loop):
         of_board = (tuple(chains_of(one.placement)) for one in on_board)
         for structures in (islice(grids(self.problem), _MAX_GRIDS), of_board):
             for structure in structures:
-                if self.done > self.own_work // _PART:
+                if self.done > self.own_work // PART // 2:
                     return
                 if keep_step(structure) and (key := self.image(structure)) not in known:
                     known.add(key)

@@ -33,11 +33,11 @@ _WORTH = 1 - 5e-4
 """A structure that shortens the step to less than this part of it is worth more patience."""
 _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
-_MANY_DIVIDED, _FEW_DIVIDED = 400, 32
-"""Structures that divide sequences which are completed, where nothing else fits, and else."""
+_FEW_DIVIDED = 32
+"""Structures that divide sequences which are completed, where something else fits."""
 _NUM_JOINED = 3
 """Of the fastest structures, those whose stages are joined into groups of unlike shares."""
-_PART = 4
+PART = 4
 """The part of the work, one in so many, that goes on from either where something else fits."""
 
 
@@ -106,9 +106,11 @@ class Loop(Rungs):
             self.board, self.tails, self.sized, self.image, self.kind_of, options.num_starts
         )
         self.seen.update(chosen)
-        priced = [self.price(self.estimated(start)) for start in chosen.values()]
-        nodes = sorted(min(of_start) for of_start in priced if of_start)
-        few, left = options.num_descents, nodes[options.num_descents :]
+        priced = [sorted(self.price(self.estimated(start))) for start in chosen.values()]
+        nodes = sorted(of_start[0] for of_start in priced if of_start)
+        left = [one for of_start in priced for one in of_start[1:]]
+        few = options.num_descents
+        left += nodes[few:]
         for number, node in enumerate(nodes[:few]):
             part = (self.max_work // 2 - self.done) // (few - number)
             left += self.descend([node], self.done + part)
@@ -137,7 +139,7 @@ class Loop(Rungs):
 
     def divide(self) -> None:
         """Go on from structures that divide sequences."""
-        most = _MANY_DIVIDED if self.known_s == inf else _FEW_DIVIDED
+        most = _MAX_ESTIMATED if self.known_s == inf else _FEW_DIVIDED
         divided = divided_structures(self.problem, self.known_s, most)
         self.go_on_from(chain(divided, in_unlike_parts(self.problem)))
 
@@ -145,7 +147,7 @@ class Loop(Rungs):
         """Go on from structures with groups of unlike shares, made of the fastest; where nothing
         fits, of what lacks memory."""
         shape, heap = self.completer.shape, list[Climber]()
-        self.max_work = self.done + self.own_work // _PART
+        self.max_work = self.done + self.own_work // PART
         for node in self.fastest[:_NUM_JOINED]:
             structure = node.found.structure
             self.expand(node, joined(self.problem, structure, node.found.layers, shape), heap)
@@ -162,7 +164,7 @@ class Loop(Rungs):
     def go_on_from(self, structures: Iterable[Structure], slack: float = NEAR) -> None:
         """Descend from those of some structures that promise a step of at most `slack` times the
         shortest known."""
-        most_s, part = slack * self.known_s, 1 if self.known_s == inf else _PART
+        most_s, part = slack * self.known_s, 1 if self.known_s == inf else PART
         found = (self.sized(structure) for structure in structures)
         ranked = sorted(self.estimated(one) for one in found if one is not None)
         nodes = [node for node in ranked[: self.options.num_starts] if node.time_s < most_s]

@@ -6,8 +6,6 @@ bundle_mix       the bundles that a pool of nodes is divided into
 bundle_paths     the cheapest sequence of blocks for every period
 bundle_shapes    plain bundles, made without prices, and the chains of a bundle
 pricing          the best bundles for given prices of nodes
-other_recompute  seeds that the job's own recompute hides
-settings         a placement found under other settings, written for the job's own
 packing          packing in fractions, a linear programme with few rows
 site_mixes       the bundles of each of several sites
 shortest_paths   orders of a few places with the least time between neighbours

@@ -8,17 +8,15 @@ begin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import ceil
 
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.network.seconds import BoundaryTime
-from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement, own_launch_counts
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
-from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.rounding import ROUNDING
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 MIN_GAIN = 0.005
@@ -27,8 +25,6 @@ MIN_GAIN = 0.005
 _PERIODS = (0.5, 0.7, 0.85, 1.0, 1.05, 1.1, 1.2)
 """Periods that counts are made for, in parts of the slowest stage's: shorter ones fill the time
 before the first gradient comes, longer ones leave memory for layers."""
-_ROUNDING = 1e-9
-"""Of a period, by which a way may be longer than so many."""
 WORTH = 1 - 1e-3
 """A step of the search must bring a pipeline's time below this part of it, to be worth memory."""
 
@@ -98,76 +94,6 @@ class LaunchRule:
         return (counted, counted_cost) if faster and counted_cost.fits else None
 
 
-def search_counts(
-    costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int, max_work: int
-) -> tuple[Counted, int]:
-    """Search the counts of a replica from those that it has, while others are faster.
-
-    The rule covers every round trip, but unequal stages sometimes gain from more.  Lower counts
-    that are as fast are left alone: the rule's slack is for hops that are late now and then.
-
-    Args:
-        max_work: limit in operations of the recurrence (stages times micro-batches).
-    Returns:
-        The replica, as it was where nothing is faster, and the work done.
-    """
-    priced: dict[tuple[int, ...], Counted] = {}
-
-    def fits(counts: tuple[int, ...]) -> bool:
-        moved = with_counts(replica, counts)
-        priced[counts] = moved, costs.replica(moved, vocab_rows)
-        return priced[counts][1].fits
-
-    counts, work = climb_counts(
-        [s.times for s in cost.stages],
-        (cost.forward_hops, cost.backward_hops),
-        replica.num_micro_batches,
-        replica.num_in_flight,
-        cost.pipeline_s,
-        max_work,
-        fits,
-    )
-    return priced.get(counts, (replica, cost)), work
-
-
-def climb_counts(
-    stages: Sequence[PassTimes],
-    hops: tuple[Sequence[BoundaryTime], Sequence[BoundaryTime]],
-    num_micro_batches: int,
-    counts: tuple[int, ...],
-    time_s: float,
-    max_work: int,
-    fits: Callable[[tuple[int, ...]], bool],
-) -> tuple[tuple[int, ...], int]:
-    """Search the counts of a pipeline whose stages and hops are known; (counts, work
-    done).
-
-    Args:
-        hops: forward and backward, as `pipeline_time_s` has them.
-        counts: where to start, a pipeline of `time_s` seconds.
-        fits: whether memory allows counts that are faster.
-    """
-    work, improved = 0, True
-    least_s = least_pipeline_time_s(stages, *hops, num_micro_batches)
-    times_s = [stage.total_s for stage in stages]
-    trips_s = [there.total_s + back.total_s for there, back in zip(*hops, strict=True)]
-    tried = {counts}
-    while improved and least_s < WORTH * time_s:
-        improved = False
-        for moved in other_counts(counts, num_micro_batches, times_s, trips_s):
-            if moved in tried:
-                continue
-            if work >= max_work:
-                return counts, work
-            tried.add(moved)
-            work += len(stages) * num_micro_batches
-            moved_s = pipeline_time_s(stages, *hops, num_micro_batches, moved)
-            if moved_s < WORTH * time_s and fits(moved):
-                counts, time_s, improved = moved, moved_s, True
-                break
-    return counts, work
-
-
 def with_counts(replica: PlacedReplica, counts: Sequence[int]) -> PlacedReplica:
     """Return the replica with launch counts; 1F1B's own are left unsaid."""
     own = replace(replica, launch_counts=None)
@@ -188,6 +114,7 @@ def other_counts(
     num_micro_batches: int,
     times_s: Sequence[float],
     trips_s: Sequence[float],
+    singles: bool = True,
 ) -> Iterator[tuple[int, ...]]:
     """Yield counts to try instead: the least for shorter and longer periods; then those with one
     stage's changed, and the stages before it as they are, with the least that suits, or changed by
@@ -195,11 +122,12 @@ def other_counts(
 
     Args:
         times_s: as of `least_counts`, as is `trips_s`.
+        singles: also those with one stage's changed.
     """
     slowest_s, last = max(times_s), len(times_s) - 1
     for part in _PERIODS:
         yield least_counts(times_s, trips_s, part * slowest_s, num_micro_batches, counts[last:])
-    for index, step in product(range(last), (1, -1)):
+    for index, step in product(range(last if singles else 0), (1, -1)):
         moved = moved_counts(counts, index, step, num_micro_batches, False)
         together = moved_counts(counts, index, step, num_micro_batches, True)
         if moved is not None:
@@ -238,7 +166,7 @@ def least_counts(
         count, way_s = max(depth - i, counts[i + 1]), times_s[i]
         for j in range(i + 1, depth):
             way_s += trips_s[j - 1] + times_s[j]
-            count = max(count, counts[j] - 1 + ceil(way_s / period_s - _ROUNDING))
+            count = max(count, counts[j] - 1 + ceil(way_s / period_s - ROUNDING))
         counts[i] = min(count, num_micro_batches)
     return tuple(counts)
 

@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 
 _WORTH = 1 - 2e-4
 """A step must bring the pipeline's time below this part of it."""
+_RESTARTS = 4
+"""One part in so many of the work, until which further starts are climbed from."""
 _BOUND_WORK = 16
 """Operations of the recurrence that take as long as to bound a time, or to divide layers."""
 
 Setting = tuple[tuple[int, ...], tuple[int, ...]]
 """Layers and launch counts of all stages."""
+Priced = tuple[float, tuple[StageOption, ...]]
+"""Seconds of a pipeline, and its stages."""
+Tuned = tuple[float, tuple[int, ...], tuple[int, ...], tuple[StageOption, ...]]
+"""Seconds, layers, launch counts and stages."""
 Step = Callable[[tuple[int, ...], tuple[int, ...]], Iterator[Setting]]
 """Settings to try instead of one."""
 
@@ -48,6 +54,7 @@ class Tuner:
         self.own = tuple([min(len(chain) - i, number) for i in range(len(chain))])
         self._options: dict[tuple[int, ...], Options] = {}
         self._suited: dict[tuple[int, ...], tuple[int, ...] | None] = {}
+        self.tried: set[Setting] = set()
         self.work = 0
 
     def options(self, counts: tuple[int, ...]) -> Options:
@@ -58,9 +65,7 @@ class Tuner:
             self._options[counts] = found
         return found
 
-    def price(
-        self, layers: tuple[int, ...], counts: tuple[int, ...], beat: float
-    ) -> tuple[float, tuple[StageOption, ...]] | None:
+    def price(self, layers: tuple[int, ...], counts: tuple[int, ...], beat: float) -> Priced | None:
         """Return the pipeline's seconds and its stages; None where they do not fit, or cannot take
         less than `beat`."""
         options = self.options(counts)
@@ -87,27 +92,49 @@ class Tuner:
         first = self.price(layers, counts, inf)
         if first is None:
             return filled, inf
+        starts = [(layers, counts)]
+        best = self.climb(*starts[0], first, max_work)
+        if self.has_counts:
+            starts = list(dict.fromkeys(self.launched(layers, counts, singles=False)))
+        for start in starts:
+            if self.work >= max_work // _RESTARTS:
+                break
+            first = self.price(*start, inf)
+            if first is not None:
+                best = min(best, self.climb(*start, first, max_work), key=_time_s)
+        time_s, layers, counts, chosen = best
+        period_s = max([option.time_s for option in chosen])
+        own = None if counts == self.own else counts
+        fill_s = time_s - (self.number - 1) * period_s
+        return Filled(layers, chosen, own, filled.size, fill_s, period_s), time_s
+
+    def climb(
+        self, layers: tuple[int, ...], counts: tuple[int, ...], first: Priced, max_work: int
+    ) -> Tuned:
+        """Go on from a setting to faster ones as long as there are any.
+
+        Args:
+            first: its price.
+            max_work: as of `run`.
+        """
         time_s, chosen = first
-        tried = {(layers, counts)}
+        self.tried.add((layers, counts))
         steps = self.steps()
         place = since = 0
         while since < len(steps) and self.work < max_work:
             for trial in steps[place](layers, counts):
-                if trial in tried:
+                if trial in self.tried:
                     continue
                 if self.work >= max_work:
                     break
-                tried.add(trial)
+                self.tried.add(trial)
                 found = self.price(*trial, time_s * _WORTH)
                 if found is not None and found[0] < time_s * _WORTH:
                     (time_s, chosen), (layers, counts), since = found, trial, 0
                     break
             else:
                 place, since = (place + 1) % len(steps), since + 1
-        period_s = max([option.time_s for option in chosen])
-        own = None if counts == self.own else counts
-        fill_s = time_s - (self.number - 1) * period_s
-        return Filled(layers, chosen, own, filled.size, fill_s, period_s), time_s
+        return time_s, layers, counts, chosen
 
     def steps(self) -> list[Step]:
         """Return all that is tried: other launch counts, then layers moved."""
@@ -115,11 +142,17 @@ class Tuner:
         first = self.launched if self.has_counts else self.suited
         return [first, *[partial(self.moved, *pair) for pair in pairs]]
 
-    def launched(self, layers: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[Setting]:
-        """Yield other launch counts, each with the layers as they are and with others."""
+    def launched(
+        self, layers: tuple[int, ...], counts: tuple[int, ...], singles: bool = True
+    ) -> Iterator[Setting]:
+        """Yield other launch counts, each with the layers as they are and with others.
+
+        Args:
+            singles: also counts in which one stage's are changed, as of `other_counts`.
+        """
         options = zip(layers, self.options(counts), strict=True)
         times_s = [times[n - 1] for n, (_, times) in options]
-        for other in other_counts(counts, self.number, times_s, self.trips_s):
+        for other in other_counts(counts, self.number, times_s, self.trips_s, singles):
             yield from self.suited(layers, other)
 
     def suited(self, layers: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[Setting]:
@@ -143,3 +176,7 @@ class Tuner:
             changed[giver] -= 1
             changed[taker] += 1
             yield tuple(changed), counts
+
+
+def _time_s(tuned: Tuned) -> float:
+    return tuned[0]

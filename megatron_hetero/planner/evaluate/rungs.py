@@ -8,6 +8,7 @@ from math import inf
 
 from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.completion.completer import Completer
+from megatron_hetero.planner.completion.counts import WORTH
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate, is_plain
 from megatron_hetero.planner.evaluate.canonical import arranged
@@ -20,9 +21,6 @@ from megatron_hetero.planner.problem import Chain, Structure
 
 _TUNING, THOROUGH = 30_000, 300_000
 """Limits in operations of the recurrence, of a quick and of a thorough tuning."""
-
-_WAITS = 1 - 1e-3
-"""Pipelines that wait for less than the rest of this part are not launched further ahead."""
 
 
 _Outline = tuple[tuple[int, ...], Chain, int, tuple[tuple[str, int], ...]]
@@ -130,7 +128,7 @@ class Rungs:
         ahead while that shortens the step."""
         simulated = self._simulated(candidate)
         for further in self.rescorer.further_ahead(candidate):
-            if not candidate.step_time_s < min(simulated.step_time_s, self.best_s) * _WAITS:
+            if not candidate.step_time_s < min(simulated.step_time_s, self.best_s) * WORTH:
                 break
             other = self._simulated(further)
             if not other.key < simulated.key:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
 from megatron_hetero.planner.advise.nothing_fits.more_room import MoreRoom
-from megatron_hetero.planner.columns.settings import Settings, with_settings
+from megatron_hetero.planner.advise.nothing_fits.settings import Settings, with_settings
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem
