@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from math import inf
@@ -37,6 +38,8 @@ _FEW_DIVIDED = 32
 """Structures that divide sequences which are completed, where something else fits."""
 _NUM_JOINED = 3
 """Of the fastest structures, those whose stages are joined into groups of unlike shares."""
+_ROUNDS = 3
+"""Of descents from single starts; the better half goes on to the next, with twice the work."""
 PART = 4
 """The part of the work, one in so many, that goes on from either where something else fits."""
 
@@ -48,13 +51,12 @@ class StructureSearch:
 
     def __init__(
         self,
-        max_work: int = 1_500_000,
+        max_work: int = 1_000_000,
         num_starts: int = 12,
         num_whole: int = 24,
-        num_descents: int = 6,
         num_tuned: int = 6,
         patience: int = 12,
-        work_per_gpu: int = 40_000,
+        work_per_gpu: int = 30_000,
         slack: float = 1.15,
         effort: int = 1,
         moves: bool = True,
@@ -69,8 +71,7 @@ class StructureSearch:
         self.work_per_gpu = effort * work_per_gpu
         """Limit of the work for each GPU: in smaller clusters less is left to find."""
         self.num_starts = num_starts
-        self.num_descents = num_descents
-        """Of the starts, those that are each descended from for a while before all go on."""
+        """Each is descended from for a while before all go on together."""
         self.num_tuned = num_tuned
         """Of all structures, those that are tuned thoroughly and varied at the end."""
         self.num_whole = num_whole
@@ -83,6 +84,23 @@ class StructureSearch:
         costs = board.problem.costs
         if costs.has_variants and costs.has_launch_counts:
             Loop(board, self).run()
+
+
+@dataclass
+class Descent:
+    """A descent under way: structures that wait, best first, and the best that it came to.
+
+    `alone`: from a single start, so that other descents do not cut it short.
+    """
+
+    heap: list[Climber]
+    alone: bool = False
+    best: Climber | None = None
+    idle: int = 0
+
+    def reached(self) -> float:
+        """Return the step that it came to, in seconds."""
+        return inf if self.best is None else self.best.time_s
 
 
 class Loop(Rungs):
@@ -107,15 +125,19 @@ class Loop(Rungs):
         )
         self.seen.update(chosen)
         priced = [sorted(self.price(self.estimated(start))) for start in chosen.values()]
-        nodes = sorted(of_start[0] for of_start in priced if of_start)
         left = [one for of_start in priced for one in of_start[1:]]
-        few = options.num_descents
-        left += nodes[few:]
-        for number, node in enumerate(nodes[:few]):
-            part = (self.max_work // 2 - self.done) // (few - number)
-            left += self.descend([node], self.done + part)
+        descents = [Descent(of_start[:1], alone=True) for of_start in sorted(priced) if of_start]
+        work = (self.max_work // 2 - self.done) // max(1, _ROUNDS)
+        for _ in range(_ROUNDS):
+            for descent in descents:
+                self.descend(descent, self.done + work // len(descents))
+            descents.sort(key=Descent.reached)
+            half = (len(descents) + 1) // 2
+            left += [node for descent in descents[half:] for node in descent.heap]
+            descents = descents[:half]
+        left += [node for descent in descents for node in descent.heap]
         heapify(left)
-        self.descend(left, self.max_work)
+        self.descend(Descent(left), self.max_work)
         if options.moves:
             self.divide()
             self.join()
@@ -151,7 +173,7 @@ class Loop(Rungs):
         for node in self.fastest[:_NUM_JOINED]:
             structure = node.found.structure
             self.expand(node, joined(self.problem, structure, node.found.layers, shape), heap)
-        self.descend(heap, self.max_work)
+        self.descend(Descent(heap), self.max_work)
         lacking = self.board.out_of_memory.fastest if self.known_s == inf else ()
         self.go_on_from(
             structure
@@ -171,7 +193,7 @@ class Loop(Rungs):
         self.seen.update([self.image(node.found.structure) for node in nodes])
         heapify(nodes)
         self.max_work = self.done + self.own_work // part
-        self.descend(nodes, self.max_work)
+        self.descend(Descent(nodes), self.max_work)
 
     @property
     def known_s(self) -> float:
@@ -179,16 +201,14 @@ class Loop(Rungs):
         best = self.board.nearest
         return inf if best is None else best.step_time_s
 
-    def descend(self, heap: list[Climber], limit: int) -> list[Climber]:
-        """Go on best first, until the work is done, patience ends or nothing left comes near;
-        what is left."""
-        best: Climber | None = None
-        first = len(heap) == 1
-        idle = 0
-        patience = self.options.patience // (2 if first else 1)
-        while heap and self.done < limit and idle <= patience:
+    def descend(self, descent: Descent, limit: int) -> None:
+        """Go on best first, until the work is done, patience ends or nothing left comes near."""
+        heap, alone = descent.heap, descent.alone
+        patience = self.options.patience // (2 if alone else 1)
+        while heap and self.done < limit and descent.idle <= patience:
             node = heappop(heap)
-            best_s = self.best_s if not first else inf if best is None else best.time_s
+            best = descent.best
+            best_s = self.best_s if not alone else inf if best is None else best.time_s
             if node.time_s > self.options.slack * best_s:
                 heappush(heap, node)
                 break
@@ -201,15 +221,14 @@ class Loop(Rungs):
             elif not node.queued:
                 heappush(heap, self.queued(node, candidate))
             else:
-                idle += 1
+                descent.idle += 1
                 if best is None or node.time_s < _WORTH * best.time_s:
-                    idle = 0
+                    descent.idle = 0
                 if best is None or node < best:
-                    best = node
+                    descent.best = node
                 insort(self.fastest, node)
                 del self.fastest[self.options.num_tuned :]
                 self.expand(node, self.moved(node), heap)
-        return heap
 
     def moved(self, node: Climber) -> Iterable[Structure]:
         """Return the structures one move away; none where it was asked before."""
