@@ -32,7 +32,6 @@ from megatron_hetero.errors import HeteroError  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import save_plan  # noqa: E402
 from megatron_hetero.planner import structure_search  # noqa: E402
-from megatron_hetero.planner.completion.completer import Completer  # noqa: E402
 from megatron_hetero.planner.evaluate import rescore, starts  # noqa: E402
 from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
 from megatron_hetero.planner.evaluate.rungs import Rungs  # noqa: E402
@@ -120,7 +119,7 @@ def parts() -> Mapping[str, LeaveOut]:
         "divided sequences": changed(Loop, "divide", lambda _: None),
         "launches further ahead at the end": changed(rescore, "_MORE_AHEAD", ()),
         "unlike micro-batch sizes": changed(structure_search, "may_mix_sizes", lambda _: False),
-        "optimizer states by room": changed(Completer, "by_room", lambda *_: None),
+        "optimizer states by room": changed(structure_search, "by_room", lambda *_: None),
         "stages joined in unlike shares": changed(Loop, "join", lambda _: None),
     }
     return found

@@ -19,6 +19,8 @@ from math import inf
 
 from megatron_hetero.cost.choices import may_mix_sizes
 from megatron_hetero.planner.completion.filled import Completion
+from megatron_hetero.planner.completion.micro_batches import mixed
+from megatron_hetero.planner.completion.optimizer_shares import by_room
 from megatron_hetero.planner.evaluate.candidate import NEAR
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs
@@ -148,9 +150,9 @@ class Loop(Rungs):
         """Tune one of the fastest structures once more, for longer; and try what the search does
         not: unlike micro-batch sizes, and optimizer states by free memory."""
         found = node.found
-        others = [self.completer.by_room(found.structure, found.filled[0].size)]
+        others = [by_room(self.completer, found.structure, found.filled[0].size)]
         if may_mix_sizes(self.problem.costs):
-            others.append(self.completer.mixed(found))
+            others.append(mixed(self.completer, found))
         new = [other for other in others if other is not None and other is not found]
         varied = [one for other in new for one in self._priced(node, other)]
         for one in (node, *varied):

@@ -8,8 +8,8 @@ from itertools import product
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.columns.kinds import cut, ladder
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
-from megatron_hetero.planner.completion.order import some_orders
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.shapes.order import some_orders
 
 FirstShapes = Callable[[StageTable, BundlePricer, Mapping[int, int]], Iterable[BundleShape]]
 """Makes the first bundles of a pool, from the nodes of each kind that it has."""

@@ -12,5 +12,4 @@ sharded           layers whose weights the replicas divide
 counts            launch counts
 layers            the split of layers with the least time of the slowest stage
 micro_batches     micro-batches of each replica
-order             the order of a replica's stages
 """

@@ -10,13 +10,12 @@ from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.memory.device import StateHolders, kept_sends
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage
-from megatron_hetero.planner.completion.counts import NEGLIGIBLE_TRIP, WORTH
+from megatron_hetero.planner.completion.counts import NEGLIGIBLE_TRIP
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.layers import minimax
-from megatron_hetero.planner.completion.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
-from megatron_hetero.planner.completion.tables import NO_STATES, Options, Tables, holders_of
+from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, keep_step
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
@@ -88,67 +87,28 @@ class Completer:
             return None
         if self.shards:
             return self._sharded(structure, size) if not given else None
-        return self._whole(structure, self._table(structure, size, given))
+        return self.whole(structure, self.table(structure, size, given))
 
-    def by_room(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
-        """Return the structure with the optimizer's states divided by free memory; None where they
-        are not divided, equal parts are the same, or it does not fit."""
-        if not self.sharded or len(structure) < 2 or self.batch < size * len(structure):
-            return None
-        # First as if states took no memory: what is left then is their room.
-        free = self._whole(structure, self._table(structure, size, False, NO_STATES))
-        if free is None:
-            return None
-        placement = with_shares_by_room(self.costs, free.placement(self.own_size))
-        if placement is None:
-            return None
-        parts = {
-            unit: StateHolders(*[1 / part for part in stage.state_parts or ()])
-            for chain, replica in zip(structure, placement.replicas, strict=True)
-            for unit, stage in zip(chain, replica.stages, strict=True)
-        }
-        equal = self._table(structure, size, False)
-        found = self._whole(structure, Tables(equal.costs, equal.options, parts))
-        if found is None:
-            return None
-        shares_of = [[stage.optimizer_share for stage in r.stages] for r in placement.replicas]
-        return replace(found, optimizer_shares=shares_of)
-
-    def mixed(self, found: Completion) -> Completion:
-        """Return it with other micro-batch sizes in replicas that are alike, where the last one
-        ends earlier so."""
-        if found.sharded is not None or found.optimizer_shares is not None:
-            return found
-        for shape in dict.fromkeys(map(self.shape, found.structure)):
-            for size in self.sizes(len(found.structure)):
-                other = self._with_size(found, shape, size)
-                if other is not None and other.quick_s < WORTH * found.quick_s:
-                    found = other
-        return found
-
-    def _with_size(self, found: Completion, shape: tuple[int, ...], size: int) -> Completion | None:
-        """Return it with this micro-batch size in replicas of a shape."""
-        sizes = [
-            size if self.shape(chain) == shape else own.size
-            for chain, own in zip(found.structure, found.filled, strict=True)
-        ]
+    def in_sizes(self, structure: tuple[Chain, ...], sizes: Sequence[int]) -> Completion | None:
+        """Return the structure with a micro-batch size for each replica; None where it does not
+        fit."""
         left = self.batch - sum(sizes)
         filled = []
-        for chain, own_size in zip(found.structure, sizes, strict=True):
-            tables = self._table(found.structure, own_size, False)
-            one = self._chain(tables, chain, left // own_size + 1) if left >= 0 else None
-            if one is None:
+        for chain, size in zip(structure, sizes, strict=True):
+            tables = self.table(structure, size, False)
+            found = self.pipeline(tables, chain, left // size + 1) if left >= 0 else None
+            if found is None:
                 return None
-            filled.append(one)
+            filled.append(found)
         shared = shares(self.batch, filled)
-        return shared and Completion(found.structure, tuple(filled), *shared, False)
+        return shared and Completion(structure, tuple(filled), *shared, False)
 
-    def _whole(self, structure: tuple[Chain, ...], tables: Tables) -> Completion | None:
+    def whole(self, structure: tuple[Chain, ...], tables: Tables) -> Completion | None:
         """Complete it with whole layers."""
         most = self.batch // tables.size - len(structure) + 1
         filled = []
         for chain in structure:
-            found = self._chain(tables, chain, most)
+            found = self.pipeline(tables, chain, most)
             if found is None:
                 return None
             filled.append(found)
@@ -169,7 +129,7 @@ class Completer:
         """Complete replicas that keep step as one pipeline, with as many sharded layers as make it
         fastest."""
         total, depth = self.batch // size, len(structure[0])
-        tables = self._table(structure, size, False)
+        tables = self.table(structure, size, False)
         count, more = divmod(total, len(structure))
         if more and depth > 1:
             return None
@@ -213,7 +173,7 @@ class Completer:
         quick_s = slowest[0] + (max(numbers) - 1) * slowest[1]
         return Completion(structure, filled, numbers, quick_s, False, sharded)
 
-    def _table(
+    def table(
         self,
         structure: tuple[Chain, ...],
         size: int,
@@ -234,7 +194,7 @@ class Completer:
             self._tables[key] = Tables(costs, StageOptions(costs, rows, given))
         return self._tables[key]
 
-    def _chain(self, tables: Tables, chain: Chain, most: int) -> Filled | None:
+    def pipeline(self, tables: Tables, chain: Chain, most: int) -> Filled | None:
         """Return a replica for at most so many micro-batches: with 1F1B's launch counts, or with
         those that hide its hops where they fit and are faster."""
         depth = len(chain)
@@ -353,7 +313,7 @@ class Completer:
     def rooms(self, structure: Structure, chain: Chain) -> list[int]:
         """Return for how many layers each stage of a replica has room, all as the job's flags
         say."""
-        tables = self._table(structure, self.own_size, True)
+        tables = self.table(structure, self.own_size, True)
         most = self.batch // self.own_size - len(structure) + 1
         in_flight = [min(len(chain) - i, most) for i in range(len(chain))]
         return [len(times) for _, times in self.options(tables, chain, in_flight, False)]
@@ -373,7 +333,7 @@ class Completer:
             ):
                 key = self.shape(chain), number, own.size
                 if key not in tuned:
-                    tables = self._table(found.structure, own.size, found.is_given)
+                    tables = self.table(found.structure, own.size, found.is_given)
                     tuned[key] = self._tuned(tables, chain, number, own, max_work)
                 filled.append(tuned[key][0])
                 times_s.append(tuned[key][1])

@@ -7,14 +7,54 @@ their free memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
+from typing import TYPE_CHECKING
 
 from megatron_hetero.cost.choices import may_choose
+from megatron_hetero.cost.memory.device import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
+from megatron_hetero.planner.completion.filled import Completion
+from megatron_hetero.planner.completion.tables import NO_STATES, Tables
+from megatron_hetero.planner.problem import Structure
+
+if TYPE_CHECKING:
+    from megatron_hetero.planner.completion.completer import Completer
 
 _LARGEST = 16
 """Shares are whole numbers up to this."""
+
+
+def by_room(completer: Completer, structure: Structure, size: int) -> Completion | None:
+    """Complete a structure with the optimizer's states divided by free memory; None where they are
+    not divided, equal parts are the same, or it does not fit.
+
+    Args:
+        completer: of the problem.
+        structure: what is completed.
+        size: micro-batch size in sequences.
+    """
+    if not completer.sharded or len(structure) < 2 or completer.batch < size * len(structure):
+        return None
+    # First as if states took no memory: what is left then is their room.
+    free = completer.whole(structure, completer.table(structure, size, False, NO_STATES))
+    if free is None:
+        return None
+    placement = with_shares_by_room(completer.costs, free.placement(completer.own_size))
+    if placement is None:
+        return None
+    parts = {
+        unit: StateHolders(*[1 / part for part in stage.state_parts or ()])
+        for chain, replica in zip(structure, placement.replicas, strict=True)
+        for unit, stage in zip(chain, replica.stages, strict=True)
+    }
+    equal = completer.table(structure, size, False)
+    found = completer.whole(structure, Tables(equal.costs, equal.options, parts))
+    if found is None:
+        return None
+    shares = [[stage.optimizer_share for stage in r.stages] for r in placement.replicas]
+    return replace(found, optimizer_shares=shares)
 
 
 def with_shares_by_room(costs: CostModel, placement: Placement) -> Placement | None:

@@ -92,11 +92,9 @@ class Tuner:
         first = self.price(layers, counts, inf)
         if first is None:
             return filled, inf
-        starts = [(layers, counts)]
-        best = self.climb(*starts[0], first, max_work)
-        if self.has_counts:
-            starts = list(dict.fromkeys(self.launched(layers, counts, singles=False)))
-        for start in starts:
+        best = self.climb(layers, counts, first, max_work)
+        starts = self.launched(layers, counts, singles=False) if self.has_counts else ()
+        for start in dict.fromkeys(starts):
             if self.work >= max_work // _RESTARTS:
                 break
             first = self.price(*start, inf)

@@ -10,6 +10,7 @@ from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.counts import WORTH
 from megatron_hetero.planner.completion.filled import Completion
+from megatron_hetero.planner.completion.optimizer_shares import by_room
 from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate, is_plain
 from megatron_hetero.planner.evaluate.canonical import arranged
 from megatron_hetero.planner.evaluate.ladder import Climber
@@ -66,7 +67,7 @@ class Rungs:
         sizes = self.completer.sizes(len(structure))
         found = [one for size in sizes if (one := self.completer.complete(structure, size))]
         if not found and not self.completer.shards:
-            found = [one for size in sizes if (one := self.completer.by_room(structure, size))]
+            found = [one for size in sizes if (one := by_room(self.completer, structure, size))]
         found.sort(key=lambda completion: completion.quick_s)
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 

@@ -13,9 +13,9 @@ from itertools import product
 
 from megatron_hetero.cluster.spec import Link, Node
 from megatron_hetero.planner.completion.fill import Filler
-from megatron_hetero.planner.completion.order import Orderer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.shapes.order import Orderer
 from megatron_hetero.planner.strategy import SEED_WORK
 
 _MAX_WIDTH_CHOICES = 2000

@@ -13,9 +13,9 @@ from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.fill import placed_replica
 from megatron_hetero.planner.completion.layers import split_layers
-from megatron_hetero.planner.completion.order import some_orders
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.shapes.order import some_orders
 from megatron_hetero.planner.strategy import SEED_WORK
 
 

@@ -12,6 +12,8 @@ from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion, Filled
+from megatron_hetero.planner.completion.micro_batches import mixed
+from megatron_hetero.planner.completion.optimizer_shares import by_room
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of, make_problem
 from tests.cost.builders import AS_GIVEN, FAST, FREE, GIB, SLOW, make_cluster, make_workload
@@ -148,7 +150,7 @@ def test_trips_by_hand() -> None:
     structure = (chain("a0", "a1", "b0"),)
     completion = completer.complete(structure, 1)
     assert completion is not None
-    tables = completer._table(structure, 1, False)
+    tables = completer.table(structure, 1, False)
     trips_s, busiest_s = completer.trips(tables, structure[0])
     one_s = (1024 * 512 * 2) / 1e9
     inside_s = (1024 * 512 * 2) / 100e9
@@ -165,7 +167,7 @@ def test_the_slower_direction_of_a_link_is_the_busiest() -> None:
     }
     completer = Completer(make_problem(replace(cluster, node_links=slow_back), WORKLOAD))
     structure = (chain("a0", "b0"),)
-    trips_s, busiest_s = completer.trips(completer._table(structure, 1, False), structure[0])
+    trips_s, busiest_s = completer.trips(completer.table(structure, 1, False), structure[0])
     one_s = (1024 * 512 * 2) / 1e9
     assert busiest_s == pytest.approx(4 * one_s)
     assert trips_s == pytest.approx([5 * one_s + 20e-3])
@@ -174,7 +176,7 @@ def test_the_slower_direction_of_a_link_is_the_busiest() -> None:
 def test_larger_micro_batches_take_longer_trips() -> None:
     completer = Completer(make_problem(boxes(), WORKLOAD))
     structure = (chain("a0", "b0"),)
-    small, large = (completer._table(structure, size, False) for size in (1, 4))
+    small, large = (completer.table(structure, size, False) for size in (1, 4))
     one, four = (completer.trips(tables, structure[0])[1] for tables in (small, large))
     assert four == pytest.approx(4 * one)
 
@@ -260,16 +262,16 @@ def test_optimizer_states_go_where_there_is_room() -> None:
     problem = make_problem(cluster, workload)
     completer, structure = Completer(problem), (chain("a0"), chain("b0"))
     assert completer.complete(structure, 1) is None
-    found = completer.by_room(structure, 1)
+    found = by_room(completer, structure, 1)
     assert found is not None and found.optimizer_shares is not None
     (roomy,), (other,) = found.optimizer_shares
     assert (roomy or 1) > (other or 1)
     assert problem.costs.placement(found.placement(1)).missing_bytes <= 0
     assert completer.tune(found, 1000) is found
     # One replica has nobody to share with, and a job without ZeRO keeps all states.
-    assert completer.by_room((chain("a0"),), 1) is None
+    assert by_room(completer, (chain("a0"),), 1) is None
     plain = make_problem(cluster, make_workload(8, 1024, 8))
-    assert Completer(plain).by_room(structure, 1) is None
+    assert by_room(Completer(plain), structure, 1) is None
 
 
 def test_replicas_take_the_sizes_that_suit_them() -> None:
@@ -286,12 +288,12 @@ def test_replicas_take_the_sizes_that_suit_them() -> None:
         if not fitting:
             continue
         found = min(fitting, key=lambda one: one.quick_s)
-        mixed = completer.mixed(found)
-        assert mixed.quick_s <= found.quick_s
-        sequences = zip(mixed.num_micro_batches, mixed.filled, strict=True)
+        made = mixed(completer, found)
+        assert made.quick_s <= found.quick_s
+        sequences = zip(made.num_micro_batches, made.filled, strict=True)
         assert sum(number * filled.size for number, filled in sequences) == 24
-        assert completer.tune(mixed, 1000).quick_s <= mixed.quick_s * (1 + 1e-9)
-        unlike.add(len({filled.size for filled in mixed.filled}))
+        assert completer.tune(made, 1000).quick_s <= made.quick_s * (1 + 1e-9)
+        unlike.add(len({filled.size for filled in made.filled}))
     assert unlike == {1, 2}
 
 

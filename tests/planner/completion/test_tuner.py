@@ -36,7 +36,7 @@ def tuner_of(
     completer = Completer(problem)
     found = completer.complete((CHAIN,), 1, given)
     assert found is not None
-    tables = completer._table((CHAIN,), 1, given)
+    tables = completer.table((CHAIN,), 1, given)
     return Tuner(completer, tables, CHAIN, number), found.filled[0], problem
 
 

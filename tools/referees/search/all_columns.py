@@ -13,7 +13,7 @@ from megatron_hetero.planner.columns.bundle_shapes import FirstShapes, plain_sha
 from megatron_hetero.planner.columns.kinds import ladder
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.columns.strategy import Columns
-from megatron_hetero.planner.completion.order import some_orders
+from megatron_hetero.planner.shapes.order import some_orders
 
 _MAX_SHAPES, _FEW_NODES = 1000, 8
 """Bundles of a pool for each number of replicas, times half of its nodes if these are not few."""
