@@ -113,7 +113,7 @@ def parts() -> Mapping[str, LeaveOut]:
         "simulation of queues": changed(Rungs, "queued", _as_simulated),
         "a second micro-batch size": changed(Rungs, "sizes", _first_size(Rungs.sizes)),
         "starts laid lengthwise": changed(starts, "lengthwise", lambda structure, _: structure),
-        "descents from single starts": changed(structure_search, "_ROUNDS", 0),
+        "descents from single starts": changed(Loop, "narrowed", _all_together),
         "all starts but one": with_limits(num_starts=1),
         "patience": with_limits(patience=0),
         "divided sequences": changed(Loop, "divide", lambda _: None),
@@ -131,6 +131,10 @@ def _first_scope_only(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _first_size(sizes: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, structure: sizes(self, structure)[:1]
+
+
+def _all_together(_: Any, starts: Any) -> Any:
+    return [one for start in starts for one in start]
 
 
 def _as_tuned(_: Any, node: Any, before: Any, max_work: int = 0) -> Any:

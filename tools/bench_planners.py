@@ -125,7 +125,7 @@ def _planned(question: Question, prove: bool) -> Plan:
     if best is None:
         raise infeasible_or_limits(problem, board)
     proof = partial(referee_bound, effort=PROOF) if prove else referee_bound
-    return plan_of(problem, best, idle_reasons(problem, board, best), prove=proof)
+    return plan_of(problem, best, idle_reasons(problem, best), prove=proof)
 
 
 def _run_in_child(path: str, prove: bool, pipe: Connection) -> None:

@@ -272,7 +272,7 @@ def _with_bound(
 
     try:
         if not board.interrupted:
-            reasons = idle_reasons(problem, board, best)
+            reasons = idle_reasons(problem, best)
             proof = partial(step_time_bound, effort=PROOF, progress=say)
             usual = thorough_bound if bounded else bound_by_work
             return plan_of(problem, best, reasons, prove=proof if prove else usual)
@@ -293,7 +293,7 @@ def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterato
     most_s = (1 + USUAL_PART) * best.step_time_s
     for candidate in distinct(board.ranking_of_all)[:NUM_NEAR]:
         if candidate.placement != best.placement and candidate.step_time_s <= most_s:
-            yield bare_plan(problem, candidate, idle_reasons(problem, board, candidate))
+            yield bare_plan(problem, candidate, idle_reasons(problem, candidate))
 
 
 def _with_bound_of(plan: Plan, outcome: Outcome) -> Outcome:

@@ -237,8 +237,8 @@ class Problem:
         return {}
 
     def may_be_a_unit(self, unit: Unit) -> bool:
-        """Return whether job and nodes allow the groups of a unit; `moves.unlike_groups` asks for
-        those in shares."""
+        """Return whether job and nodes allow the groups of a unit.  Units in shares were checked
+        where they were made (`moves.unlike_groups`)."""
         width, context = unit.width, unit.context_parallel
         return bool(unit.shares) or (
             (context == 1 or context in self.context_sizes(width))

@@ -10,8 +10,7 @@ structures that other strategies left on the board.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
@@ -43,7 +42,8 @@ _NUM_JOINED = 3
 _ROUNDS = 3
 """Of descents from single starts; the better half goes on to the next, with twice the work."""
 PART = 4
-"""The part of the work, one in so many, that goes on from either where something else fits."""
+"""Divided sequences and joined stages each get one part in so many of the work, where something
+fits without them."""
 
 
 class StructureSearch:
@@ -100,9 +100,9 @@ class Descent:
     best: Climber | None = None
     idle: int = 0
 
-    def reached(self) -> float:
-        """Return the step that it came to, in seconds."""
-        return inf if self.best is None else self.best.time_s
+    def reached(self) -> tuple[object, ...]:
+        """Return what compares descents by the best that they came to."""
+        return (True,) if self.best is None else (False, self.best)
 
 
 class Loop(Rungs):
@@ -123,13 +123,29 @@ class Loop(Rungs):
     def run(self) -> None:
         options = self.options
         chosen = promising(
-            self.board, self.tails, self.sized, self.image, self.kind_of, options.num_starts
+            self.board,
+            self.tails,
+            self.sized,
+            self.image,
+            self.kind_of if options.moves else {},
+            options.num_starts,
         )
         self.seen.update(chosen)
-        priced = [sorted(self.price(self.estimated(start))) for start in chosen.values()]
-        left = [one for of_start in priced for one in of_start[1:]]
-        descents = [Descent(of_start[:1], alone=True) for of_start in sorted(priced) if of_start]
-        work = (self.max_work // 2 - self.done) // max(1, _ROUNDS)
+        heap = self.narrowed([self.price(self.estimated(start)) for start in chosen.values()])
+        heapify(heap)
+        self.descend(Descent(heap), self.max_work)
+        if options.moves:
+            self.divide()
+            self.join()
+        for node in self.fastest:
+            self.vary(node)
+
+    def narrowed(self, starts: Sequence[list[Climber]]) -> list[Climber]:
+        """Descend from each start alone, the better half ever further; what is left of all."""
+        priced = sorted(sorted(start) for start in starts if start)
+        left = [one for start in priced for one in start[1:]]
+        descents = [Descent(start[:1], alone=True) for start in priced]
+        work = (self.max_work // 2 - self.done) // _ROUNDS
         for _ in range(_ROUNDS):
             for descent in descents:
                 self.descend(descent, self.done + work // len(descents))
@@ -137,14 +153,7 @@ class Loop(Rungs):
             half = (len(descents) + 1) // 2
             left += [node for descent in descents[half:] for node in descent.heap]
             descents = descents[:half]
-        left += [node for descent in descents for node in descent.heap]
-        heapify(left)
-        self.descend(Descent(left), self.max_work)
-        if options.moves:
-            self.divide()
-            self.join()
-        for node in self.fastest:
-            self.vary(node)
+        return left + [node for descent in descents for node in descent.heap]
 
     def vary(self, node: Climber) -> None:
         """Tune one of the fastest structures once more, for longer; and try what the search does
@@ -228,9 +237,14 @@ class Loop(Rungs):
                     descent.idle = 0
                 if best is None or node < best:
                     descent.best = node
-                insort(self.fastest, node)
-                del self.fastest[self.options.num_tuned :]
+                self.keep(node)
                 self.expand(node, self.moved(node), heap)
+
+    def keep(self, node: Climber) -> None:
+        """Keep a structure that went up the whole ladder, if it is among the fastest."""
+        ranked = sorted([*self.fastest, node])
+        best = {self.image(one.found.structure): one for one in reversed(ranked)}
+        self.fastest = sorted(best.values())[: self.options.num_tuned]
 
     def moved(self, node: Climber) -> Iterable[Structure]:
         """Return the structures one move away; none where it was asked before."""
@@ -244,7 +258,7 @@ class Loop(Rungs):
         """Put the most promising of the structures that a node leads to on the heap."""
         if node.candidate is None:
             return
-        complete, image = self.completer.complete, self.image
+        image, size = self.image, node.found.filled[0].size
         ranked: list[tuple[float, int, Hashable, Completion]] = []
         for number, structure in enumerate(structures):
             key = image(structure)
@@ -253,7 +267,9 @@ class Loop(Rungs):
             if self.done > self.max_work:
                 break
             self.work += sum(map(len, structure))
-            found = complete(structure, node.found.filled[0].size)
+            found = self.completer.complete(structure, size)
+            if found is None and node.found.optimizer_shares is not None:
+                found = by_room(self.completer, structure, size)
             if found is not None:
                 ranked.append((found.quick_s, number, key, found))
         ranked.sort(key=lambda entry: entry[:2])

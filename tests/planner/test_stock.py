@@ -34,7 +34,7 @@ def test_the_best_of_stock_megatron_runs_on_stock_megatron(
     board = search(problem)
     for candidate in (board.best_stock, board.best):
         if candidate is not None:
-            plan = bare_plan(problem, candidate, idle_reasons(problem, board, candidate))
+            plan = bare_plan(problem, candidate, idle_reasons(problem, candidate))
             validate_plan(plan, cluster)
             assert is_stock(plan) == (candidate.rank_order is not None)
             if candidate.rank_order is not None:

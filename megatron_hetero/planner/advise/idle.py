@@ -21,7 +21,7 @@ _PRICED_PART = 10
 """Of the plans tried, those priced whole with their exchange: the fastest, one in so many."""
 
 
-def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[str, str]:
+def idle_reasons(problem: Problem, best: Candidate) -> dict[str, str]:
     """Return a sentence for every GPU outside the plan: forbidden, unable, or tried and slower.
 
     One of several nodes or replicas that are alike answers for all.
@@ -35,7 +35,7 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
             by_kind.setdefault(_kind(problem, node, len(idle)), []).append((node, idle))
     work_left = _MAX_WORK
     for number, alike in enumerate(by_kind.values()):
-        reason, work = _tried(problem, board, best, *alike[0], work_left // (len(by_kind) - number))
+        reason, work = _tried(problem, best, *alike[0], work_left // (len(by_kind) - number))
         work_left -= work
         reasons |= {Device(node.name, i).name: reason for node, idle in alike for i in idle}
     return dict(sorted(reasons.items()))
@@ -51,7 +51,6 @@ def _kind(problem: Problem, node: Node, num_idle: int) -> object:
 
 def _tried(
     problem: Problem,
-    board: Scoreboard,
     best: Candidate,
     node: Node,
     idle: Sequence[int],
@@ -64,7 +63,8 @@ def _tried(
         idle: at least one.
         max_work: stages to try, in one placement or more.
     """
-    rungs, structure = Rungs(board), chains_of(best.placement)
+    # On a board of its own: what is tried here is no plan to choose from.
+    rungs, structure = Rungs(Scoreboard(problem)), chains_of(best.placement)
     widths = [width for width in problem.widths[node.name] if width <= len(idle)]
     units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
     estimated: list[Climber] = []
@@ -83,13 +83,17 @@ def _tried(
 
 
 def _best_of(rungs: Rungs, estimated: Iterable[Climber], most: int) -> Candidate | None:
-    """Return the best of some structures, tuned; priced whole are those with the shortest
-    estimates, up to `most`."""
-    priced = [one for node in nsmallest(most, estimated) for one in rungs.price(node)]
-    if not priced:
-        return None
-    first = min(priced)
-    return first.candidate and rungs.tune(first, first.candidate).candidate
+    """Return the best of some structures, tuned and simulated; priced whole are those with the
+    shortest estimates, up to `most`."""
+    stock_only = rungs.problem.objective.stock_only
+    for node in sorted(one for of in nsmallest(most, estimated) for one in rungs.price(of)):
+        candidate = node.candidate
+        if candidate is None or (stock_only and not candidate.is_stock):
+            continue
+        tuned = node if stock_only else rungs.tune(node, candidate)
+        rungs.queued(tuned, tuned.candidate or candidate)
+        return rungs.board.simulated[0][0]
+    return None
 
 
 def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:
@@ -98,8 +102,16 @@ def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:
         return "in the best place tried it breaks a limit of time or money"
     longer_s = tried.step_time_s - best.step_time_s
     if tried.standing.value <= best.standing.value:
-        longer = format_duration(max(longer_s, 0.0))
-        return f"in the best place tried it makes a step {longer} longer"
+        if longer_s < 0.0:
+            shorter = format_duration(-longer_s)
+            if tried.coarse_key < best.coarse_key:
+                return (
+                    f"in the best place tried a step is {shorter} shorter: use --strategy thorough"
+                )
+            return (
+                f"in the best place tried it saves {shorter} of a step, too little for the plug-in"
+            )
+        return f"in the best place tried it makes a step {format_duration(longer_s)} longer"
     step = f"a step {format_duration(abs(longer_s))} {'longer' if longer_s >= 0 else 'shorter'}"
     if problem.objective.name == "fewest-gpus":
         return "the deadline is kept without it"

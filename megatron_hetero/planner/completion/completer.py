@@ -40,6 +40,8 @@ class Completer:
         self._groups: dict[Hashable, int] = {}
         self._shape: dict[Chain, tuple[int, ...]] = {}
         self._rows: dict[frozenset[int], int] = {}
+        self.by_room: dict[tuple[Structure, int], Tables] = {}
+        """Of structures whose optimizer states are divided by free memory, and sizes."""
         self._known_sharded: dict[tuple[object, ...], Completion | None] = {}
 
     def group(self, unit: Unit) -> int:
@@ -320,9 +322,8 @@ class Completer:
 
     def tune(self, found: Completion, max_work: int) -> Completion:
         """Tune layers and launch counts by the recurrence, replica by replica; then the
-        shares.  Replicas with sharded layers keep step, and stay as they are, and so do those whose
-        optimizer states go by memory."""
-        if found.sharded is not None or found.optimizer_shares is not None:
+        shares.  Replicas with sharded layers keep step, and stay as they are."""
+        if found.sharded is not None:
             return found
         tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}
         best, before = found, found
@@ -333,7 +334,9 @@ class Completer:
             ):
                 key = self.shape(chain), number, own.size
                 if key not in tuned:
-                    tables = self.table(found.structure, own.size, found.is_given)
+                    tables = self.by_room.get((found.structure, own.size))
+                    if tables is None or found.optimizer_shares is None:
+                        tables = self.table(found.structure, own.size, found.is_given)
                     tuned[key] = self._tuned(tables, chain, number, own, max_work)
                 filled.append(tuned[key][0])
                 times_s.append(tuned[key][1])

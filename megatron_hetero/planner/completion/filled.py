@@ -36,13 +36,6 @@ class Filled:
     fill_s: float
     period_s: float
 
-    @property
-    def is_given(self) -> bool:
-        """Return whether all stages do as the job's flags say (its micro-batch size aside)."""
-        return self.counts is None and all(
-            option.recompute is None and option.num_recomputed is None for option in self.options
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Completion:

@@ -13,13 +13,6 @@ if TYPE_CHECKING:
     from megatron_hetero.planner.completion.filled import Completion
 
 
-def equal_shares(num_micro_batches: int, num_replicas: int) -> tuple[int, ...] | None:
-    """Share as nearly the same for each as can be, the first ones have more; None when there are
-    fewer than replicas."""
-    each, more = divmod(num_micro_batches, num_replicas)
-    return tuple(each + (r < more) for r in range(num_replicas)) if each else None
-
-
 def share_micro_batches(
     num_micro_batches: int, fill_times_s: Sequence[float], periods_s: Sequence[float]
 ) -> tuple[int, ...] | None:

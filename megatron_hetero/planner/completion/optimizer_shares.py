@@ -35,7 +35,9 @@ def by_room(completer: Completer, structure: Structure, size: int) -> Completion
         structure: what is completed.
         size: micro-batch size in sequences.
     """
-    if not completer.sharded or len(structure) < 2 or completer.batch < size * len(structure):
+    if not completer.sharded or not may_choose(completer.costs, "optimizer_share"):
+        return None
+    if len(structure) < 2 or completer.batch < size * len(structure):
         return None
     # First as if states took no memory: what is left then is their room.
     free = completer.whole(structure, completer.table(structure, size, False, NO_STATES))
@@ -50,7 +52,8 @@ def by_room(completer: Completer, structure: Structure, size: int) -> Completion
         for unit, stage in zip(chain, replica.stages, strict=True)
     }
     equal = completer.table(structure, size, False)
-    found = completer.whole(structure, Tables(equal.costs, equal.options, parts))
+    tables = completer.by_room[structure, size] = Tables(equal.costs, equal.options, parts)
+    found = completer.whole(structure, tables)
     if found is None:
         return None
     shares = [[stage.optimizer_share for stage in r.stages] for r in placement.replicas]

@@ -25,7 +25,7 @@ NUM_TAKEN = 16
 """Candidates that are taken over from the board of a part of the problem."""
 NUM_KEPT = 64
 """Candidates that a ranking keeps."""
-LOW_CONTENTION = 0.5, 0.85
+LOW_CONTENTION = 0.5
 """Contention up to which placements come before those with more of it."""
 
 
@@ -72,7 +72,7 @@ class Candidate:
     @property
     def is_contended(self) -> bool:
         """Return whether messages wait for each other much."""
-        return self.contention > LOW_CONTENTION[0]
+        return self.contention > LOW_CONTENTION
 
     @property
     def structure(self) -> tuple[tuple[tuple[str, int, int], ...], ...]:

@@ -107,6 +107,8 @@ class Rungs:
     def tune(self, node: Climber, before: Candidate, max_work: int = _TUNING) -> Climber:
         """Return the node with its pipelines tuned."""
         found = self.completer.tune(node.found, max_work)
+        if found is node.found:
+            return replace(node, tuned=True)
         candidate = self.candidate(found)
         if candidate is None or before.key < candidate.key:
             candidate = before

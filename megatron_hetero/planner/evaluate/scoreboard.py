@@ -60,7 +60,6 @@ class Scoreboard:
         self._launch_rule = LaunchRule(problem.costs)
         self._seen: dict[Placement, Candidate | None] = {}
         self._beaten: set[Placement] = set()
-        self._begun: dict[str, set[Placement]] = {}
 
     @property
     def wanted(self) -> Candidate | None:
@@ -90,13 +89,6 @@ class Scoreboard:
         that exceeds them least."""
         firsts = [*self._fitting[:1], *self._fitting_with_counts[:1], *self._refined[:1]]
         return min(firsts, key=lambda candidate: candidate.key, default=None)
-
-    def not_begun(self, task: str, starts: Sequence[Candidate]) -> list[Candidate]:
-        """Return those that have not been started from for this task; they have from now on."""
-        begun = self._begun.setdefault(task, set())
-        found = [start for start in starts if start.placement not in begun]
-        begun.update(start.placement for start in found)
-        return found
 
     @property
     def best_stock(self) -> Candidate | None:
@@ -176,11 +168,6 @@ class Scoreboard:
         """`score`, and the candidate with launch counts where they gain."""
         candidate = self.score(placement, strategy, whole=whole)
         return candidate and self._with_counts.get(candidate.placement, candidate)
-
-    def least_step_s(self, placement: Placement) -> float:
-        """Return what its step takes at least, whatever its exchange takes and its launch
-        counts."""
-        return least_step_s(self._replica_costs(placement)[2])
 
     def keep_counts(self, placement: Placement, cost: PlacementCost, strategy: str) -> None:
         """Keep a priced placement with launch counts that fits; its devices are canonical."""

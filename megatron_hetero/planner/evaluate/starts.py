@@ -29,7 +29,8 @@ def promising(
     Args:
         complete: gives a structure its layers and settings; None where it does not fit.
         image: equal for structures in which like nodes are exchanged.
-        kind_of: by node; groups of one kind and form are alike.
+        kind_of: by node; groups of one kind and form are alike.  Empty: nothing is laid out
+            otherwise.
         most: structures in all.
 
     Returns:
@@ -53,8 +54,9 @@ def promising(
         alike.add((found.quick_s, with_tail_s))
         on_paths_s = busiest_s(board.problem, structure, found.num_micro_batches)
         quiet_s = with_tail_s
-        if on_paths_s > LOW_CONTENTION[0] * found.quick_s:
+        if on_paths_s > LOW_CONTENTION * found.quick_s:
             quiet_s = inf
+        if quiet_s == inf and kind_of:
             laid = lengthwise(structure, kind_of), inf
             laid_key = image(laid[0])
             if structures.setdefault(laid_key, laid) is laid:

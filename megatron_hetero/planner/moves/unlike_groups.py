@@ -22,6 +22,7 @@ from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.moves.group_shares import GroupShares, Shares
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, unit_on
 from megatron_hetero.planner.shapes.symmetric import equal_units
+from megatron_hetero.planner.synthesis.forms import FINEST
 
 _LONGEST = 4
 """Stages that are joined at most."""
@@ -53,7 +54,7 @@ def joined(
 def in_unlike_parts(problem: Problem) -> Iterator[Structure]:
     """Yield structures in which each replica is one stage, whose groups divide sequences in shares.
 
-    No other seed has groups of a number that does not divide a sequence.
+    No other seed has as many groups as do not divide the length of a sequence.
     """
     if problem.divides_sequences and shares_tokens(problem.costs):
         yield from islice(_in_unlike_parts(problem), _MAX_STRUCTURES)
@@ -100,11 +101,29 @@ class _Joins:
             for start in range(depth):
                 for stop in range(start + shortest, min(start + _LONGEST, depth) + 1):
                     num_layers = sum(self.layers[r][start:stop])
+                    if not self._is_one_kind(shape, start, stop):
+                        continue
                     for one in ways(own[start:stop], num_layers, start, depth):
+                        if one.context_parallel == 1 and not self._may_all(shape, start, stop):
+                            continue
                         yield tuple(
                             (*c[:start], _like(one, c[start:stop]), *c[stop:]) if of == shape else c
                             for c, of in zip(self.structure, self.shapes, strict=True)
                         )
+
+    def _runs(self, shape: object, start: int, stop: int) -> list[tuple[Device, ...]]:
+        """Return the GPUs of the run in each replica of a shape."""
+        same = zip(self.structure, self.shapes, strict=True)
+        return [_devices(chain[start:stop]) for chain, of in same if of == shape]
+
+    def _is_one_kind(self, shape: object, start: int, stop: int) -> bool:
+        """Return whether the run has the same GPUs in the same order in each replica of a shape."""
+        gpu_type, runs = self.problem.cluster.gpu_type, self._runs(shape, start, stop)
+        return len({tuple(gpu_type(device).name for device in run) for run in runs}) == 1
+
+    def _may_all(self, shape: object, start: int, stop: int) -> bool:
+        """Return whether the run may be one group in each replica of a shape."""
+        return all(_may_be_a_group(self.problem, run) for run in self._runs(shape, start, stop))
 
     def in_tensor_shares(
         self, run: Chain, num_layers: int, start: int, depth: int
@@ -174,6 +193,8 @@ def _may_divide_a_sequence(problem: Problem, groups: Sequence[PlacedStage]) -> b
     kinds = {tuple(problem.cluster.gpu_type(d).name for d in group.devices) for group in groups}
     if len(widths) > 1 or len(kinds) == 1 or len(groups) > MAX_CONTEXT_PARALLEL:
         return False
+    if len(groups) > min(FINEST, seq_length // lcm(2, *widths)):
+        return False  # shares are found in no finer units
     unit = lcm(2, *widths) if training.sequence_parallel else 2
     if seq_length % unit or seq_length < unit * len(groups):
         return False

@@ -215,5 +215,5 @@ def _plan_of(problem: Problem, board: Scoreboard, way: Continuation) -> Plan:
         names = [d.name for d in problem.cluster.devices if d.name not in used]
         reasons = {name: problem.idle_reasons.get(name, LEFT_IDLE) for name in names}
     else:
-        reasons = idle_reasons(problem, board, candidate)
+        reasons = idle_reasons(problem, candidate)
     return plan_of(problem, candidate, reasons, board.interrupted)

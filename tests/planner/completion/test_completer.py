@@ -188,7 +188,7 @@ def test_far_links_are_hidden_and_as_given_they_are_not() -> None:
     assert ahead is not None and given_ is not None
     counts = ahead.filled[0].counts
     assert counts is not None and counts[0] > 2 and counts[-1] == 1
-    assert given_.filled[0].counts is None and given_.filled[0].is_given
+    assert given_.filled[0].counts is None
     assert given_.is_given and not ahead.is_given
     assert ahead.quick_s < given_.quick_s
 
@@ -267,7 +267,9 @@ def test_optimizer_states_go_where_there_is_room() -> None:
     (roomy,), (other,) = found.optimizer_shares
     assert (roomy or 1) > (other or 1)
     assert problem.costs.placement(found.placement(1)).missing_bytes <= 0
-    assert completer.tune(found, 1000) is found
+    tuned = completer.tune(found, 1000)
+    assert tuned.optimizer_shares == found.optimizer_shares
+    assert tuned.quick_s <= found.quick_s * (1 + 1e-9)
     # One replica has nobody to share with, and a job without ZeRO keeps all states.
     assert by_room(completer, (chain("a0"),), 1) is None
     plain = make_problem(cluster, make_workload(8, 1024, 8))

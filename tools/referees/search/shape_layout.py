@@ -131,3 +131,10 @@ def _filled(runs: Sequence[_Run], width: int, count: int) -> list[_Run] | None:
         if rest:
             found.append((rest, free))
     return None if count else found
+
+
+def equal_shares(num_micro_batches: int, num_replicas: int) -> tuple[int, ...] | None:
+    """Share as nearly the same for each as can be, the first ones have more; None when there are
+    fewer than replicas."""
+    each, more = divmod(num_micro_batches, num_replicas)
+    return tuple(each + (r < more) for r in range(num_replicas)) if each else None

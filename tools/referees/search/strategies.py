@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.planner.completion.micro_batches import equal_shares
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.shapes.constructive import Constructive
@@ -18,6 +17,7 @@ from tools.referees.search.equal_replicas import EqualReplicas
 from tools.referees.search.even_columns import EvenColumns
 from tools.referees.search.local import LocalSearch
 from tools.referees.search.mixed_shapes import MixedReplicas
+from tools.referees.search.shape_layout import equal_shares
 from tools.referees.waiting.rules import HasFillRules
 
 
