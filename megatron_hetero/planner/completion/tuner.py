@@ -97,7 +97,7 @@ class Tuner:
         for start in dict.fromkeys(starts):
             if self.work >= max_work // _RESTARTS:
                 break
-            first = None if start in self.tried else self.price(*start, inf)
+            first = self.price(*start, inf)
             if first is not None:
                 best = min(best, self.climb(*start, first, max_work), key=_time_s)
         time_s, layers, counts, chosen = best
