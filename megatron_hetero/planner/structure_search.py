@@ -131,7 +131,11 @@ class Loop(Rungs):
             options.num_starts,
         )
         self.seen.update(chosen)
-        heap = self.narrowed([self.price(self.estimated(start)) for start in chosen.values()])
+        starts = [self.estimated(start) for start in chosen.values()]
+        half = self.max_work // 2
+        # In the largest clusters a price takes a good part of the work.
+        priced = [self.price(start) if self.done < half else [start] for start in starts]
+        heap = self.narrowed(priced)
         heapify(heap)
         self.descend(Descent(heap), self.max_work)
         if options.moves:
