@@ -90,7 +90,8 @@ def _best_of(rungs: Rungs, estimated: Iterable[Climber], most: int) -> Candidate
         candidate = node.candidate
         if candidate is None or (stock_only and not candidate.is_stock):
             continue
-        tuned = node if stock_only else rungs.tune(node, candidate)
+        num_stages = len(node.found.structure) * len(node.found.structure[0])
+        tuned = node if stock_only else rungs.tune(node, candidate, _MAX_WORK // num_stages)
         rungs.queued(tuned, tuned.candidate or candidate)
         return rungs.board.simulated[0][0]
     return None
