@@ -7,25 +7,10 @@ from itertools import product
 import pytest
 
 from megatron_hetero.planner.columns.bundle_shapes import plain_shapes
-from megatron_hetero.planner.columns.kinds import kinds_of
-from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
-from megatron_hetero.planner.problem import Problem, make_problem
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+from megatron_hetero.planner.columns.pricing import BundleShape
+from tests.cost.builders import FAST, SLOW
+from tests.planner.columns.pools import capacity, pricer_of, problem_of
 from tools.referees.search.all_columns import all_shapes
-
-
-def problem_of(*nodes: tuple, num_layers: int = 8) -> Problem:
-    workload = make_workload(num_layers=num_layers, global_batch_size=16)
-    return make_problem(make_cluster(*nodes), workload)
-
-
-def pricer_of(problem: Problem, num_replicas: int) -> tuple[StageTable, BundlePricer]:
-    table = StageTable(problem, kinds_of(problem))
-    return table, BundlePricer(table, range(len(table.kinds)), num_replicas, 8)
-
-
-def capacity(table: StageTable) -> dict[int, int]:
-    return {k: len(kind.nodes) for k, kind in enumerate(table.kinds)}
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])

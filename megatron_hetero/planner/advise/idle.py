@@ -90,7 +90,7 @@ def _best_of(rungs: Rungs, estimated: Iterable[Climber], most: int) -> Candidate
         candidate = node.candidate
         if candidate is None or (stock_only and not candidate.is_stock):
             continue
-        num_stages = len(node.found.structure) * len(node.found.structure[0])
+        num_stages = sum(map(len, node.found.structure))
         tuned = node if stock_only else rungs.tune(node, candidate, _MAX_WORK // num_stages)
         rungs.queued(tuned, tuned.candidate or candidate)
         return rungs.board.simulated[0][0]

@@ -10,7 +10,7 @@ memory (`group_shares`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from math import lcm
 
 from megatron_hetero.cluster.names import machine_of
@@ -107,7 +107,7 @@ class _Joins:
                         if one.context_parallel == 1 and not self._may_all(shape, start, stop):
                             continue
                         yield tuple(
-                            (*c[:start], _like(one, c[start:stop]), *c[stop:]) if of == shape else c
+                            _with_one(c, start, stop, one) if of == shape else c
                             for c, of in zip(self.structure, self.shapes, strict=True)
                         )
 
@@ -138,14 +138,14 @@ class _Joins:
             return
         if len({problem.cluster.gpu_type(device).name for device in devices}) > 1:
             for shares in self._options(place, num_layers):
-                yield unit_on(devices, 1, shares)
+                yield _as_one(run, 1, shares)
             return
         # Of equal GPUs, only what the other moves do not make.
         nodes = {device.node for device in devices}
         one_machine = len({machine_of(node) for node in nodes}) == 1
         known = len(nodes) == 1 and len(devices) in problem.widths[devices[0].node]
         if one_machine and not known:
-            yield unit_on(devices, 1, (1,) * len(devices))
+            yield _as_one(run, 1, (1,) * len(devices))
 
     def in_token_shares(
         self, run: Chain, num_layers: int, start: int, depth: int
@@ -157,25 +157,27 @@ class _Joins:
             return
         for shares in self._options(_place(run, len(groups), start, depth), num_layers):
             if len(set(shares)) > 1:
-                yield unit_on(_devices(run), len(groups), shares)
+                yield _as_one(run, len(groups), shares)
 
     def _options(self, place: StagePlace, num_layers: int) -> tuple[Shares, ...]:
         own = self.problem.costs.on_devices(place.devices)
         return GroupShares(own, self.rows).options(place, num_layers)[:_MAX_OPTIONS]
 
 
-def _like(one: Unit, run: Chain) -> Unit:
-    """Return GPUs of a run as one unit, as another run is."""
-    return unit_on(_devices(run), one.context_parallel, one.shares)
+def _with_one(replica: Chain, start: int, stop: int, one: Unit) -> Chain:
+    """Return a replica with a run as one unit, as it is in a replica of the same shape."""
+    joined_run = _as_one(replica[start:stop], one.context_parallel, one.shares)
+    return (*replica[:start], joined_run, *replica[stop:])
+
+
+def _as_one(run: Chain, context_parallel: int = 1, shares: Shares = ()) -> Unit:
+    """Return the GPUs of a run as one unit; arguments as of `unit_on`."""
+    return unit_on((d for unit in run for d in unit.devices), context_parallel, shares)
 
 
 def _devices(run: Chain) -> tuple[Device, ...]:
     """Return the GPUs of a run, those of one node together."""
-    on_node: dict[str, list[Device]] = {}
-    for unit in run:
-        for device in unit.devices:
-            on_node.setdefault(device.node, []).append(device)
-    return tuple(chain.from_iterable(on_node.values()))
+    return _as_one(run).devices
 
 
 def _place(run: Chain, context_parallel: int, start: int, depth: int) -> StagePlace:

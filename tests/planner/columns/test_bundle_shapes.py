@@ -5,24 +5,10 @@ from __future__ import annotations
 import pytest
 
 from megatron_hetero.planner.columns.bundle_shapes import bundle_chains, plain_shapes
-from megatron_hetero.planner.columns.kinds import NodeBlock, kinds_of
-from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
-from megatron_hetero.planner.problem import Problem, make_problem
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
-
-
-def problem_of(*nodes: tuple, num_layers: int = 8) -> Problem:
-    workload = make_workload(num_layers=num_layers, global_batch_size=16)
-    return make_problem(make_cluster(*nodes), workload)
-
-
-def pricer_of(problem: Problem, num_replicas: int) -> tuple[StageTable, BundlePricer]:
-    table = StageTable(problem, kinds_of(problem))
-    return table, BundlePricer(table, range(len(table.kinds)), num_replicas, 8)
-
-
-def capacity(table: StageTable) -> dict[int, int]:
-    return {k: len(kind.nodes) for k, kind in enumerate(table.kinds)}
+from megatron_hetero.planner.columns.kinds import NodeBlock
+from megatron_hetero.planner.columns.pricing import BundleShape
+from tests.cost.builders import FAST, SLOW
+from tests.planner.columns.pools import capacity, pricer_of, problem_of
 
 
 def test_plain_shapes_by_hand() -> None:
