@@ -33,9 +33,11 @@ def idle_reasons(problem: Problem, best: Candidate) -> dict[str, str]:
         idle = [i for i in problem.gpus[node.name] if Device(node.name, i).name not in used]
         if idle:
             by_kind.setdefault(_kind(problem, node, len(idle)), []).append((node, idle))
+    # On a board of its own: what is tried here is no plan to choose from.
+    rungs = Rungs(Scoreboard(problem))
     work_left = _MAX_WORK
     for number, alike in enumerate(by_kind.values()):
-        reason, work = _tried(problem, best, *alike[0], work_left // (len(by_kind) - number))
+        reason, work = _tried(rungs, best, *alike[0], work_left // (len(by_kind) - number))
         work_left -= work
         reasons |= {Device(node.name, i).name: reason for node, idle in alike for i in idle}
     return dict(sorted(reasons.items()))
@@ -50,7 +52,7 @@ def _kind(problem: Problem, node: Node, num_idle: int) -> object:
 
 
 def _tried(
-    problem: Problem,
+    rungs: Rungs,
     best: Candidate,
     node: Node,
     idle: Sequence[int],
@@ -63,8 +65,7 @@ def _tried(
         idle: at least one.
         max_work: stages to try, in one placement or more.
     """
-    # On a board of its own: what is tried here is no plan to choose from.
-    rungs, structure = Rungs(Scoreboard(problem)), chains_of(best.placement)
+    problem, structure = rungs.problem, chains_of(best.placement)
     widths = [width for width in problem.widths[node.name] if width <= len(idle)]
     units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
     estimated: list[Climber] = []
@@ -92,8 +93,7 @@ def _best_of(rungs: Rungs, estimated: Iterable[Climber], most: int) -> Candidate
             continue
         num_stages = sum(map(len, node.found.structure))
         tuned = node if stock_only else rungs.tune(node, candidate, _MAX_WORK // num_stages)
-        rungs.queued(tuned, tuned.candidate or candidate)
-        return rungs.board.simulated[0][0]
+        return rungs.simulated(tuned.candidate or candidate)
     return None
 
 

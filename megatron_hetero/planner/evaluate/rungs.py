@@ -129,11 +129,11 @@ class Rungs:
     def queued(self, node: Climber, candidate: Candidate) -> Climber:
         """Return the node with queues on shared paths, by events; its pipelines launch further
         ahead while that shortens the step."""
-        simulated = self._simulated(candidate)
+        simulated = self.simulated(candidate)
         for further in self.rescorer.further_ahead(candidate):
             if not candidate.step_time_s < min(simulated.step_time_s, self.best_s) * WORTH:
                 break
-            other = self._simulated(further)
+            other = self.simulated(further)
             if not other.key < simulated.key:
                 break
             candidate, simulated = further, other
@@ -151,7 +151,8 @@ class Rungs:
             queued=True,
         )
 
-    def _simulated(self, candidate: Candidate) -> Candidate:
+    def simulated(self, candidate: Candidate) -> Candidate:
+        """Return it with queues, of long steps by a part; the board keeps both."""
         self.work += 2 * min(self.rescorer.num_messages(candidate), SHORT)
         simulated = self.rescorer.with_part_of_queues(candidate, SHORT)
         self.board.keep_simulated(candidate, simulated)
