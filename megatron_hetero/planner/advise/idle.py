@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from heapq import nsmallest
 
 from megatron_hetero.cluster.spec import Device, Node
 from megatron_hetero.planner.evaluate.candidate import Candidate
@@ -14,17 +13,16 @@ from megatron_hetero.planner.moves.fine import insertions
 from megatron_hetero.planner.problem import Problem, Unit, chains_of
 from megatron_hetero.units import format_duration
 
-_MAX_WORK = 100_000
-"""Stages of pipelines tried for all idle GPUs together; each kind of node has an equal part of what
-is left."""
-_PRICED_PART = 10
-"""Of the plans tried, those priced whole with their exchange: the fastest, one in so many."""
+_MAX_WORK = 400_000
+"""Limit of the work for all idle GPUs, in units of about 10 microseconds; each kind of node has an
+equal part of what is left."""
 
 
 def idle_reasons(problem: Problem, best: Candidate) -> dict[str, str]:
     """Return a sentence for every GPU outside the plan: forbidden, unable, or tried and slower.
 
-    One of several nodes or replicas that are alike answers for all.
+    One of several nodes or replicas that are alike answers for all; when the work is done, one of
+    like nodes elsewhere.
     """
     used = {device.name for device in best.placement.devices()}
     reasons = dict(problem.idle_reasons)
@@ -35,10 +33,17 @@ def idle_reasons(problem: Problem, best: Candidate) -> dict[str, str]:
             by_kind.setdefault(_kind(problem, node, len(idle)), []).append((node, idle))
     # On a board of its own: what is tried here is no plan to choose from.
     rungs = Rungs(Scoreboard(problem))
-    work_left = _MAX_WORK
+    answers: dict[object, tuple[str, str]] = {}
     for number, alike in enumerate(by_kind.values()):
-        reason, work = _tried(rungs, best, *alike[0], work_left // (len(by_kind) - number))
-        work_left -= work
+        node, idle = alike[0]
+        likeness = problem.likeness.node(node.name), problem.widths[node.name], len(idle)
+        work = max(0, _MAX_WORK - rungs.done) // (len(by_kind) - number)
+        if work or likeness not in answers:
+            reason = _tried(rungs, best, node, idle, rungs.done + work)
+            answers[likeness] = node.name, reason
+        else:
+            name, reason = answers[likeness]
+            reason = f"not tried, but GPUs like it on {name}: {reason}"
         reasons |= {Device(node.name, i).name: reason for node, idle in alike for i in idle}
     return dict(sorted(reasons.items()))
 
@@ -51,50 +56,58 @@ def _kind(problem: Problem, node: Node, num_idle: int) -> object:
     return own, paths, problem.widths[node.name], num_idle
 
 
-def _tried(
-    rungs: Rungs,
-    best: Candidate,
-    node: Node,
-    idle: Sequence[int],
-    max_work: int,
-) -> tuple[str, int]:
-    """Return why idle GPUs of a node are idle, and the stages tried for that.
+def _tried(rungs: Rungs, best: Candidate, node: Node, idle: Sequence[int], until: int) -> str:
+    """Return why idle GPUs of a node are idle.
 
     Args:
         best: the plan without them.
         idle: at least one.
-        max_work: stages to try, in one placement or more.
+        until: work at which the trials end; half of what is left of it is for estimates.
     """
     problem, structure = rungs.problem, chains_of(best.placement)
     widths = [width for width in problem.widths[node.name] if width <= len(idle)]
     units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
     estimated: list[Climber] = []
-    work, stages = 0, sum(map(len, structure))
+    half = (rungs.done + until) // 2
     for moved in insertions(structure, units, problem.replica_counts(), rungs.completer.shape):
-        if work and work + stages > max_work:
-            break
-        work += stages
         found = rungs.sized(moved) if all(map(problem.chain_is_allowed, moved)) else None
         if found is not None:
             estimated.append(rungs.estimated(found))
-    tried = _best_of(rungs, estimated, max(1, max_work // stages // _PRICED_PART))
+            if rungs.done >= half:
+                break
+    tried = _best_of(rungs, sorted(estimated), until, best)
     if tried is None:
-        return "no place for it fits memory, limits and the number of layers", work
-    return _reason(problem, tried, best), work
+        return "no place for it fits memory, limits and the number of layers"
+    return _reason(problem, tried, best)
 
 
-def _best_of(rungs: Rungs, estimated: Iterable[Climber], most: int) -> Candidate | None:
-    """Return the best of some structures, tuned and simulated; priced whole are those with the
-    shortest estimates, up to `most`."""
+def _best_of(
+    rungs: Rungs, estimated: Iterable[Climber], until: int, best: Candidate
+) -> Candidate | None:
+    """Return the best of some structures, tuned; simulated where it may be better than `best`.
+
+    Those that come first are priced, one at least, until the work is done.
+    """
     stock_only = rungs.problem.objective.stock_only
-    for node in sorted(one for of in nsmallest(most, estimated) for one in rungs.price(of)):
-        candidate = node.candidate
-        if candidate is None or (stock_only and not candidate.is_stock):
-            continue
-        num_stages = sum(map(len, node.found.structure))
-        tuned = node if stock_only else rungs.tune(node, candidate, _MAX_WORK // num_stages)
-        return rungs.simulated(tuned.candidate or candidate)
-    return None
+    priced: list[Climber] = []
+    for one in estimated:
+        found = rungs.price(one)
+        priced += [node for node in found if not stock_only or _is_stock(node)]
+        if priced and rungs.done >= until:
+            break
+    if not priced:
+        return None
+    node = min(priced)
+    tried = node.candidate
+    if tried is not None and not stock_only:
+        tried = rungs.tune(node, tried).candidate
+    if tried is None or best.coarse_key < tried.coarse_key:
+        return tried  # Queues only make it longer.
+    return rungs.simulated(tried)
+
+
+def _is_stock(node: Climber) -> bool:
+    return node.candidate is not None and node.candidate.is_stock
 
 
 def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:

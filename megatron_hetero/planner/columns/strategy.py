@@ -52,7 +52,7 @@ class Columns:
 
     def __init__(self, max_work: int = SEED_WORK) -> None:
         self.max_work = max_work
-        """Limit in stages priced."""
+        """Limit in stages priced, after the soonest choice of each number of sites."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
@@ -76,14 +76,15 @@ class Columns:
             pipelines_s = found[best] - exchange_s(problem, best)
             for choice in by_exchange(tried, pipelines_s):
                 self._add(problem, found, choice)
+        firsts, others = _in_order(found)
         work = 0
-        for choice in _in_order(found):
+        for choice in (*firsts, *others):
+            if work > self.max_work and choice not in firsts:
+                break
             placement = _placed(problem, choice)
             if placement is not None:
                 board.score(placement, self.name)
                 work += sum(len(replica.stages) for replica in placement.replicas)
-                if work > self.max_work:
-                    break
 
     def _collect(
         self,
@@ -114,15 +115,14 @@ class Columns:
                 found[choice] = time_s
 
 
-def _in_order(found: Mapping[Choice, float]) -> list[Choice]:
-    """Sort by quick time; first the soonest of each number of sites."""
+def _in_order(found: Mapping[Choice, float]) -> tuple[list[Choice], list[Choice]]:
+    """Return the soonest of each number of sites, and all others, both by quick time."""
     ranked = sorted(found, key=lambda choice: found[choice])
     soonest: dict[int, Choice] = {}
     for choice in ranked:
         soonest.setdefault(len(choice), choice)
     firsts = list(soonest.values())
-    known = set(firsts)
-    return [*firsts, *(choice for choice in ranked if choice not in known)]
+    return firsts, [choice for choice in ranked if choice not in firsts]
 
 
 def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
