@@ -42,8 +42,8 @@ _NUM_JOINED = 3
 _ROUNDS = 3
 """Of descents from single starts; the better half goes on to the next, with twice the work."""
 PART = 4
-"""Divided sequences and joined stages each get one part in so many of the work, where something
-fits without them."""
+"""Thorough tuning gets one part in so many of the work; so do divided sequences and joined stages,
+where something fits without them."""
 
 
 class StructureSearch:
@@ -141,8 +141,10 @@ class Loop(Rungs):
         if options.moves:
             self.divide()
             self.join()
+        most = self.done + self.own_work // PART
         for node in self.fastest:
-            self.vary(node)
+            if self.done < most:
+                self.vary(node)
 
     def narrowed(self, starts: Sequence[list[Climber]]) -> list[Climber]:
         """Descend from each start alone, the better half ever further; what is left of all."""

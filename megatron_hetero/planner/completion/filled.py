@@ -106,7 +106,9 @@ def balanced(
     layers = minimax(num_layers, times_s)
     if layers is None or len(layers) == 1:
         return layers
-    most_s = _least_s(layers, times_s, trips_s, number)
+    most_s = least_time_s(
+        [times[n - 1] for n, times in zip(layers, times_s, strict=True)], trips_s, number
+    )
     low_s, high_s = 0.0, most_s
     for _ in range(_HALVINGS):
         limit_s = (low_s + high_s) / 2 if low_s else 0.8 * high_s
@@ -132,13 +134,21 @@ def balanced(
     return layers
 
 
-def _least_s(
-    layers: Sequence[int], times_s: Sequence[Sequence[float]], trips_s: Sequence[float], number: int
-) -> float:
+def least_time_s(times_s: Sequence[float], trips_s: Sequence[float], number: int) -> float:
+    """Bound a pipeline's seconds from below for any launch counts: all work of one stage, after the
+    way to it and before the way back.
+
+    Args:
+        times_s: there and back, shape [stage].
+        trips_s: over each boundary and back, shape [stage - 1].
+        number: micro-batches.
+    """
     way_s = least_s = 0.0
-    for index, (n, times) in enumerate(zip(layers, times_s, strict=True)):
-        least_s = max(least_s, way_s + number * times[n - 1])
-        way_s += times[n - 1] + (trips_s[index] if index < len(trips_s) else 0.0)
+    for time_s, trip_s in zip(times_s, (*trips_s, 0.0), strict=True):
+        end_s = way_s + number * time_s
+        if end_s > least_s:
+            least_s = end_s
+        way_s += time_s + trip_s
     return least_s
 
 

@@ -11,10 +11,10 @@ from itertools import pairwise, permutations
 from math import inf
 from typing import TYPE_CHECKING
 
-from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
+from megatron_hetero.cost.pipeline import pipeline_time_s
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.planner.completion.counts import other_counts
-from megatron_hetero.planner.completion.filled import Filled, balanced
+from megatron_hetero.planner.completion.filled import Filled, balanced, least_time_s
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.problem import Chain
 
@@ -49,8 +49,7 @@ class Tuner:
         costs = tables.costs
         self.forward = [costs.stage_hop(a.stage, b.stage) for a, b in pairwise(chain)]
         self.backward = [costs.stage_hop(b.stage, a.stage) for a, b in pairwise(chain)]
-        hops = zip(self.forward, self.backward, strict=True)
-        self.trips_s = [there.total_s + back.total_s for there, back in hops]
+        self.trips_s, _ = completer.trips(tables, chain)
         self.own = tuple([min(len(chain) - i, number) for i in range(len(chain))])
         self._options: dict[tuple[int, ...], Options] = {}
         self._suited: dict[tuple[int, ...], tuple[int, ...] | None] = {}
@@ -71,12 +70,13 @@ class Tuner:
         options = self.options(counts)
         if any(n > len(of) for n, (of, _) in zip(layers, options, strict=True)):
             return None
-        chosen = tuple([of[n - 1] for n, (of, _) in zip(layers, options, strict=True)])
-        times = [PassTimes(option.forward_s, option.backward_s) for option in chosen]
         self.work += _BOUND_WORK
-        if least_pipeline_time_s(times, self.forward, self.backward, self.number) >= beat:
+        times_s = [of[n - 1] for n, (_, of) in zip(layers, options, strict=True)]
+        if least_time_s(times_s, self.trips_s, self.number) >= beat:
             return None
         self.work += len(layers) * self.number
+        chosen = tuple([of[n - 1] for n, (of, _) in zip(layers, options, strict=True)])
+        times = [PassTimes(option.forward_s, option.backward_s) for option in chosen]
         time_s = pipeline_time_s(times, self.forward, self.backward, self.number, counts)
         return time_s, chosen
 

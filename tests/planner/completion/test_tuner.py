@@ -11,7 +11,7 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage
 from megatron_hetero.planner.completion.completer import Completer
-from megatron_hetero.planner.completion.filled import Filled
+from megatron_hetero.planner.completion.filled import Filled, least_time_s
 from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.problem import Chain, Problem, Unit, make_problem
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
@@ -122,6 +122,17 @@ def test_prices_that_cannot_win_are_not_made() -> None:
     assert tuner.work == work + 16
     assert tuner.price(other, tuner.own, inf) is not None
     assert tuner.price((6, 6, 6), (1, 1, 1), 1e9) is not None
+
+
+@pytest.mark.parametrize("between", [NEAR, FAR])
+def test_bounds_are_below_times(between: Link) -> None:
+    tuner, _, _ = tuner_of(between)
+    for counts in all_counts(8):
+        for layers in parts(6, 3):
+            priced = tuner.price(layers, counts, inf)
+            if priced is not None:
+                times_s = [option.time_s for option in priced[1]]
+                assert least_time_s(times_s, tuner.trips_s, 8) <= priced[0] * (1 + 1e-12)
 
 
 def test_trials_keep_all_layers_and_counts_fall() -> None:
