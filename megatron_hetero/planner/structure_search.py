@@ -42,8 +42,8 @@ _NUM_JOINED = 3
 _ROUNDS = 3
 """Of descents from single starts; the better half goes on to the next, with twice the work."""
 PART = 4
-"""Divided sequences and joined stages each get one part in so many of the work, where something
-fits without them."""
+"""Thorough tuning gets one part in so many of the work; so do divided sequences and joined stages,
+where something fits without them."""
 
 
 class StructureSearch:
@@ -56,6 +56,7 @@ class StructureSearch:
         max_work: int = 1_000_000,
         num_starts: int = 12,
         num_whole: int = 24,
+        num_tuned: int = 6,
         patience: int = 12,
         work_per_gpu: int = 30_000,
         slack: float = 1.15,
@@ -73,6 +74,8 @@ class StructureSearch:
         """Limit of the work for each GPU: in smaller clusters less is left to find."""
         self.num_starts = num_starts
         """Each is descended from for a while before all go on together."""
+        self.num_tuned = num_tuned
+        """Of all structures, those that are tuned thoroughly and varied at the end."""
         self.num_whole = num_whole
         """Of the structures one move away, those that are kept."""
         self.slack = slack
@@ -115,7 +118,7 @@ class Loop(Rungs):
         self.max_work = self.own_work
         self.expanded_of: set[Hashable] = set()
         self.fastest: list[Climber] = []
-        """Of the structures that went up the whole ladder, the first ones: the best is varied."""
+        """Of the structures that went up the whole ladder, the first ones."""
 
     def run(self) -> None:
         options = self.options
@@ -138,8 +141,10 @@ class Loop(Rungs):
         if options.moves:
             self.divide()
             self.join()
-        for node in self.fastest[:1]:
-            self.vary(node)
+        most = self.done + self.own_work // PART
+        for node in self.fastest:
+            if self.done < most:
+                self.vary(node)
 
     def narrowed(self, starts: Sequence[list[Climber]]) -> list[Climber]:
         """Descend from each start alone, the better half ever further; what is left of all."""
@@ -157,8 +162,8 @@ class Loop(Rungs):
         return left + [node for descent in descents for node in descent.heap]
 
     def vary(self, node: Climber) -> None:
-        """Tune the fastest structure once more, for longer; and try what the search does not:
-        unlike micro-batch sizes, and optimizer states by free memory."""
+        """Tune one of the fastest structures once more, for longer; and try what the search does
+        not: unlike micro-batch sizes, and optimizer states by free memory."""
         found = node.found
         others = [by_room(self.completer, found.structure, found.filled[0].size)]
         if may_mix_sizes(self.problem.costs):
@@ -182,7 +187,7 @@ class Loop(Rungs):
         fits, of what lacks memory."""
         shape, heap = self.completer.shape, list[Climber]()
         self.max_work = self.done + self.own_work // PART
-        for node in self.fastest:
+        for node in self.fastest[:_NUM_JOINED]:
             structure = node.found.structure
             self.expand(node, joined(self.problem, structure, node.found.layers, shape), heap)
         self.descend(Descent(heap), self.max_work)
@@ -245,7 +250,7 @@ class Loop(Rungs):
         """Keep a structure that went up the whole ladder, if it is among the fastest."""
         ranked = sorted([*self.fastest, node])
         best = {self.image(one.found.structure): one for one in reversed(ranked)}
-        self.fastest = sorted(best.values())[:_NUM_JOINED]
+        self.fastest = sorted(best.values())[: self.options.num_tuned]
 
     def moved(self, node: Climber) -> Iterable[Structure]:
         """Return the structures one move away; none where it was asked before."""
