@@ -15,7 +15,7 @@ from megatron_hetero.units import format_duration
 
 _MAX_WORK = 400_000
 """Limit of the work for all idle GPUs, in units of about 10 microseconds; each kind of node has an
-equal part of what is left."""
+equal part of what is left, and a tenth of all more while no place fits."""
 
 
 def idle_reasons(problem: Problem, best: Candidate) -> dict[str, str]:
@@ -73,11 +73,11 @@ def _tried(rungs: Rungs, best: Candidate, node: Node, idle: Sequence[int], until
         found = rungs.sized(moved) if all(map(problem.chain_is_allowed, moved)) else None
         if found is not None:
             estimated.append(rungs.estimated(found))
-            if rungs.done >= half:
-                break
+        if rungs.done >= (half if estimated else half + _MAX_WORK // 10):
+            break
     tried = _best_of(rungs, sorted(estimated), until, best)
     if tried is None:
-        return "no place for it fits memory, limits and the number of layers"
+        return "no place tried for it fits memory, limits and the number of layers"
     return _reason(problem, tried, best)
 
 
@@ -93,7 +93,7 @@ def _best_of(
     for one in estimated:
         found = rungs.price(one)
         priced += [node for node in found if not stock_only or _is_stock(node)]
-        if priced and rungs.done >= until:
+        if rungs.done >= until:
             break
     if not priced:
         return None
