@@ -78,8 +78,8 @@ class Columns:
                 self._add(problem, found, choice)
         firsts, others = _in_order(found)
         work = 0
-        for choice in (*firsts, *others):
-            if work > self.max_work and choice not in firsts:
+        for number, choice in enumerate((*firsts, *others)):
+            if work > self.max_work and number >= len(firsts):
                 break
             placement = _placed(problem, choice)
             if placement is not None:

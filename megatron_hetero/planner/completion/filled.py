@@ -136,7 +136,8 @@ def balanced(
 
 def least_time_s(times_s: Sequence[float], trips_s: Sequence[float], number: int) -> float:
     """Bound a pipeline's seconds from below for any launch counts: all work of one stage, after the
-    way to it and before the way back.
+    way to it and before the way back.  Quick: `cost.pipeline.least_pipeline_time_s` knows the hops
+    as well.
 
     Args:
         times_s: there and back, shape [stage].
