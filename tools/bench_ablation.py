@@ -115,7 +115,6 @@ def parts() -> Mapping[str, LeaveOut]:
         "starts laid lengthwise": changed(starts, "lengthwise", lambda structure, _: structure),
         "descents from single starts": changed(Loop, "narrowed", _all_together),
         "all starts but one": with_limits(num_starts=1),
-        "patience": with_limits(patience=0),
         "divided sequences": changed(Loop, "divide", lambda _: None),
         "launches further ahead at the end": changed(rescore, "_MORE_AHEAD", ()),
         "unlike micro-batch sizes": changed(structure_search, "may_mix_sizes", lambda _: False),

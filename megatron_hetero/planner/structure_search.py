@@ -31,8 +31,6 @@ from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.problem import Structure, chains_of, layers_of
 from megatron_hetero.planner.shapes.divided import divided_structures
 
-_WORTH = 1 - 5e-4
-"""A structure that shortens the step to less than this part of it is worth more patience."""
 _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
 _FEW_DIVIDED = 32
@@ -57,19 +55,16 @@ class StructureSearch:
         num_starts: int = 12,
         num_whole: int = 24,
         num_tuned: int = 6,
-        patience: int = 12,
         work_per_gpu: int = 30_000,
         slack: float = 1.15,
         effort: int = 1,
         moves: bool = True,
     ) -> None:
-        """`effort`: so many times the work and the patience; without `moves` it only completes and
-        tunes what is on the board."""
+        """`effort`: so many times the work; without `moves` it only completes and tunes what is on
+        the board."""
         self.moves = moves
         self.max_work = effort * max_work
         """Limit of all work, in units of about 10 microseconds."""
-        self.patience = effort * patience
-        """So many structures are gone on from without a better one before a descent ends."""
         self.work_per_gpu = effort * work_per_gpu
         """Limit of the work for each GPU: in smaller clusters less is left to find."""
         self.num_starts = num_starts
@@ -98,11 +93,11 @@ class Descent:
     heap: list[Climber]
     alone: bool = False
     best: Climber | None = None
-    idle: int = 0
 
     def reached(self) -> tuple[object, ...]:
-        """Return what compares descents by the best that they came to."""
-        return (True,) if self.best is None else (False, self.best)
+        """Return what compares descents by the best that they came to, or that waits."""
+        nodes = [*self.heap[:1], *([] if self.best is None else [self.best])]
+        return (False, min(nodes)) if nodes else (True,)
 
 
 class Loop(Rungs):
@@ -153,8 +148,10 @@ class Loop(Rungs):
         descents = [Descent(start[:1], alone=True) for start in priced]
         work = (self.max_work // 2 - self.done) // _ROUNDS
         for _ in range(_ROUNDS):
+            most = self.done + work
             for descent in descents:
-                self.descend(descent, self.done + work // len(descents))
+                if self.done < most:
+                    self.descend(descent, self.done + work // len(descents))
             descents.sort(key=Descent.reached)
             half = (len(descents) + 1) // 2
             left += [node for descent in descents[half:] for node in descent.heap]
@@ -173,7 +170,7 @@ class Loop(Rungs):
         for one in (node, *varied):
             if one.candidate is not None:
                 tuned = self.tune(one, one.candidate, THOROUGH)
-                if tuned.candidate is not None and tuned.candidate is not node.candidate:
+                if tuned.candidate is not None and tuned < node:
                     self.queued(tuned, tuned.candidate)
 
     def divide(self) -> None:
@@ -219,10 +216,9 @@ class Loop(Rungs):
         return inf if best is None else best.step_time_s
 
     def descend(self, descent: Descent, limit: int) -> None:
-        """Go on best first, until the work is done, patience ends or nothing left comes near."""
+        """Go on best first, until the work is done or nothing left comes near."""
         heap, alone = descent.heap, descent.alone
-        patience = self.options.patience // (2 if alone else 1)
-        while heap and self.done < limit and descent.idle <= patience:
+        while heap and self.done < limit:
             node = heappop(heap)
             best = descent.best
             best_s = self.best_s if not alone else inf if best is None else best.time_s
@@ -238,9 +234,6 @@ class Loop(Rungs):
             elif not node.queued:
                 heappush(heap, self.queued(node, candidate))
             else:
-                descent.idle += 1
-                if best is None or node.time_s < _WORTH * best.time_s:
-                    descent.idle = 0
                 if best is None or node < best:
                     descent.best = node
                 self.keep(node)

@@ -60,7 +60,7 @@ def test_thorough_is_the_same_search_for_longer() -> None:
         assert type(own) is type(longer)
         if isinstance(own, StructureSearch):
             assert isinstance(longer, StructureSearch)
-            for limit in ("max_work", "work_per_gpu", "patience"):
+            for limit in ("max_work", "work_per_gpu"):
                 assert vars(longer)[limit] == 10 * vars(own)[limit]
         else:
             assert vars(own) == vars(longer)

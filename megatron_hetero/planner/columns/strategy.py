@@ -9,7 +9,7 @@ ones and those whose cards are too slow (`site_mixes`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import inf
 
 from megatron_hetero.cost.placement import Placement
@@ -52,7 +52,8 @@ class Columns:
 
     def __init__(self, max_work: int = SEED_WORK) -> None:
         self.max_work = max_work
-        """Limit in stages priced, after the soonest choice of each number of sites."""
+        """Limit in stages priced, beside the soonest choice of each number of sites and set of GPU
+        types."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
@@ -84,7 +85,8 @@ class Columns:
             placement = _placed(problem, choice)
             if placement is not None:
                 board.score(placement, self.name)
-                work += sum(len(replica.stages) for replica in placement.replicas)
+                if number >= len(firsts):
+                    work += sum(len(replica.stages) for replica in placement.replicas)
 
     def _collect(
         self,
@@ -116,13 +118,30 @@ class Columns:
 
 
 def _in_order(found: Mapping[Choice, float]) -> tuple[list[Choice], list[Choice]]:
-    """Return the soonest of each number of sites, and all others, both by quick time."""
-    ranked = sorted(found, key=lambda choice: found[choice])
-    soonest: dict[int, Choice] = {}
-    for choice in ranked:
-        soonest.setdefault(len(choice), choice)
+    """Return the soonest of each number of sites and set of GPU types, and all others, both by
+    quick time; of choices that divide the nodes alike one."""
+    unlike: dict[Hashable, Choice] = {}
+    for choice in sorted(found, key=lambda choice: found[choice]):
+        unlike.setdefault(_division(choice), choice)
+    soonest: dict[Hashable, Choice] = {}
+    for choice in unlike.values():
+        soonest.setdefault((len(choice), _gpu_types(choice)), choice)
     firsts = list(soonest.values())
-    return firsts, [choice for choice in ranked if choice not in firsts]
+    return firsts, [choice for choice in unlike.values() if choice not in firsts]
+
+
+def _division(choice: Choice) -> Hashable:
+    """Return equal for choices of the same bundles on the same sites."""
+    return frozenset((site.kinds[0].node.name, frozenset(mix)) for site, mix in choice if mix)
+
+
+def _gpu_types(choice: Choice) -> frozenset[str]:
+    return frozenset(
+        site.bundles.table.kinds[block.kind].node.gpu_type.name
+        for site, mix in choice
+        for bundle, _ in mix
+        for block in bundle.shape.blocks
+    )
 
 
 def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
