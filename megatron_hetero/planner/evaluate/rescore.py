@@ -26,7 +26,7 @@ _MAX_SIMULATED = 12
 """Placements that are simulated beside those that a search has simulated."""
 _MAX_MESSAGES = 40_000
 """Limit in messages simulated in each turn; the first is simulated anyhow."""
-SHORT = 10_000
+SHORT = 20_000
 """Messages of the first part of a step that tells about how long pipelines wait for each other."""
 _MORE_AHEAD = (1, 2, 4)
 _MAX_STOCK = 4
