@@ -7,11 +7,14 @@ from hypothesis import given, settings
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.completer import Completer
+from megatron_hetero.planner.completion.filled import Completion
+from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import chains_of, make_problem
 from megatron_hetero.planner.shapes.symmetric import Symmetric
-from megatron_hetero.planner.structure_search import StructureSearch
+from megatron_hetero.planner.structure_search import Descent, StructureSearch
 from tests.planner.strategies import cases, clusters, workloads
 
 ANYTHING = clusters(max_gpus=5)
@@ -56,3 +59,19 @@ def test_it_improves_on_its_starts_and_finds_the_same_again(
             assert board.best.key <= before.key
         boards.append([(c.placement, c.step_time_s) for c in board.ranking_of_all])
     assert boards[0] == boards[1]
+
+
+def test_descents_are_compared_by_the_best_that_they_came_to_or_that_waits() -> None:
+    found = Completion((), (), (), 0.0, is_given=False)
+
+    def node(time_s: float) -> Climber:
+        return Climber((Standing(), time_s), 0, found, None)
+
+    nothing, slow = Descent([]), Descent([node(5.0)], best=node(4.0))
+    waits, ended = Descent([node(2.0)]), Descent([node(9.0)], best=node(3.0))
+    assert sorted([nothing, slow, ended, waits], key=Descent.reached) == [
+        waits,
+        ended,
+        slow,
+        nothing,
+    ]
