@@ -273,8 +273,10 @@ class Loop(Rungs):
                 ranked.append((found.quick_s, number, key, found))
         ranked.sort(key=lambda entry: entry[:2])
         cost = node.candidate.cost
-        tail_s = cost.gradient_sync_s + cost.update_s - self.tails.estimate_s(node.found)
-        limit_s, hope = self.options.slack * node.time_s, node.gain * node.wait
+        own_tail_s = cost.gradient_sync_s + cost.update_s
+        tail_s = own_tail_s - self.tails.estimate_s(node.found)
+        limit_s = self.options.slack * node.time_s
+        hope = node.time_s / (node.quick_s + own_tail_s)
         near: list[tuple[float, int, Hashable, Completion]] = []
         for quick_s, number, key, found in ranked:
             if quick_s * hope > limit_s or len(near) > _MAX_ESTIMATED:

@@ -15,7 +15,8 @@ class Climber:
 
     `gain` is what tuning made of the price; `wait` is what queues on shared paths made of it where
     the busiest path is taken for `contention` of the pipelines' time.  What is one move away hopes
-    for as much, until it is tuned and simulated itself.
+    for as much, until it is tuned and simulated itself; before it is priced it is estimated as
+    wrongly as this one was.
     """
 
     key: tuple[Standing, float]
@@ -27,6 +28,8 @@ class Climber:
     contention: float = field(compare=False, default=1.0)
     tuned: bool = field(compare=False, default=False)
     queued: bool = field(compare=False, default=False)
+    quick_s: float = field(compare=False, default=0.0)
+    """Of a priced one, the seconds of its pipelines as completed, before they were tuned."""
 
     @property
     def time_s(self) -> float:

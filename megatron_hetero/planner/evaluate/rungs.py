@@ -102,7 +102,8 @@ class Rungs:
             wait += (estimated.wait - 1) * min(1.0, contention / estimated.contention)
         standing, time_s = candidate.coarse_key
         key = standing, time_s * gain * wait
-        return [Climber(key, self.num, found, candidate, gain, wait, contention)]
+        quick_s = found.quick_s
+        return [Climber(key, self.num, found, candidate, gain, wait, contention, quick_s=quick_s)]
 
     def tune(self, node: Climber, before: Candidate, max_work: int = _TUNING) -> Climber:
         """Return the node with its pipelines tuned."""
