@@ -142,7 +142,11 @@ class Loop(Rungs):
                 self.vary(node)
 
     def narrowed(self, starts: Sequence[list[Climber]]) -> list[Climber]:
-        """Descend from each start alone, the better half ever further; what is left of all."""
+        """Descend from each start alone, the better half ever further; what is left of all.
+
+        One step of a long structure may take more than a descent's part of a round: then those that
+        promise least wait.
+        """
         priced = sorted(sorted(start) for start in starts if start)
         left = [one for start in priced for one in start[1:]]
         descents = [Descent(start[:1], alone=True) for start in priced]

@@ -78,15 +78,21 @@ class Columns:
             for choice in by_exchange(tried, pipelines_s):
                 self._add(problem, found, choice)
         firsts, others = _in_order(found)
+        for choice in firsts:
+            self._score(board, choice)
         work = 0
-        for number, choice in enumerate((*firsts, *others)):
-            if work > self.max_work and number >= len(firsts):
+        for choice in others:
+            if work > self.max_work:
                 break
-            placement = _placed(problem, choice)
-            if placement is not None:
-                board.score(placement, self.name)
-                if number >= len(firsts):
-                    work += sum(len(replica.stages) for replica in placement.replicas)
+            work += self._score(board, choice)
+
+    def _score(self, board: Scoreboard, choice: Choice) -> int:
+        """Price a choice, if it is allowed; return how many stages it has."""
+        placement = _placed(board.problem, choice)
+        if placement is None:
+            return 0
+        board.score(placement, self.name)
+        return sum(len(replica.stages) for replica in placement.replicas)
 
     def _collect(
         self,
