@@ -16,12 +16,10 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.planner.advise.explain import explain_plan
-from megatron_hetero.planner.advise.programs import StagePrograms, plan_programs
 from megatron_hetero.planner.advise.what_if import WhatIf, what_to_add
 from megatron_hetero.report.text.changes.additions import what_if_lines
 from megatron_hetero.report.text.communicators import communicator_lines
 from megatron_hetero.report.text.explanation import explanation_report
-from megatron_hetero.report.text.programs import program_lines, programs_data
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
@@ -31,8 +29,7 @@ Show a plan: its replicas and stages, memory, predicted speed, the GPUs it leave
 idle and why.  With --cluster the plan is scored anew, so that one edited by hand
 gets fresh figures, and explained: where the time goes, which stage sets the pace,
 how it compares with stock Megatron's best plan and with the next best ones.
---what-if says which node or link to add first, and what it would bring; --programs
-how else the GPUs of each stage could divide a layer."""
+--what-if says which node or link to add first, and what it would bring."""
 TAKES_MEGATRON_FLAGS = False
 
 
@@ -54,12 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also plan for the cluster with one thing more (a node of each GPU type, each class "
         "of links twice as fast): what to add first (needs --cluster)",
     )
-    parser.add_argument(
-        "--programs",
-        action="store_true",
-        help="also synthesise, for the GPUs of each stage, the fastest ways to divide a layer, and "
-        "show them beside what the plan does (needs --cluster)",
-    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -69,12 +60,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("--profile scores the plan on a cluster; give --cluster too")
     if arguments.what_if and not arguments.cluster:
         raise UsageError("--what-if adds to a cluster; give --cluster too")
-    if arguments.programs and not arguments.cluster:
-        raise UsageError("--programs divides layers among GPUs of a cluster; give --cluster too")
     plan = load_plan(arguments.plan)
     explanation = utilization = None
     additions: tuple[WhatIf, ...] = ()
-    programs: tuple[StagePrograms, ...] = ()
     if arguments.cluster:
         cluster = load_cluster(arguments.cluster)
         profile = load_profile(arguments.profile) if arguments.profile else None
@@ -84,8 +72,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         plan = replace(plan, estimates=estimate_plan(plan, cluster, profile))
         explanation = explain_plan(plan, cluster, profile)
         utilization = utilization_of(plan, cluster, explanation.step_time_s)
-        if arguments.programs:
-            programs = plan_programs(plan, cluster, profile)
         if arguments.what_if:
             with output.progress("planning with what could be added") as say:
                 additions = what_to_add(plan, cluster, profile, say=say)
@@ -102,8 +88,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         ]
         if arguments.what_if:
             data["what_if"] = [asdict(addition) for addition in additions]
-        if arguments.programs:
-            data["programs"] = [programs_data(stage) for stage in programs]
         output.json(data)
         return 0
     output.show(plan_report(plan, utilization))
@@ -115,7 +99,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     if explanation is not None:
         output.show("", explanation_report(explanation, reasons_not_stock(plan)))
-    output.show(*program_lines(programs))
     if communicators:
         output.show(*communicator_lines(plan, communicators))
     if additions and explanation is not None:

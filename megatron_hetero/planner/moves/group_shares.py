@@ -28,9 +28,11 @@ from megatron_hetero.cost.work.compute import group_layer_times
 from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
 from megatron_hetero.planner.completion.layers import minimax
 from megatron_hetero.planner.completion.stage_options import StagePlace
-from megatron_hetero.planner.synthesis.forms import FINEST
 
 Shares = tuple[int, ...]
+
+FINEST = 64
+"""Units in which shares are given; the runtime rounds them to heads, columns and tokens."""
 
 
 @dataclass(frozen=True)

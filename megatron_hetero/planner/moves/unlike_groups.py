@@ -19,10 +19,9 @@ from megatron_hetero.cost.choices import may_choose, shares_tokens
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.plan.layout import MAX_CONTEXT_PARALLEL
 from megatron_hetero.planner.completion.stage_options import StagePlace
-from megatron_hetero.planner.moves.group_shares import GroupShares, Shares
+from megatron_hetero.planner.moves.group_shares import FINEST, GroupShares, Shares
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, unit_on
 from megatron_hetero.planner.shapes.symmetric import equal_units
-from megatron_hetero.planner.synthesis.forms import FINEST
 
 _LONGEST = 4
 """Stages that are joined at most."""

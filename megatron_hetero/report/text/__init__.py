@@ -6,7 +6,6 @@ explanation   the causes of a plan's step time
 outcome       days and money of a whole run
 ranks         the process of each place of the plan
 communicators  how many a GPU is in, and their buffers
-programs      other ways to divide a layer
 faster_flags  flags that would shorten the step
 refusals      flags that the runtime would refuse
 words         pieces of text that tables share

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from megatron_hetero.planner.synthesis.layer import WEIGHTS
-from megatron_hetero.planner.synthesis.states import (
+from tools.referees.hap.layer import WEIGHTS
+from tools.referees.hap.states import (
     DIMENSIONS,
     Graph,
     LayerProgram,

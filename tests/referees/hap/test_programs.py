@@ -10,12 +10,12 @@ import pytest
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.errors import UsageError
-from megatron_hetero.planner.advise.programs import plan_programs
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.moves.group_shares import GroupShares
-from megatron_hetero.planner.synthesis.costed import LayerGroup
-from megatron_hetero.planner.synthesis.synthesise import layer_options, placed_layer_s
 from tests.cost.builders import FAST, GIB, SLOW, make_cluster, make_workload, place
+from tools.referees.hap.costed import LayerGroup
+from tools.referees.hap.programs import plan_programs
+from tools.referees.hap.synthesise import layer_options, placed_layer_s
 
 CLUSTER = make_cluster(("a", FAST, 2), ("b", SLOW, 2))
 SHAPE = {"num_layers": 8, "hidden_size": 1024, "seq_length": 1024, "max_position_embeddings": 1024}

@@ -9,4 +9,5 @@ estimate    what is left of a program takes at least so long
 shares      the best shares of a program, by a linear programme
 synthesise  both in turn; the options of a group
 forms       programs that the runtime executes, as stages and replicas
+programs    the options of each stage of a plan
 """

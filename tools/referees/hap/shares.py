@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from megatron_hetero.planner.synthesis.prices import ProgramPrices, Shares, share_of, terms_of
-from megatron_hetero.planner.synthesis.states import Dimension, LayerProgram, State
 from megatron_hetero.rounding import ROUNDING
+from tools.referees.hap.prices import ProgramPrices, Shares, share_of, terms_of
+from tools.referees.hap.states import Dimension, LayerProgram, State
 
 _OPTIMAL = 0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from megatron_hetero.cluster.spec import Link
-from megatron_hetero.planner.synthesis.prices import ProgramPrices, Shares
-from megatron_hetero.planner.synthesis.states import (
+from tools.referees.hap.prices import ProgramPrices, Shares
+from tools.referees.hap.states import (
     Dimension,
     Graph,
     Held,

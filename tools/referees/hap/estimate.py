@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from megatron_hetero.planner.synthesis.prices import ProgramPrices, Shares, after_turn
-from megatron_hetero.planner.synthesis.states import Held, Rule, State
+from tools.referees.hap.prices import ProgramPrices, Shares, after_turn
+from tools.referees.hap.states import Held, Rule, State
 
 There = frozenset[tuple[Held, bool]]
 """What is there, and whether a collective made it."""

@@ -11,28 +11,28 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.planner.synthesis.costed import LayerGroup, layer_prices
-from megatron_hetero.planner.synthesis.forms import (
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+from tests.referees.hap.numeric import Exchange, edges_of, given, largest_error
+from tools.referees.hap.costed import LayerGroup, layer_prices
+from tools.referees.hap.forms import (
     CONTEXT,
     TENSOR,
     exchanged_factors,
     form_of,
     lacks,
 )
-from megatron_hetero.planner.synthesis.layer import SIDE_BY_SIDE, TOGETHER, part_graph
-from megatron_hetero.planner.synthesis.prices import (
+from tools.referees.hap.layer import SIDE_BY_SIDE, TOGETHER, part_graph
+from tools.referees.hap.prices import (
     ProgramPrices,
     program_bytes,
     program_s,
 )
-from megatron_hetero.planner.synthesis.search import ProgramSearch
-from megatron_hetero.planner.synthesis.synthesise import (
+from tools.referees.hap.search import ProgramSearch
+from tools.referees.hap.synthesise import (
     layer_options,
     starting_shares,
     synthesise,
 )
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
-from tests.planner.synthesis.numeric import Exchange, edges_of, given, largest_error
 
 CLUSTER = make_cluster(("a", FAST, 1), ("b", SLOW, 1), between=Link(25e9, 5e-6))
 SHAPE = {"num_layers": 8, "hidden_size": 2048, "seq_length": 2048, "max_position_embeddings": 2048}

@@ -9,16 +9,16 @@ from typing import Literal
 
 import pytest
 
-from megatron_hetero.planner.synthesis.prices import (
+from tests.referees.hap.random_prices import random_graph, random_prices, random_shares
+from tools.referees.hap.prices import (
     ProgramPrices,
     Shares,
     after_turn,
     program_bytes,
     program_s,
 )
-from megatron_hetero.planner.synthesis.search import ProgramSearch
-from megatron_hetero.planner.synthesis.states import Held, Instruction, LayerProgram
-from tests.planner.synthesis.random_prices import random_graph, random_prices, random_shares
+from tools.referees.hap.search import ProgramSearch
+from tools.referees.hap.states import Held, Instruction, LayerProgram
 
 Vector = tuple[float, ...]
 

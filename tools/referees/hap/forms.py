@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
-from megatron_hetero.planner.synthesis.layer import SIDE_BY_SIDE, TOGETHER
-from megatron_hetero.planner.synthesis.prices import ProgramPrices, Shares
-from megatron_hetero.planner.synthesis.states import (
+from megatron_hetero.planner.moves.group_shares import FINEST
+from tools.referees.hap.layer import SIDE_BY_SIDE, TOGETHER
+from tools.referees.hap.prices import ProgramPrices, Shares
+from tools.referees.hap.states import (
     Dimension,
     LayerProgram,
     Rule,
@@ -26,8 +27,6 @@ from megatron_hetero.planner.synthesis.states import (
 FormName = Literal[
     "tensor parallel", "context parallel", "replicas", "replicas with sharded layers"
 ]
-FINEST = 64
-"""Units in which shares are given; the runtime rounds them to heads, columns and tokens."""
 
 
 @dataclass(frozen=True)

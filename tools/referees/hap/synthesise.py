@@ -19,24 +19,24 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import ring_all_reduce_s, slowest_link
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.work.share import even_share
-from megatron_hetero.planner.synthesis.costed import LayerGroup, layer_prices
-from megatron_hetero.planner.synthesis.forms import (
+from megatron_hetero.rounding import below
+from tools.referees.hap.costed import LayerGroup, layer_prices
+from tools.referees.hap.forms import (
     RuntimeForm,
     lacks,
     runtime_forms,
     whole_shares,
 )
-from megatron_hetero.planner.synthesis.layer import SIDE_BY_SIDE, TOGETHER
-from megatron_hetero.planner.synthesis.prices import (
+from tools.referees.hap.layer import SIDE_BY_SIDE, TOGETHER
+from tools.referees.hap.prices import (
     ProgramPrices,
     Shares,
     program_bytes,
     program_s,
 )
-from megatron_hetero.planner.synthesis.search import Allowed, ProgramSearch
-from megatron_hetero.planner.synthesis.shares import best_shares
-from megatron_hetero.planner.synthesis.states import Dimension, LayerProgram
-from megatron_hetero.rounding import below
+from tools.referees.hap.search import Allowed, ProgramSearch
+from tools.referees.hap.shares import best_shares
+from tools.referees.hap.states import Dimension, LayerProgram
 
 _DIMENSIONS: tuple[Dimension, ...] = ("sequences", "tokens", "columns", "elements")
 

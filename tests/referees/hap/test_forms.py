@@ -9,8 +9,10 @@ import pytest
 
 from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.planner.synthesis.costed import LayerGroup, layer_prices
-from megatron_hetero.planner.synthesis.forms import (
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+from tests.referees.hap.random_programs import random_program
+from tools.referees.hap.costed import LayerGroup, layer_prices
+from tools.referees.hap.forms import (
     CONTEXT,
     REPLICAS,
     SHARDED,
@@ -22,11 +24,9 @@ from megatron_hetero.planner.synthesis.forms import (
     runtime_forms,
     whole_shares,
 )
-from megatron_hetero.planner.synthesis.layer import TOGETHER
-from megatron_hetero.planner.synthesis.prices import program_bytes
-from megatron_hetero.planner.synthesis.synthesise import synthesise
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
-from tests.planner.synthesis.random_programs import random_program
+from tools.referees.hap.layer import TOGETHER
+from tools.referees.hap.prices import program_bytes
+from tools.referees.hap.synthesise import synthesise
 
 CLUSTER = make_cluster(("a", FAST, 1), ("b", SLOW, 1), between=Link(25e9, 5e-6))
 GROUP = LayerGroup(CLUSTER.devices, 8, 1, 16, (1e12, 1e12))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.planner.synthesis.states import (
+from tools.referees.hap.states import (
     DIMENSIONS,
     Graph,
     State,

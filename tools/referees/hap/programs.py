@@ -11,8 +11,8 @@ from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.synthesis.costed import LayerGroup
-from megatron_hetero.planner.synthesis.synthesise import (
+from tools.referees.hap.costed import LayerGroup
+from tools.referees.hap.synthesise import (
     LayerOption,
     layer_options,
     placed_layer_s,

@@ -9,21 +9,21 @@ from random import Random
 import numpy as np
 import pytest
 
-from megatron_hetero.planner.synthesis.layer import (
-    SIDE_BY_SIDE,
-    TOGETHER,
-    layer_graph,
-    part_graph,
-)
-from megatron_hetero.planner.synthesis.states import Dimension, Graph, operator
-from tests.planner.synthesis.numeric import (
+from tests.referees.hap.numeric import (
     Exchange,
     edges_of,
     given,
     largest_error,
     on_one_device,
 )
-from tests.planner.synthesis.random_programs import random_program
+from tests.referees.hap.random_programs import random_program
+from tools.referees.hap.layer import (
+    SIDE_BY_SIDE,
+    TOGETHER,
+    layer_graph,
+    part_graph,
+)
+from tools.referees.hap.states import Dimension, Graph, operator
 
 UNITS = {
     2: {"sequences": (2, 1), "tokens": (3, 5), "columns": (4, 2), "elements": (1, 2)},

@@ -18,7 +18,7 @@ from megatron_hetero.cost.network.seconds import (
     ring_all_reduce_s,
     ring_reduce_scatter_s,
 )
-from megatron_hetero.planner.synthesis.states import (
+from tools.referees.hap.states import (
     Dimension,
     Graph,
     Held,

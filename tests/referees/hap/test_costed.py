@@ -9,18 +9,18 @@ from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.planner.synthesis.costed import LayerGroup, layer_prices
-from megatron_hetero.planner.synthesis.forms import (
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+from tools.referees.hap.costed import LayerGroup, layer_prices
+from tools.referees.hap.forms import (
     CONTEXT,
     TENSOR,
     TENSOR_AND_SEQUENCE,
     RuntimeForm,
 )
-from megatron_hetero.planner.synthesis.layer import TOGETHER
-from megatron_hetero.planner.synthesis.prices import Shares, program_bytes, program_s
-from megatron_hetero.planner.synthesis.search import ProgramSearch
-from megatron_hetero.planner.synthesis.synthesise import placed_layer_s
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+from tools.referees.hap.layer import TOGETHER
+from tools.referees.hap.prices import Shares, program_bytes, program_s
+from tools.referees.hap.search import ProgramSearch
+from tools.referees.hap.synthesise import placed_layer_s
 
 CLUSTER = make_cluster(("a", FAST, 1), ("b", SLOW, 1), between=Link(25e9, 5e-6))
 ALIKE = make_cluster(("a", FAST, 2))

@@ -18,20 +18,20 @@ from functools import reduce
 from heapq import heappop, heappush
 from itertools import count
 
-from megatron_hetero.planner.synthesis.estimate import Estimate, There
-from megatron_hetero.planner.synthesis.prices import (
+from megatron_hetero.rounding import at_most
+from tools.referees.hap.estimate import Estimate, There
+from tools.referees.hap.prices import (
     ProgramPrices,
     Shares,
     after_turn,
 )
-from megatron_hetero.planner.synthesis.states import (
+from tools.referees.hap.states import (
     Held,
     Instruction,
     LayerProgram,
     Rule,
     Step,
 )
-from megatron_hetero.rounding import at_most
 
 Allowed = Callable[[Step, Rule], bool]
 """Whether a program may follow a rule."""

@@ -9,16 +9,16 @@ from random import Random
 import pytest
 
 from megatron_hetero.cluster.spec import Link
-from megatron_hetero.planner.synthesis.prices import (
+from tests.referees.hap.random_prices import random_graph, random_prices, random_shares
+from tools.referees.hap.prices import (
     ProgramPrices,
     Shares,
     program_bytes,
     program_s,
 )
-from megatron_hetero.planner.synthesis.search import ProgramSearch
-from megatron_hetero.planner.synthesis.shares import best_shares
-from megatron_hetero.planner.synthesis.states import Graph, LayerProgram, operator
-from tests.planner.synthesis.random_prices import random_graph, random_prices, random_shares
+from tools.referees.hap.search import ProgramSearch
+from tools.referees.hap.shares import best_shares
+from tools.referees.hap.states import Graph, LayerProgram, operator
 
 
 def one_operator(room: tuple[float, float]) -> tuple[ProgramPrices, LayerProgram]:
@@ -47,7 +47,7 @@ def one_operator(room: tuple[float, float]) -> tuple[ProgramPrices, LayerProgram
 
 
 def _columns(tensor: str):  # type: ignore[no-untyped-def]
-    from megatron_hetero.planner.synthesis.states import Rule
+    from tools.referees.hap.states import Rule
 
     return Rule("columns", (), ((tensor, "columns"),))
 

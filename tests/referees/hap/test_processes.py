@@ -11,10 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_hetero.planner.synthesis.layer import SIDE_BY_SIDE, TOGETHER, layer_graph
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.world import World
-from tests.planner.synthesis.numeric import (
+from tests.referees.hap.numeric import (
     Array,
     Edges,
     Exchange,
@@ -24,7 +23,8 @@ from tests.planner.synthesis.numeric import (
     largest_error,
     own_part,
 )
-from tests.planner.synthesis.random_programs import random_program
+from tests.referees.hap.random_programs import random_program
+from tools.referees.hap.layer import SIDE_BY_SIDE, TOGETHER, layer_graph
 
 UNITS = {"sequences": (1, 1, 1), "tokens": (5, 2, 1), "columns": (3, 2, 1), "elements": (4, 2, 1)}
 

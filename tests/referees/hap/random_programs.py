@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from megatron_hetero.planner.synthesis.prices import after_turn
-from megatron_hetero.planner.synthesis.states import (
+from tools.referees.hap.prices import after_turn
+from tools.referees.hap.states import (
     Graph,
     Held,
     Instruction,

@@ -14,13 +14,15 @@ from megatron_hetero.cost.network.seconds import (
     ring_all_reduce_s,
     ring_reduce_scatter_s,
 )
-from megatron_hetero.planner.synthesis.prices import (
+from tests.referees.hap.random_prices import random_graph, random_prices, random_shares
+from tests.referees.hap.random_programs import random_program
+from tools.referees.hap.prices import (
     ProgramPrices,
     program_bytes,
     program_s,
     terms_of,
 )
-from megatron_hetero.planner.synthesis.states import (
+from tools.referees.hap.states import (
     Graph,
     Instruction,
     Rule,
@@ -28,8 +30,6 @@ from megatron_hetero.planner.synthesis.states import (
     Step,
     operator,
 )
-from tests.planner.synthesis.random_prices import random_graph, random_prices, random_shares
-from tests.planner.synthesis.random_programs import random_program
 
 LINK = Link(100.0, 0.5)
 GRAPH = Graph(

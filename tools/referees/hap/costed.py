@@ -32,10 +32,10 @@ from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.planner.synthesis.layer import WEIGHTS, Part, layer_graph
-from megatron_hetero.planner.synthesis.prices import Line, ProgramPrices
-from megatron_hetero.planner.synthesis.states import Dimension, State
 from megatron_hetero.sequences.price.exchange import all_to_all_s
+from tools.referees.hap.layer import WEIGHTS, Part, layer_graph
+from tools.referees.hap.prices import Line, ProgramPrices
+from tools.referees.hap.states import Dimension, State
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Literal
 
-from megatron_hetero.planner.synthesis.states import (
+from tools.referees.hap.states import (
     Dimension,
     Graph,
     Held,
