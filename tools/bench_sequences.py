@@ -40,8 +40,8 @@ from megatron_hetero.sequences.deal.price_table import price_table
 from megatron_hetero.sequences.deal.static import best_static
 from megatron_hetero.sequences.lengths import DISTRIBUTIONS, lengths_of
 from megatron_hetero.sequences.price.modelled import EVERY, TRAINED
-from megatron_hetero.sequences.price.published import published_tree
 from megatron_hetero.sequences.tree import GroupTree
+from tools.referees.flexsp import published_tree
 
 K = 1024
 NUM_GPUS, NUM_SEQUENCES = 64, 512

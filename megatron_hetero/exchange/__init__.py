@@ -6,8 +6,6 @@ plan          rounds of transfers between holders
 baselines     rings, halving and doubling, parameter servers, binary trees
 shares        parts that members own where uplinks differ
 price         GenModel's seconds of a plan on a tree
-least         what no exchange is faster than
-generate      plans made for a tree, and the choice among all
 programmes    what each holder does, and whether all come to their end
 check         proof that a plan does what it is for
 """

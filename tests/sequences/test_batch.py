@@ -14,9 +14,9 @@ from megatron_hetero.sequences.deal.dealt import Deal, check_deal
 from megatron_hetero.sequences.deal.programme import Programme, Solution, Whole
 from megatron_hetero.sequences.deal.static import best_static, static_deals
 from megatron_hetero.sequences.lengths import DISTRIBUTIONS
-from megatron_hetero.sequences.price.published import published_tree
 from megatron_hetero.sequences.tree import GroupTree, halved, make_tree
 from tests.sequences.exact import LinearPrice, random_tree
+from tools.referees.flexsp import published_tree
 
 K = 1024
 

@@ -1,7 +1,6 @@
 """What sequences cost on a group of ranks.
 
 group_price    what any price answers
-published      the constants of the FlexSP paper
 token_rates    what one GPU takes for tokens
 shares         parts of a sequence for unlike members
 exchange       what travels between members

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_hetero.report.page.dealt_step import dealt_step_figure
 from megatron_hetero.sequences.deal.batch import deal_batch
-from megatron_hetero.sequences.price.published import published_tree
+from tools.referees.flexsp import published_tree
 
 SVG = "{http://www.w3.org/2000/svg}"
 
