@@ -25,12 +25,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.kit.race import TEXT, race
 from megatron_hetero.lab.verify.small.text import tokenizer_arguments
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
-from tests.runtime.schedules import with_interleaving
 
 BATCH = 4
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_hetero.flags.stock import is_even_split, pipeline_layout
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.plan.build import canonical_hosts, plan_from_layout
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import parse_layout
@@ -12,7 +13,6 @@ from megatron_hetero.plan.plan import Plan, ReplicaShape, StageShape
 from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
 from tests.plan.edits import with_stage
 from tests.plan.strategies import cluster_of, node, place, workload
-from tests.runtime.schedules import with_interleaving
 
 
 def plan_of(text: str, *, with_workload: bool = False) -> Plan:

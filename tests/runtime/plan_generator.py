@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 
+from megatron_hetero.lab.kit.orders import with_interleaving, with_zero_bubble
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.build import plan_from_layout
@@ -23,7 +24,6 @@ from megatron_hetero.plan.plan import Plan, Replica
 from megatron_hetero.schedule.stock import is_stock
 from tests.runtime.layout_generator import GLOBAL_BATCH_SIZE, random_layout, random_parts
 from tests.runtime.plan_features import FACTORS, SPACE
-from tests.runtime.schedules import with_interleaving, with_zero_bubble
 
 NUM_STEPS = 5
 SAVED_AT = 2

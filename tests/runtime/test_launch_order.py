@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
-from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import plan, workload
 
 NUM_MICRO_BATCHES = 7

@@ -10,6 +10,7 @@ import pytest
 
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.lab.kit.orders import with_chunks, with_interleaving, with_zero_bubble
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.processes.record import read_record
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
@@ -23,7 +24,6 @@ from megatron_hetero.schedule.of_plan import with_schedule
 from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
 from megatron_hetero.schedule.orders.synthesise import synthesise
 from megatron_hetero.schedule.simulator.parts import ChunkTimes
-from tests.runtime.schedules import with_chunks, with_interleaving, with_zero_bubble
 from tests.runtime.test_daily_life import number, run
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 

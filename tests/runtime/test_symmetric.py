@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
 from megatron_hetero.lab.verify.small.shrink import shrink
@@ -24,7 +25,6 @@ from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.arguments import split_arguments
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.schedule.stock import is_stock
-from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import plan, workload
 
 CASES = {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.verify.distance.compare import compare, tolerances
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs, save_without_a_server
 from megatron_hetero.lab.verify.processes.record import DrawingRecorder, Recorder
@@ -20,7 +21,6 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.steps import StockJob, World, job_of
 from megatron_hetero.runtime.model import gpt
-from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import plan, workload
 
 UNIT = 12

@@ -1,7 +1,10 @@
 """Trials of the runtime on one machine: `doctor --train`.
 
 command     the checks in order, and what they found as data
-equality    asymmetric plans beside one process
+cases       the asymmetric plans
+equality    such a plan beside one process
+orders      schedules of their own for a plan's replicas
+shared_card ranks that share a GPU
 forecast    predicted against held memory and measured steps
 race        the own runtime and stock Megatron, step by step in turns
 live_bytes  bytes of tensors that a rank holds

@@ -21,17 +21,20 @@ import torch
 
 from megatron_hetero import __version__
 from megatron_hetero.cluster.inventory.discovery import find_gpus
-from megatron_hetero.errors import HeteroError, UsageError
+from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
 from megatron_hetero.files import write_json
-from megatron_hetero.lab.kit.equality import cases_for, try_case
+from megatron_hetero.lab.kit.cases import cases_for
+from megatron_hetero.lab.kit.equality import try_case
 from megatron_hetero.lab.kit.forecast import Forecast, forecast
 from megatron_hetero.lab.kit.race import TEXT, race
+from megatron_hetero.lab.kit.shared_card import side_by_side
 from megatron_hetero.lab.kit.small_job import Machine
 from megatron_hetero.lab.verify.faults.catalogue import FAULTS
 from megatron_hetero.lab.verify.small.text import tokenizer_arguments
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.runtime.job.local_launch import preload
+from megatron_hetero.units import format_bytes
 
 MEMORY_FAULT = "memory-underpredicted"
 """Beside those of `lab.verify.faults`: the prediction of memory is taken for nine tenths."""
@@ -42,6 +45,8 @@ STEP_FACTOR, SHARED_STEP_FACTOR = 1.25, 3.0
 CPU, which others use too."""
 RATIO_LIMIT, SHARED_RATIO_LIMIT = 1.05, 1.5
 """Most that the lower end of the interval of the own runtime over stock Megatron may be."""
+NEEDED_BYTES = 8 << 30
+"""Memory of a card for six ranks, a CUDA context of 750 MiB each, and their small models."""
 PROFILE, REPORT, RUNS = "profile.json", "report.json", "runs"
 """Names in the folder of the results."""
 
@@ -83,9 +88,10 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
     on_progress("importing Megatron")
     preload()
     began = time.monotonic()
-    checks = [
-        _run(name, check, on_progress) for name, check in _checks(request, machine, on_progress)
-    ]
+    with side_by_side(machine.num_gpus) as sharing:
+        checks = [
+            _run(name, check, on_progress) for name, check in _checks(request, machine, on_progress)
+        ]
     data = {
         "ok": all(check["ok"] for check in checks),
         "checks": checks,
@@ -93,10 +99,12 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
         "machine": {
             "gpus": machine.num_gpus,
             "gpu": machine.gpu,
+            "ranks_share_a_gpu_by": sharing,
             "host": platform.node(),
             "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "megatron_hetero": __version__,
             "torch": torch.__version__,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if machine.num_gpus else None,
             "megatron_core": importlib.metadata.version("megatron-core"),
         },
         "profile": None if request.is_short else str(request.output / PROFILE),
@@ -111,10 +119,19 @@ def _machine(named: str | None) -> Machine:
     count = torch.cuda.device_count()
     if count == 0:
         return Machine("CPU", 0)
-    name = named or find_gpus()[0].catalogue_name
+    cards = find_gpus()
+    for card in cards[:count]:
+        free = card.memory_bytes - card.used_bytes
+        if free < NEEDED_BYTES:
+            raise EnvironmentMismatchError(
+                f"GPU {card.index} ({card.name}) has {format_bytes(free)} free and the kit needs "
+                f"{format_bytes(NEEDED_BYTES)}: end what runs on the card (`nvidia-smi` lists the "
+                "processes), or hide the card with CUDA_VISIBLE_DEVICES."
+            )
+    name = named or cards[0].catalogue_name
     if name is None:
         raise UsageError(
-            f"the catalogue does not know this machine's {find_gpus()[0].name}; name the type "
+            f"the catalogue does not know this machine's {cards[0].name}; name the type "
             "nearest to it with --gpu"
         )
     return Machine(name, count)
@@ -172,9 +189,8 @@ def _equality(data: dict[str, Any]) -> Found:
         f"{worst.replace('_', ' ')} differ by {data[worst]:.1e}, {data['tolerance'][worst]:.1e} "
         "allowed"
     )
-    (run,) = data["runs"].values()
-    if not run["same_initial_weights"]:
-        what += f"; unequal initial weights of {run['unequal_initial_weights']}"
+    if data["unequal_initial_weights"]:
+        what += f"; unequal initial weights of {data['unequal_initial_weights']}"
     # JSON has no numbers for a diverged run: they become null.
     distances = {key: data[key] if math.isfinite(data[key]) else None for key in keys}
     return Found(data["ok"], what, {"distances": distances})

@@ -1,67 +1,42 @@
 """Asymmetric plans beside one process of stock Megatron, by `lab.verify`, on what the machine has.
 
-With two GPUs or more each rank has a GPU and NCCL between them; with fewer the ranks are processes
-on the CPU over gloo, because NCCL takes no two ranks on one GPU.
+On GPUs NCCL is between the ranks, which share cards where there are too few
+(`runtime.job.local_launch`); without any, the ranks are processes on the CPU over gloo.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
+from math import lcm
 from pathlib import Path
 from typing import Any
 
+from megatron_hetero.lab.kit.cases import Case
 from megatron_hetero.lab.kit.small_job import Machine
 from megatron_hetero.lab.verify.command import default_flags
+from megatron_hetero.lab.verify.distance.compare import Distances, compare, tolerances
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.outcome import outcome_to_data
-from megatron_hetero.lab.verify.run import verify
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
+from megatron_hetero.lab.verify.run import (
+    data_ranks,
+    is_drawn_alike,
+    records,
+    tensor_groups,
+    verify,
+)
+from megatron_hetero.lab.verify.small.job_flags import job_flags
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.runtime.job.local_launch import run_jobs
 
-
-@dataclass(frozen=True)
-class Case:
-    """A plan and how it trains; `flags` are Megatron's."""
-
-    name: str
-    layout: str
-    flags: tuple[str, ...] = ()
-    precision: Precision = "fp32"
-    optimizer: str = "adam"
-
-    @property
-    def num_ranks(self) -> int:
-        return parse_layout(self.layout).num_devices
-
-
-_DIVIDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
-CASES = (
-    Case("replicas of unlike work", "tp1:4 @2 | tp1:4 @1"),
-    Case("ZeRO-1, overlap", "tp1:2 @2 | tp1:2 @1", _DIVIDED),
-    Case("bf16, recompute", "tp1:2 @2 | tp1:2 @1", ("--recompute-activations",), "bf16"),
-    Case("unlike widths", "tp2:1,tp1:1 @3"),
-    Case("sequence parallel", "tp2:2 @2 | tp1:2 @1", ("--sequence-parallel", *_DIVIDED)),
-    Case("unlike depth", "tp2:1,tp1:1 @2 | tp1:2 @1"),
-)
-"""From few ranks to many; a machine tries all that it has GPUs for."""
-ON_CPU = ("ZeRO-1, overlap", "unlike depth")
-SHARE = ("replicas of unlike work",)
-"""Cases that are tried without two GPUs, and in the short check."""
-STEPS = 3
-
-
-def cases_for(machine: Machine, is_short: bool) -> tuple[Case, ...]:
-    """Return the cases that this machine tries."""
-    if machine.num_gpus >= 2:
-        found = tuple(case for case in CASES if case.num_ranks <= machine.num_gpus)
-        return found[:1] if is_short else found
-    names = SHARE if is_short else ON_CPU
-    return tuple(case for case in CASES if case.name in names)
+STEPS, SAVED_AT = 3, 2
+LIMIT_S = 120.0
+"""Seconds that a run of a case may take. A run on a GPU takes 20; a hang shall not take all."""
+_KEYS = ("loss", "gradients", "gradient_norm", "weights")
 
 
 def try_case(
@@ -71,9 +46,13 @@ def try_case(
     on_step: Callable[[str, int], None],
     fault: str | None = None,
 ) -> dict[str, Any]:
-    """Train the plan and one process, and measure: what `lab.verify.outcome` says as data.
+    """Train the plan and one process; return the distances and tolerances of the verification.
 
     Args:
+        case: the plan.
+        machine: the GPUs of the machine, or none.
+        folder: for the files of the runs.
+        on_step: called often with the present run and step.
         fault: an error of `lab.verify.faults`, planted in the plan's runs.
     Raises:
         HeteroError: as `lab.verify.run.verify`.
@@ -89,22 +68,54 @@ def try_case(
         precision=case.precision,
         fault=fault,
         plan_flags=machine.flags,
+        limit_s=LIMIT_S,
     )
-    with _hidden_gpus(machine.num_gpus < 2):
-        outcome = verify(plan_from_layout(layout, workload), workload, options, folder, on_step)
-    return outcome_to_data(outcome)
+    plan = plan_from_layout(layout, workload)
+    if case.change is not None:
+        plan = case.change(plan)
+    if case.resumed is None:
+        data = outcome_to_data(verify(plan, workload, options, folder, on_step))
+        (run,) = data["runs"].values()
+        return {**data, "unequal_initial_weights": run["unequal_initial_weights"]}
+    # From here the plan saves, and another plan goes on to the last step.
+    shrunk = shrink(plan, workload)
+    other = parse_layout(case.resumed)
+    padding = shrunk.vocab_multiple // lcm(*other.tensor_parallel_widths)
+    resumed = replace(
+        shrunk,
+        plan=plan_from_layout(other),
+        # The same padded vocabulary; the later flag wins.
+        model_args=(*shrunk.model_args, f"--make-vocab-size-divisible-by={padding}"),
+    )
+    own = job_flags(replace(plan, workload=workload), workload, shrunk, STEPS)
+    jobs = VerifyJobs(shrunk, options, folder.resolve(), own)
+    before, after = jobs.interrupted_jobs(case.optimizer, resumed, SAVED_AT)
+    reference = jobs.reference_job(case.optimizer)
+    for run in ([jobs.seed_job()], [before, reference], [after]):
+        run_jobs(run, LIMIT_S)
+    (one,) = records(reference)
+    bounds = tolerances(shrunk.model, case.optimizer)
 
+    def distances(job: Any, made: Any, steps: range) -> Distances:
+        return compare(
+            one,
+            records(job),
+            data_ranks(made.plan),
+            shrunk.model,
+            case.optimizer,
+            steps,
+            None,
+            tensor_groups(made.plan),
+            is_drawn_alike=is_drawn_alike(made.plan, shrunk.model),
+        )
 
-@contextmanager
-def _hidden_gpus(is_hidden: bool) -> Iterator[None]:
-    """Let the ranks that are forked meanwhile see no GPU."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if is_hidden:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
-        elif is_hidden:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
+    parts = (
+        distances(before, shrunk, range(1, SAVED_AT + 1)),
+        distances(after, resumed, range(SAVED_AT + 1, STEPS + 1)),
+    )
+    return {
+        "ok": all(part.within(bounds) for part in parts),
+        **{key: max(getattr(part, key).value for part in parts) for key in _KEYS},
+        "tolerance": {key: getattr(bounds, key) for key in _KEYS},
+        "unequal_initial_weights": [],
+    }

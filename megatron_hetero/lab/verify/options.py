@@ -20,7 +20,7 @@ class Options:
     `optimizers` train one after the other; `fault` names an error of `faults` that is planted in
     the plan's runs. `plan_flags` are Megatron flags of the plan's runs only. `precision` is that of
     all runs but those of `fp32_optimizers`. `reuses` takes what one process has trained in the same
-    folder, for the same job, as it is.
+    folder, for the same job, as it is. `limit_s`: seconds after which a run has failed.
     """
 
     steps: int = 5
@@ -31,6 +31,7 @@ class Options:
     reuses: bool = False
     precision: Precision = "fp32"
     fp32_optimizers: tuple[str, ...] = ()
+    limit_s: float = 900.0
 
     def precision_of(self, optimizer: str) -> Precision:
         """Return the precision of the runs with `optimizer`, but for stages with their own."""

@@ -40,7 +40,6 @@ from megatron_hetero.schedule.stock import is_stock
 
 RANK_BYTES = 400 << 20
 """Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
-JOB_TIMEOUT_S = 900.0
 
 
 def verify(
@@ -68,7 +67,7 @@ def verify(
     flags = job_flags(replace(plan, workload=workload), workload, shrunk, options.steps)
     check_capacity(shrunk.plan.layout.num_devices + 1 + options.floor)
     jobs = VerifyJobs(shrunk, options, folder.resolve(), flags)
-    _run([jobs.seed_job()], on_progress)
+    _run([jobs.seed_job()], jobs.options.limit_s, on_progress)
     compared = {o: _compare(jobs, o, on_progress) for o in options.optimizers}
     return Verification(shrunk, compared, flags, tuple(_notes(jobs, workload)))
 
@@ -121,10 +120,10 @@ def _compare(
     """
     running = [jobs.plan_job(optimizer), jobs.reference_job(optimizer)]
     if jobs.replays_routing(optimizer):
-        _run(running[1:], on_progress)
-        _run(running[:1], on_progress)
+        _run(running[1:], jobs.options.limit_s, on_progress)
+        _run(running[:1], jobs.options.limit_s, on_progress)
     else:
-        _run(running, on_progress)
+        _run(running, jobs.options.limit_s, on_progress)
     model, bounds = jobs.shrunk.model, tolerances(jobs.shrunk.model, optimizer, True)
     if jobs.precisions_of(optimizer) != {"fp32"}:
         return _compare_in_half_precision(jobs, optimizer, running, on_progress)
@@ -136,7 +135,7 @@ def _compare(
     floor = None
     if jobs.options.floor or not distances.within(bounds):
         job = jobs.floor_job(optimizer)
-        _run([job], on_progress)
+        _run([job], jobs.options.limit_s, on_progress)
         (reordered,) = records(job)
         floor = compare(reference, [reordered], [0], model, optimizer, adam=adam, starts_apart=True)
         distances = compare(
@@ -167,7 +166,7 @@ def _compare_in_half_precision(
         job = jobs.floor_job(optimizer)
     else:
         job = jobs.fp32_job(optimizer, reference.skipped)
-    _run([job], on_progress)
+    _run([job], jobs.options.limit_s, on_progress)
     (single,) = records(job)
     steps = range(1, len(reference.steps) + 1)
     distances = compare(
@@ -232,10 +231,12 @@ def records(job: LocalJob) -> list[RankRecord]:
     return [read_record(job.directory / f"record-{rank}") for rank in range(job.num_ranks)]
 
 
-def _run(jobs: list[LocalJob], on_progress: Callable[[str, int], None]) -> None:
+def _run(
+    jobs: list[LocalJob], limit_s: float, on_progress: Callable[[str, int], None]
+) -> None:
     watched = jobs[0]
     log = watched.directory / f"rank-{watched.num_ranks - 1}.log"
-    run_jobs(jobs, JOB_TIMEOUT_S, lambda: on_progress(watched.name, _steps_done(log)))
+    run_jobs(jobs, limit_s, lambda: on_progress(watched.name, _steps_done(log)))
 
 
 def _steps_done(log: Path) -> int:

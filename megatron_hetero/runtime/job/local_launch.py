@@ -2,11 +2,13 @@
 
 Torch and Megatron are imported once and then forked, which starts eight ranks in the time that
 `torchrun` takes to import them once. The store is a file and gloo uses the loopback interface, so
-no port is opened to the network. CPU only: CUDA does not survive a fork.
+no port is opened to the network. On GPUs the parent must not have used CUDA, which does not
+survive a fork; ranks share the cards where a machine has fewer of them (`rank_environment`).
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -17,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -33,6 +35,9 @@ from megatron_hetero.errors import (
 
 _KILL_AFTER_FAILURE_S = 2.0
 _POLL_S = 0.02
+_STACK_S = 1.0
+"""Time for ranks to write their Python stacks, in seconds."""
+_STACK_LINES = 9
 _FOR_RANKS = (
     "megatron.core.datasets.helpers",
     "megatron.core.models.mimo.optimizer",
@@ -160,9 +165,11 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
         os.dup2(log, 2)
         # The parent may have put something else in the place of its own.
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        os.environ |= rank_environment(rank, job.num_ranks, store)
+        # A rank that hangs is asked for its stack (`_stacks`).
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
         import torch
 
+        os.environ |= rank_environment(rank, job.num_ranks, store, torch.cuda.device_count())
         torch.set_num_threads(1)
         job.function(rank)
         code = 0
@@ -181,16 +188,40 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
         os._exit(code)
 
 
-def rank_environment(rank: int, num_ranks: int, store: str) -> Mapping[str, str]:
-    """Return the variables that `torchrun` would set, and the store of the ranks."""
+def rank_environment(
+    rank: int, num_ranks: int, store: str, num_cards: int = 0
+) -> Mapping[str, str]:
+    """Return the variables that `torchrun` would set, and the store of the ranks.
+
+    Ranks share the cards of a machine that has too few.  NCCL refuses two ranks of one host on one
+    card, and takes a rank with an `NCCL_HOSTID` of its own for a rank on another host; its messages
+    then go through sockets on the loopback interface.
+
+    Args:
+        rank: the rank of the process.
+        num_ranks: ranks of the job, all on this machine.
+        store: path of the file through which the ranks meet.
+        num_cards: GPUs that a process here sees; 0 on a CPU.
+    """
+    shared = 0 < num_cards < num_ranks
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank % num_cards if shared else rank),
         "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(1 if shared else num_ranks),
         "MEGATRON_HETERO_STORE": store,
         "GLOO_SOCKET_IFNAME": "lo",
+        **(_ON_A_SHARED_CARD | {"NCCL_HOSTID": f"rank-{rank}"} if shared else {}),
     }
+
+
+_ON_A_SHARED_CARD = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    # Each channel of a communicator holds blocks of the card while it waits.
+    "NCCL_MAX_NCHANNELS": "2",
+    "NCCL_BUFFSIZE": str(1 << 20),
+}
 
 
 def _wait(
@@ -209,9 +240,10 @@ def _wait(
                 )
         if time.monotonic() > deadline:
             job, rank = next(iter(running.values()))
+            last = _tail(job, rank)
             raise RankFailedError(
                 f"{job.name}: not finished after {timeout_s:.0f} s; rank {rank} last wrote:\n"
-                + _tail(job, rank)
+                f"{last}\n{_stacks(running)}"
             )
         if on_poll is not None:
             on_poll()
@@ -238,6 +270,27 @@ def _end(running: dict[int, tuple[LocalJob, int]]) -> None:
             for pid, _ in _ended(running):
                 running.pop(pid)
             time.sleep(_POLL_S)
+
+
+def _stacks(running: Mapping[int, tuple[LocalJob, int]]) -> str:
+    """Ask every rank that runs for its Python stack; return the innermost calls of each."""
+    before = {pid: len(_text(job, rank)) for pid, (job, rank) in running.items()}
+    for pid in running:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    time.sleep(_STACK_S)
+    found = []
+    for pid, (job, rank) in running.items():
+        lines = _text(job, rank)[before[pid] :].splitlines()[:_STACK_LINES]
+        found += [f"{job.name}, rank {rank} is at:", *("  " + line for line in lines)]
+    return "\n".join(found)
+
+
+def _text(job: LocalJob, rank: int) -> str:
+    try:
+        return _log(job, rank).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _log(job: LocalJob, rank: int) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 from rich.console import Console
 
 from megatron_hetero.cli.main import main
+from megatron_hetero.lab.kit.cases import CASES, Case, cases_for
 from megatron_hetero.lab.kit.command import MEMORY_FAULT, KitRequest, examine, judged
-from megatron_hetero.lab.kit.equality import CASES, cases_for
+from megatron_hetero.lab.kit.equality import try_case
 from megatron_hetero.lab.kit.forecast import Forecast
 from megatron_hetero.lab.kit.race import Race
+from megatron_hetero.lab.kit.shared_card import CONTROL, side_by_side
 from megatron_hetero.lab.kit.small_job import Machine
 from megatron_hetero.report.text.trials.kit import kit_report
 
@@ -26,14 +29,64 @@ def tried(folder: Path, **asked: Any) -> dict[str, Any]:
     return data
 
 
-def test_a_machine_tries_what_it_has_gpus_for() -> None:
-    names = {n: [c.name for c in cases_for(Machine("A100", n), False)] for n in (1, 2, 3, 8)}
-    assert names[8] == [case.name for case in CASES]
-    assert [c.num_ranks for c in cases_for(Machine("A100", 2), False)] == [2, 2, 2]
-    assert names[1] == [c.name for c in cases_for(Machine("CPU", 0), False)]
-    assert len(names[2]) < len(names[3]) < len(names[8])
+def test_every_machine_tries_every_path() -> None:
+    """Ranks share the cards of a machine that has too few."""
     for number in (0, 1, 2, 8):
+        assert cases_for(Machine("any", number), False) == CASES
         assert len(cases_for(Machine("any", number), True)) == 1
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+CHEAP = ("launched ahead", "resumed as another plan", "exchange by groups")
+"""Cases of kinds that the kit alone makes: a change of the plan, a checkpoint, machines."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] * (c.name not in CHEAP), id=c.name) for c in CASES],
+)
+def test_a_case_trains_as_one_process(case: Case, tmp_path: Path) -> None:
+    found = try_case(case, Machine("CPU", 0), tmp_path, lambda what, step: None)
+    assert found["ok"], found
+
+
+def test_a_resumed_plan_that_loses_a_sum_is_found(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.resumed)
+    found = try_case(
+        case, Machine("CPU", 0), tmp_path, lambda what, step: None, "slice-not-reduced"
+    )
+    assert not found["ok"]
+
+
+def test_ranks_share_cards_by_time_slices_where_there_is_no_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with side_by_side(0) as on_cpu, side_by_side(1) as on_gpu:
+        assert on_cpu == "processes on the CPU"
+        assert on_gpu == f"time slices: {CONTROL} is not installed"
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_the_service_runs_in_a_folder_of_its_own_and_ends(
+    refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control program that writes down how it was called."""
+    program = tmp_path / CONTROL
+    log = tmp_path / "log"
+    ending = 'echo "no device" >&2; exit 1' if refuses else "cat"
+    program.write_text(
+        f'#!/bin/bash\n{{ echo "$@" "$CUDA_MPS_PIPE_DIRECTORY"; {ending}; }} >> {log}\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with side_by_side(1) as how:
+        folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+        assert how == ("time slices: MPS refused (no device)" if refuses else "MPS")
+        assert (folder is None) == refuses
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    said = log.read_text()
+    assert said.startswith("-d /") and ("quit" in said) != refuses
 
 
 def test_the_short_check_passes_on_a_cpu(tmp_path: Path) -> None:
@@ -60,7 +113,7 @@ def test_planted_faults_are_found(fault: str, tmp_path: Path) -> None:
 def test_the_whole_kit_on_a_cpu(tmp_path: Path) -> None:
     assert main(["doctor", "--train", "-o", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "report.json").read_text())
-    assert len(data["checks"]) == 4
+    assert len(data["checks"]) == len(CASES) + 2
     forecast = next(check for check in data["checks"] if "held_bytes" in check)
     for predicted, held in forecast["parts_bytes"].values():
         assert held == pytest.approx(predicted, rel=0.005)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal
 from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan
 from tests.cost.builders import FAST, SLOW, make_cluster
 from tests.lab.rehearse.test_rehearse import with_hosts
-from tests.runtime.schedules import with_interleaving
 from tests.schedule.simulator.test_step import placed
 
 OURS = "tp1:8 @1 | tp2:8 @1", ["a:0"], ["b:0", "b:1"]

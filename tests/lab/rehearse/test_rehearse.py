@@ -10,6 +10,7 @@ import pytest
 from megatron_hetero.cli.arguments import with_sends
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.rehearse import run as rehearse_run
 from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
@@ -18,7 +19,6 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, SLOW, make_cluster
-from tests.runtime.schedules import with_interleaving
 from tests.schedule.simulator.test_step import placed
 
 LINK = Link(2e9, 2e-3)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import HeteroError, UnsupportedError, UsageError
+from megatron_hetero.lab.kit.orders import with_zero_bubble
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.batches import (
     BatchSchedule,
@@ -20,7 +21,6 @@ from megatron_hetero.runtime.job.batches import (
     with_micro_batch_sizes,
     with_micro_batches,
 )
-from tests.runtime.schedules import with_zero_bubble
 from tests.runtime.workloads import plan
 
 FIRST = "tp2:3,tp1:1 @4 | tp1:4 @2"

@@ -101,8 +101,15 @@ def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
         print("waiting", flush=True)
         time.sleep(600)
 
-    with pytest.raises(RankFailedError, match=r"(?s)not finished after 1 s; rank \d last.*waiting"):
+    with pytest.raises(
+        RankFailedError, match=r"(?s)not finished after 1 s; rank \d last.*waiting"
+    ) as told:
         run(tmp_path, wait, timeout_s=1)
+    # Every rank says where it stands.
+    stacks = str(told.value).split(" is at:")[1:]
+    assert len(stacks) == 2 and all(
+        "test_local_launch.py" in own and "wait" in own for own in stacks
+    )
     for rank in range(2):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
@@ -114,3 +121,14 @@ def test_a_folder_that_is_kept_stays(tmp_path: Path) -> None:
     with kept_folder(None, "verify") as other:
         assert other.is_dir() and "megatron-hetero-verify-" in other.name
     assert (tmp_path / "kept" / "file").is_file() and not other.exists()
+
+
+def test_ranks_share_the_cards_of_a_machine_that_has_too_few() -> None:
+    """NCCL takes two ranks on one card only from what it believes to be two hosts."""
+    ranks = [rank_environment(rank, 3, "store", num_cards=2) for rank in range(3)]
+    assert [own["LOCAL_RANK"] for own in ranks] == ["0", "1", "0"]
+    assert len({own["NCCL_HOSTID"] for own in ranks}) == 3
+    assert all(own["NCCL_SOCKET_IFNAME"] == "lo" for own in ranks)
+    for num_cards in (0, 3, 8):
+        alone = rank_environment(2, 3, "store", num_cards)
+        assert alone["LOCAL_RANK"] == "2" and "NCCL_HOSTID" not in alone

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord
 from megatron_hetero.lab.verify.small.shrink import shrink
@@ -16,7 +17,6 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from tests.runtime.runs import plan_of, train, whole_weights
-from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
 FIRST = "tp2:3,tp1:1 @4 | tp1:4 @2"

@@ -1,4 +1,4 @@
-"""Plans with schedules of their own, for tests of the runtime."""
+"""Orders of a replica: layers dealt along a chain, interleaved 1F1B, split backward passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_hetero.schedule.simulator.parts import ChunkTimes
 
 
 def with_chunks(plan: Plan, replica: int, layers: list[tuple[int, int]]) -> Plan:
-    """The plan with a replica's layers dealt out along a chain of (stage, layers)."""
+    """Deal a replica's layers out along a chain of (stage, number of layers)."""
     ranges: dict[int, list[LayerRange]] = {}
     first = 0
     for stage, num_layers in layers:
@@ -36,7 +36,7 @@ def with_chunks(plan: Plan, replica: int, layers: list[tuple[int, int]]) -> Plan
 
 
 def with_interleaving(plan: Plan, replica: int, layers: list[tuple[int, int]]) -> Plan:
-    """The same, run as interleaved 1F1B."""
+    """Deal a replica's layers out as `with_chunks` does, and run them as interleaved 1F1B."""
     chunked = with_chunks(plan, replica, layers)
     shape = chunked.replicas[replica]
     schedule = interleaved(chain(shape), shape.num_micro_batches)
@@ -44,7 +44,7 @@ def with_interleaving(plan: Plan, replica: int, layers: list[tuple[int, int]]) -
 
 
 def with_zero_bubble(plan: Plan, replica: int, limits: list[int]) -> Plan:
-    """The plan with a replica's backward passes in two parts, and `limits` on its stages."""
+    """Split a replica's backward passes; `limits[s]`: most micro-batches that stage s holds."""
     shape = plan.replicas[replica]
     on_stage = chain(shape)
     hops = (BoundaryTime(0.0, 0.5),) * (len(on_stage) - 1)
