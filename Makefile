@@ -64,7 +64,7 @@ schemas: env
 dist: env
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) \
-	    $(BIN)/python -m build --no-isolation --outdir dist
+	    MEGATRON_HETERO_PURE=1 $(BIN)/python -m build --no-isolation --outdir dist
 
 image: dist
 	docker build --tag $(IMAGE) .

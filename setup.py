@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).parent
 
@@ -27,6 +28,25 @@ def tested_versions() -> list[str]:
         for part in parts
         if part.startswith(("# planner\n", "# runtime\n"))
         for line in part.splitlines()[1:]
+    ]
+
+
+def kernels() -> list[Extension]:
+    """The planner's innermost loops in C, which are optional: without a compiler the installation
+    goes on without them.  The wheel for the machines of a job (`make dist`), which plan nothing, is
+    made without them, so that it is one for all."""
+    if os.environ.get("MEGATRON_HETERO_PURE"):
+        return []
+    # Products and sums stay apart, as in Python, so that results are equal to the bit.
+    options = [] if os.name == "nt" else ["-O2", "-ffp-contract=off"]
+    return [
+        Extension(
+            "megatron_hetero._kernels",
+            ["megatron_hetero/_kernels.c"],
+            extra_compile_args=options,
+            py_limited_api=True,
+            optional=True,
+        )
     ]
 
 
@@ -60,6 +80,8 @@ setup(
         "megatron_hetero.patches": ["*/*.patch"],
         "": ["*.css", "*.js", "*.json", "*.LICENSE"],
     },
+    ext_modules=kernels(),
+    options={"bdist_wheel": {"py_limited_api": "cp312"}} if kernels() else {},
     python_requires=">=3.12",
     # The planner: any operating system, no torch.
     install_requires=[

@@ -12,6 +12,7 @@ from collections.abc import MutableSequence, Sequence
 
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.kernels import KERNELS
 
 
 def pipeline_time_s(
@@ -57,10 +58,21 @@ def stage_ends_s(
     num_stages = len(stages)
     if num_stages == 1:
         return (num_micro_batches * stages[0].total_s,)
-    last = num_stages - 1
     counts = launch_counts or [min(num_stages - i, num_micro_batches) for i in range(num_stages)]
     forward_s = [s.forward_s for s in stages]
     backward_s = [s.backward_s for s in stages]
+    if KERNELS is not None:
+        return KERNELS.stage_ends(
+            forward_s,
+            backward_s,
+            [h.serialisation_s for h in forward_hops],
+            [h.latency_s for h in forward_hops],
+            [h.serialisation_s for h in backward_hops],
+            [h.latency_s for h in backward_hops],
+            num_micro_batches,
+            counts,
+        )
+    last = num_stages - 1
     forward_hop = [(h.serialisation_s, h.latency_s) for h in forward_hops]
     backward_hop = [(h.serialisation_s, h.latency_s) for h in backward_hops]
     free_at = [0.0] * num_stages
@@ -71,7 +83,8 @@ def stage_ends_s(
     state = (free_at, forward_link_free_at, backward_link_free_at, *gradients_at)
     steady = _Steady(state, counts[0] - 1)
     k, num_rounds = 0, num_micro_batches + counts[0] - 1
-    # The innermost loops of the planner: comparisons stand where `max` would be read more easily.
+    # `_kernels.c` is the same, operation by operation.  Comparisons stand where `max` would be
+    # read more easily.
     while k < num_rounds:
         if k < num_micro_batches:
             arrival = 0.0

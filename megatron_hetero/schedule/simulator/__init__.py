@@ -8,6 +8,7 @@ overlapped    stock Megatron's interleaved stages
 exchange      collectives
 network       messages on the cluster's paths
 shared_paths  replicas that share a path, priced by simulation
+crowd         1F1B pipelines that share paths, in a compiled loop where there is one
 pipeline      one pipeline by itself
 parts         input and output of the simulator
 timelines     what GPUs and paths do over a step

@@ -12,17 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import chain, pairwise
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
-from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
-from megatron_hetero.schedule.simulator.engine import computed_until_s
+from megatron_hetero.schedule.simulator.crowd import OneFOneB, crowd_ends_s
 from megatron_hetero.schedule.simulator.network import crossing, path_names
-from megatron_hetero.schedule.simulator.parts import ChunkTimes, Pipeline
 
 MAX_MESSAGES = 200_000
 """Placements whose unlike pipelines exchange more messages a step are left as the cost model has
@@ -86,11 +83,11 @@ def _unlike_crowds(
 def _run_together(
     costs: CostModel, crowd: Sequence[tuple[PlacedReplica, ReplicaCost]], is_stock: bool
 ) -> list[ReplicaCost]:
-    until_s = computed_until_s([_pipeline(costs, *priced, is_stock) for priced in crowd])
+    together = crowd_ends_s([_pipeline(costs, *priced, is_stock) for priced in crowd])
     found = []
-    for number, (_, alone) in enumerate(crowd):
+    for (_, alone), until_s in zip(crowd, together, strict=True):
         # Rounding apart, nothing is faster for having to wait.
-        ends_s = tuple(max(alone_s, until_s[number, s]) for s, alone_s in enumerate(alone.ends_s))
+        ends_s = tuple(map(max, alone.ends_s, until_s))
         found.append(replace(alone, pipeline_s=max(ends_s), ends_s=ends_s))
     return found
 
@@ -164,20 +161,17 @@ def _paths(cluster: Cluster, replica: PlacedReplica) -> _Paths:
     return [path_names(cluster, a, b) for a, b in hops + [(b, a) for a, b in hops]]
 
 
-_known_order = lru_cache(maxsize=16)(one_f_one_b)
-"""Pipelines that are alike have one schedule."""
-
-
 def _pipeline(
     costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, is_stock: bool
-) -> Pipeline:
-    counts = replica.num_in_flight
+) -> OneFOneB:
     costs = costs.variant(micro_batch_size=replica.micro_batch_size)
     hops = list(pairwise(replica.stages))
-    return Pipeline(
-        _known_order(len(replica.stages), replica.num_micro_batches, counts),
-        tuple((ChunkTimes(s.times.forward_s, s.times.backward_s),) for s in cost.stages),
+    return OneFOneB(
+        replica.num_in_flight,
+        replica.num_micro_batches,
+        tuple(s.times.forward_s for s in cost.stages),
+        tuple(s.times.backward_s for s in cost.stages),
         tuple(crossing(costs, here, there, is_stock) for here, there in hops),
         tuple(crossing(costs, there, here, is_stock) for here, there in hops),
-        "waited" if is_stock else "buffered",
+        waits=is_stock,
     )

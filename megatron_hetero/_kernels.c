@@ -1,0 +1,689 @@
+/* The planner's two innermost loops, compiled: seconds of one 1F1B pipeline, and of 1F1B pipelines
+   that share paths.
+
+   Each function does the same additions and comparisons in the same order as the Python that stands
+   beside its caller (`cost.pipeline.stage_ends_s`, `schedule.simulator.engine`), so the results are
+   equal to the bit; tests hold them equal.  Where this file is not compiled, the Python runs. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030C0000
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- arguments ---------------------------------------------------------------------------- */
+
+/* Copy a list or tuple of `count` numbers; return 0 with an exception set where it is another. */
+static int read_doubles(PyObject *given, Py_ssize_t count, double *into)
+{
+    if (PySequence_Size(given) != count) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "the lists of a pipeline have unlike lengths");
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(given, i);
+        if (item == NULL)
+            return 0;
+        into[i] = PyFloat_AsDouble(item);
+        Py_DECREF(item);
+        if (into[i] == -1.0 && PyErr_Occurred())
+            return 0;
+    }
+    return 1;
+}
+
+static int read_longs(PyObject *given, Py_ssize_t count, long *into)
+{
+    if (PySequence_Size(given) != count) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "the lists of a pipeline have unlike lengths");
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(given, i);
+        if (item == NULL)
+            return 0;
+        into[i] = PyLong_AsLong(item);
+        Py_DECREF(item);
+        if (into[i] == -1 && PyErr_Occurred())
+            return 0;
+    }
+    return 1;
+}
+
+static PyObject *tuple_of(const double *values, Py_ssize_t count)
+{
+    PyObject *made = PyTuple_New(count);
+    for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
+        PyObject *value = PyFloat_FromDouble(values[i]);
+        if (value == NULL || PyTuple_SetItem(made, i, value) < 0)
+            Py_CLEAR(made);
+    }
+    return made;
+}
+
+/* ---- one pipeline: the recurrence of 1F1B --------------------------------------------------- */
+
+typedef struct {
+    long n, m;              /* stages, micro-batches */
+    double *free_at;        /* [n], when a stage has computed */
+    double *forward_link;   /* [n - 1], when a hop is free */
+    double *backward_link;  /* [n - 1] */
+    double *gradients;      /* [n - 1][m], arrivals in order; */
+    long *taken, *arrived;  /* [n - 1], those taken and those arrived */
+    double *before;         /* a state, flat, and its size */
+    long size, capacity;
+    long round, length;
+    int has_before;
+} Recurrence;
+
+static void remember(Recurrence *r, long k)
+{
+    long n = r->n, at = 0;
+    memcpy(r->before, r->free_at, n * sizeof(double)), at += n;
+    memcpy(r->before + at, r->forward_link, (n - 1) * sizeof(double)), at += n - 1;
+    memcpy(r->before + at, r->backward_link, (n - 1) * sizeof(double)), at += n - 1;
+    for (long i = 0; i < n - 1; i++)
+        for (long q = r->taken[i]; q < r->arrived[i]; q++)
+            r->before[at++] = r->gradients[i * r->m + q];
+    r->size = at;
+    r->round = k;
+    r->has_before = 1;
+}
+
+static double absolute(double x) { return x < 0 ? -x : x; }
+
+static int has_shifted(const Recurrence *r, double shift)
+{
+    long n = r->n, at = 0;
+    const double within = 1e-13 * r->free_at[0];
+    const double *lines[3] = {r->free_at, r->forward_link, r->backward_link};
+    if (absolute(r->free_at[n - 1] - r->before[n - 1] - shift) > within) /* mostly enough */
+        return 0;
+    for (int line = 0; line < 3; line++)
+        for (long i = 0; i < (line ? n - 1 : n); i++)
+            if (!(absolute(lines[line][i] - r->before[at++] - shift) <= within))
+                return 0;
+    for (long i = 0; i < n - 1; i++)
+        for (long q = r->taken[i]; q < r->arrived[i]; q++)
+            if (!(absolute(r->gradients[i * r->m + q] - r->before[at++] - shift) <= within))
+                return 0;
+    return at == r->size;
+}
+
+/* `cost.pipeline._Steady.skip`: pass over rounds that repeat; return their number. */
+static long skip(Recurrence *r, long k, long rounds_left)
+{
+    long n = r->n;
+    if (!r->has_before) {
+        remember(r, k);
+        return 0;
+    }
+    long length = k - r->round;
+    double shift = r->free_at[0] - r->before[0];
+    if (has_shifted(r, shift)) {
+        long times = rounds_left / length;
+        double further = (double)times * shift;
+        for (long i = 0; i < n; i++)
+            r->free_at[i] = r->free_at[i] + further;
+        for (long i = 0; i < n - 1; i++) {
+            r->forward_link[i] = r->forward_link[i] + further;
+            r->backward_link[i] = r->backward_link[i] + further;
+            for (long q = r->taken[i]; q < r->arrived[i]; q++)
+                r->gradients[i * r->m + q] += further;
+        }
+        remember(r, k);
+        return times * length;
+    }
+    if (length >= r->length) {
+        r->length *= 2;
+        remember(r, k);
+    }
+    return 0;
+}
+
+static void run_rounds(Recurrence *r, const long *counts, const double *forward,
+                       const double *backward, const double *forward_busy,
+                       const double *forward_latency, const double *backward_busy,
+                       const double *backward_latency)
+{
+    long n = r->n, m = r->m, last = n - 1;
+    long rounds = m + counts[0] - 1;
+    for (long k = 0; k < rounds; k++) {
+        if (k < m) {
+            double arrival = 0.0;
+            for (long i = 0; i < n; i++) {
+                double free = r->free_at[i];
+                double end = (free > arrival ? free : arrival) + forward[i];
+                r->free_at[i] = end;
+                if (i < last) {
+                    double link = r->forward_link[i];
+                    link = (link > end ? link : end) + forward_busy[i];
+                    r->forward_link[i] = link;
+                    arrival = link + forward_latency[i];
+                }
+            }
+        }
+        for (long i = last; i >= 0; i--) {
+            long micro_batch = k - counts[i] + 1;
+            if (micro_batch < 0)
+                break;
+            if (micro_batch >= m)
+                continue;
+            double ready = i < last ? r->gradients[i * m + r->taken[i]++] : 0.0;
+            double free = r->free_at[i];
+            double end = (free > ready ? free : ready) + backward[i];
+            r->free_at[i] = end;
+            if (i) {
+                double link = r->backward_link[i - 1];
+                link = (link > end ? link : end) + backward_busy[i - 1];
+                r->backward_link[i - 1] = link;
+                r->gradients[(i - 1) * m + r->arrived[i - 1]++] = link + backward_latency[i - 1];
+            }
+        }
+        if (counts[0] - 1 <= k && k < m)
+            k += skip(r, k, m - 1 - k);
+    }
+}
+
+PyDoc_STRVAR(stage_ends_doc,
+"stage_ends(forward_s, backward_s, forward_busy_s, forward_latency_s, backward_busy_s,\n"
+"           backward_latency_s, num_micro_batches, launch_counts)\n\n"
+"Return when each stage's last backward pass ends, for two stages or more.");
+
+static PyObject *stage_ends(PyObject *self, PyObject *args)
+{
+    PyObject *lists[6], *given_counts, *found = NULL;
+    long m;
+    if (!PyArg_ParseTuple(args, "OOOOOOlO", &lists[0], &lists[1], &lists[2], &lists[3], &lists[4],
+                          &lists[5], &m, &given_counts))
+        return NULL;
+    Py_ssize_t n = PySequence_Size(lists[0]);
+    if (n < 0)
+        return NULL;
+    if (n < 2 || m < 1) {
+        PyErr_SetString(PyExc_ValueError, "two stages and one micro-batch at least");
+        return NULL;
+    }
+    /* In order: six lists of seconds, the state, the gradients, a state to compare with. */
+    size_t queue = (size_t)(n - 1) * (size_t)m;
+    size_t room = (size_t)(2 * n + 4 * (n - 1)) + (size_t)(3 * n - 2) + 2 * queue + (size_t)(3 * n);
+    double *space = calloc(room, sizeof(double));
+    long *whole = calloc((size_t)(3 * n), sizeof(long));
+    if (space == NULL || whole == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    double *at = space, *values[6];
+    for (int i = 0; i < 6; i++) {
+        Py_ssize_t count = i < 2 ? n : n - 1;
+        values[i] = at;
+        if (!read_doubles(lists[i], count, at))
+            goto done;
+        at += count;
+    }
+    if (!read_longs(given_counts, n, whole))
+        goto done;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (whole[i] < 1 || whole[i] > m || (i && whole[i] > whole[i - 1])) {
+            PyErr_SetString(PyExc_ValueError, "launch counts from 1 to all, falling");
+            goto done;
+        }
+    Recurrence r = {.n = (long)n, .m = m, .length = 1, .round = whole[0] - 1};
+    r.free_at = at, at += n;
+    r.forward_link = at, at += n - 1;
+    r.backward_link = at, at += n - 1;
+    r.gradients = at, at += queue;
+    r.before = at;
+    r.taken = whole + n;
+    r.arrived = whole + 2 * n;
+    run_rounds(&r, whole, values[0], values[1], values[2], values[3], values[4], values[5]);
+    found = tuple_of(r.free_at, n);
+done:
+    free(space);
+    free(whole);
+    return found;
+}
+
+/* ---- pipelines that share paths: events in order of time ------------------------------------ */
+
+typedef struct {
+    int32_t path;
+    double seconds;
+} Hop;
+
+typedef struct {
+    Hop *hops;
+    long num_hops;
+    double latency;
+} Crossing;
+
+typedef struct {
+    long n, m;
+    int waits;             /* a sender waits until its receiver has the message */
+    long *counts;          /* [n] */
+    double *seconds;       /* [n][2], forward and backward */
+    Crossing *crossings;   /* [n - 1][2], backward and forward */
+    long first_stage;      /* place of stage 0 among the stages of all pipelines */
+    double *arrival;       /* [2 (n - 1)][m], when a message is usable; negative: not posted */
+    double *asked;         /* the same, when its receiver came to it; negative: not yet */
+    int32_t *waiting;      /* the stage that waits for a message to come, or -1 */
+    int32_t *asking;       /* the stage that waits for a message to be taken, or -1 */
+} Pipe;
+
+/* A stage runs passes in turn; before a pass it may post a send together with a receive. */
+typedef struct {
+    int32_t pipe, stage;
+    long next;             /* the pass that comes next, 0 .. 2 m */
+    int posted, blocked;
+    long send, receive;    /* keys of the messages of the present instruction, or -1 */
+    int has_messages;      /* the present instruction is messages, else the pass `next` */
+    double now, computed;
+    double sent_until;
+} Stage;
+
+typedef struct {
+    double time;
+    long number;
+    int32_t stage;
+} Event;
+
+typedef struct {
+    Pipe *pipes;
+    Stage *stages;
+    double *path_free;
+    Event *heap;
+    long size, num_queued;
+    int32_t *ready;
+    long num_ready;
+} Engine;
+
+static int before(const Event *a, const Event *b)
+{
+    return a->time < b->time || (a->time == b->time && a->number < b->number);
+}
+
+static void push(Engine *e, double time, int32_t stage)
+{
+    Event made = {time, ++e->num_queued, stage};
+    long i = e->size++;
+    while (i && before(&made, &e->heap[(i - 1) / 2])) {
+        e->heap[i] = e->heap[(i - 1) / 2];
+        i = (i - 1) / 2;
+    }
+    e->heap[i] = made;
+}
+
+static Event pop(Engine *e)
+{
+    Event first = e->heap[0], moved = e->heap[--e->size];
+    long i = 0;
+    for (;;) {
+        long child = 2 * i + 1;
+        if (child >= e->size)
+            break;
+        if (child + 1 < e->size && before(&e->heap[child + 1], &e->heap[child]))
+            child++;
+        if (!before(&e->heap[child], &moved))
+            break;
+        e->heap[i] = e->heap[child];
+        i = child;
+    }
+    e->heap[i] = moved;
+    return first;
+}
+
+/* Pass `number` of a stage: whether it is a forward pass, and its micro-batch
+   (`orders.one_f_one_b.stage_order`). */
+static int pass_of(const Pipe *p, int32_t stage, long number, long *micro_batch)
+{
+    long ahead = p->counts[stage] - 1;
+    if (ahead > p->m)
+        ahead = p->m;
+    if (number < ahead) {
+        *micro_batch = number;
+        return 1;
+    }
+    long k = number - ahead;
+    if (k >= 2 * (p->m - ahead)) {
+        *micro_batch = number - p->m;
+        return 0;
+    }
+    *micro_batch = k % 2 ? k / 2 : ahead + k / 2;
+    return k % 2 == 0;
+}
+
+static long key_of(const Pipe *p, long boundary, int is_forward, long micro_batch)
+{
+    return (2 * boundary + is_forward) * p->m + micro_batch;
+}
+
+/* Set the stage's present instruction to what comes after pass `next - 1`: its send, the receive of
+   pass `next`, both where they cross the same boundary (`programme.build_schedule`), or the pass. */
+static void after_pass(const Engine *e, Stage *s)
+{
+    const Pipe *p = &e->pipes[s->pipe];
+    long micro_batch, last = p->n - 1, sent_over = -1;
+    s->send = s->receive = -1;
+    if (s->next) {
+        int was_forward = pass_of(p, s->stage, s->next - 1, &micro_batch);
+        long boundary = was_forward ? s->stage : s->stage - 1;
+        if (boundary >= 0 && boundary < last) {
+            s->send = key_of(p, boundary, was_forward, micro_batch);
+            sent_over = boundary;
+        }
+    }
+    if (s->next < 2 * p->m) {
+        int is_forward = pass_of(p, s->stage, s->next, &micro_batch);
+        long boundary = is_forward ? s->stage - 1 : s->stage;
+        if (boundary >= 0 && boundary < last && (sent_over < 0 || sent_over == boundary))
+            s->receive = key_of(p, boundary, is_forward, micro_batch);
+    }
+    s->has_messages = s->send >= 0 || s->receive >= 0;
+}
+
+/* Go on behind messages: to a receive that stands alone, or to the pass. */
+static void after_messages(const Engine *e, Stage *s)
+{
+    const Pipe *p = &e->pipes[s->pipe];
+    long micro_batch, last = p->n - 1;
+    int sent_alone = s->send >= 0 && s->receive < 0;
+    s->send = s->receive = -1;
+    s->has_messages = 0;
+    if (sent_alone && s->next < 2 * p->m) {
+        int is_forward = pass_of(p, s->stage, s->next, &micro_batch);
+        long boundary = is_forward ? s->stage - 1 : s->stage;
+        if (boundary >= 0 && boundary < last) {
+            s->receive = key_of(p, boundary, is_forward, micro_batch);
+            s->has_messages = 1;
+        }
+    }
+}
+
+static void wake(Engine *e, int32_t *slot)
+{
+    int32_t stage = *slot;
+    *slot = -1;
+    if (stage >= 0 && e->stages[stage].blocked) {
+        e->stages[stage].blocked = 0;
+        e->ready[e->num_ready++] = stage;
+    }
+}
+
+static void ask(Engine *e, Pipe *p, long key, double now)
+{
+    p->asked[key] = now;
+    wake(e, &p->asking[key]);
+}
+
+static void advance(Engine *e, int32_t which)
+{
+    Stage *s = &e->stages[which];
+    Pipe *p = &e->pipes[s->pipe];
+    for (;;) {
+        if (!s->has_messages) {
+            long micro_batch;
+            if (s->next == 2 * p->m)
+                break;
+            int is_forward = pass_of(p, s->stage, s->next, &micro_batch);
+            s->now = s->computed = s->now + p->seconds[2 * s->stage + !is_forward];
+            s->next++;
+            after_pass(e, s);
+            s->posted = 0;
+            continue;
+        }
+        if (s->send >= 0 && !s->posted) {
+            push(e, s->now, which);
+            return;
+        }
+        double end = s->now;
+        int missing = 0;
+        if (s->receive >= 0) {
+            if (p->asked[s->receive] < 0)
+                ask(e, p, s->receive, s->now);
+            double arrival = p->arrival[s->receive];
+            if (arrival < 0) {
+                p->waiting[s->receive] = which;
+                missing = 1;
+            } else if (arrival > end)
+                end = arrival;
+        }
+        if (p->waits && s->send >= 0) {
+            double asked = p->asked[s->send];
+            if (asked < 0) {
+                p->asking[s->send] = which;
+                missing = 1;
+            } else {
+                if (p->arrival[s->send] > end)
+                    end = p->arrival[s->send];
+                if (asked > end)
+                    end = asked;
+            }
+        }
+        if (missing) {
+            s->blocked = 1;
+            return;
+        }
+        s->now = end;
+        s->posted = 0;
+        after_messages(e, s);
+    }
+    if (s->sent_until > s->now)
+        s->now = s->sent_until;
+}
+
+static void post(Engine *e, int32_t which, double now)
+{
+    Stage *s = &e->stages[which];
+    Pipe *p = &e->pipes[s->pipe];
+    const Crossing *c = &p->crossings[s->send / p->m];
+    double start = now, last;
+    s->posted = 1;
+    for (long h = 0; h < c->num_hops; h++)
+        if (e->path_free[c->hops[h].path] > start)
+            start = e->path_free[c->hops[h].path];
+    last = start;
+    for (long h = 0; h < c->num_hops; h++) {
+        double end = start + c->hops[h].seconds;
+        e->path_free[c->hops[h].path] = end;
+        if (end > last)
+            last = end;
+    }
+    double arrival = last + c->latency;
+    p->arrival[s->send] = arrival;
+    if (arrival > s->sent_until)
+        s->sent_until = arrival;
+    wake(e, &p->waiting[s->send]);
+}
+
+static void free_pipes(Pipe *pipes, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; pipes != NULL && i < count; i++) {
+        for (long c = 0; pipes[i].crossings != NULL && c < 2 * (pipes[i].n - 1); c++)
+            free(pipes[i].crossings[c].hops);
+        free(pipes[i].counts);
+        free(pipes[i].seconds);
+        free(pipes[i].crossings);
+        free(pipes[i].arrival);
+        free(pipes[i].asked);
+        free(pipes[i].waiting);
+        free(pipes[i].asking);
+    }
+    free(pipes);
+}
+
+/* Read (hop paths, hop seconds, latency). */
+static int read_crossing(PyObject *given, Crossing *into, long num_paths)
+{
+    PyObject *paths, *seconds;
+    if (!PyArg_ParseTuple(given, "OOd", &paths, &seconds, &into->latency))
+        return 0;
+    Py_ssize_t count = PySequence_Size(paths);
+    if (count < 0)
+        return 0;
+    long *numbers = calloc((size_t)count + 1, sizeof(long));
+    double *values = calloc((size_t)count + 1, sizeof(double));
+    into->hops = calloc((size_t)count + 1, sizeof(Hop));
+    into->num_hops = (long)count;
+    int well = numbers != NULL && values != NULL && into->hops != NULL;
+    if (!well)
+        PyErr_NoMemory();
+    well = well && read_longs(paths, count, numbers) && read_doubles(seconds, count, values);
+    for (Py_ssize_t i = 0; well && i < count; i++) {
+        if (numbers[i] < 0 || numbers[i] >= num_paths) {
+            PyErr_SetString(PyExc_ValueError, "a path that there is not");
+            well = 0;
+        }
+        into->hops[i].path = (int32_t)numbers[i];
+        into->hops[i].seconds = values[i];
+    }
+    free(numbers);
+    free(values);
+    return well;
+}
+
+/* Read (counts, num_micro_batches, waits, forward_s, backward_s, forward, backward crossings). */
+static int read_pipe(PyObject *given, Pipe *p, long num_paths)
+{
+    PyObject *counts, *forward, *backward, *there, *back;
+    if (!PyArg_ParseTuple(given, "OlpOOOO", &counts, &p->m, &p->waits, &forward, &backward, &there,
+                          &back))
+        return 0;
+    p->n = (long)PySequence_Size(counts);
+    if (p->n < 1 || p->m < 1) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "one stage and one micro-batch at least");
+        return 0;
+    }
+    size_t n = (size_t)p->n, hops = 2 * (n - 1), keys = hops * (size_t)p->m;
+    p->counts = calloc(n, sizeof(long));
+    p->seconds = calloc(2 * n, sizeof(double));
+    p->crossings = calloc(hops + 1, sizeof(Crossing));
+    p->arrival = calloc(keys + 1, sizeof(double));
+    p->asked = calloc(keys + 1, sizeof(double));
+    p->waiting = calloc(keys + 1, sizeof(int32_t));
+    p->asking = calloc(keys + 1, sizeof(int32_t));
+    double *both = calloc(2 * n, sizeof(double));
+    if (!p->counts || !p->seconds || !p->crossings || !p->arrival || !p->asked || !p->waiting ||
+        !p->asking || !both) {
+        free(both);
+        PyErr_NoMemory();
+        return 0;
+    }
+    int well = read_longs(counts, p->n, p->counts) && read_doubles(forward, p->n, both) &&
+               read_doubles(backward, p->n, both + n);
+    for (size_t i = 0; i < n; i++) {
+        p->seconds[2 * i] = both[i];
+        p->seconds[2 * i + 1] = both[n + i];
+    }
+    free(both);
+    for (size_t i = 0; i < keys; i++) {
+        p->arrival[i] = p->asked[i] = -1.0;
+        p->waiting[i] = p->asking[i] = -1;
+    }
+    for (size_t i = 0; well && i < hops; i++) {
+        PyObject *one = PySequence_GetItem(i % 2 ? there : back, (Py_ssize_t)(i / 2));
+        well = one != NULL && read_crossing(one, &p->crossings[i], num_paths);
+        Py_XDECREF(one);
+    }
+    return well;
+}
+
+PyDoc_STRVAR(shared_ends_doc,
+"shared_ends(pipelines, num_paths)\n\n"
+"Return, for each pipeline, when each stage's last pass ends; None where some stage waits for ever.\n"
+"A pipeline: (launch_counts, num_micro_batches, waits, forward_s, backward_s, forward, backward);\n"
+"a crossing of a boundary: (paths, seconds on each, latency_s).");
+
+static PyObject *shared_ends(PyObject *self, PyObject *args)
+{
+    PyObject *given, *found = NULL;
+    long num_paths;
+    if (!PyArg_ParseTuple(args, "Ol", &given, &num_paths))
+        return NULL;
+    Py_ssize_t count = PySequence_Size(given);
+    if (count < 0)
+        return NULL;
+    Engine e = {0};
+    long num_stages = 0;
+    double *ends = NULL;
+    e.pipes = calloc((size_t)count + 1, sizeof(Pipe));
+    e.path_free = calloc((size_t)num_paths + 1, sizeof(double));
+    if (e.pipes == NULL || e.path_free == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *one = PySequence_GetItem(given, i);
+        int well = one != NULL && read_pipe(one, &e.pipes[i], num_paths);
+        Py_XDECREF(one);
+        if (!well)
+            goto done;
+        e.pipes[i].first_stage = num_stages;
+        num_stages += e.pipes[i].n;
+    }
+    e.stages = calloc((size_t)num_stages + 1, sizeof(Stage));
+    e.heap = calloc((size_t)num_stages + 1, sizeof(Event)); /* a stage queues one send at a time */
+    e.ready = calloc((size_t)num_stages + 1, sizeof(int32_t));
+    ends = calloc((size_t)num_stages + 1, sizeof(double));
+    if (!e.stages || !e.heap || !e.ready || !ends) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        for (long s = 0; s < e.pipes[i].n; s++) {
+            Stage *made = &e.stages[e.pipes[i].first_stage + s];
+            made->pipe = (int32_t)i;
+            made->stage = (int32_t)s;
+            after_pass(&e, made);
+        }
+    for (long s = 0; s < num_stages; s++)
+        advance(&e, (int32_t)s);
+    while (e.size) {
+        Event first = pop(&e);
+        post(&e, first.stage, first.time);
+        advance(&e, first.stage);
+        while (e.num_ready)
+            advance(&e, e.ready[--e.num_ready]);
+    }
+    for (long s = 0; s < num_stages; s++) {
+        const Stage *one = &e.stages[s];
+        if (one->has_messages || one->next < 2 * e.pipes[one->pipe].m) {
+            found = Py_None;
+            Py_INCREF(found);
+            goto done;
+        }
+        ends[s] = one->computed;
+    }
+    found = PyTuple_New(count);
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        PyObject *own = tuple_of(ends + e.pipes[i].first_stage, e.pipes[i].n);
+        if (own == NULL || PyTuple_SetItem(found, i, own) < 0)
+            Py_CLEAR(found);
+    }
+done:
+    free_pipes(e.pipes, count);
+    free(e.path_free);
+    free(e.stages);
+    free(e.heap);
+    free(e.ready);
+    free(ends);
+    return found;
+}
+
+/* ---- the module ---------------------------------------------------------------------------- */
+
+static PyMethodDef METHODS[] = {
+    {"stage_ends", stage_ends, METH_VARARGS, stage_ends_doc},
+    {"shared_ends", shared_ends, METH_VARARGS, shared_ends_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_kernels", "The planner's innermost loops, compiled.", 0, METHODS,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__kernels(void) { return PyModule_Create(&MODULE); }

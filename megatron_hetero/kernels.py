@@ -1,0 +1,58 @@
+"""The planner's compiled loops, where the installation has them.
+
+`pip install` compiles `_kernels.c` where it finds a C compiler.  Without one the planner runs the
+same loops in Python, several times more slowly, with results equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+CompiledCrossing = tuple[Sequence[int], Sequence[float], float]
+"""Numbers of the paths of a message, its seconds on each, and its latency in seconds."""
+CompiledPipeline = tuple[
+    Sequence[int],
+    int,
+    bool,
+    Sequence[float],
+    Sequence[float],
+    Sequence[CompiledCrossing],
+    Sequence[CompiledCrossing],
+]
+"""The fields of `schedule.simulator.crowd.OneFOneB`, in their order."""
+
+
+class Kernels(Protocol):
+    """The functions of `_kernels.c`."""
+
+    def stage_ends(
+        self,
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        forward_busy_s: Sequence[float],
+        forward_latency_s: Sequence[float],
+        backward_busy_s: Sequence[float],
+        backward_latency_s: Sequence[float],
+        num_micro_batches: int,
+        launch_counts: Sequence[int],
+        /,
+    ) -> tuple[float, ...]:
+        """Return when each stage's last backward pass ends (`cost.pipeline.stage_ends_s`)."""
+
+    def shared_ends(
+        self, pipelines: Sequence[CompiledPipeline], num_paths: int, /
+    ) -> tuple[tuple[float, ...], ...] | None:
+        """Return when each stage's last pass ends (`schedule.simulator.crowd.crowd_ends_s`)."""
+
+
+def _load() -> Kernels | None:
+    try:
+        return cast(Kernels, import_module("megatron_hetero._kernels"))
+    except ImportError:
+        return None
+
+
+KERNELS = _load()
+"""The compiled functions, or None where there are none."""

@@ -1,0 +1,98 @@
+"""1F1B pipelines that share paths, run together: when each stage's last pass ends.
+
+The planner simulates thousands of such crowds.  A compiled loop (`_kernels.c`) runs them; where it
+is not compiled, the simulator's engine does, with results equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from megatron_hetero.kernels import KERNELS
+from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.simulator.engine import computed_until_s
+from megatron_hetero.schedule.simulator.parts import ChunkTimes, Crossing, Pipeline
+
+
+@dataclass(frozen=True)
+class OneFOneB:
+    """A replica that runs 1F1B.
+
+    Attributes:
+        launch_counts: forwards launched up to the first backward, shape [stage].
+        num_micro_batches: of the replica in a step.
+        forward_s: seconds of a forward pass, shape [stage].
+        backward_s: seconds of a backward pass, shape [stage].
+        forward: crossing of an activation over each boundary, shape [stage - 1].
+        backward: crossing of a gradient over each boundary, shape [stage - 1].
+        waits: a sender waits until the receiver has the message, as stock Megatron's does.
+    """
+
+    launch_counts: tuple[int, ...]
+    num_micro_batches: int
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    forward: tuple[Crossing, ...]
+    backward: tuple[Crossing, ...]
+    waits: bool = False
+
+
+def crowd_ends_s(pipelines: Sequence[OneFOneB]) -> tuple[tuple[float, ...], ...]:
+    """Simulate the pipelines of a step together; return seconds, shape [pipeline][stage].
+
+    Raises:
+        CheckFailedError: some stage waits for a message that never comes.
+    """
+    if KERNELS is not None:
+        found = _compiled(pipelines)
+        if found is not None:
+            return found
+    # The engine also says which stage waits for ever, and at which operation.
+    until_s = computed_until_s([_in_full(pipeline) for pipeline in pipelines])
+    return tuple(
+        tuple(until_s[number, stage] for stage in range(len(pipeline.launch_counts)))
+        for number, pipeline in enumerate(pipelines)
+    )
+
+
+def _compiled(pipelines: Sequence[OneFOneB]) -> tuple[tuple[float, ...], ...] | None:
+    numbers: dict[str, int] = {}
+
+    def of(crossing: Crossing) -> tuple[list[int], list[float], float]:
+        paths = [numbers.setdefault(path, len(numbers)) for path, _ in crossing.hops]
+        return paths, [seconds for _, seconds in crossing.hops], crossing.latency_s
+
+    given = [
+        (
+            one.launch_counts,
+            one.num_micro_batches,
+            one.waits,
+            one.forward_s,
+            one.backward_s,
+            [of(crossing) for crossing in one.forward],
+            [of(crossing) for crossing in one.backward],
+        )
+        for one in pipelines
+    ]
+    assert KERNELS is not None
+    return KERNELS.shared_ends(given, len(numbers))
+
+
+_known_order = lru_cache(maxsize=16)(one_f_one_b)
+"""Pipelines that are alike have one schedule."""
+
+
+def _in_full(one: OneFOneB) -> Pipeline:
+    """Return the pipeline with its schedule, as the engine runs it."""
+    return Pipeline(
+        _known_order(len(one.launch_counts), one.num_micro_batches, one.launch_counts),
+        tuple(
+            (ChunkTimes(forward_s, backward_s),)
+            for forward_s, backward_s in zip(one.forward_s, one.backward_s, strict=True)
+        ),
+        one.forward,
+        one.backward,
+        "waited" if one.waits else "buffered",
+    )

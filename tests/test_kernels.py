@@ -1,0 +1,110 @@
+"""The compiled loops beside the same loops in Python: equal to the bit, on random pipelines."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from megatron_hetero.cost import pipeline
+from megatron_hetero.cost.network.seconds import BoundaryTime
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.kernels import KERNELS
+from megatron_hetero.schedule.simulator import crowd
+from megatron_hetero.schedule.simulator.crowd import OneFOneB, crowd_ends_s
+from megatron_hetero.schedule.simulator.parts import Crossing
+
+pytestmark = pytest.mark.skipif(KERNELS is None, reason="this installation has no compiled loops")
+
+
+def in_python(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> Any:
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "KERNELS", None)
+        patch.setattr(crowd, "KERNELS", None)
+        return function(*given)
+
+
+def random_counts(rng: Random, num_stages: int, num_micro_batches: int) -> list[int]:
+    most, counts = num_micro_batches, list[int]()
+    for _ in range(num_stages):
+        most = rng.randint(1, most)
+        counts.append(most)
+    return counts
+
+
+def seconds(rng: Random) -> float:
+    return rng.choice((0.0, 1.0, rng.random(), rng.expovariate(0.5)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pipeline_takes_the_same_bits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    for _ in range(150):
+        n, m = rng.randint(2, 9), rng.choice((1, 2, 5, 30, 200))
+        stages = [PassTimes(seconds(rng), seconds(rng)) for _ in range(n)]
+        hops = [[BoundaryTime(seconds(rng), seconds(rng)) for _ in range(n - 1)] for _ in "ab"]
+        counts = random_counts(rng, n, m) if rng.random() < 0.7 else None
+        given = stages, *hops, m, counts
+        found = pipeline.stage_ends_s(*given)
+        assert found == in_python(monkeypatch, pipeline.stage_ends_s, *given)
+
+
+def random_crowd(rng: Random) -> list[OneFOneB]:
+    """Pipelines whose messages take one to three of a few paths, some of them none."""
+    names = [f"path {n}" for n in range(rng.randint(1, 5))]
+
+    def crossing() -> Crossing:
+        paths = rng.sample(names, rng.randint(0, min(3, len(names))))
+        return Crossing(tuple((path, seconds(rng)) for path in paths), seconds(rng))
+
+    made = []
+    for _ in range(rng.randint(1, 4)):
+        n, m = rng.randint(1, 6), rng.choice((1, 2, 7, 20))
+        made.append(
+            OneFOneB(
+                tuple(random_counts(rng, n, m)),
+                m,
+                tuple(seconds(rng) for _ in range(n)),
+                tuple(seconds(rng) for _ in range(n)),
+                tuple(crossing() for _ in range(n - 1)),
+                tuple(crossing() for _ in range(n - 1)),
+                waits=rng.random() < 0.5,
+            )
+        )
+    return made
+
+
+def ends_or_stuck(pipelines: list[OneFOneB]) -> Any:
+    """Times, or what the engine says of a crowd that waits for ever."""
+    try:
+        return crowd_ends_s(pipelines)
+    except CheckFailedError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crowd_takes_the_same_bits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    ended = 0
+    for _ in range(120):
+        pipelines = random_crowd(rng)
+        found = ends_or_stuck(pipelines)
+        assert found == in_python(monkeypatch, ends_or_stuck, pipelines)
+        ended += not isinstance(found, str)
+    assert ended > 60
+
+
+def test_what_no_pipeline_has_is_an_error_of_the_caller() -> None:
+    assert KERNELS is not None
+    one = [1.0, 1.0]
+    hop = [0.0]
+    for counts in ([0, 0], [1, 2], [3, 1]):
+        with pytest.raises(ValueError, match="launch counts"):
+            KERNELS.stage_ends(one, one, hop, hop, hop, hop, 2, counts)
+    with pytest.raises(ValueError, match="unlike lengths"):
+        KERNELS.stage_ends(one, [1.0], hop, hop, hop, hop, 2, [2, 1])
+    with pytest.raises(ValueError, match="a path that there is not"):
+        far = ([3], [1.0], 0.0)
+        KERNELS.shared_ends([([2, 1], 2, False, one, one, [far], [far])], 1)
