@@ -258,7 +258,13 @@ class AsymmetricJob:
         if self._world.rank == 0:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         has_own_lengths = config.model.transformer.variable_seq_lengths
-        groups = build_groups(plan, timeout, has_own_lengths, self._args.seq_length)
+        groups = build_groups(
+            plan,
+            timeout,
+            has_own_lengths,
+            self._args.seq_length,
+            () if has_own_lengths else self._activation_elements(),
+        )
         PROGRESS.enter(Phase.SETUP)
         communicator = PipelineCommunicator(
             groups,
@@ -295,6 +301,16 @@ class AsymmetricJob:
             pg_collection=groups.collection(),
             skip_model_parallel_init=True,
         )
+
+    def _activation_elements(self) -> set[int]:
+        """Return the elements of the activations that cross boundaries in training and in
+        validation."""
+        sizes = {
+            replica.micro_batch_size or self._job_size
+            for plan in (*self._batches.plans, self._batches.of_validation)
+            for replica in plan.replicas
+        }
+        return {size * self._args.seq_length * self._args.hidden_size for size in sizes}
 
     def _attach(self, context: RankContext) -> None:
         from megatron_hetero.runtime.job.attachments import attach_all

@@ -37,6 +37,36 @@ def receive_posts(schedule: Schedule, stage: int) -> tuple[tuple[int, ...], ...]
     return tuple(posts)
 
 
+def limited_posts(
+    programme: Sequence[Instruction],
+    posts: Sequence[Sequence[int]],
+    most: Mapping[int, int],
+    schedule: Schedule,
+    stage: int,
+) -> tuple[tuple[int, ...], ...]:
+    """Put off receives until few enough are posted and not yet taken.
+
+    Args:
+        programme: of the stage.
+        posts: boundaries to post before each instruction (`receive_posts`).
+        most: boundary -> receives that may be posted at a time, at least 1.
+        schedule, stage: the whole schedule, and the stage.
+    """
+    due: Counter[int] = Counter()
+    now: Counter[int] = Counter()
+    found = []
+    for instruction, boundaries in zip(programme, posts, strict=True):
+        due.update(boundaries)
+        posted = [b for b in sorted(due) for _ in range(min(due[b], most[b] - now[b]))]
+        due.subtract(posted)
+        now.update(posted)
+        found.append(tuple(posted))
+        for operation in instruction:
+            if operation.kind in RECEIVES:
+                now[schedule.message(stage, operation).boundary] -= 1
+    return tuple(found)
+
+
 def receive_windows(
     programme: Sequence[Instruction], posts: Sequence[Sequence[int]], schedule: Schedule, stage: int
 ) -> dict[int, int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from megatron_hetero.runtime.faults.marks import programme_phases
 from megatron_hetero.runtime.faults.progress import Phase
 from megatron_hetero.schedule.orders.delivery import (
     arrived_sends,
+    limited_posts,
     posts_within,
     receive_posts,
     receive_windows,
@@ -34,6 +35,7 @@ class StageProgramme:
         schedule: Schedule,
         stage: int,
         watched: Callable[[str], AbstractContextManager[None]] | None = None,
+        most_posted: Mapping[int, int] | None = None,
     ) -> None:
         """Derive the instructions of validation, and the receives to post, from a schedule.
 
@@ -41,6 +43,8 @@ class StageProgramme:
             schedule: the schedule of the replica.
             stage: index of the stage in it.
             watched: `watched(kind)` is entered around every operation.
+            most_posted: boundary -> receives that may be posted and not yet taken
+                (`plan.communication.under_way`); None does not limit them.
         """
         self.watched = watched or (lambda _kind: contextlib.nullcontext())
         self.schedule = schedule
@@ -54,6 +58,8 @@ class StageProgramme:
         self._validation = tuple(instruction for instruction in forwards if instruction)
         self._phases = programme_phases(self._training), programme_phases(self._validation)
         posts = receive_posts(schedule, stage)
+        if most_posted is not None:
+            posts = limited_posts(self._training, posts, most_posted, schedule, stage)
         windows = receive_windows(self._training, posts, schedule, stage)
         self._posts = posts, posts_within(self._validation, windows, schedule, stage)
 
