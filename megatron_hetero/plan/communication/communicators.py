@@ -23,6 +23,9 @@ Use = Literal[
 DIRECTIONS: tuple[Use, ...] = ("forward", "backward", "shapes")
 """Uses of a boundary; shapes of activations only where sequences have unlike lengths."""
 
+MESSAGE_USES = frozenset(DIRECTIONS)
+"""Uses of communicators that carry messages and no collectives."""
+
 
 @dataclass(frozen=True)
 class Communicator:

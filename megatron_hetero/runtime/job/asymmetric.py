@@ -52,6 +52,7 @@ from megatron_hetero.runtime.job.workload import workload_of
 from megatron_hetero.runtime.job.world import World, join
 from megatron_hetero.runtime.model import fp8, precision
 from megatron_hetero.schedule.of_plan import check_schedules
+from megatron_hetero.schedule.proof.of_plan import How, check_operations
 
 if TYPE_CHECKING:
     from megatron_hetero.runtime.job.attachments import RankContext
@@ -134,6 +135,7 @@ class AsymmetricJob:
         )
         whole = replace(self._workload, training=training)
         validate_plan(replace(plan, workload=whole, estimates=None))
+        check_operations(plan, whole, How(aligned=args.align_grad_reduce))
         machine.check_same_model(plan, self._workload)
         if args.fp8 is not None:
             fp8.check_plan(plan, self._workload)

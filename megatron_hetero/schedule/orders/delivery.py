@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from megatron_hetero.schedule.programme import RECEIVES, SENDS, Instruction, Message, Schedule
 
@@ -135,6 +136,39 @@ def arrived_sends(schedule: Schedule, stage: int) -> dict[Message, int]:
                     message = schedule.message(peer, operation)
                     received[message.boundary, message.is_forward] += 1
     return arrived
+
+
+@dataclass(frozen=True)
+class StagePosts:
+    """The boundaries for which a stage posts receives before each instruction, [instruction], in a
+    step of training and in one of validation, which has the forwards alone."""
+
+    training: tuple[tuple[int, ...], ...]
+    validation: tuple[tuple[int, ...], ...]
+    forwards: tuple[Instruction, ...]
+
+
+_FORWARD_ONLY = ("forward", "send_forward", "recv_forward")
+
+
+def stage_posts(
+    schedule: Schedule, stage: int, most: Mapping[int, int] | None = None
+) -> StagePosts:
+    """Return when a stage posts its receives.
+
+    Args:
+        schedule: the schedule of the replica.
+        stage: index of the stage in it.
+        most: boundary -> receives that may be posted at a time; None does not limit them.
+    """
+    training = schedule.programmes[stage]
+    posts = receive_posts(schedule, stage)
+    if most is not None:
+        posts = limited_posts(training, posts, most, schedule, stage)
+    forwards = (tuple(o for o in made if o.kind in _FORWARD_ONLY) for made in training)
+    validation = tuple(instruction for instruction in forwards if instruction)
+    windows = receive_windows(training, posts, schedule, stage)
+    return StagePosts(posts, posts_within(validation, windows, schedule, stage), validation)
 
 
 class _Others:

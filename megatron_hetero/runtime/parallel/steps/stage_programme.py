@@ -8,13 +8,7 @@ from contextlib import AbstractContextManager
 
 from megatron_hetero.runtime.faults.marks import programme_phases
 from megatron_hetero.runtime.faults.progress import Phase
-from megatron_hetero.schedule.orders.delivery import (
-    arrived_sends,
-    limited_posts,
-    posts_within,
-    receive_posts,
-    receive_windows,
-)
+from megatron_hetero.schedule.orders.delivery import arrived_sends, stage_posts
 from megatron_hetero.schedule.programme import (
     RECEIVES,
     Instruction,
@@ -23,7 +17,6 @@ from megatron_hetero.schedule.programme import (
     Schedule,
 )
 
-_FORWARD_ONLY = ("forward", "send_forward", "recv_forward")
 _GRADIENTS = ("backward", "backward_weight")
 
 
@@ -51,17 +44,9 @@ class StageProgramme:
         self.stage = stage
         self.arrived = arrived_sends(schedule, stage)
         self._training = schedule.programmes[stage]
-        forwards = (
-            tuple(operation for operation in instruction if operation.kind in _FORWARD_ONLY)
-            for instruction in self._training
-        )
-        self._validation = tuple(instruction for instruction in forwards if instruction)
+        made = stage_posts(schedule, stage, most_posted)
+        self._validation, self._posts = made.forwards, (made.training, made.validation)
         self._phases = programme_phases(self._training), programme_phases(self._validation)
-        posts = receive_posts(schedule, stage)
-        if most_posted is not None:
-            posts = limited_posts(self._training, posts, most_posted, schedule, stage)
-        windows = receive_windows(self._training, posts, schedule, stage)
-        self._posts = posts, posts_within(self._validation, windows, schedule, stage)
 
     def instructions(self, forward_only: bool) -> tuple[Instruction, ...]:
         """Return the instructions of a step of training, or of validation."""
