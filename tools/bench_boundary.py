@@ -104,7 +104,7 @@ def send_straight(groups: RankGroups, num_elements: int, led_below: int) -> Acti
     config = SimpleNamespace(sequence_parallel=False, pipeline_dtype=torch.float32)
     peers = groups.stage_ranks[1 - stage]
     ways = (hop.forward, hop.backward) if stage == 0 else (hop.backward, hop.forward)
-    boundary = Boundary(groups, peers, *ways, config, groups.stage_ranks[stage], None, led_below)
+    boundary = Boundary(groups, peers, *ways, config, groups.stage_ranks[stage], (), led_below)
     tensor = torch.arange(num_elements, dtype=torch.float32)
 
     def exchange() -> None:

@@ -284,10 +284,10 @@ def boundary_actions(groups: RankGroups, plan: Plan, size: Size) -> tuple[Action
         leads = groups.tensor.rank() == 0
         if stage == 0:
             if leads:
-                dist.send(tensor, peers.ranks[0], group=hop.forward)
+                dist.send(tensor, peers.ranks[0], group=hop.forward[0])
             return
         if leads:
-            dist.recv(tensor, peers.ranks[0], group=hop.forward)
+            dist.recv(tensor, peers.ranks[0], group=hop.forward[0])
         if groups.tensor.size() > 1:
             dist.broadcast(tensor, group=groups.tensor, group_src=0)
         _require_arrived(tensor)

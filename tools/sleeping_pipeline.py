@@ -111,7 +111,7 @@ def _boundaries(
     found: dict[int, Boundary] = {}
     for number, (before, after) in enumerate(pairwise(pipeline.chain)):
         ends = (before, after)
-        forward, backward = (dist.new_group(sorted(ends)) for _ in range(2))
+        forward, backward = ((dist.new_group(sorted(ends)),) for _ in range(2))
         if rank == before:
             hop = pipeline.forward_hops[number]
             found[number] = _LateBoundary(groups, StageRanks((after,)), forward, backward, config)

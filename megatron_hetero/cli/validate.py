@@ -14,6 +14,7 @@ from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.of_plan import check_schedules
+from megatron_hetero.schedule.proof.of_plan import check_operations
 
 DESCRIPTION = """\
 Check a plan, for instance after editing it by hand: every layer on one stage,
@@ -42,6 +43,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         cluster = load_cluster(arguments.cluster) if arguments.cluster else None
         validate_plan(plan, cluster, str(arguments.plan))
         check_schedules(plan, str(arguments.plan))
+        if plan.workload:
+            check_operations(plan, plan.workload, source=str(arguments.plan))
         if cluster and plan.workload:
             # An edit may have outgrown a GPU, which the figures in the file cannot know.
             scored = replace(plan, estimates=estimate_plan(plan, cluster))

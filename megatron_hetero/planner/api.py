@@ -50,6 +50,7 @@ from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.rounding import below
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
 from megatron_hetero.schedule.orders.best import best_of_orders
+from megatron_hetero.schedule.proof.of_plan import check_operations
 from megatron_hetero.units import format_bytes
 
 _NOT_TRIED = "not tried: the search was interrupted"
@@ -372,4 +373,5 @@ def plan_of(
     )
     plan = replace(bare_plan(problem, best, reasons, interrupted), estimates=estimates)
     validate_plan(plan, problem.cluster)
+    check_operations(plan, problem.workload)
     return plan

@@ -44,6 +44,7 @@ def check_fit(plan: Plan, cluster: Cluster) -> tuple[Finding, ...]:
     return (
         *plan_checks.plan_is_for_the_cluster(plan, cluster),
         *plan_checks.flags_are_in_order(plan),
+        *plan_checks.operations_end(plan),
     )
 
 

@@ -8,12 +8,13 @@ from megatron_hetero.cluster.file.description import cluster_hash
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import HeteroError, UnsupportedError
+from megatron_hetero.errors import HeteroError, PlanFormatError, UnsupportedError
 from megatron_hetero.flags.environment import ALLOCATOR_VARIABLE, TIGHT_PART, wastes_no_memory
 from megatron_hetero.plan.checks.validate import first_violations
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.schedule.estimate import estimate_plan
+from megatron_hetero.schedule.proof.of_plan import check_operations
 
 GIB = 1 << 30
 
@@ -41,6 +42,22 @@ def figures_are_fresh(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             "this file was changed since the plan was made (or is another one), so that neither "
             "the plan's division nor its figures are the best for it any more",
             "plan again (`megatron-hetero plan --near`), or look at `explain --cluster`",
+        )
+
+
+def operations_end(plan: Plan) -> Iterator[Finding]:
+    """Find ranks that would wait for each other under NCCL's rules."""
+    if plan.workload is None:
+        return
+    try:
+        check_operations(plan, plan.workload)
+    except PlanFormatError as error:
+        yield Finding(
+            "hangs-on-gpus",
+            "error",
+            "the plan",
+            str(error),
+            "plan again, or give its stages other orders or launch counts",
         )
 
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain as joined
 from itertools import pairwise
 
 from megatron_hetero.cost.memory.libraries import CONNECTION_BYTES
+from megatron_hetero.cost.sync.buckets import EMBEDDING
 from megatron_hetero.cost.work.share import even_share_or_none
 from megatron_hetero.exchange.groups.by_group import plan_by_group
 from megatron_hetero.exchange.groups.pairs import pair_sums
@@ -156,6 +158,54 @@ def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], .
             found |= dict.fromkeys(parts.cut_experts(holders))
         found |= dict.fromkeys(parts.whole(holders, is_partial))
     return tuple(found)
+
+
+def layer_sets(plan: Plan, workload: Workload) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield (layer, ranks that reduce gradients of it together), in the order in which a backward
+    pass comes to the layers.
+
+    What follows the layers has the number of layers, what comes before them `EMBEDDING`.
+    """
+    parts, model = _Parts(plan, workload), workload.model
+    first = [(r, 0) for r in range(len(plan.replicas))]
+    last = [(r, len(replica.stages) - 1) for r, replica in enumerate(plan.replicas)]
+    is_partial = workload.training.sequence_parallel or model.qk_layernorm
+    behind = [parts.whole(last, workload.training.sequence_parallel)]
+    if not model.tied_embeddings:
+        behind.append(parts.cut(last, "vocabulary"))
+    for ranks in dict.fromkeys(joined.from_iterable(behind)):
+        yield model.num_layers, ranks
+    known: dict[tuple[ModelSpec, tuple[_Holder, ...]], tuple[tuple[int, ...], ...]] = {}
+    for layer in reversed(range(model.num_layers)):
+        kind_of_layer = model.of_layer(layer)
+        holders = _holders_of(plan, layer)
+        key = kind_of_layer, tuple(holders)
+        if key not in known:
+            found = [parts.cut(holders, kind) for kind in _kinds_of(kind_of_layer)]
+            if kind_of_layer.num_experts:
+                found.append(parts.cut_experts(holders))
+            found.append(parts.whole(holders, is_partial))
+            known[key] = tuple(dict.fromkeys(joined.from_iterable(found)))
+        for ranks in known[key]:
+            yield layer, ranks
+    before = []
+    if model.position_embedding == "learned_absolute":
+        before.append(parts.whole(first, is_partial=False))
+    words = sorted({*first, *last}) if model.tied_embeddings else first
+    before.append(parts.cut(words, "vocabulary"))
+    for ranks in dict.fromkeys(joined.from_iterable(before)):
+        yield EMBEDDING, ranks
+
+
+def _holders_of(plan: Plan, layer: int) -> list[_Holder]:
+    """Return the stages that hold a layer."""
+    return [
+        (r, s)
+        for r, replica in enumerate(plan.replicas)
+        for s, stage in enumerate(replica.stages)
+        for chunk in stage_chunks(stage)
+        if chunk.first_layer <= layer < chunk.first_layer + chunk.num_layers
+    ]
 
 
 def _kinds_of(model: ModelSpec) -> Iterator[str]:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.communication.under_way import messages_under_way
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 
@@ -22,17 +23,27 @@ Use = Literal[
 DIRECTIONS: tuple[Use, ...] = ("forward", "backward", "shapes")
 """Uses of a boundary; shapes of activations only where sequences have unlike lengths."""
 
+MESSAGE_USES = frozenset(DIRECTIONS)
+"""Uses of communicators that carry messages and no collectives."""
+
 
 @dataclass(frozen=True)
 class Communicator:
     """`ranks`, more than one, in the order of their numbers in the group.
 
-    `boundary` is the place of a boundary in its replica's chain of chunks; None for other uses.
+    `boundary` is the place of a boundary in its replica's chain of chunks; None for other uses.  A
+    direction of a boundary has several communicators, which its messages use in turn; `turn` counts
+    them.
     """
 
     use: Use
     ranks: tuple[int, ...]
     boundary: int | None = None
+    turn: int = 0
+
+    def __str__(self) -> str:
+        where = "" if self.boundary is None else f" messages of boundary {self.boundary}"
+        return f"{self.use}{where}"
 
 
 def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Communicator, ...]:
@@ -56,11 +67,13 @@ def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Com
     ]
     found += [Communicator("stage", ranks) for ranks, width in divided if width > 1]
     for r, replica in enumerate(plan.replicas):
+        turns = messages_under_way(plan, r, variable_lengths)
         for boundary, (before, after) in enumerate(pairwise(chain(replica))):
             ranks = ranks_of[r, before] + ranks_of[r, after]
             found += [
-                Communicator(direction, ranks, boundary)
+                Communicator(direction, ranks, boundary, turn)
                 for direction in DIRECTIONS[: 3 if variable_lengths else 2]
+                for turn in range(turns[boundary])
             ]
     last = last_stage_ranks(plan)
     if len(last) < plan.layout.num_devices:

@@ -12,6 +12,7 @@ Arithmetic alone; `runtime.parallel.boundary` moves the numbers.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from megatron_hetero.plan.sharding.token_shares import chunk_edges
@@ -138,3 +139,29 @@ def pieces(
                     found.append(Piece(peer, start, stop, offset + start - own_start))
         offset += own_stop - own_start
     return tuple(sorted(found, key=lambda piece: piece.start))
+
+
+def crossing_pairs(
+    before: StageRanks, after: StageRanks, sizes: Collection[int]
+) -> set[tuple[int, int]]:
+    """Return the pairs of ranks, (sender, receiver), between which pieces of activations cross.
+
+    Args:
+        before, after: neighbouring stages.
+        sizes: elements of whole activations; without any, all pairs.
+    """
+    if not sizes:
+        return {(sender, receiver) for sender in before.ranks for receiver in after.ranks}
+    return {
+        (sender, piece.peer)
+        for size in sizes
+        for index, sender in enumerate(before.ranks)
+        for piece in pieces(size, before, index, after)
+    }
+
+
+def told_pairs(before: StageRanks, after: StageRanks) -> set[tuple[int, int]]:
+    """Return the pairs of ranks, (sender, receiver), of which the first tells the second the shapes
+    of activations."""
+    tellers = before.ranks
+    return {(tellers[i % len(tellers)], receiver) for i, receiver in enumerate(after.ranks)}

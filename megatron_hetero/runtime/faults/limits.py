@@ -12,6 +12,8 @@ DEFAULT_STALL_S = 40.0
 _FROZEN_S = 30.0
 _ANNOUNCED_S = 1800.0
 _ANNOUNCED_SILENCE_S = 600.0
+CONNECT_S = 60.0
+"""For one communicator and its connections, at the start."""
 _SAFETY = 5.0
 _ANNOUNCED = frozenset(
     (
@@ -35,7 +37,7 @@ class StallLimits:
 
     Phases that announce a pause (set-up, saves, `PROGRESS.pause`) have the half hour that Megatron
     has for its collectives.  So does the first step of a process, in which kernels are compiled;
-    the stays of that step teach nothing.
+    the stays of that step teach nothing.  Before it each communicator has a minute.
 
     Args:
         floor_s: seconds that any phase may last.
@@ -59,6 +61,8 @@ class StallLimits:
 
     def of(self, phase: Phase, step: int) -> float:
         """Seconds that a training thread may stay in `phase` of `step`."""
+        if phase is Phase.CONNECT:
+            return max(self.floor_s, CONNECT_S)
         if self.is_announced(phase) or self._is_first(step):
             return _ANNOUNCED_S
         return max(self.floor_s, _SAFETY * self._longest.get(phase, 0.0))

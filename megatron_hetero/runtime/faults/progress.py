@@ -19,6 +19,7 @@ class Phase(StrEnum):
 
     START = "start"
     GROUPS = "groups"
+    CONNECT = "connect"
     SETUP = "setup"
     WARM_UP = "warm-up"
     STEADY = "steady"

@@ -48,6 +48,12 @@ from megatron_hetero.runtime.gradients.room import RoomUnderWay, room_of_rank
 from megatron_hetero.runtime.gradients.sharding.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers
 from megatron_hetero.runtime.observe.traffic import RankTraffic
+from megatron_hetero.runtime.parallel.connecting import (
+    ALL_TO_ALL,
+    COLLECTIVES,
+    Connections,
+    make_group,
+)
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shard_tables import all_shards
 from megatron_hetero.runtime.parallel.shards import global_parameters, shard_of
@@ -103,7 +109,12 @@ class GradientSync:
         for bucket in buckets:
             key = bucket.holders, bucket.layer is not None
             if key not in group_of:
-                group_of[key] = dist.new_group(list(bucket.holders), timeout=groups.timeout)
+                group_of[key] = make_group(
+                    bucket.holders,
+                    groups.timeout,
+                    "gradients",
+                    self._connections(bucket, optimizer_weights is not None),
+                )
             if rank not in bucket.holders:
                 continue
             if bucket.layer is None:
@@ -114,7 +125,7 @@ class GradientSync:
             pairs = summing_pairs(plan, [b.holders for b in buckets if b.layer is None])
             for pair in pairs:
                 if (pair, False) not in group_of:
-                    group_of[pair, False] = dist.new_group(list(pair), timeout=groups.timeout)
+                    group_of[pair, False] = make_group(pair, groups.timeout, "gradients")
             self._exchange.use_pairs({p: group_of[p, False] for p in pairs if rank in p})
         self.buckets = tuple(bucket for bucket, _ in own)
         arrange(model, self.buckets, self.parameters)
@@ -161,6 +172,12 @@ class GradientSync:
             # Buckets are in the order of the backward pass.
             forward = [(r.parameters, partial(r.gather, data)) for r in reversed(self.divided)]
             self._weights_under_way = ParameterGather(model, forward)
+
+    def _connections(self, bucket: Bucket, is_divided: bool) -> Connections:
+        """Return the connections of a bucket's group."""
+        if bucket.layer is None and self._exchange is not None and self._exchange.crosses(bucket):
+            return Connections(pairs=self._exchange.pairs(bucket, is_divided))
+        return ALL_TO_ALL if is_divided or bucket.layer is not None else COLLECTIVES
 
     def finalize(
         self,

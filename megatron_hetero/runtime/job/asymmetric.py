@@ -52,6 +52,7 @@ from megatron_hetero.runtime.job.workload import workload_of
 from megatron_hetero.runtime.job.world import World, join
 from megatron_hetero.runtime.model import fp8, precision
 from megatron_hetero.schedule.of_plan import check_schedules
+from megatron_hetero.schedule.proof.of_plan import How, check_operations
 
 if TYPE_CHECKING:
     from megatron_hetero.runtime.job.attachments import RankContext
@@ -134,6 +135,7 @@ class AsymmetricJob:
         )
         whole = replace(self._workload, training=training)
         validate_plan(replace(plan, workload=whole, estimates=None))
+        check_operations(plan, whole, How(aligned=args.align_grad_reduce))
         machine.check_same_model(plan, self._workload)
         if args.fp8 is not None:
             fp8.check_plan(plan, self._workload)
@@ -258,7 +260,13 @@ class AsymmetricJob:
         if self._world.rank == 0:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         has_own_lengths = config.model.transformer.variable_seq_lengths
-        groups = build_groups(plan, timeout, has_own_lengths, self._args.seq_length)
+        groups = build_groups(
+            plan,
+            timeout,
+            has_own_lengths,
+            self._args.seq_length,
+            () if has_own_lengths else self._activation_elements(),
+        )
         PROGRESS.enter(Phase.SETUP)
         communicator = PipelineCommunicator(
             groups,
@@ -295,6 +303,16 @@ class AsymmetricJob:
             pg_collection=groups.collection(),
             skip_model_parallel_init=True,
         )
+
+    def _activation_elements(self) -> set[int]:
+        """Return the elements of the activations that cross boundaries in training and in
+        validation."""
+        sizes = {
+            replica.micro_batch_size or self._job_size
+            for plan in (*self._batches.plans, self._batches.of_validation)
+            for replica in plan.replicas
+        }
+        return {size * self._args.seq_length * self._args.hidden_size for size in sizes}
 
     def _attach(self, context: RankContext) -> None:
         from megatron_hetero.runtime.job.attachments import attach_all

@@ -16,7 +16,7 @@ small messages do here too: a broadcast there takes less time than a gather (`LE
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from types import MappingProxyType
@@ -49,10 +49,10 @@ class Boundary:
     Args:
         stage: the ranks of this stage; by default those of the tensor-parallel group.
         peers: the ranks of the neighbouring stage.
-        outward, inward: the groups of the messages to and from it.
+        outward, inward: the groups of the messages to and from it, which these use in turn.
         config: the model's.
-        shapes: a group for the shapes of activations, which go ahead of them where sequences have
-            unlike lengths (`config.variable_seq_lengths`).  A group of its own, because a
+        shapes: groups for the shapes of activations, which go ahead of them where sequences have
+            unlike lengths (`config.variable_seq_lengths`).  Groups of their own, because a
             transport matches the messages of one group in order, and shapes are waited for first.
         led_below: bytes of an activation, below which it goes from leader to leader where the
             receivers would gather it; equal on both sides.
@@ -66,11 +66,11 @@ class Boundary:
         self,
         groups: RankGroups,
         peers: StageRanks,
-        outward: dist.ProcessGroup,
-        inward: dist.ProcessGroup,
+        outward: Sequence[dist.ProcessGroup],
+        inward: Sequence[dist.ProcessGroup],
         config: Any,
         stage: StageRanks | None = None,
-        shapes: dist.ProcessGroup | None = None,
+        shapes: Sequence[dist.ProcessGroup] = (),
         led_below: int = 0,
         crossing: torch.dtype | None = None,
     ) -> None:
@@ -86,13 +86,13 @@ class Boundary:
         if stage is not None and len(stage.ranks) > self._width:
             self._index = stage.ranks.index(dist.get_rank())
         self._sent: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
-        self._num_forgotten = 0
+        self._num_sent = self._num_asked = self._num_posted = self._num_forgotten = 0
         self.traffic = BoundaryTraffic()
         self._posted: deque[Announced | UnderWay] = deque()
 
     def begin(self) -> None:
-        """Reset the count of messages for a new step."""
-        self._num_forgotten = 0
+        """Reset the counts of messages for a new step."""
+        self._num_sent = self._num_asked = self._num_posted = self._num_forgotten = 0
 
     def send(self, tensor: torch.Tensor, announce: bool = False) -> None:
         """Start sending `tensor`, which is kept until it is known to have arrived.
@@ -107,6 +107,7 @@ class Boundary:
         ops += parts
         works = [work for group in by_group(ops) for work in dist.batch_isend_irecv(group)]
         self._sent.append((works, [op.tensor for op in ops]))
+        self._num_sent += 1
 
     def forget_sends(self, num_arrived: int) -> None:
         """Release the first `num_arrived` sends of this step, which are known to have arrived."""
@@ -127,7 +128,9 @@ class Boundary:
             return
         told = torch.empty(2, dtype=torch.int64, device=torch.cuda.current_device())
         peer = self._peers.ranks[self._index % len(self._peers.ranks)]
-        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, told, peer, self._shapes)])
+        group = _in_turn(self._shapes, self._num_posted)
+        self._num_posted += 1
+        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, told, peer, group)])
         self._posted.append(Announced(works, told))
 
     def ask_for_announced(self) -> None:
@@ -171,6 +174,7 @@ class Boundary:
 
     def _receive(self, shape: tuple[int, ...]) -> UnderWay:
         ops, arrival = self.receive_ops(shape, self._crossing, self._config.sequence_parallel)
+        self._num_asked += 1
         works = dist.batch_isend_irecv(ops) if ops else []
         return UnderWay(works, replace(arrival, dtype=self._config.pipeline_dtype))
 
@@ -186,9 +190,9 @@ class Boundary:
         """Send the whole shape to the ranks of the next stage that rely on this one for it."""
         whole = self._num_elements(tensor.shape[0], self._config.sequence_parallel)
         told = torch.tensor([whole, tensor.shape[1]], device=torch.cuda.current_device())
-        num_tellers = len(self._stage.ranks)
+        num_tellers, group = len(self._stage.ranks), _in_turn(self._shapes, self._num_sent)
         return [
-            dist.P2POp(dist.isend, told, peer, self._shapes)
+            dist.P2POp(dist.isend, told, peer, group)
             for number, peer in enumerate(self._peers.ranks)
             if number % num_tellers == self._index
         ]
@@ -204,7 +208,8 @@ class Boundary:
             if not sequence_parallel:
                 start, stop = flat_range(flat.numel(), self._width, self._groups.tensor.rank())
                 flat = flat[start:stop]
-        return [dist.P2POp(dist.isend, flat[p.own], p.peer, self._outward) for p in found]
+        group = _in_turn(self._outward, self._num_sent)
+        return [dist.P2POp(dist.isend, flat[p.own], p.peer, group) for p in found]
 
     def receive_ops(
         self, shape: tuple[int, ...], dtype: torch.dtype, sequence_parallel: bool
@@ -219,7 +224,8 @@ class Boundary:
             size = flat_range(size, self._width, 0)[1]
             found = pieces(num_elements, self._stage, self._index, self._peers)
         own = torch.empty(size, dtype=dtype, device=torch.cuda.current_device())
-        ops = [dist.P2POp(dist.irecv, own[p.own], p.peer, self._inward) for p in found]
+        group = _in_turn(self._inward, self._num_asked)
+        ops = [dist.P2POp(dist.irecv, own[p.own], p.peer, group) for p in found]
         whole = not sequence_parallel and self._width > 1
         return ops, Arrival(own, shape, self._groups.tensor if whole else None, is_led)
 
@@ -232,6 +238,11 @@ class Boundary:
         if self._groups.tensor.rank() != 0:
             return ()
         return pieces(num_elements, self._stage.leaders, self._context_rank, self._peers.leaders)
+
+
+def _in_turn(groups: Sequence[dist.ProcessGroup], number: int) -> dist.ProcessGroup:
+    """Return the group of message `number` of a step."""
+    return groups[number % len(groups)]
 
 
 class PipelineCommunicator:

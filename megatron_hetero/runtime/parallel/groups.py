@@ -4,13 +4,13 @@
 stage, the last stages together (the job's loss), and the world; for what a rank does alone Megatron
 is given one group of this rank, which sends nothing.  A pipeline has no group, because stages of
 unlike width have no common columns: `PipelinePlace` answers Megatron's two questions, rank and
-size, and the two stages of a boundary have a group for each direction of their messages
+size, and the two stages of a boundary have groups for each direction of their messages
 (`parallel.boundary`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -19,6 +19,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.communication.communicators import (
+    Communicator,
     Use,
     last_stage_ranks,
     model_communicators,
@@ -26,8 +27,15 @@ from megatron_hetero.plan.communication.communicators import (
 )
 from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.plan.ranks import Position, rank_table
-from megatron_hetero.plan.sharding.stage_ranges import StageRanks
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks, crossing_pairs, told_pairs
 from megatron_hetero.plan.sharding.token_shares import uneven_tokens
+from megatron_hetero.runtime.parallel.connecting import (
+    ALL_TO_ALL,
+    COLLECTIVES,
+    Connections,
+    connect_world,
+    make_group,
+)
 from megatron_hetero.runtime.parallel.context_place import ContextPlace
 
 
@@ -49,14 +57,15 @@ class PipelinePlace:
 class Hop:
     """Groups in which the ranks of two neighbouring stages exchange messages.
 
-    There is one for each direction: NCCL runs the messages of a group in order, and a forward that
-    waits for its receiver must not delay the gradient that this receiver sends. `shapes`, where
-    sequences have unlike lengths, carries the shapes of the activations.
+    There are several for each direction, which its messages use in turn: NCCL runs the messages of
+    a group in order, and one that waits for its receiver must delay neither a gradient that this
+    receiver sends nor what this rank computes (`plan.communication.under_way`). `shapes`, where
+    sequences have unlike lengths, carry the shapes of the activations.
     """
 
-    forward: dist.ProcessGroup
-    backward: dist.ProcessGroup
-    shapes: dist.ProcessGroup | None = None
+    forward: tuple[dist.ProcessGroup, ...]
+    backward: tuple[dist.ProcessGroup, ...]
+    shapes: tuple[dist.ProcessGroup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,11 @@ class RankGroups:
     @property
     def is_last_stage(self) -> bool:
         return self.pipeline.stage == self.pipeline.num_stages - 1
+
+    @property
+    def messages_under_way(self) -> dict[int, int]:
+        """Return the most messages that may be under way in a direction of each boundary."""
+        return {boundary: len(hop.forward) for boundary, hop in self.hops.items()}
 
     @property
     def context_place(self) -> ContextPlace | None:
@@ -149,9 +163,14 @@ class RankGroups:
 
 
 def build_groups(
-    plan: Plan, timeout: timedelta, variable_lengths: bool = False, seq_length: int = 0
+    plan: Plan,
+    timeout: timedelta,
+    variable_lengths: bool = False,
+    seq_length: int = 0,
+    activation_elements: Collection[int] = (),
 ) -> RankGroups:
-    """Create this rank's groups. Collective: every rank of the world calls it with equal plans.
+    """Create this rank's groups, and connect them (`connecting`). Collective: every rank of the
+    world calls it with equal plans.
 
     All ranks make all groups in one order, as torch asks: a rank that is not in a group makes
     nothing, in microseconds.  `use_local_synchronization`, which would leave such ranks out, names
@@ -162,21 +181,33 @@ def build_groups(
         timeout: limit of every collective.
         variable_lengths: micro-batches have sequences of unlike lengths.
         seq_length: tokens of a sequence, which unlike shares divide; other plans do not ask for it.
+        activation_elements: of the whole activations that cross boundaries, which decide the ranks
+            that exchange any; without them all ranks of two stages are connected.
     """
+    connect_world()
     table = rank_table(plan)
     rank = dist.get_rank()
     place = table[rank]
     made = [dist.new_group([other], timeout=timeout) for other in range(len(table))]
     alone = made[rank]
-    own: dict[tuple[Use, int | None], dist.ProcessGroup] = {}
+    stages = {
+        (r, s): StageRanks(
+            ranks,
+            plan.replicas[r].stages[s].shape.context_parallel,
+            uneven_tokens(plan.replicas[r].stages[s].shape, seq_length),
+        )
+        for (r, s), ranks in stage_ranks(plan).items()
+    }
+    own: dict[tuple[Use, int | None], tuple[dist.ProcessGroup, ...]] = {}
     for communicator in model_communicators(plan, variable_lengths):
-        group = dist.new_group(list(communicator.ranks), timeout=timeout)
+        connections = _connections(communicator, plan, stages, activation_elements)
+        group = make_group(communicator.ranks, timeout, str(communicator), connections)
         if rank in communicator.ranks:
-            own[communicator.use, communicator.boundary] = group
-    tensor = own.get(("tensor", None), alone)
-    context = own.get(("context", None), alone)
-    stage = own.get(("stage", None), tensor if context is alone else context)
-    ranks_of = stage_ranks(plan)
+            key = communicator.use, communicator.boundary
+            own[key] = (*own.get(key, ()), group)
+    (tensor,) = own.get(("tensor", None), (alone,))
+    (context,) = own.get(("context", None), (alone,))
+    (stage,) = own.get(("stage", None), (tensor if context is alone else context,))
     num_stages = len(plan.replicas[place.replica].stages)
     is_last = rank in last_stage_ranks(plan)
     return RankGroups(
@@ -192,18 +223,11 @@ def build_groups(
         copy=place.replica + len(plan.replicas) * place.context_rank,
         alone=alone,
         last_stages=_loss_group(plan, own, alone) if is_last else None,
-        stage_ranks=tuple(
-            StageRanks(
-                ranks_of[place.replica, s],
-                of_stage.shape.context_parallel,
-                uneven_tokens(of_stage.shape, seq_length),
-            )
-            for s, of_stage in enumerate(plan.replicas[place.replica].stages)
-        ),
+        stage_ranks=tuple(stages[place.replica, s] for s in range(num_stages)),
         chain=chain(plan.replicas[place.replica]),
         hops={
-            boundary: Hop(group, own["backward", boundary], own.get(("shapes", boundary)))
-            for (use, boundary), group in own.items()
+            boundary: Hop(forward, own["backward", boundary], own.get(("shapes", boundary), ()))
+            for (use, boundary), forward in own.items()
             if use == "forward" and boundary is not None
         },
         timeout=timeout,
@@ -214,12 +238,40 @@ def _shape(plan: Plan, place: Position) -> StageShape:
     return plan.replicas[place.replica].stages[place.stage].shape
 
 
+def _connections(
+    communicator: Communicator,
+    plan: Plan,
+    stages: Mapping[tuple[int, int], StageRanks],
+    activation_elements: Collection[int],
+) -> Connections:
+    """Return the connections of a communicator."""
+    place = rank_table(plan)[communicator.ranks[0]]
+    if communicator.boundary is None:
+        exchanges = communicator.use in ("context", "stage") or (
+            communicator.use == "tensor" and _shape(plan, place).expert_shares is not None
+        )
+        return ALL_TO_ALL if exchanges else COLLECTIVES
+    chained = chain(plan.replicas[place.replica])
+    before, after = (
+        stages[place.replica, chained[b]]
+        for b in (communicator.boundary, communicator.boundary + 1)
+    )
+    if communicator.use == "shapes":
+        return Connections.of_messages(told_pairs(before, after))
+    crossing = crossing_pairs(before, after, activation_elements)
+    if communicator.use == "backward":
+        crossing = {(receiver, sender) for sender, receiver in crossing}
+    return Connections.of_messages(crossing)
+
+
 def _loss_group(
-    plan: Plan, own: Mapping[tuple[Use, int | None], dist.ProcessGroup], alone: dist.ProcessGroup
+    plan: Plan,
+    own: Mapping[tuple[Use, int | None], tuple[dist.ProcessGroup, ...]],
+    alone: dist.ProcessGroup,
 ) -> dist.ProcessGroup:
     """Return the group of all ranks of last stages: a new one, unless it is this rank or the
     world."""
     last = last_stage_ranks(plan)
     if len(last) == 1:
         return alone
-    return dist.group.WORLD if len(last) == dist.get_world_size() else own["losses", None]
+    return dist.group.WORLD if len(last) == dist.get_world_size() else own["losses", None][0]

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.parallel.connecting import ALL_TO_ALL, make_group
 from megatron_hetero.sequences.replica_groups import replica_ranks
 from megatron_hetero.sequences.tree import GroupTree
 
@@ -56,7 +57,10 @@ def nested_groups(
             continue
         for column in zip(*ranks_of[group.first : group.stop], strict=True):
             is_world = len(column) == dist.get_world_size()
-            made = dist.group.WORLD if is_world else dist.new_group(list(column), timeout=timeout)
+            if is_world:
+                made = dist.group.WORLD
+            else:
+                made = make_group(column, timeout, "replicas that divide sequences", ALL_TO_ALL)
             if rank in column:
                 found[group.first, group.stop] = made
     return found

@@ -53,7 +53,12 @@ class DealtSchedule:
 
     def _new_executor(self, num_micro_batches: int) -> Executor:
         schedule = one_f_one_b(len(self._counts), num_micro_batches, self._counts)
-        return Executor(schedule, self._groups.pipeline.stage, self._balance.watched)
+        return Executor(
+            schedule,
+            self._groups.pipeline.stage,
+            self._balance.watched,
+            most_posted=self._groups.messages_under_way,
+        )
 
     def __call__(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from megatron_hetero.schedule.programme import RECEIVES, SENDS, Instruction, Message, Schedule
 
@@ -35,6 +36,36 @@ def receive_posts(schedule: Schedule, stage: int) -> tuple[tuple[int, ...], ...]
         posts.append(tuple(sorted((sent - posted).elements())))
         posted = sent.copy()
     return tuple(posts)
+
+
+def limited_posts(
+    programme: Sequence[Instruction],
+    posts: Sequence[Sequence[int]],
+    most: Mapping[int, int],
+    schedule: Schedule,
+    stage: int,
+) -> tuple[tuple[int, ...], ...]:
+    """Put off receives until few enough are posted and not yet taken.
+
+    Args:
+        programme: of the stage.
+        posts: boundaries to post before each instruction (`receive_posts`).
+        most: boundary -> receives that may be posted at a time, at least 1.
+        schedule, stage: the whole schedule, and the stage.
+    """
+    due: Counter[int] = Counter()
+    now: Counter[int] = Counter()
+    found = []
+    for instruction, boundaries in zip(programme, posts, strict=True):
+        due.update(boundaries)
+        posted = [b for b in sorted(due) for _ in range(min(due[b], most[b] - now[b]))]
+        due.subtract(posted)
+        now.update(posted)
+        found.append(tuple(posted))
+        for operation in instruction:
+            if operation.kind in RECEIVES:
+                now[schedule.message(stage, operation).boundary] -= 1
+    return tuple(found)
 
 
 def receive_windows(
@@ -105,6 +136,39 @@ def arrived_sends(schedule: Schedule, stage: int) -> dict[Message, int]:
                     message = schedule.message(peer, operation)
                     received[message.boundary, message.is_forward] += 1
     return arrived
+
+
+@dataclass(frozen=True)
+class StagePosts:
+    """The boundaries for which a stage posts receives before each instruction, [instruction], in a
+    step of training and in one of validation, which has the forwards alone."""
+
+    training: tuple[tuple[int, ...], ...]
+    validation: tuple[tuple[int, ...], ...]
+    forwards: tuple[Instruction, ...]
+
+
+_FORWARD_ONLY = ("forward", "send_forward", "recv_forward")
+
+
+def stage_posts(
+    schedule: Schedule, stage: int, most: Mapping[int, int] | None = None
+) -> StagePosts:
+    """Return when a stage posts its receives.
+
+    Args:
+        schedule: the schedule of the replica.
+        stage: index of the stage in it.
+        most: boundary -> receives that may be posted at a time; None does not limit them.
+    """
+    training = schedule.programmes[stage]
+    posts = receive_posts(schedule, stage)
+    if most is not None:
+        posts = limited_posts(training, posts, most, schedule, stage)
+    forwards = (tuple(o for o in made if o.kind in _FORWARD_ONLY) for made in training)
+    validation = tuple(instruction for instruction in forwards if instruction)
+    windows = receive_windows(training, posts, schedule, stage)
+    return StagePosts(posts, posts_within(validation, windows, schedule, stage), validation)
 
 
 class _Others:

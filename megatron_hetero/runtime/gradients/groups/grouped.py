@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -54,6 +55,24 @@ class GroupedExchange:
     def crosses(self, bucket: Bucket) -> bool:
         """Tell if the holders of a bucket are in several groups."""
         return self._made(bucket.holders, len(self._groups), "all_reduce", None) is not None
+
+    def pairs(self, bucket: Bucket, is_divided: bool) -> frozenset[tuple[int, int]]:
+        """Return the ranks, (sender, receiver), between which messages of a bucket's rounds go.
+
+        Args:
+            bucket: that crosses groups.
+            is_divided: it is reduced to owners, and gathered from them.
+        """
+        purposes: tuple[Purpose, ...] = ("all_reduce",)
+        if is_divided:
+            purposes = ("reduce_scatter", "all_gather")
+        made = [self._made(bucket.holders, bucket.num_elements, p, None) for p in purposes]
+        return frozenset(
+            (bucket.holders[source], bucket.holders[destination])
+            for plan in made
+            if plan is not None
+            for source, destination in np.unique(plan.table[:, 1:3], axis=0).tolist()
+        )
 
     def _made(
         self,

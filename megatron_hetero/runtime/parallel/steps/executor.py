@@ -9,7 +9,7 @@ them: the report of losses, the count of tokens, `no_sync` until the last gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,6 +39,7 @@ class Executor:
         num_idle_rounds: int = 0,
         own_tokens: int | None = None,
         is_packed: bool = False,
+        most_posted: Mapping[int, int] | None = None,
     ) -> None:
         """Prepare the programme of the stage.
 
@@ -51,10 +52,11 @@ class Executor:
                 it gives its parts of sharded layers.
             own_tokens: of a sequence, on this rank of a stage with unlike shares of them.
             is_packed: the sequences of a micro-batch follow one another in one.
+            most_posted: as of `StageProgramme`.
         """
         self._num_idle_rounds, self._own_tokens = num_idle_rounds, own_tokens
         self._is_packed = is_packed
-        self._stage = StageProgramme(schedule, stage, watched)
+        self._stage = StageProgramme(schedule, stage, watched, most_posted)
 
     def run(
         self,

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from megatron_hetero.runtime.faults.marks import programme_phases
 from megatron_hetero.runtime.faults.progress import Phase
-from megatron_hetero.schedule.orders.delivery import (
-    arrived_sends,
-    posts_within,
-    receive_posts,
-    receive_windows,
-)
+from megatron_hetero.schedule.orders.delivery import arrived_sends, stage_posts
 from megatron_hetero.schedule.programme import (
     RECEIVES,
     Instruction,
@@ -22,7 +17,6 @@ from megatron_hetero.schedule.programme import (
     Schedule,
 )
 
-_FORWARD_ONLY = ("forward", "send_forward", "recv_forward")
 _GRADIENTS = ("backward", "backward_weight")
 
 
@@ -34,6 +28,7 @@ class StageProgramme:
         schedule: Schedule,
         stage: int,
         watched: Callable[[str], AbstractContextManager[None]] | None = None,
+        most_posted: Mapping[int, int] | None = None,
     ) -> None:
         """Derive the instructions of validation, and the receives to post, from a schedule.
 
@@ -41,21 +36,17 @@ class StageProgramme:
             schedule: the schedule of the replica.
             stage: index of the stage in it.
             watched: `watched(kind)` is entered around every operation.
+            most_posted: boundary -> receives that may be posted and not yet taken
+                (`plan.communication.under_way`); None does not limit them.
         """
         self.watched = watched or (lambda _kind: contextlib.nullcontext())
         self.schedule = schedule
         self.stage = stage
         self.arrived = arrived_sends(schedule, stage)
         self._training = schedule.programmes[stage]
-        forwards = (
-            tuple(operation for operation in instruction if operation.kind in _FORWARD_ONLY)
-            for instruction in self._training
-        )
-        self._validation = tuple(instruction for instruction in forwards if instruction)
+        made = stage_posts(schedule, stage, most_posted)
+        self._validation, self._posts = made.forwards, (made.training, made.validation)
         self._phases = programme_phases(self._training), programme_phases(self._validation)
-        posts = receive_posts(schedule, stage)
-        windows = receive_windows(self._training, posts, schedule, stage)
-        self._posts = posts, posts_within(self._validation, windows, schedule, stage)
 
     def instructions(self, forward_only: bool) -> tuple[Instruction, ...]:
         """Return the instructions of a step of training, or of validation."""

@@ -61,6 +61,7 @@ class ReplicaSchedule:
                 _idle_rounds(plan, groups),
                 own_tokens,
                 is_packed(get_args()),
+                groups.messages_under_way,
             )
             self._executors[key] = executor
 

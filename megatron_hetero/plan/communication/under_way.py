@@ -1,0 +1,61 @@
+"""How many messages of a boundary may be under way at a time, in each direction.
+
+A communicator of NCCL runs its operations one after the other, and what waits there may hold up all
+that its GPU is given later (`CUDA_DEVICE_MAX_CONNECTIONS=1`).  So each direction of a boundary has
+as many communicators as messages that are under way, and uses them in turn: message k waits behind
+message k - W, and behind nothing else.
+
+W is half of the most micro-batches that are in flight over the boundary, P (sent, and the gradient
+not yet taken), because a receiver posts for W messages ahead of the one that it takes, and a sender
+may have W more on their way.  With it no message ever waits behind another.  Suppose that message k
+did: the receiver has not posted for k - W, so it has taken k - 2W at most, and has sent back no
+more gradients than that; but the sender, with P in flight at most, has taken k + 1 - P of them, and
+k + 1 - P > k - 2W.  The same holds of gradients, which are at most as many as the activations
+before them.
+
+Where a message is announced (its shape goes ahead of it) receivers post for it when they take it,
+none ahead, and W is P.
+"""
+
+from __future__ import annotations
+
+from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.order import parse_order
+from megatron_hetero.plan.plan import Plan, Replica
+
+
+def messages_under_way(plan: Plan, replica: int, announced: bool = False) -> tuple[int, ...]:
+    """Return [boundary] -> the messages that may be under way in each direction.
+
+    Args:
+        plan: with valid schedules.
+        replica: its place in the plan.
+        announced: whether the shapes of messages go ahead of them.
+    """
+    return tuple(
+        in_flight if announced else -(-in_flight // 2)
+        for in_flight in _in_flight(plan.replicas[replica], announced)
+    )
+
+
+def _in_flight(replica: Replica, announced: bool) -> list[int]:
+    """Count by boundary the most micro-batches whose activation was sent and whose gradient was not
+    yet taken."""
+    stages = replica.stages
+    num_chunks = dict.fromkeys(range(len(stages)), 0)
+    found = []
+    for stage in chain(replica)[:-1]:
+        chunk, num_chunks[stage] = num_chunks[stage], num_chunks[stage] + 1
+        order = stages[stage].order
+        if order is None:
+            launched = stages[stage].num_launched_forwards or len(stages) - stage
+            # Where lengths are unlike a step may be dealt to more micro-batches than the plan has.
+            found.append(launched if announced else min(launched, replica.num_micro_batches))
+            continue
+        now = most = 0
+        for letter, of_chunk in parse_order(order):
+            if of_chunk == chunk:
+                now += {"F": 1, "B": -1, "I": -1, "W": 0}[letter]
+                most = max(most, now)
+        found.append(most)
+    return found

@@ -1,0 +1,252 @@
+"""Operations of gradients, of new weights and of sharded layers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from megatron_hetero.cost.sync.communicators import layer_sets, summing_pairs
+from megatron_hetero.exchange.groups.by_group import plan_by_group
+from megatron_hetero.exchange.groups.pairs import pair_sums
+from megatron_hetero.exchange.plan import Purpose
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.communication.communicators import Communicator
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_machines
+from megatron_hetero.schedule.proof.operations import RankItems
+
+_ELEMENTS = 1 << 20
+"""Of the bucket whose rounds stand for those of every bucket that is cut alike."""
+SHARDED_TURN = 1
+"""Of the communicators of sharded layers, whose sets of ranks others may have too."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that go in one exchange: their holders, and the layers whose backward passes
+    complete them."""
+
+    holders: tuple[int, ...]
+    layers: frozenset[int]
+
+
+@dataclass
+class Gradients:
+    """The exchanges of a plan.
+
+    Attributes:
+        plan, workload: of the job.
+        buckets: of whole layers, in the order in which every rank starts its own.
+        sharded: layer -> sets of ranks that have parts of it.
+    """
+
+    plan: Plan
+    workload: Workload
+    buckets: tuple[Bucket, ...]
+    sharded: Mapping[int, tuple[tuple[int, ...], ...]]
+
+    @staticmethod
+    def of(plan: Plan, workload: Workload, *, full: bool = False) -> Gradients:
+        """Find the exchanges of a plan.
+
+        Args:
+            plan: the plan.
+            workload: its model and training.
+            full: one bucket for each set of ranks, as of a small model; else each layer ends one,
+                which is stricter, because one then waits behind another.
+        """
+        numbers = {
+            stage.first_layer + i
+            for stage in plan.replicas[0].stages
+            for i in range(stage.shape.num_sharded_layers)
+        }
+        sharded: dict[int, list[tuple[int, ...]]] = {}
+        whole: list[tuple[tuple[int, ...], int]] = []
+        for layer, ranks in layer_sets(plan, workload):
+            if layer in numbers:
+                sharded.setdefault(layer, []).append(ranks)
+            else:
+                whole.append((ranks, layer))
+        buckets = [Bucket(ranks, frozenset((layer,))) for ranks, layer in whole]
+        if full:
+            layers: dict[tuple[int, ...], set[int]] = {}
+            last: dict[tuple[int, ...], int] = {}
+            for place, (ranks, layer) in enumerate(whole):
+                layers.setdefault(ranks, set()).add(layer)
+                last[ranks] = place
+            in_order = sorted(layers, key=last.__getitem__)
+            buckets = [Bucket(ranks, frozenset(layers[ranks])) for ranks in in_order]
+        return Gradients(
+            plan, workload, tuple(buckets), {n: tuple(sets) for n, sets in sharded.items()}
+        )
+
+    @cached_property
+    def communicators(self) -> tuple[Communicator, ...]:
+        """Return the communicators of the exchanges, in the order of making."""
+        whole: dict[tuple[int, ...], None] = {bucket.holders: None for bucket in self.buckets}
+        whole |= dict.fromkeys(self.pairs)
+        parts = dict.fromkeys(ranks for sets in self.sharded.values() for ranks in sets)
+        return (
+            *(Communicator("gradients", ranks) for ranks in whole),
+            *(Communicator("gradients", ranks, turn=SHARDED_TURN) for ranks in parts),
+        )
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Return the ranks that sum two by two."""
+        if self.is_divided:
+            return ()
+        return summing_pairs(self.plan, [bucket.holders for bucket in self.buckets])
+
+    @property
+    def is_divided(self) -> bool:
+        """Tell if the optimizer's state is divided among holders."""
+        return self.workload.training.use_distributed_optimizer
+
+    @cached_property
+    def of_rank(self) -> tuple[tuple[Bucket, ...], ...]:
+        """Return [rank] -> its buckets."""
+        found: list[list[Bucket]] = [[] for _ in range(self.plan.layout.num_devices)]
+        for bucket in self.buckets:
+            for rank in bucket.holders:
+                found[rank].append(bucket)
+        return tuple(tuple(buckets) for buckets in found)
+
+    @cached_property
+    def _rounds(self) -> dict[tuple[tuple[int, ...], Purpose], _Rounds | None]:
+        return {}
+
+    def rounds(self, holders: tuple[int, ...], purpose: Purpose) -> _Rounds | None:
+        """Return the rounds of an exchange by groups of machines; None for one call of a
+        library."""
+        if not self.plan.exchange_groups:
+            return None
+        key = holders, purpose
+        if key not in self._rounds:
+            self._rounds[key] = _rounds_of(self.plan, holders, purpose, sums=not self.is_divided)
+        return self._rounds[key]
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """An exchange in rounds.
+
+    Attributes:
+        messages: [round] -> rank -> its messages.
+        sums: rank -> (round of the sum, the two ranks).
+    """
+
+    messages: tuple[Mapping[int, tuple[tuple[int, bool], ...]], ...]
+    sums: Mapping[int, tuple[int, tuple[int, int]]]
+
+
+def _rounds_of(
+    plan: Plan, holders: tuple[int, ...], purpose: Purpose, *, sums: bool
+) -> _Rounds | None:
+    machines = rank_machines(plan)
+    made = plan_by_group(
+        [machines[rank] for rank in holders],
+        plan.exchange_groups,
+        _ELEMENTS,
+        purpose,
+        uplinks=plan.exchange_uplinks,
+    )
+    if made is None:
+        return None
+    expanded = made.expanded()
+    found: list[dict[int, set[tuple[int, bool]]]] = []
+    for number, source, destination in np.unique(expanded.table[:, :3], axis=0).tolist():
+        while len(found) <= number:
+            found.append({})
+        sender, receiver = holders[source], holders[destination]
+        found[number].setdefault(sender, set()).add((receiver, True))
+        found[number].setdefault(receiver, set()).add((sender, False))
+    of_pairs = pair_sums(expanded) if sums and purpose == "all_reduce" else {}
+    return _Rounds(
+        tuple({rank: tuple(sorted(own)) for rank, own in of.items()} for of in found),
+        {
+            holders[holder]: (own.round, (holders[own.holders[0]], holders[own.holders[1]]))
+            for holder, own in of_pairs.items()
+        },
+    )
+
+
+class RankGradients:
+    """What one rank does with its gradients and weights, written to its items."""
+
+    def __init__(
+        self, gradients: Gradients, items: RankItems, number_of: Mapping[Communicator, int]
+    ) -> None:
+        self._gradients, self._items, self._number_of = gradients, items, number_of
+        self._buckets = gradients.of_rank[items.rank]
+        self._started: list[int] = []
+        self._next = 0
+
+    def start_complete(self, layers: Collection[int]) -> None:
+        """Start the next buckets as far as their gradients are complete.
+
+        Args:
+            layers: of this rank, whose gradients are not complete.
+        """
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            if not bucket.layers.isdisjoint(layers):
+                return
+            self._next += 1
+            purpose: Purpose = "reduce_scatter" if self._gradients.is_divided else "all_reduce"
+            self._started += self._exchange(bucket.holders, purpose, "gradients")
+
+    def finish(self) -> None:
+        """Start all buckets that are left, and wait for all."""
+        self.start_complete(())
+        for operation in self._started:
+            self._items.wait(operation)
+
+    def start_weights(self) -> list[int]:
+        """Start to give new weights to their holders; return the operations to wait for."""
+        if not self._gradients.is_divided:
+            return []
+        return [
+            operation
+            for bucket in reversed(self._buckets)
+            for operation in self._exchange(bucket.holders, "all_gather", "new weights")
+        ]
+
+    def gather(self, layer: int) -> list[int]:
+        """Start to gather a sharded layer."""
+        return [
+            self._items.collective(group, f"weights of layer {layer}")
+            for group in self._sharded_groups(layer)
+        ]
+
+    def give(self, layer: int) -> list[int]:
+        """Start to send a sharded layer's gradients to their owners."""
+        return [
+            self._items.collective(group, f"gradients of layer {layer}")
+            for group in self._sharded_groups(layer)
+        ]
+
+    def _sharded_groups(self, layer: int) -> Iterator[int]:
+        for ranks in self._gradients.sharded.get(layer, ()):
+            if self._items.rank in ranks:
+                yield self._number_of[Communicator("gradients", ranks, turn=SHARDED_TURN)]
+
+    def _exchange(self, holders: tuple[int, ...], purpose: Purpose, what: str) -> list[int]:
+        """Write an exchange; return what is left to wait for."""
+        items, rank = self._items, self._items.rank
+        group = self._number_of[Communicator("gradients", holders)]
+        rounds = self._gradients.rounds(holders, purpose)
+        if rounds is None:
+            return [items.collective(group, what)]
+        at, pair = rounds.sums.get(rank, (-2, (0, 0)))
+        for number, messages in enumerate(rounds.messages):
+            if number == at:
+                # This round and the next are one sum of two ranks.
+                items.done(self._number_of[Communicator("gradients", pair)], what)
+            elif number != at + 1 and rank in messages:
+                # A round waits for the one before it, and holds up all from the head of a queue.
+                items.wait(items.messages(group, messages[rank], f"{what}, round {number}"))
+        return []

@@ -1,0 +1,352 @@
+"""The operations of a plan's job: its start, one step of training, and one of validation.
+
+The list has what the runtime gives the library, in its order (a test holds it against real runs).
+It is stricter in two ways: operations inside of a stage stand for all of a pass, and gradients are
+in as many buckets as they can be, so that one waits behind another wherever one may.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from megatron_hetero.cost.sync.buckets import EMBEDDING
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.chunks import chain, stage_chunks
+from megatron_hetero.plan.communication.communicators import (
+    MESSAGE_USES,
+    Communicator,
+    last_stage_ranks,
+    model_communicators,
+    stage_ranks,
+)
+from megatron_hetero.plan.communication.under_way import messages_under_way
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import Position, rank_table
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks, crossing_pairs, told_pairs
+from megatron_hetero.plan.sharding.token_shares import uneven_tokens
+from megatron_hetero.schedule.of_plan import replica_schedule
+from megatron_hetero.schedule.orders.delivery import StagePosts, arrived_sends, stage_posts
+from megatron_hetero.schedule.programme import Message, Schedule
+from megatron_hetero.schedule.proof.circle import describe
+from megatron_hetero.schedule.proof.gradients import Gradients, RankGradients
+from megatron_hetero.schedule.proof.operations import JobOperations, RankItems
+from megatron_hetero.schedule.proof.rules import blocked_ranks
+from megatron_hetero.schedule.proof.stage import BoundarySide, RankStage, StageItems
+from megatron_hetero.schedule.stock import is_stock
+
+
+@dataclass(frozen=True)
+class How:
+    """What else decides the operations of a job.
+
+    Attributes:
+        variable_lengths: shapes of activations go ahead of them.
+        aligned: only first stages start gradients within their last backward passes
+            (`--align-grad-reduce`).
+        full_buckets: as `Gradients.of`.
+    """
+
+    variable_lengths: bool = False
+    aligned: bool = True
+    full_buckets: bool = False
+
+
+def check_operations(
+    plan: Plan, workload: Workload, how: How | None = None, source: str = ""
+) -> None:
+    """Prove that the operations of a plan end under NCCL's rules, where our runtime trains it.
+
+    Args:
+        plan: validated.
+        workload: its model and training.
+        how: what else decides them.
+        source: the plan's file, where there is one; the message begins with it.
+    Raises:
+        PlanFormatError: they do not; the message names the ranks that wait for each other.
+    """
+    if is_stock(plan) or not blocked_ranks(job_operations(_of_each_kind(plan), workload, how)):
+        return
+    job = job_operations(plan, workload, how)
+    blocked = blocked_ranks(job)
+    if blocked:
+        where = f"{source}: " if source else ""
+        raise PlanFormatError(
+            f"{where}on GPUs this plan hangs; each rank waits for the next:\n"
+            f"{describe(job, blocked)}"
+        )
+
+
+def job_operations(plan: Plan, workload: Workload, how: How | None = None) -> JobOperations:
+    """Return the operations of all ranks of a validated plan.
+
+    Args:
+        plan: the plan.
+        workload: its model and training.
+        how: what else decides them.
+    """
+    return _Job(plan, workload, how or How()).operations()
+
+
+def _of_each_kind(plan: Plan) -> Plan:
+    """Return a plan with two replicas of each kind, which hangs if and only if the whole one does.
+
+    Replicas of one kind give the library the same operations, and each set of ranks that exchanges
+    gradients has of all of them those in the same place; so any two of them stand where any other
+    two do.  An exchange by groups of machines is not alike for all, so then all replicas stay.
+    """
+    if plan.exchange_groups:
+        return plan
+    counts: Counter[object] = Counter()
+    kept = []
+    for replica in plan.replicas:
+        stages = tuple(replace(s, devices=(), optimizer_share=None) for s in replica.stages)
+        kind = stages, replica.num_micro_batches, replica.micro_batch_size
+        counts[kind] += 1
+        if counts[kind] <= 2:
+            kept.append(replica)
+    if len(kept) == len(plan.replicas):
+        return plan
+    return replace(plan, replicas=tuple(kept), hosts=(), estimates=None)
+
+
+@dataclass
+class _Job:
+    plan: Plan
+    workload: Workload
+    how: How
+
+    def operations(self) -> JobOperations:
+        """Write the items of all ranks."""
+        ranks = [RankItems(rank) for rank in range(len(self.places))]
+        self._start(ranks)
+        for items in ranks:
+            self._step(items)
+        return JobOperations(
+            self.groups,
+            [items.items for items in ranks],
+            [
+                f"replica {p.replica}, stage {p.stage}" + (f", {p.device}" if p.device else "")
+                for p in self.places
+            ],
+        )
+
+    @cached_property
+    def places(self) -> tuple[Position, ...]:
+        return rank_table(self.plan)
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        return Gradients.of(self.plan, self.workload, full=self.how.full_buckets)
+
+    @cached_property
+    def groups(self) -> tuple[Communicator, ...]:
+        """Return all communicators, in the order of making."""
+        size = len(self.places)
+        world = (Communicator("world", tuple(range(size))),) if size > 1 else ()
+        model = model_communicators(self.plan, self.how.variable_lengths)
+        return (*world, *model, *self.gradients.communicators)
+
+    @cached_property
+    def number_of(self) -> Mapping[Communicator, int]:
+        return {group: number for number, group in enumerate(self.groups)}
+
+    @cached_property
+    def groups_of(self) -> list[list[int]]:
+        """[rank] -> its communicators."""
+        found: list[list[int]] = [[] for _ in self.places]
+        for number, group in enumerate(self.groups):
+            for rank in group.ranks:
+                found[rank].append(number)
+        return found
+
+    def _group(self, rank: int, use: str) -> int | None:
+        return next((n for n in self.groups_of[rank] if self.groups[n].use == use), None)
+
+    @cached_property
+    def stages(self) -> dict[tuple[int, int], StageRanks]:
+        length = self.workload.model.seq_length
+        shapes = {
+            (r, s): stage.shape
+            for r, replica in enumerate(self.plan.replicas)
+            for s, stage in enumerate(replica.stages)
+        }
+        return {
+            key: StageRanks(ranks, shapes[key].context_parallel, uneven_tokens(shapes[key], length))
+            for key, ranks in stage_ranks(self.plan).items()
+        }
+
+    @cached_property
+    def schedules(self) -> list[Schedule]:
+        """[replica] -> its schedule; alike replicas have the same one."""
+        known: dict[tuple[object, ...], Schedule] = {}
+        found = []
+        for r, replica in enumerate(self.plan.replicas):
+            key = (
+                tuple((s.order, s.num_launched_forwards, s.chunks) for s in replica.stages),
+                replica.num_micro_batches,
+            )
+            if key not in known:
+                known[key] = replica_schedule(self.plan, r)
+            found.append(known[key])
+        return found
+
+    @cached_property
+    def _timing(self) -> dict[tuple[int, int], tuple[StagePosts, Mapping[Message, int]]]:
+        return {}
+
+    def timing(self, r: int, s: int) -> tuple[StagePosts, Mapping[Message, int]]:
+        """Return when a stage posts receives, and which of its sends are known to have arrived."""
+        schedule = self.schedules[r]
+        key = id(schedule), s
+        if key not in self._timing:
+            turns = messages_under_way(self.plan, r, self.how.variable_lengths)
+            self._timing[key] = (
+                stage_posts(schedule, s, dict(enumerate(turns))),
+                arrived_sends(schedule, s),
+            )
+        return self._timing[key]
+
+    @cached_property
+    def crossings(self) -> dict[tuple[int, int], dict[int, tuple[list[int], list[int]]]]:
+        """(replica, boundary) -> rank -> (ranks with which it exchanges pieces, shapes)."""
+        model, training = self.workload.model, self.workload.training
+        found: dict[tuple[int, int], dict[int, tuple[list[int], list[int]]]] = {}
+        for r, replica in enumerate(self.plan.replicas):
+            size = replica.micro_batch_size or training.micro_batch_size
+            sizes = {size * model.seq_length * model.hidden_size}
+            stages = chain(replica)
+            for boundary in range(len(stages) - 1):
+                before, after = (self.stages[r, stages[b]] for b in (boundary, boundary + 1))
+                own: dict[int, tuple[list[int], list[int]]] = {
+                    rank: ([], []) for rank in (*before.ranks, *after.ranks)
+                }
+                pairs = (crossing_pairs(before, after, sizes), told_pairs(before, after))
+                for place, of in enumerate(pairs):
+                    for sender, receiver in sorted(of):
+                        own[sender][place].append(receiver)
+                        own[receiver][place].append(sender)
+                found[r, boundary] = own
+        return found
+
+    def _start(self, ranks: list[RankItems]) -> None:
+        """Make and connect all communicators (`runtime.parallel.connecting`)."""
+        for number, group in enumerate(self.groups):
+            for rank in group.ranks:
+                items = ranks[rank]
+                if group.use not in MESSAGE_USES:
+                    items.done(number, f"start of {group}")
+                else:
+                    messages = self._first_messages(rank, group)
+                    items.wait(items.messages(number, messages, f"start of {group}"))
+                items.sync()
+
+    def _first_messages(self, rank: int, group: Communicator) -> list[tuple[int, bool]]:
+        place = self.places[rank]
+        boundary = group.boundary or 0
+        peers = self.crossings[place.replica, boundary][rank][group.use == "shapes"]
+        is_before = chain(self.plan.replicas[place.replica])[boundary] == place.stage
+        return [(peer, is_before != (group.use == "backward")) for peer in peers]
+
+    def _rank_stage(self, rank: int) -> RankStage:
+        place, training = self.places[rank], self.workload.training
+        r, s = place.replica, place.stage
+        replica = self.plan.replicas[r]
+        stage, stages = replica.stages[s], chain(replica)
+        posts, arrived = self.timing(r, s)
+        by_use: dict[tuple[str, int | None], list[int]] = {}
+        for number in self.groups_of[rank]:
+            group = self.groups[number]
+            by_use.setdefault((group.use, group.boundary), []).append(number)
+        sides = {}
+        for boundary in range(len(stages) - 1):
+            if s not in stages[boundary : boundary + 2]:
+                continue
+            forward, backward = (by_use[use, boundary] for use in ("forward", "backward"))
+            is_before = stages[boundary] == s
+            peers, told = self.crossings[r, boundary][rank]
+            sides[boundary] = BoundarySide(
+                forward if is_before else backward,
+                backward if is_before else forward,
+                peers,
+                by_use.get(("shapes", boundary), ()),
+                told,
+            )
+        chunks = [
+            list(range(chunk.first_layer, chunk.first_layer + chunk.num_layers))
+            for chunk in stage_chunks(stage)
+        ]
+        if s == 0:
+            chunks[0].insert(0, EMBEDDING)
+        if s == len(replica.stages) - 1:
+            chunks[-1].append(self.workload.model.num_layers)
+        inner = [n for use in ("tensor", "context", "stage") for n in by_use.get((use, None), ())]
+        tensor = by_use.get(("tensor", None), ())
+        return RankStage(
+            self.schedules[r],
+            s,
+            posts,
+            arrived,
+            chunks,
+            frozenset(self.gradients.sharded),
+            inner,
+            tensor[0] if tensor and not training.sequence_parallel else None,
+            sides,
+        )
+
+    def _step(self, items: RankItems) -> None:
+        """Write a step of training, and one of validation behind it."""
+        training, rank = self.workload.training, items.rank
+        place = self.places[rank]
+        of = self._rank_stage(rank)
+        counts = [replica.num_micro_batches for replica in self.plan.replicas]
+        num_idle_rounds = max(counts) - counts[place.replica]
+        gradients = RankGradients(self.gradients, items, self.number_of)
+        StageItems(
+            of,
+            items,
+            gradients,
+            starts_early=training.overlap_grad_reduce
+            and (place.stage == 0 or not self.how.aligned),
+            overlaps_gathers=training.overlap_param_gather,
+            num_idle_rounds=num_idle_rounds,
+        ).run()
+        gradients.finish()
+        self._agree(items, "tokens of the step")
+        losses = self._losses(rank)
+        if losses is not None:
+            items.done(losses, "losses")
+        items.sync()
+        self._agree(items, "norm of the gradients")
+        items.sync()
+        under_way = gradients.start_weights()
+        if not training.overlap_param_gather:
+            for operation in under_way:
+                items.wait(operation)
+            under_way = []
+        # With --overlap-param-gather the next pass waits for each where it first needs it.
+        for operation in under_way:
+            items.wait(operation)
+        StageItems(
+            of,
+            items,
+            gradients,
+            forward_only=True,
+            overlaps_gathers=training.overlap_param_gather,
+            num_idle_rounds=num_idle_rounds,
+        ).run()
+        if losses is not None:
+            items.done(losses, "losses of validation")
+
+    def _agree(self, items: RankItems, what: str) -> None:
+        if len(self.places) > 1:
+            items.done(0, what)
+
+    def _losses(self, rank: int) -> int | None:
+        last = last_stage_ranks(self.plan)
+        if rank not in last or len(last) == 1:
+            return None
+        return 0 if len(last) == len(self.places) else self._group(rank, "losses")
