@@ -28,6 +28,7 @@ CPU = torch.device("cpu")
 _host_draws = torch.Generator()
 
 # Flags without which Megatron reaches for fused CUDA kernels.  They change speed, not the model.
+# A job with Transformer Engine leaves two of them out (`transformer_engine.layers.cpu_flags`).
 CPU_FLAGS: tuple[str, ...] = (
     "--distributed-backend=gloo",
     "--transformer-impl=local",
@@ -167,7 +168,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield (
         cuda,
         "get_device_properties",
-        lambda *a, **k: SimpleNamespace(major=8, minor=0, name="cpu"),
+        lambda *a, **k: SimpleNamespace(major=8, minor=0, name="cpu", multi_processor_count=1),
     )
     yield cuda, "get_device_capability", lambda *a, **k: (8, 0)
     # Data loaders with workers pin memory in a thread of their own where there is an accelerator.
