@@ -180,10 +180,11 @@ def te_general_grouped_gemm(
         )
     first = 0
     for i, (a, b) in enumerate(zip(A, B, strict=True)):
-        result = out[i]
         if single_output:
             result = out[0][first : first + m_splits[i]]
             first += m_splits[i]
+        else:
+            result = out[i]
         own = bias[i] if bias[i] is not None and bias[i].numel() else None
         if a.numel() == 0 or b.numel() == 0:
             if not accumulate:
