@@ -53,6 +53,9 @@ def run_script(script: Path, argv: list[str]) -> None:
     # As Python does for a script: a Megatron-LM tree around it comes before an installed wheel.
     sys.path.insert(0, str(script.resolve().parent))
     try:
+        from megatron_hetero.runtime.transformer_engine.layers import provide_for
+
+        provide_for(argv)
         from megatron_hetero.runtime.job.hook import hooked
     except ModuleNotFoundError as error:
         raise MegatronVersionError(

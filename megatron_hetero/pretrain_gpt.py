@@ -10,6 +10,9 @@ from megatron_hetero.errors import HeteroError
 def main() -> int:
     """Train under a plan; exit with 5 and what to install where the runtime is missing."""
     try:
+        from megatron_hetero.runtime.transformer_engine.layers import provide_for
+
+        provide_for(sys.argv[1:])
         from megatron_hetero.runtime.job.entry import main as train
     except ModuleNotFoundError as error:
         print(

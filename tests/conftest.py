@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import hypothesis
 import pytest
@@ -13,6 +14,10 @@ import pytest
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("random", deadline=None, derandomize=False)
 hypothesis.settings.load_profile("same")
+
+# Tests train with local layers: Megatron looks for Transformer Engine once, when it is imported.
+# Tests with its layers have processes of their own (`tests/runtime/transformer_engine`).
+sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
 
 LONGEST = ("test_examples.py", "test_pages.py")
 """Begun first, or one core would work on them alone at the end."""

@@ -17,16 +17,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from megatron_hetero.model.spec import Precision
-from tests.runtime.plan_features import FACTORS, SPACE
+from tests.runtime.all_pairs import Space
+from tests.runtime.plan_features import SPACE, TRANSFORMER_ENGINE_SPACE
 from tests.runtime.plan_generator import Case, cases
-from tests.runtime.prove import Proof, prove
+
+if TYPE_CHECKING:
+    from tests.runtime.prove import Proof
 
 
 def main() -> int:
@@ -41,13 +46,27 @@ def main() -> int:
         default="fp32",
         help="of all runs; half precision is held to what it changes of one process",
     )
+    parser.add_argument(
+        "--layers",
+        choices=("local", "transformer_engine"),
+        default="local",
+        help="Megatron's local layers, or Transformer Engine's on a CPU (default: local)",
+    )
     options = parser.parse_args()
     # Ranks are forked, which CUDA does not survive.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from megatron_hetero.runtime.job.local_launch import preload
+    from megatron_hetero.runtime.transformer_engine import layers
 
+    space = SPACE
+    if options.layers == layers.TRANSFORMER_ENGINE:
+        space = TRANSFORMER_ENGINE_SPACE
+        reason = layers.provide()
+        if reason is not None:
+            sys.exit(f"no Transformer Engine on this CPU: {reason}")
     preload()
-    chosen = list(islice(cases(options.seed), options.first, options.plans))
+    import_module("tests.runtime.prove")
+    chosen = list(islice(cases(options.seed, space), options.first, options.plans))
     begin = time.monotonic()
     proofs = []
     with ProcessPoolExecutor(options.workers, mp_context=get_context("fork")) as pool:
@@ -58,29 +77,36 @@ def main() -> int:
     minutes = (time.monotonic() - begin) / 60
     if options.precision != "fp32":
         print(f"All runs in {options.precision}.\n")
-    print("\n".join(report(proofs, options.seed, minutes)))
+    if options.layers == layers.TRANSFORMER_ENGINE:
+        print("All runs with Transformer Engine's layers, its kernels in plain torch.\n")
+    print("\n".join(report(proofs, options.seed, minutes, space)))
     return 0 if all(proof.ok for proof in proofs) else 1
 
 
 def _prove(case: Case, precision: Precision) -> Proof:
+    # It imports Megatron, which looks for Transformer Engine then.
+    from tests.runtime.prove import prove
+
     with tempfile.TemporaryDirectory(prefix="megatron-hetero-prove-") as folder:
         return prove(case, Path(folder), precision)
 
 
-def report(proofs: Sequence[Proof], seed: int, minutes: float) -> Iterator[str]:
+def report(
+    proofs: Sequence[Proof], seed: int, minutes: float, space: Space = SPACE
+) -> Iterator[str]:
     """Write Markdown: the result, every plan that failed, the values, the pairs, what is
     impossible."""
     equal = [proof for proof in proofs if proof.ok]
     uneven = sum(proof.case.values["shares"] == "uneven" for proof in proofs)
-    covered = {pair for proof in equal for pair in SPACE.pairs_of(proof.case.values)}
-    allowed = SPACE.allowed_pairs()
+    covered = {pair for proof in equal for pair in space.pairs_of(proof.case.values)}
+    allowed = space.allowed_pairs()
     yield "# Random plans beside one process of stock Megatron"
     yield ""
     yield (
         f"{len(equal)} of {len(proofs)} plans of seed {seed} are equal to one process, "
         f"{uneven} of them with uneven shares ({minutes:.1f} minutes). They contain "
         f"{len(covered & allowed):,} of the {len(allowed):,} possible pairs of values of "
-        f"{len(FACTORS)} features."
+        f"{len(space.factors)} features."
     )
     against_floor = sum(proof.is_against_floor for proof in equal)
     if against_floor:
@@ -93,17 +119,17 @@ def report(proofs: Sequence[Proof], seed: int, minutes: float) -> Iterator[str]:
         if not proof.ok:
             yield from ("", "```", str(proof), "```")
     yield from ("", "| feature | values (plans) |", "| --- | --- |")
-    for factor, values in FACTORS.items():
+    for factor, values in space.factors.items():
         count = Counter(proof.case.values[factor] for proof in equal)
         yield f"| {factor} | {', '.join(f'{v} ({count[v]})' for v in values)} |"
     yield from ("", "Pairs of values that were trained, of those that are possible:", "")
-    names = list(FACTORS)
+    names = list(space.factors)
     yield "| | " + " | ".join(names[1:]) + " |"
     yield "| --- " * len(names) + "|"
     for i, first in enumerate(names[:-1]):
         cells = [""] * i
         for second in names[i + 1 :]:
-            pairs = [pair for pair in SPACE.pairs(first, second) if pair in allowed]
+            pairs = [pair for pair in space.pairs(first, second) if pair in allowed]
             cells.append(f"{sum(pair in covered for pair in pairs)}/{len(pairs)}")
         yield f"| {first} | {' | '.join(cells)} |"
     yield from (
@@ -113,7 +139,7 @@ def report(proofs: Sequence[Proof], seed: int, minutes: float) -> Iterator[str]:
         "| feature | feature | why |",
         "| --- " * 3 + "|",
     )
-    for ((a, x), (b, y)), reason in SPACE.excluded.items():
+    for ((a, x), (b, y)), reason in space.excluded.items():
         yield f"| {a}: {x} | {b}: {y} | {reason} |"
 
 

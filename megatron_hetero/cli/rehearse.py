@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.show(
             "Rehearsed, and predicted here, without the reduce_bandwidth and incast of the links."
         )
+    # Ranks are forked, which CUDA does not survive; they are CPU's from the first import on.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     command = importlib.import_module("megatron_hetero.lab.rehearse.command")
     with output.progress("rehearsing") as on_progress:
         rehearsal = command.rehearse_plan(

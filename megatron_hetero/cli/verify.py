@@ -22,6 +22,7 @@ import argparse
 import importlib
 import importlib.util
 import math
+import os
 import platform
 from pathlib import Path
 from typing import Any, cast
@@ -81,6 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Check that the runtime is installed, hand over to it and report."""
     require_runtime()
+    # Ranks are forked, which CUDA does not survive; the check is one of arithmetic and order.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     command = importlib.import_module("megatron_hetero.lab.verify.command")
     with output.progress("verifying") as on_progress:
         data: dict[str, Any] = command.verify_arguments(arguments, on_progress)

@@ -28,6 +28,7 @@ CPU = torch.device("cpu")
 _host_draws = torch.Generator()
 
 # Flags without which Megatron reaches for fused CUDA kernels.  They change speed, not the model.
+# A job with Transformer Engine leaves two of them out (`transformer_engine.layers.cpu_flags`).
 CPU_FLAGS: tuple[str, ...] = (
     "--distributed-backend=gloo",
     "--transformer-impl=local",
@@ -131,7 +132,7 @@ def _seed_cpu(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def _replacements() -> Iterator[tuple[Any, str, Any]]:
+def _replacements(mode: TorchFunctionMode) -> Iterator[tuple[Any, str, Any]]:
     """Yield (owner, attribute, value) of everything that the active backend replaces."""
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.utils import StragglerDetector
@@ -167,7 +168,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield (
         cuda,
         "get_device_properties",
-        lambda *a, **k: SimpleNamespace(major=8, minor=0, name="cpu"),
+        lambda *a, **k: SimpleNamespace(major=8, minor=0, name="cpu", multi_processor_count=1),
     )
     yield cuda, "get_device_capability", lambda *a, **k: (8, 0)
     # Data loaders with workers pin memory in a thread of their own where there is an accelerator.
@@ -190,8 +191,18 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     # Without Transformer Engine stand-ins, which are no types, have the names of its layers.
     for module in (activation_logging, dgrad_logging):
         yield module, "LINEAR_TYPES", tuple(t for t in module.LINEAR_TYPES if isinstance(t, type))
+    # Torch calls a backward pass through the mode, and takes the mode away meanwhile.
+    yield torch.autograd, "_engine_run_backward", _within(mode, torch.autograd._engine_run_backward)
     # Asks the accelerator whether a graph is being captured, at every optimizer step.
     yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", _nothing
+
+
+def _within(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return function(*args, **kwargs)
+
+    return call
 
 
 class _ActiveBackend:
@@ -223,7 +234,7 @@ def activate_cpu_backend() -> None:
     # Megatron compiles small functions (jit_fuser); the compiler would ask the GPU what it can do.
     torch.compiler.set_stance("force_eager")
     backend = _ActiveBackend()
-    for owner, name, value in _replacements():
+    for owner, name, value in _replacements(backend.mode):
         backend.saved.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
     backend.mode.__enter__()

@@ -54,6 +54,16 @@ def _with_context_parallel(rng: random.Random, layout: Layout) -> Layout:
     )
 
 
+def equal_contexts(layout: Layout) -> Layout:
+    """The layout with sequences divided in equal parts."""
+    return Layout(
+        tuple(
+            replace(r, stages=tuple(replace(s, context_shares=None) for s in r.stages))
+            for r in layout.replicas
+        )
+    )
+
+
 def _context_shares(stage: StageShape, size: int) -> tuple[int, ...] | None:
     """Unlike shares of sequences for every second stage that divides them."""
     if size == 1:

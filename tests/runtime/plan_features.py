@@ -94,3 +94,15 @@ EXCLUSIONS = (
 )
 
 SPACE = Space(FACTORS, EXCLUSIONS)
+
+
+def _with_transformer_engine() -> Space:
+    """The space of plans that Transformer Engine's layers train: no backward passes in two parts,
+    which `runtime.job.checks.refused_flags` refuses."""
+    split = "zero bubble"
+    factors = {name: tuple(v for v in values if v != split) for name, values in FACTORS.items()}
+    kept = [e for e in EXCLUSIONS if split not in (e.first[1], e.second[1])]
+    return Space(factors, kept)
+
+
+TRANSFORMER_ENGINE_SPACE = _with_transformer_engine()

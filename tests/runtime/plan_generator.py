@@ -20,10 +20,16 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.checks.schedule import default_launched_forwards
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.plan import Plan, Replica
+from megatron_hetero.plan.plan import Layout, Plan, Replica
 from megatron_hetero.schedule.stock import is_stock
-from tests.runtime.layout_generator import GLOBAL_BATCH_SIZE, random_layout, random_parts
-from tests.runtime.plan_features import FACTORS, SPACE
+from tests.runtime.all_pairs import Space
+from tests.runtime.layout_generator import (
+    GLOBAL_BATCH_SIZE,
+    equal_contexts,
+    random_layout,
+    random_parts,
+)
+from tests.runtime.plan_features import SPACE, TRANSFORMER_ENGINE_SPACE
 
 NUM_STEPS = 5
 SAVED_AT = 2
@@ -76,35 +82,39 @@ class Case:
         return tuple(flag for flag, is_on in switches.items() if is_on)
 
 
-def cases(seed: int) -> Iterator[Case]:
+def cases(seed: int, space: Space = SPACE) -> Iterator[Case]:
     """Cases without end, the same ones for the same seed."""
     rng = random.Random(seed)
 
     def fixed(number: int) -> dict[str, str]:
         return {"shares": "uneven"} if number % 3 == 0 else {}
 
-    chosen = SPACE.select(rng, fixed, lambda values: _plan(random.Random(0), values) is not None)
+    chosen = space.select(
+        rng, fixed, lambda values: _plan(random.Random(0), values, space) is not None
+    )
     for number, values in enumerate(chosen):
-        plan = _plan(rng, values)
+        plan = _plan(rng, values, space)
         while plan is None:
-            plan = _plan(rng, values)
+            plan = _plan(rng, values, space)
         yield Case(
             f"{number}: {format_layout(plan.layout)}",
             values,
             plan,
-            _second_plan(rng, values, plan),
+            _second_plan(rng, values, plan, space),
             _model(values, plan.layout.replicas[0].num_layers),
             _model_args(values, plan.layout.replicas[0].num_layers),
         )
 
 
-def _plan(rng: random.Random, values: Mapping[str, str], tries: int = 50) -> Plan | None:
+def _plan(
+    rng: random.Random, values: Mapping[str, str], space: Space, tries: int = 50
+) -> Plan | None:
     """A plan of these values that needs the plug-in; None if there seems to be none."""
     for _ in range(tries):
         least, most = (
             (4, 5) if values["schedule"] != "interleaved" else (int(values["stages"]) + 2, 6)
         )
-        layout = random_layout(rng, values, rng.randint(least, most))
+        layout = _layout(rng, values, rng.randint(least, most), space)
         if layout is None:
             continue
         plan = _with_stage_settings(rng, values, plan_from_layout(layout))
@@ -116,17 +126,29 @@ def _plan(rng: random.Random, values: Mapping[str, str], tries: int = 50) -> Pla
     return None
 
 
-def _second_plan(rng: random.Random, values: Mapping[str, str], first: Plan) -> Plan | None:
+def _layout(
+    rng: random.Random, values: Mapping[str, str], num_layers: int, space: Space
+) -> Layout | None:
+    """A random layout; Transformer Engine divides sequences in equal parts."""
+    layout = random_layout(rng, values, num_layers)
+    if layout is not None and space is TRANSFORMER_ENGINE_SPACE:
+        return equal_contexts(layout)
+    return layout
+
+
+def _second_plan(
+    rng: random.Random, values: Mapping[str, str], first: Plan, space: Space
+) -> Plan | None:
     """Another layout of the same model and batch, stock Megatron's own ones too."""
     if values["resume"] == "no":
         return None
     if values["resume"] == "same plan":
         return first
-    plan = _another_plan(rng, values, first)
+    plan = _another_plan(rng, values, first, space)
     # What experts are refused with is drawn anew beside the generator: all other cases stay.
     aside = random.Random(repr(values))
     while values["MLP"] == "experts" and not _trains_experts(plan):
-        plan = _another_plan(aside, values, first)
+        plan = _another_plan(aside, values, first, space)
     return plan
 
 
@@ -137,20 +159,20 @@ def _trains_experts(plan: Plan) -> bool:
     return not plan.layout.has_context_parallel and sizes == {None}
 
 
-def _another_plan(rng: random.Random, values: Mapping[str, str], first: Plan) -> Plan:
+def _another_plan(rng: random.Random, values: Mapping[str, str], first: Plan, space: Space) -> Plan:
     while True:
-        other = {name: rng.choice(FACTORS[name]) for name in FACTORS}
+        other = {name: rng.choice(named) for name, named in space.factors.items()}
         # What one set of Megatron flags says for both.
         same = ("sizes", "loss", "sequence parallel", "gradient sync")
         other |= {name: values[name] for name in same}
         other["optimizer"] = values["optimizer"]
         if _job_micro_batch_size(other) != _job_micro_batch_size(values):
             continue
-        if any(pair in SPACE.excluded for pair in SPACE.pairs_of(other)):
+        if any(pair in space.excluded for pair in space.pairs_of(other)):
             continue
         num_layers = first.layout.replicas[0].num_layers
         layout = (
-            random_layout(rng, other, num_layers) if int(other["stages"]) <= num_layers else None
+            _layout(rng, other, num_layers, space) if int(other["stages"]) <= num_layers else None
         )
         if layout is None or layout == first.layout:
             continue

@@ -69,5 +69,6 @@ def test_profiler_traces_lie_beside_the_folder_of_tensorboard(tmp_path: Path) ->
     traces = tmp_path / "logs" / "torch_profile"
     assert sorted(path.name for path in traces.iterdir()) == ["rank-0.json.gz", "rank-3.json.gz"]
     first = (job.directory / "rank-0.log").read_text()
+    assert first.startswith("> layers: Megatron's local ones (no Transformer Engine on this CPU: ")
     assert "> no GPU: --transformer-impl transformer_engine becomes local" in first
     assert "> no GPU: --distributed-backend nccl becomes gloo" in first

@@ -101,8 +101,7 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
         (["--dist-ckpt-strictness=raise_all"], "--dist-ckpt-strictness: leave it out"),
         (
             ["--recompute-activations", "--recompute-modules=mlp"],
-            "--recompute-modules mlp with biases and --transformer-impl local: add "
-            "--disable-bias-linear",
+            "--recompute-modules mlp with biases: add --disable-bias-linear",
         ),
         (["--no-initialization"], "--no-initialization: leave it out; biases would be"),
         (

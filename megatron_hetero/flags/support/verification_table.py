@@ -107,8 +107,8 @@ TABLE: tuple[Entry, ...] = (
     ),
     Entry("shrunk", "--distributed-backend", "a CPU has gloo"),
     # What a CPU cannot run.
-    Entry("kept", "--transformer-impl", values=("local",)),
-    Entry("kept", "--attention-backend", values=("auto", "local", "unfused")),
+    Entry("kept", "--transformer-impl", values=("local", "transformer_engine")),
+    Entry("kept", "--attention-backend", values=("auto", "local", "unfused", "fused")),
     Entry("kept", "--cross-entropy-fusion-impl", values=("native",)),
     Entry("kept", "--moe-token-dispatcher-type", values=("allgather", "alltoall")),
     Entry(

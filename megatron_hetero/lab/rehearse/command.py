@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from megatron_hetero.cluster.spec import Cluster
@@ -12,6 +12,9 @@ from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.local_launch import kept_folder, preload
+from megatron_hetero.runtime.transformer_engine import layers
+
+_FLAG = "--transformer-impl"
 
 __all__ = ["import_megatron", "rehearsal_to_data", "rehearse_plan"]
 
@@ -41,7 +44,7 @@ def rehearse_plan(
         keep: folder for the files of the processes; None deletes them.
         on_progress: called with the state of the rehearsal, in words.
     """
-    import_megatron(on_progress)
+    import_megatron(on_progress, () if plan.workload is None else plan.workload.megatron_args)
     from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 
     options = RehearsalOptions(
@@ -54,8 +57,16 @@ def rehearse_plan(
         return rehearse(plan, cluster, profile, options, folder, on_progress)
 
 
-def import_megatron(on_progress: Callable[[str], None]) -> None:
-    """Import what all ranks need, once, before they are forked; CUDA does not survive that."""
+def import_megatron(
+    on_progress: Callable[[str], None], megatron: Sequence[str] = (f"{_FLAG}=local",)
+) -> None:
+    """Import what all ranks need, once, before they are forked; CUDA does not survive that.
+
+    Args:
+        on_progress: called with the activity, in words.
+        megatron: Megatron's flags of the job, which name its layers.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     on_progress("importing Megatron")
+    layers.provide_for(megatron)
     preload()

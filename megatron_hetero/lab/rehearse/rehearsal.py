@@ -53,6 +53,8 @@ class Rehearsal:
     """Steps in which this machine did not keep pace; they do not count unless there are no
     others."""
     is_stock: bool
+    layers: str = ""
+    """Layers that the processes trained with, in words."""
 
     @property
     def step_time_s(self) -> float:
@@ -161,6 +163,7 @@ def rehearsal_to_data(rehearsal: Rehearsal, plan: Plan) -> dict[str, Any]:
         "error": rehearsal.error,
         "layout": format_layout(plan.layout),
         "stock_megatron": rehearsal.is_stock,
+        "layers": rehearsal.layers,
         "num_ranks": plan.layout.num_devices,
         "time_scale": rehearsal.time_scale,
         "step_times_s": list(rehearsal.step_times_s),

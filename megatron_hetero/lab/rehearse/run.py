@@ -37,6 +37,7 @@ from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.steps import job_of
+from megatron_hetero.runtime.transformer_engine import layers
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.exchange.stock_buckets import stock_bucket_elements
 from megatron_hetero.schedule.simulator.stage_times import plan_times
@@ -142,7 +143,19 @@ def rehearse(
 
     run_jobs([job.ranks_job()], TIMEOUT_S, on_poll)
     records = [read_records(job.record(rank)) for rank in range(len(table))]
-    return gather(played, predicted, records, stock, network.between_nodes)
+    found = gather(played, predicted, records, stock, network.between_nodes)
+    return replace(found, layers=layers.said(layer_flags(played)))
+
+
+def layer_flags(plan: Plan) -> tuple[str, ...]:
+    """Return the flag of the layers that a plan's job names; local ones where orders or shares of
+    the plan need them, and its job brings no flags that say."""
+    named = layers.names(plan.workload.megatron_args if plan.workload is not None else ())
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    is_split = any("W" in (stage.order or "") for stage in stages)
+    if is_split or plan.layout.has_uneven_context_parallel:
+        named = layers.LOCAL
+    return (f"--transformer-impl={named}",)
 
 
 class _RehearsalJob:
@@ -204,6 +217,7 @@ class _RehearsalJob:
         argv = (
             *self.small.shrunk.model_args,
             *self.small.shrunk.plan_args,
+            *layer_flags(self._plan),
             *self._overlap_arguments(),
             *tokenizer_arguments(self._text),
             f"--hetero-plan={plan_file}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from math import lcm
 from typing import Any
@@ -17,6 +16,7 @@ from megatron_hetero.plan.layout import format_layout, parse_layout
 from megatron_hetero.plan.plan import Layout, Plan
 from megatron_hetero.plan.precision import in_one_precision, mixes_precisions
 from megatron_hetero.runtime.job.local_launch import kept_folder, preload
+from megatron_hetero.runtime.transformer_engine import layers
 
 
 def verify_arguments(
@@ -35,10 +35,9 @@ def verify_arguments(
         EnvironmentMismatchError: this machine's memory cannot hold the processes.
         RankFailedError: a process failed.
     """
-    # Ranks are forked, which CUDA does not survive; the check is one of arithmetic and order.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     plan, workload = _plan_and_workload(arguments)
     on_progress("importing Megatron")
+    layers.provide_for(workload.megatron_args)
     preload()
 
     from megatron_hetero.lab.verify.faults.catalogue import check_fault

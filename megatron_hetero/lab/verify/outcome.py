@@ -65,6 +65,8 @@ class Verification:
     comparisons: Mapping[str, Comparison]
     flags: JobFlags = NO_FLAGS
     notes: tuple[str, ...] = ()
+    layers: str = ""
+    """Layers that both trained with, in words."""
 
     @property
     def ok(self) -> bool:
@@ -87,6 +89,7 @@ def outcome_to_data(outcome: Verification) -> dict[str, Any]:
         "tolerance": {key: run["tolerance"][key] for key, run in worst.items()},
         "ok": outcome.ok,
         "layout": format_layout(plan.layout),
+        "layers": outcome.layers,
         "shrunk": [*outcome.shrunk.changes, *outcome.flags.shrunk, *outcome.notes],
         "flags": {
             "kept": list(outcome.flags.kept),

@@ -36,6 +36,7 @@ from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.transformer_engine import layers
 from megatron_hetero.schedule.stock import is_stock
 
 RANK_BYTES = 400 << 20
@@ -69,7 +70,8 @@ def verify(
     jobs = VerifyJobs(shrunk, options, folder.resolve(), flags)
     _run([jobs.seed_job()], jobs.options.limit_s, on_progress)
     compared = {o: _compare(jobs, o, on_progress) for o in options.optimizers}
-    return Verification(shrunk, compared, flags, tuple(_notes(jobs, workload)))
+    trained = layers.said(workload.megatron_args)
+    return Verification(shrunk, compared, flags, tuple(_notes(jobs, workload)), trained)
 
 
 def _notes(jobs: VerifyJobs, workload: Workload) -> Iterator[str]:

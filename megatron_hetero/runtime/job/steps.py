@@ -27,6 +27,7 @@ from megatron_hetero.runtime.job.arguments import (
 from megatron_hetero.runtime.job.asymmetric import AsymmetricJob
 from megatron_hetero.runtime.job.stock import Step, StockJob
 from megatron_hetero.runtime.job.world import World, check_world
+from megatron_hetero.runtime.transformer_engine import layers
 from megatron_hetero.schedule.stock import is_stock
 
 
@@ -107,9 +108,11 @@ def job_on_plan(
         check_world(plan, world)
     if not backend.cuda_is_usable():
         if world.rank == 0:
+            print(f"> layers: {layers.said(judged)}", flush=True)
             _say_what_a_cpu_changes(judged)
+        flags = layers.cpu_flags(judged)
         backend.activate_cpu_backend()
-        arguments = replace(arguments, megatron=(*arguments.megatron, *backend.CPU_FLAGS))
+        arguments = replace(arguments, megatron=(*arguments.megatron, *flags))
     elif NO_TRANSFORMER_ENGINE is not None and not _names_layers(arguments.megatron):
         if world.rank == 0:
             print(f"> no Transformer Engine: {NO_TRANSFORMER_ENGINE}; local layers", flush=True)
@@ -136,7 +139,7 @@ def job_on_plan(
 
 def _say_what_a_cpu_changes(judged: Sequence[str]) -> None:
     """Print the user's flags that a CPU replaces by others."""
-    there = {o.name: o.values for o in flag_table().split(backend.CPU_FLAGS) if o.values}
+    there = {o.name: o.values for o in flag_table().split(layers.cpu_flags(judged)) if o.values}
     for option in last_of_each(flag_table().split(flag_table().known_part(judged))):
         instead = there.get(option.name, option.values)
         if instead != option.values:

@@ -8,6 +8,7 @@ manifest          the files of a checkpoint, with sizes and digests
 saving            a save that is there whole or not at all
 choosing          the checkpoint that a job goes on from, checked before it is read
 metadata_reading  torch's `.metadata` without trusting pickle
+other_layers      checkpoints between Transformer Engine's layers and local ones
 coverage          every element of every tensor exactly once
-safety            the four above in Megatron's places
+safety            what saves and loads in Megatron's places
 """

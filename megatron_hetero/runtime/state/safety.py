@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from megatron_hetero.runtime.megatron.checkpoints import data, load, metadata, save, sharding
+from megatron_hetero.runtime.megatron.checkpoints import (
+    data,
+    load,
+    loaded_data,
+    metadata,
+    save,
+    sharding,
+)
 from megatron_hetero.runtime.megatron.checkpoints import tracker as tracker_file
-from megatron_hetero.runtime.state import choosing, coverage, folders
+from megatron_hetero.runtime.state import choosing, coverage, folders, other_layers
 from megatron_hetero.runtime.state.metadata_reading import read_metadata
 from megatron_hetero.runtime.state.saving import Saver
 
@@ -23,6 +30,7 @@ def guard_checkpoints(plan_hash: str | None, keep: int | None) -> Saver:
     data.apply(saver.save)
     tracker_file.apply(folders.TRACKER, saver.write_tracker)
     load.apply(choosing.load_checkpoint)
+    loaded_data.apply(other_layers.load)
     metadata.apply(read_metadata)
     sharding.apply(coverage.is_a_grid, coverage.faults_of)
     return saver

@@ -48,9 +48,15 @@ def test_the_first_rank_says_what_a_cpu_changes(
 ) -> None:
     flags = ["--transformer-impl=local", "--transformer-impl", "transformer_engine"]
     job(ASYMMETRIC, *flags)
-    line = "> no GPU: --transformer-impl transformer_engine becomes local\n"
-    assert capsys.readouterr().out == line
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == (
+        "> layers: Megatron's local ones (no Transformer Engine on this CPU: Megatron was imported "
+        "without it in this process)"
+    )
+    assert second == "> no GPU: --transformer-impl transformer_engine becomes local"
     job(ASYMMETRIC, *flags[:1])  # as it is on a CPU anyway
+    line = "> layers: Megatron's local ones (the job names them)\n"
+    assert capsys.readouterr().out == line
     monkeypatch.setenv("RANK", "3")
     job(ASYMMETRIC, *flags)
     assert capsys.readouterr().out == ""

@@ -20,6 +20,7 @@ from torch import Tensor
 from megatron_hetero.errors import UsageError
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.megatron import compile_helpers, value_channels
+from megatron_hetero.runtime.transformer_engine import layers
 
 if TYPE_CHECKING:
     from megatron_hetero.lab.verify.processes.casts import Casts
@@ -47,8 +48,8 @@ def train(
 
     flags = backend.PLAIN_GPU_FLAGS
     if not backend.cuda_is_usable():
+        flags = layers.cpu_flags(argv)
         backend.activate_cpu_backend()
-        flags = backend.CPU_FLAGS
     compile_helpers.apply()
     sys.argv = [sys.argv[0], *argv, *flags]
     try:
@@ -79,7 +80,10 @@ def _model(gpt_config_from_args: Any, args: Any, casts: Casts | None) -> Any:
 
 
 def _forward_step(batches: Iterator[dict[str, Tensor]], model: Any) -> tuple[Tensor, Any]:
-    batch = next(batches)
+    batch = {
+        name: value.cuda(non_blocking=True) if isinstance(value, Tensor) else value
+        for name, value in next(batches).items()
+    }
     losses = model(
         batch["tokens"],
         batch["position_ids"],

@@ -45,6 +45,7 @@ def _facts(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if data["lost_devices"]:
         yield "planned anew", f"without {', '.join(data['lost_devices'])}"
     yield "rehearsed", f"{count(data['num_ranks'], 'process', 'processes')} of {runner}"
+    yield "layers", data["layers"]
     yield from run_facts(data)
 
 

@@ -34,6 +34,7 @@ def verification_report(data: Mapping[str, Any]) -> RenderableType:
     heading = facts(
         ("verify", f"{num_devices} processes on this plan beside one process of stock Megatron"),
         ("layout", data["layout"]),
+        ("layers", data["layers"]),
         ("model", "shrunk to fit: " + ", ".join(data["shrunk"]) if data["shrunk"] else "as it is"),
         *_flag_facts(data["flags"]),
     )

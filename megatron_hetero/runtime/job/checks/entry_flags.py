@@ -81,21 +81,25 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         "leave it out; Megatron 0.19 fails to write a configuration that has process groups",
     ),
     (
-        "--recompute-modules mlp with biases and --transformer-impl local",
+        "--recompute-modules mlp with biases",
         lambda a: (
-            a.transformer_impl == "local"
-            and a.recompute_granularity == "selective"
+            a.recompute_granularity == "selective"
             and "mlp" in (a.recompute_modules or ())
             and a.add_bias_linear
         ),
         "add --disable-bias-linear, use core_attn alone, or --recompute-granularity full; "
-        "Megatron's local layers hand out the bias itself, which is then taken for a result of "
-        "what is recomputed, and the backward pass does not end",
+        "Megatron's layers, local ones and Transformer Engine's, hand out the bias itself, which "
+        "is then taken for a result of what is recomputed, and the backward pass does not end",
     ),
     (
         "--rerun-mode report_stats",
         lambda a: a.rerun_mode == "report_stats",
         "use validate_results or disabled; Megatron 0.19 takes the word and fails at it",
+    ),
+    (
+        "--fp8-format / --fp4-format without a GPU",
+        lambda a: bool(a.fp8 or a.fp4) and not backend.cuda_is_usable(),
+        "train in bf16; products in fp8 have no counterpart on a CPU",
     ),
     (
         "--async-save without a GPU",

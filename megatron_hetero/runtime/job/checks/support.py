@@ -6,6 +6,7 @@ Megatron, with all of its features.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from megatron_hetero.model.flag_table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job.batches import global_batch_size
+from megatron_hetero.runtime.job.checks.attention_variables import check_attention_variables
 from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
 from megatron_hetero.runtime.job.checks.refused_flags import (
     NOT_WITH_CHUNKS,
@@ -175,7 +177,9 @@ def check_entry(args: Any) -> None:
 
     Raises:
         UnsupportedError: the message names every such flag, with advice.
+        UsageError: the environment contradicts a flag.
     """
+    check_attention_variables(args, os.environ)
     refuse(
         NOT_IN_THIS_ENTRY,
         args,

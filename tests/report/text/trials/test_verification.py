@@ -45,6 +45,7 @@ DATA: dict[str, Any] = {
     **{key: RUN[key] for key in ("loss", "gradients", "gradient_norm", "weights", "tolerance")},
     "ok": True,
     "layout": "tp2:1,tp1:1 @2 | tp1:2 @1",
+    "layers": "Megatron's local ones (the job names them)",
     "shrunk": ["hidden_size 4096 -> 32", "seq_length 2048 -> 32"],
     "flags": {
         "kept": ["--clip-grad 0.5"],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.runtime.model.transformer_engine import hide_if_broken
+from megatron_hetero.runtime.transformer_engine.installed import hide_if_broken
 from tests.runtime.test_refusals import MODEL
 
 BROKEN = {

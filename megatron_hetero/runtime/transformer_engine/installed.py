@@ -1,0 +1,80 @@
+"""Check that Transformer Engine is usable; an installed package need not be.
+
+A build for another torch or CUDA, or the empty package that its index entry can leave, raises many
+kinds of errors on import, of which Megatron expects one. A package that cannot be used is hidden,
+so that Megatron finds none and takes its own layers. Where there is no GPU it is hidden in any
+case; `layers` then brings it back for a job that names its layers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.util import find_spec
+
+import torch
+
+PACKAGES = ("transformer_engine", "transformer_engine_torch")
+HIDDEN_BEFORE = "it was hidden, because it cannot be imported"
+NO_GPU = "there is no GPU"
+_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+def why_unusable() -> str | None:
+    """Hide a package that cannot be used here; return the reason, or None if it is usable."""
+    if any(sys.modules.get(name, ...) is None for name in PACKAGES):
+        return HIDDEN_BEFORE
+    if _has_gpu():
+        return hide_if_broken()
+    hide()
+    return NO_GPU
+
+
+def _has_gpu() -> bool:
+    """Tell if torch sees a GPU, without a start of CUDA, which processes that fork must not do."""
+    before = os.environ.get(_CHECK)
+    os.environ[_CHECK] = "1"
+    try:
+        return torch.cuda.is_available()
+    finally:
+        if before is None:
+            del os.environ[_CHECK]
+        else:
+            os.environ[_CHECK] = before
+
+
+def hide_if_broken() -> str | None:
+    """Hide a package that cannot be imported from all later imports.
+
+    Returns:
+        The reason why there is no Transformer Engine; None if there is a usable one.
+    """
+    if any(sys.modules.get(name, ...) is None for name in PACKAGES):
+        return HIDDEN_BEFORE
+    if find_spec("transformer_engine") is None:
+        return "it is not installed"
+    try:
+        importlib.import_module("transformer_engine.pytorch")
+    except Exception as error:  # what a broken build raises is anybody's guess
+        hide()
+        return f"it cannot be imported ({type(error).__name__}: {error})"
+    return None
+
+
+def hide() -> None:
+    """Hide the package from all later imports."""
+    forget()
+    for name in PACKAGES:
+        sys.modules[name] = None  # type: ignore[assignment]
+
+
+def forget() -> None:
+    """Forget what was imported of the package, or that it was hidden."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in PACKAGES:
+            del sys.modules[name]
+
+
+REASON = why_unusable()
+"""Reason why this process found no usable package at its start; None where it did."""

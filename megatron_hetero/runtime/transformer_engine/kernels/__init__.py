@@ -1,0 +1,15 @@
+"""Compiled functions of Transformer Engine in plain torch: what its layers call without fp8.
+
+Each function has the arguments and results of the compiled one, computes in fp32 where that one
+does, and is tested against torch's autograd.
+
+enums        names of layouts, masks and types
+widths       types of numbers, and the width in which a function computes
+products     matrix products with bias, GELU and accumulation, alone and in groups
+norms        LayerNorm and RMSNorm
+activations  GELU and its kind, gated and not
+softmax      scaled and masked softmax of unfused attention
+attention    dense and packed attention, with the log-sum that context parallelism needs
+optimizers   Adam, SGD and norms over lists of tensors
+machine      answers about the machine that a CPU gives
+"""
