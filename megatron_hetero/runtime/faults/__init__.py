@@ -4,6 +4,7 @@ progress  the phase that the training thread is in
 marks     where a step stamps its phases
 drill     faults on purpose, by rank, step and phase
 watch     who is dead, who stands still; one message for all
+store     stores for meetings and watches
 limits    how long a phase may last
 place     what a rank is called
 options   the flags of this folder and of saved checkpoints

@@ -10,7 +10,9 @@ stock         a job that stock Megatron runs alone
 arguments     our flags, and the flags that Megatron sees on each rank
 workload      the workload that parsed flags describe
 batches       global batches, divided among replicas
-world         the place of a process in its job, and the meeting of all processes
+agreement     everything that ranks must have in common
+meeting       the meeting of all ranks, before any group: all start alike, or none starts
+world         the place of a process in its job, and its process group of all
 one_machine   a job of one machine, on loopback alone
 local_launch  ranks as processes of this machine
 """

@@ -40,6 +40,7 @@ from megatron_hetero.runtime.job.batches import (
     with_micro_batches,
 )
 from megatron_hetero.runtime.job.checks import machine, support
+from megatron_hetero.runtime.job.meeting import MEETING
 from megatron_hetero.runtime.job.stock import (
     Step,
     check_checkpoint,
@@ -252,9 +253,10 @@ class AsymmetricJob:
         plan_hash = content_hash(plan_to_data(plan))
         saver = guard_checkpoints(plan_hash, self._arguments.faults.keep_checkpoints)
         timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
+        MEETING.agree(timeout)
         PROGRESS.enter(Phase.GROUPS)
-        join(self._world, self._args, timeout)
         self._watch()
+        join(self._world, self._args, timeout)
         # Parsed in a virtual world; the writer of --async-save finds its GPU by this number.
         self._args.rank = self._world.rank
         if self._world.rank == 0:

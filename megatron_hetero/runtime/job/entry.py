@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.asymmetric import AsymmetricJob
+from megatron_hetero.runtime.job.meeting import MEETING
 from megatron_hetero.runtime.job.steps import TrainingJob, job_of
 from megatron_hetero.runtime.job.stock import StockJob
 from megatron_hetero.runtime.job.world import World
@@ -40,7 +41,9 @@ def main(argv: Sequence[str] | None = None, observer: Observer | None = None) ->
         HeteroError: flags, plan, model or machine contradict each other, or something is
             unsupported.
     """
-    train(job_of(sys.argv[1:] if argv is None else argv), observer)
+    with MEETING.refusals_told():
+        MEETING.announce(World.from_environment())
+        train(job_of(sys.argv[1:] if argv is None else argv), observer)
 
 
 def train_stock(

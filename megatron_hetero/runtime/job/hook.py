@@ -17,8 +17,10 @@ from megatron_hetero.flags.emit import plan_arguments
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.arguments import split_arguments
+from megatron_hetero.runtime.job.meeting import MEETING
 from megatron_hetero.runtime.job.steps import job_of, job_on_plan
 from megatron_hetero.runtime.job.stock import Step
+from megatron_hetero.runtime.job.world import World
 
 PLAN_FLAGS = ("--hetero-plan", "--hetero-layout", "--hetero-sequences")
 
@@ -83,7 +85,9 @@ def on_plan(
 def _or_exit(step: Step) -> Step:
     def call(*given: Any, **named: Any) -> Any:
         try:
-            return step(*given, **named)
+            with MEETING.refusals_told():
+                MEETING.announce(World.from_environment())
+                return step(*given, **named)
         except HeteroError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             raise SystemExit(error.exit_code) from error

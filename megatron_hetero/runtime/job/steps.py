@@ -19,12 +19,14 @@ from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import NO_TRANSFORMER_ENGINE, backend
 from megatron_hetero.runtime.faults.drill import arm
+from megatron_hetero.runtime.job.agreement import agreed_items
 from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
     requested_plan,
     split_arguments,
 )
 from megatron_hetero.runtime.job.asymmetric import AsymmetricJob
+from megatron_hetero.runtime.job.meeting import MEETING
 from megatron_hetero.runtime.job.stock import Step, StockJob
 from megatron_hetero.runtime.job.world import World, check_world
 from megatron_hetero.runtime.transformer_engine import layers
@@ -117,6 +119,7 @@ def job_on_plan(
         if world.rank == 0:
             print(f"> no Transformer Engine: {NO_TRANSFORMER_ENGINE}; local layers", flush=True)
         arguments = replace(arguments, megatron=(*arguments.megatron, "--transformer-impl=local"))
+    MEETING.bring(agreed_items(plan, arguments))
     if plan is None:
         if arguments.timeline is not None:
             raise UsageError(

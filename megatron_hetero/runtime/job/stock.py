@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch, stop_watch
 from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.checks.needs import check_needs
+from megatron_hetero.runtime.job.meeting import MEETING
 from megatron_hetero.runtime.job.world import World
 
 _FORWARD_STEP = 2
@@ -107,6 +109,7 @@ class StockJob:
             marks.stock_forwards(g) if i == _FORWARD_STEP else g for i, g in enumerate(given)
         )
         optimizer_load.apply_if_needed(self._args)
+        MEETING.agree(timedelta(minutes=self._args.distributed_timeout_minutes))
         PROGRESS.enter(Phase.GROUPS)
         return ended(saver, pretrain, config, *given, **named)
 
