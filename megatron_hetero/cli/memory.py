@@ -15,7 +15,7 @@ from megatron_hetero.cost.memory.libraries import LEAST_MARGIN_BYTES, MARGIN_PAR
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import check_user_flags
 from megatron_hetero.flags.notes import unread_lines
-from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.load import load_arguments, load_workload
 from megatron_hetero.planner.advise.holding import (
     Holding,
     holdings,
@@ -24,6 +24,7 @@ from megatron_hetero.planner.advise.holding import (
 from megatron_hetero.planner.advise.nothing_fits.relaxations import SERVER_GPUS
 from megatron_hetero.report.text.words import GIB
 
+_LENGTH = 4096
 _PLANNING = ("near", "prove", "output", "profile", "simplest", "stock")
 
 
@@ -41,13 +42,16 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     if cluster is not None:
         limits = cluster.limits
         gpus = list({node.gpu_type.name: node.gpu_type for node in cluster.nodes}.values())
-    workload = load_workload(arguments.model, arguments.megatron_args)
+    assumed = _assumed(arguments)
+    workload = load_workload(arguments.model, [*arguments.megatron_args, *assumed])
     check_user_flags(workload.megatron_args)
     found = holdings(workload, gpus, limits)
     known = {holding.gpu.name for holding in found}
     unable = [gpu.name for gpu in gpus if gpu.name not in known]
     own = None if cluster is None else plan_that_fits(cluster, workload)
     notes = tuple(unread_lines(workload.unread))
+    if assumed:
+        notes = (f"assumed, as the job does not say: {' '.join(assumed)}", *notes)
     if arguments.json:
         data = {"gpus": [_data(holding) for holding in found], "cannot_train": unable}
         held = {"cluster_holds_it": own is not None, "layout": own}
@@ -77,6 +81,31 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     if unable:
         output.show(f"Cannot train in {training.precision}: {', '.join(unable)}")
     return 0
+
+
+def _assumed(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the flags of batch and sequence that the job leaves out, with values to look at
+    memory with: one sequence at a time, of the length that the model is made for up to 4096."""
+    given = {a.flag: a for a in load_arguments(arguments.model, arguments.megatron_args).arguments}
+    words = given["--max-position-embeddings"].words if "--max-position-embeddings" in given else ()
+    most = words[-1] if words else ""
+    length = min(int(most), _LENGTH) if most.isdecimal() and len(most) < 12 else _LENGTH
+    values = {
+        "--seq-length": str(length),
+        "--micro-batch-size": "1",
+        "--global-batch-size": given["--micro-batch-size"].words[-1]
+        if "--micro-batch-size" in given and given["--micro-batch-size"].words
+        else "1",
+    }
+    missing = [flag for flag in values if flag not in given]
+    if "--encoder-seq-length" in given and "--seq-length" in missing:
+        missing.remove("--seq-length")
+    # Megatron trains experts on a tensor-parallel group only so; at width 1 it does nothing.
+    needs_it = "--num-experts" in given and "--sequence-parallel" not in given
+    return (
+        *(word for flag in missing for word in (flag, values[flag])),
+        *(("--sequence-parallel",) if needs_it else ()),
+    )
 
 
 def _data(holding: Holding) -> dict[str, object]:

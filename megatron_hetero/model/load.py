@@ -20,6 +20,7 @@ from megatron_hetero.model.huggingface import megatron_words_from_huggingface
 from megatron_hetero.model.megatron_flags import workload_from_arguments
 from megatron_hetero.model.script import read_script
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.tokenizer import vocabulary_of_folder
 
 
 def load_workload(
@@ -28,8 +29,9 @@ def load_workload(
     """Read the model and the training job.
 
     Args:
-        path: a bash script that starts Megatron, a file of Megatron flags, or (`.json`) a Hugging
-            Face `config.json`; None when `megatron_args` say it all.
+        path: a bash script that starts Megatron, a file of Megatron flags, a Hugging Face
+            `config.json` (any `.json`), or the folder of a model with one; None when
+            `megatron_args` say it all.
         megatron_args: flags that the user typed; each beats the file's.
         is_planned: what the cost model knows nothing of is refused.
     Raises:
@@ -64,6 +66,8 @@ def workload_hash(workload: Workload) -> str:
 
 
 def _read(path: Path) -> JobText:
+    if path.is_dir():
+        return _read_folder(path)
     if path.suffix == ".json":
         source, words = megatron_words_from_huggingface(read_json(path))
         return JobText(source, group_arguments(words), takes_flags=False)
@@ -76,3 +80,26 @@ def _read(path: Path) -> JobText:
     script = read_script(path, read_text(path))
     unread = (*leading_holes(script.words), *script.unread_exports)
     return JobText(str(path), group_arguments(script.words), True, unread, script.exports)
+
+
+def _read_folder(folder: Path) -> JobText:
+    """Read the folder of a Hugging Face model: its `config.json`, and the number of its tokens."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ModelError(
+            f"{folder}: a folder is read as a Hugging Face model, and this one has no config.json; "
+            "name a script, a file of Megatron flags or a config.json"
+        )
+    job = _read(config)
+    vocabulary = vocabulary_of_folder(folder)
+    if vocabulary is None:
+        return job
+    (rows,) = (a for a in job.arguments if a.flag == "--vocab-size")
+    num_rows = int(rows.values[0].text or "0")
+    if vocabulary.size > num_rows:
+        raise ModelError(
+            f"{rows.where}: vocab_size is {num_rows}, and the tokenizer beside it has "
+            f"{vocabulary.size} tokens ({vocabulary.note}); correct vocab_size"
+        )
+    note = f"its tokenizer has {vocabulary.size} tokens, the embedding {num_rows} rows"
+    return replace(job, source=f"{job.source} ({note})")

@@ -77,6 +77,21 @@ def vocabulary_of(flags: FlagReader) -> Vocabulary | None:
     return Vocabulary(usual, f"assumed, the usual one of {kind}, whose file is not here")
 
 
+def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
+    """Count the tokens of a Hugging Face model's folder; None where it has no `tokenizer.json`.
+
+    Raises:
+        ModelError: the file is there and cannot be read.
+    """
+    try:
+        return _read("HuggingFaceTokenizer", folder)
+    except (FileFormatError, OSError, ValueError) as error:
+        raise ModelError(
+            f"{folder / 'tokenizer.json'}: the vocabulary cannot be counted ({error}); name the "
+            "config.json in place of the folder"
+        ) from None
+
+
 def _read(kind: str, path: Path) -> Vocabulary | None:
     """Read the vocabulary of a tokenizer's file; None where there is no such file."""
     if kind == "HuggingFaceTokenizer" and path.is_dir():

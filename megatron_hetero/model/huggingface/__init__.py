@@ -1,9 +1,14 @@
 """`config.json` of Hugging Face models as Megatron flags.
 
-translate  from the file to flags
-config     keys, by family of models
+translate  from the file to flags; the keys that nobody knows
+config     keys, those that change nothing, defaults
+families   decoders like Llama, and the ways in which they are not
+decoder    flags of these
 latent     models with latent attention
-words      flags that several families share
+older      GPT-NeoX, OPT, GPT-2
+experts    how many experts, where, and how they are chosen
+positions  rotary positions and their scaling
+writer     flags with the line of the key behind each
 """
 
 from __future__ import annotations

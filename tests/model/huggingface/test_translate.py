@@ -214,9 +214,9 @@ def test_the_batch_must_be_typed(tmp_path: Path) -> None:
         (LLAMA | {"hidden_act": "relu"}, UnsupportedError, "hidden_act is 'relu'"),
         (LLAMA | {"attention_bias": True}, UnsupportedError, "attention_bias is True"),
         (
-            LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            LLAMA | {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
             UnsupportedError,
-            'rope_scaling of type "yarn" is not supported yet',
+            'rope_scaling of type "longrope" is not supported',
         ),
         (LLAMA | {"rope_theta": 10000.5}, UnsupportedError, "is not a whole number"),
         (OPT | {"word_embed_proj_dim": 512}, UnsupportedError, "word_embed_proj_dim is 512"),

@@ -1,0 +1,113 @@
+"""Experts: how many, in which layers, and how a router chooses among them."""
+
+from __future__ import annotations
+
+from megatron_hetero.model.huggingface.config import DecoderConfig, RoutedKeys
+from megatron_hetero.model.huggingface.writer import FlagWriter, layer_pattern
+
+_KINDS = ("dense", "sparse")
+
+
+def few_experts(writer: FlagWriter, config: DecoderConfig) -> None:
+    """Write the experts of Mixtral and GPT-OSS: as wide as the file's MLP, in all layers."""
+    writer.add("num_local_experts", "--num-experts", config.num_experts)
+    writer.add("num_experts_per_tok", "--moe-router-topk", config.num_experts_per_tok)
+
+
+def qwen_experts(writer: FlagWriter, config: DecoderConfig) -> None:
+    """Write the experts of Qwen 2 and 3: some layers may be dense, and a shared expert has a
+    gate."""
+    few_experts(writer, config)
+    writer.add("moe_intermediate_size", "--moe-ffn-hidden-size", config.moe_intermediate_size)
+    step, dense = config.decoder_sparse_step, set(config.mlp_only_layers)
+    pattern = [
+        int((layer + 1) % step == 0 and layer not in dense)
+        for layer in range(config.num_hidden_layers)
+    ]
+    if 0 in pattern:
+        key = "mlp_only_layers" if dense else "decoder_sparse_step"
+        writer.add(key, "--moe-layer-freq", layer_pattern(pattern))
+    if config.shared_expert_intermediate_size:
+        writer.add(
+            "shared_expert_intermediate_size",
+            "--moe-shared-expert-intermediate-size",
+            config.shared_expert_intermediate_size,
+            "--moe-shared-expert-gate",
+        )
+    if not config.norm_topk_prob:
+        # The chosen experts' weights keep the size that they have among all.
+        writer.add("norm_topk_prob", "--moe-router-pre-softmax")
+
+
+def routed_experts(
+    writer: FlagWriter, config: RoutedKeys, num_layers: int, ffn_hidden_size: int
+) -> None:
+    """Write the experts of DeepSeek, Kimi, GLM and dots: the first layers may be dense.
+
+    Args:
+        writer: for the flags.
+        config: the keys.
+        num_layers: of the model.
+        ffn_hidden_size: of its dense layers, and of an expert where the file does not say.
+    """
+    if config.n_routed_experts is None:
+        return
+    columns = config.moe_intermediate_size or ffn_hidden_size
+    writer.add("n_routed_experts", "--num-experts", config.n_routed_experts)
+    writer.add("moe_intermediate_size", "--moe-ffn-hidden-size", columns)
+    writer.add("num_experts_per_tok", "--moe-router-topk", config.num_experts_per_tok or 1)
+    key, pattern = _sparse_layers(writer, config, num_layers)
+    if 0 in pattern:
+        writer.add(key, "--moe-layer-freq", layer_pattern(pattern))
+    if config.n_shared_experts:
+        shared = config.n_shared_experts * columns
+        writer.add("n_shared_experts", "--moe-shared-expert-intermediate-size", shared)
+    # The files of dots name its method twice; its class has sigmoid.
+    scores = "sigmoid" if config.scoring_func == "noaux_tc" else config.scoring_func
+    writer.require("scoring_func", scores, "softmax", "sigmoid")
+    writer.add("scoring_func", "--moe-router-score-function", scores)
+    if scores == "sigmoid":
+        # Megatron divides the scores of the chosen by their sum, always.
+        writer.require("norm_topk_prob", config.norm_topk_prob, True)
+    elif not config.norm_topk_prob:
+        writer.add("norm_topk_prob", "--moe-router-pre-softmax")
+    writer.require("topk_method", config.topk_method, "greedy", "noaux_tc", "group_limited_greedy")
+    if (config.n_group or 1) > 1 and config.topk_group and config.topk_method != "greedy":
+        writer.add("n_group", "--moe-router-num-groups", config.n_group)
+        writer.add("topk_group", "--moe-router-group-topk", config.topk_group)
+        if config.topk_method == "group_limited_greedy":
+            writer.differ("a group of experts is chosen by the sum of its best, not by the best")
+    writer.switch(
+        "topk_method", "--moe-router-enable-expert-bias", config.topk_method == "noaux_tc"
+    )
+    if config.routed_scaling_factor not in (None, 1.0):
+        writer.add(
+            "routed_scaling_factor",
+            "--moe-router-topk-scaling-factor",
+            config.routed_scaling_factor,
+        )
+
+
+def further_tokens(writer: FlagWriter, config: RoutedKeys) -> None:
+    """Note layers that predict further tokens: a job asks for them by --mtp-num-layers."""
+    if config.num_nextn_predict_layers:
+        writer.differ(
+            f"{config.num_nextn_predict_layers} layers that predict further tokens are left out"
+        )
+
+
+def _sparse_layers(
+    writer: FlagWriter, config: RoutedKeys, num_layers: int
+) -> tuple[str, list[int]]:
+    """Return which layers have experts, and the key that says so."""
+    key, kinds = "mlp_layer_types", config.mlp_layer_types
+    if kinds is None:
+        first, every = config.first_k_dense_replace, config.moe_layer_freq
+        return "first_k_dense_replace", [
+            int(layer >= first and layer % every == 0) for layer in range(num_layers)
+        ]
+    if len(kinds) != num_layers:
+        writer.refuse(key, f"names {len(kinds)} layers; num_hidden_layers is {num_layers}")
+    for kind in kinds:
+        writer.require(key, kind, *_KINDS)
+    return key, [_KINDS.index(kind) for kind in kinds]
