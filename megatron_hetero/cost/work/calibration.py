@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import median
@@ -20,19 +20,12 @@ from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.work.products import GemmEfficiency
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import read_json
 from megatron_hetero.model.spec import Precision
 
 DEFAULT = "default"
-
-
-@dataclass(frozen=True)
-class GemmEfficiency:
-    """Fraction of the peak that a large matrix product reaches, and the fixed cost of each one."""
-
-    max_efficiency: float
-    overhead_s: float
 
 
 @dataclass(frozen=True)
@@ -57,11 +50,13 @@ class FusedAttention:
 
     `by_type`: on long sequences, by GPU type and head size; `extra_tokens`: what a kernel computes
     besides, by pass, as if every sequence were so many tokens longer: blocks that the diagonal
-    cuts, and the beginning and the end, when few blocks are left for many multiprocessors.
+    cuts, and the beginning and the end, when few blocks are left for many multiprocessors;
+    `call_s`: fixed seconds of a call, by pass.
     """
 
     by_type: Mapping[str, Mapping[int, AttentionEfficiency]]
     extra_tokens: Mapping[str, float]
+    call_s: Mapping[str, float]
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> FusedAttention:
@@ -75,6 +70,7 @@ class FusedAttention:
                 for gpu, by_size in data["part_of_products"].items()
             },
             dict(data["extra_tokens"]),
+            dict(data["call_s"]),
         )
 
     def reached(self, gpu: str, head_size: int, seq_length: int) -> AttentionEfficiency:
@@ -108,7 +104,7 @@ class Calibration:
         """Read the parsed content of `calibration.json`."""
         return cls(
             {
-                (gpu, kind): GemmEfficiency(curve["max_efficiency"], curve["overhead_s"])
+                (gpu, kind): GemmEfficiency(**curve)
                 for gpu, by_kind in data["gemm"].items()
                 for kind, curve in by_kind.items()
             },
@@ -133,9 +129,9 @@ class Calibration:
         if kind == "fp32":
             return usual
         if gpu.best_product and self._part_of_best:
-            return GemmEfficiency(self._part_of_best * gpu.best_product, usual.overhead_s)
+            return replace(usual, max_efficiency=self._part_of_best * gpu.best_product)
         if gpu.half_rate and self._half_rate:
-            return GemmEfficiency(self._half_rate, usual.overhead_s)
+            return replace(usual, max_efficiency=self._half_rate)
         return usual
 
     @cached_property

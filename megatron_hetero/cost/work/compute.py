@@ -1,9 +1,8 @@
 """Seconds of a decoder layer on one GPU of a tensor-parallel group.
 
-A roofline with two terms.  Matrix products take `flops / (peak * max_efficiency) + overhead` each:
-the overhead makes small products inefficient, which is what the operator tables show.  Fused
-attention is a product too, of another efficiency in each pass.  Everything else is bound by memory
-and takes `bytes / (bandwidth * memory_efficiency)`.  The formula is the same for every GPU; its
+Matrix products take what `cost.work.products` says.  Fused attention runs at a part of their rate,
+another one in each pass.  Everything else is bound by memory and takes
+`bytes / (bandwidth * memory_efficiency)`.  The formula is the same for every GPU; its
 constants are in `cost.work.calibration`.
 
 Backward is twice the forward products (input and weight gradients) plus the accumulation of the
@@ -19,7 +18,6 @@ from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.work.calibration import (
     Calibration,
-    GemmEfficiency,
     ScoreTraffic,
     product_flops_per_s,
     shipped_calibration,
@@ -30,6 +28,7 @@ from megatron_hetero.cost.work.layer_work import (
     attention_work,
     mlp_work,
 )
+from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
 from megatron_hetero.cost.work.share import TensorShare, even_share
 from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
@@ -65,15 +64,19 @@ class PassTimes:
 class Speed:
     """Rates that one GPU reaches in the job's precision, calibrated."""
 
-    products_flops_per_s: float
-    product_overhead_s: float
+    products: ProductSpeed
     memory_bytes_per_s: float
     scores: ScoreTraffic
     dropout_slowdown: float
 
-    def products_s(self, flops: Sequence[float]) -> float:
-        """Time matrix products of these sizes, one after the other."""
-        return sum(flops) / self.products_flops_per_s + len(flops) * self.product_overhead_s
+    def products_s(self, products: Sequence[Product]) -> float:
+        """Time matrix products, one after the other."""
+        return sum(map(self.products.seconds, products))
+
+    def batched_s(self, flops: Sequence[float]) -> float:
+        """Time the products of unfused attention, whose traffic is priced with the scores'."""
+        overheads_s = len(flops) * self.products.curve.overhead_s
+        return sum(flops) / self.products.flops_per_s + overheads_s
 
     def memory_s(self, num_bytes: float) -> float:
         """Time reading and writing `num_bytes` bytes in all."""
@@ -91,8 +94,12 @@ def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | No
     calibration = calibration or shipped_calibration()
     curve = calibration.gemm_efficiency(gpu, training.precision)
     return Speed(
-        product_flops_per_s(gpu, training.precision) * curve.max_efficiency,
-        curve.overhead_s,
+        ProductSpeed(
+            product_flops_per_s(gpu, training.precision),
+            gpu.memory_bytes_per_s,
+            training.element_bytes,
+            curve,
+        ),
         calibration.memory_bytes_per_s(gpu),
         calibration.score_traffic["fp32" if training.precision == "fp32" else "fp16"],
         calibration.dropout_slowdown,
@@ -179,7 +186,7 @@ def _part_times(
     is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
     speed = speed_of(training, gpu, calibration)
     work = work_of(workload.model, training, share, is_fused)
-    products_s = speed.products_s(work.gemm_flops)
+    products_s = speed.products_s(work.products)
     elementwise_s = speed.memory_s(work.memory_bytes)
     core = _core_times(workload, gpu, work, speed, is_fused, calibration)
     forward_s = products_s + elementwise_s + core.forward_s
@@ -210,12 +217,13 @@ def _core_times(
     if is_fused:
         calibration = calibration or shipped_calibration()
         part = calibration.attention_efficiency(gpu, work.head_size, workload.model.seq_length)
-        flops = sum(work.attention_flops)
+        flops, call_s = sum(work.attention_flops), calibration.attention.call_s
+        rate = speed.products.flops_per_s
         return PassTimes(
-            speed.products_s((flops / part.forward,)),
-            speed.products_s((_FUSED_BACKWARD_FLOPS * flops / part.backward,)),
+            flops / (rate * part.forward) + call_s["forward"],
+            _FUSED_BACKWARD_FLOPS * flops / (rate * part.backward) + call_s["backward"],
         )
-    products_s = speed.products_s(work.attention_flops)
+    products_s = speed.batched_s(work.attention_flops)
     dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
     forward = speed.scores.forward * work.score_bytes + dropout_bytes
     backward = speed.scores.backward * work.score_bytes + work.score_dropout_bytes
