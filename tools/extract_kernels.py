@@ -39,6 +39,9 @@ ENGINES = ("sglang", "trtllm", "vllm")
 FOLDER = "aic-core/src/aiconfigurator_core/systems/data"
 LICENCE = "Apache-2.0, Copyright (c) NVIDIA CORPORATION & AFFILIATES"
 DTYPES = ("bfloat16", "fp8", "fp8_block")
+EXPERT_ENGINES = ("trtllm", "vllm")
+EXPERT_TOKENS = (512, 2048, 8192, 16384)
+LEAST_MESSAGE = 4096
 ROWS = (16, 256, 1024, 2048, 4096, 8192, 16384)
 SIZES = (1024, 2048, 3072, 4096, 5120, 8192, 10240, 12288, 16384)
 _WIDEST = 65536
@@ -106,18 +109,73 @@ def is_wanted(dtype: str, m: int, n: int, k: int) -> bool:
     return n in SIZES and k in SIZES and (SIZES.index(n) + SIZES.index(k)) % 2 == 0
 
 
+def experts(clone: Clone) -> tuple[list[tuple[Any, ...]], dict[str, dict[str, str]]]:
+    """Return rows of (GPU, tokens, hidden, ffn, top-k, experts, microseconds by engine): gated
+    experts in bf16, all on one GPU, tokens spread evenly; and the sources."""
+    rows: list[tuple[Any, ...]] = []
+    sources: dict[str, dict[str, str]] = {}
+    names = "num_tokens", "hidden_size", "inter_size", "topk", "num_experts"
+    for system, gpu in SYSTEMS.items():
+        cells: dict[tuple[int, ...], dict[str, float]] = {}
+        for engine in EXPERT_ENGINES:
+            path = clone.versions(system, "moe", engine, "moe_perf.parquet")[0]
+            sources.setdefault(gpu, {})[engine] = f"{path}@{clone.commit}"
+            for row in clone.rows(path):
+                is_whole = row["moe_tp_size"] == row["moe_ep_size"] == 1
+                is_plain = row["moe_dtype"] == "bfloat16" and row["distribution"] == "balanced"
+                is_gated = "nongated" not in row["kernel_source"] and row["hidden_size"] != 2688
+                if is_whole and is_plain and is_gated and row["num_tokens"] in EXPERT_TOKENS:
+                    key = tuple(int(row[name]) for name in names)
+                    cells.setdefault(key, {})[engine] = round(1e3 * row["latency"], 1)
+        rows += [
+            (gpu, *key, *(own.get(engine, "") for engine in EXPERT_ENGINES))
+            for key, own in sorted(cells.items())
+        ]
+    return rows, sources
+
+
+def collectives(clone: Clone) -> tuple[list[tuple[Any, ...]], dict[str, dict[str, str]]]:
+    """Return rows of (GPU, operation, GPUs, bytes, microseconds) of NCCL, and the sources."""
+    rows: list[tuple[Any, ...]] = []
+    sources: dict[str, dict[str, str]] = {}
+    for system, gpu in SYSTEMS.items():
+        path = clone.versions(system, "comm", "nccl", "nccl_perf.parquet")[0]
+        sources[gpu] = {"us": f"{path}@{clone.commit}"}
+        found = {}
+        for row in clone.rows(path):
+            size = int(row["message_size"])
+            if row["nccl_dtype"] == "half" and size.bit_count() == 1 and size >= LEAST_MESSAGE:
+                key = row["op_name"], int(row["num_gpus"]), 2 * size
+                found[key] = round(1e3 * row["latency"], 2)
+        rows += [(gpu, *key, time) for key, time in sorted(found.items())]
+    return rows, sources
+
+
 def main() -> None:
     """Write the tables and what they come from."""
     clone = Clone(sys.argv[1])
-    rows, sources = products(clone)
-    head = ("gpu", "dtype", "m", "n", "k", *(f"{e}-{a}" for a in ("new", "old") for e in ENGINES))
-    with (OUTPUT / "products.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    engines = [f"{e}-{a}" for a in ("new", "old") for e in ENGINES]
+    files = {
+        "products.csv": (("gpu", "dtype", "m", "n", "k", *engines), *products(clone)),
+        "experts.csv": (
+            ("gpu", "tokens", "hidden", "ffn", "topk", "experts", *EXPERT_ENGINES),
+            *experts(clone),
+        ),
+        "collectives.csv": (
+            ("gpu", "operation", "gpus", "bytes", "us"),
+            *collectives(clone),
+        ),
+    }
+    for name, (head, rows, _) in files.items():
+        with (OUTPUT / name).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([head, *rows])
     about = {
         "repository": "ai-dynamo/aiconfigurator",
         "licence": LICENCE,
         "tool": "tools/extract_kernels.py",
-        "products.csv": {"unit": "microseconds", "columns": sources},
+    } | {
+        name: {"unit": "microseconds", "columns": sources}
+        for name, (_, _, sources) in files.items()
     }
     text = json.dumps(about, indent=2, sort_keys=True)
     (OUTPUT / "kernels.json").write_text(text + "\n", encoding="utf-8")

@@ -40,6 +40,7 @@ from calibration_tables import (
     operator_points,
     table_workload,
 )
+from expert_tables import expert_points, fit_experts
 from product_tables import by_gpu, fit_products, product_points, reading_efficiency, sources
 from scipy.optimize import least_squares
 
@@ -104,6 +105,10 @@ def fit(
         for gpu, points in by_gpu(product_points()).items()
         if gpu not in left_out
     }
+    for dtype in ("fp8", "fp8_block"):
+        for gpu, points in by_gpu(product_points(dtype)).items():
+            if gpu in gemm:
+                gemm[gpu][dtype] = asdict(fit_products(points))
     usual = {
         key: statistics.median(curve["fp16"][key] for curve in gemm.values())
         for key in ("traffic", "decline")
@@ -133,7 +138,7 @@ def fit(
             key: round(statistics.median(c[kind][key] for c in gemm.values() if kind in c), 8)
             for key in ("max_efficiency", "overhead_s", "traffic", "decline")
         }
-        for kind in ("fp16", "fp32")
+        for kind in ("fp16", "fp32", "fp8", "fp8_block")
     }
     data: dict[str, Any] = {
         "gemm": gemm,
@@ -150,6 +155,8 @@ def fit(
         share(data["attention"]["part_of_products"], CATALOGUE_NAMES[other], CATALOGUE_NAMES[chip])
     for other, chip in ATTENTION_CHIPS.items():
         lend(data, other, chip)
+    own_experts = [point for point in expert_points() if point.gpu.name not in left_out]
+    data["grouped"] = fit_experts(own_experts, data)
     fit_half_scores(folder, gpus, data)
     links = {(g, w): fit_link(folder, g, w) for g in gpus for w in widths}
     layers = [p for p in layer_points(folder) if p.gpu in gpus and p.width in widths]

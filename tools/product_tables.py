@@ -24,7 +24,10 @@ from megatron_hetero.cost.work.calibration import product_flops_per_s
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
 
 TABLES = Path(__file__).resolve().parent.parent / "benchmarks" / "tables"
-BYTES = {"bfloat16": 2.0}
+BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0}
+"""Of an element of a factor; results are in 16 bits."""
+KINDS = {"bfloat16": "fp16", "fp8": "fp8", "fp8_block": "fp8_block"}
+"""Names in `calibration.json`."""
 LARGE = 2048
 """Least size of each side of a large product."""
 _FEW_ROWS = 16
@@ -36,6 +39,12 @@ def is_new(column: str) -> bool:
     return column.endswith("-new")
 
 
+def is_cublas(column: str) -> bool:
+    """Tell if a column is of the engine whose fp8 products are cuBLASLt's; the other two have
+    CUTLASS kernels of their own."""
+    return column == "trtllm-new"
+
+
 @dataclass(frozen=True)
 class ProductPoint:
     """One product on one GPU type: microseconds of each engine, by column of the table."""
@@ -45,8 +54,14 @@ class ProductPoint:
     product: Product
     by_engine: tuple[tuple[str, float], ...]
 
-    def seconds(self, uses: Callable[[str], bool] = is_new) -> float:
-        """Return the median of some engines; 0 where none of them has the shape."""
+    def seconds(self, uses: Callable[[str], bool] | None = None) -> float:
+        """Return the median of some engines; 0 where none of them has the shape.
+
+        Args:
+            uses: tells by the column; None is the newest versions, and of fp8 with a scale for a
+                whole tensor the engine that calls cuBLASLt, as Transformer Engine does.
+        """
+        uses = uses or (is_cublas if self.dtype == "fp8" else is_new)
         own = [time for column, time in self.by_engine if uses(column)]
         return 1e-6 * statistics.median(own) if own else 0.0
 
@@ -59,7 +74,9 @@ class ProductPoint:
 @cache
 def product_points(dtype: str = "bfloat16") -> tuple[ProductPoint, ...]:
     """Read the table of a data type, products of few rows left out."""
-    return tuple(p for p in _all_points() if p.dtype == dtype and p.product.rows > _FEW_ROWS)
+    return tuple(
+        p for p in _all_points() if p.dtype == dtype and p.product.rows > _FEW_ROWS and p.seconds()
+    )
 
 
 @cache
@@ -76,7 +93,7 @@ def _all_points() -> tuple[ProductPoint, ...]:
 
 def speed_of(gpu: GpuType, curve: GemmEfficiency, dtype: str = "bfloat16") -> ProductSpeed:
     """Return the speed of products of a type with some constants."""
-    peak = product_flops_per_s(gpu, "bf16")
+    peak = product_flops_per_s(gpu, "bf16" if dtype == "bfloat16" else "fp8")
     return ProductSpeed(peak, gpu.memory_bytes_per_s, BYTES[dtype], curve)
 
 
@@ -134,7 +151,7 @@ def reading_efficiency() -> dict[str, float]:
     for point in _all_points():
         product = point.product
         if product.rows == _FEW_ROWS and product.columns * product.depth >= 1 << 29:
-            bytes_per_s = 2 * product.elements / point.seconds()
+            bytes_per_s = product.num_bytes(2.0, 2.0) / point.seconds()
             found.setdefault(point.gpu.name, []).append(bytes_per_s / point.gpu.memory_bytes_per_s)
     return {gpu: round(statistics.median(parts), 3) for gpu, parts in found.items()}
 
@@ -143,8 +160,9 @@ def sources() -> list[str]:
     """Name each file of the tables, with its commit and licence."""
     about = json.loads((TABLES / "kernels.json").read_text(encoding="utf-8"))
     return [
-        f"{gpu}, {column}: {about['repository']} {path} ({about['licence']})"
-        for gpu, columns in about["products.csv"]["columns"].items()
+        f"{name}, {gpu}, {column}: {about['repository']} {path} ({about['licence']})"
+        for name in ("products.csv", "experts.csv")
+        for gpu, columns in about[name]["columns"].items()
         for column, path in columns.items()
-        if is_new(column)
+        if not column.endswith("-old")
     ]

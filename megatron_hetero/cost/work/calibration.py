@@ -20,10 +20,10 @@ from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.spec import GpuType
-from megatron_hetero.cost.work.products import GemmEfficiency
+from megatron_hetero.cost.work.products import NO_GROUPED, GemmEfficiency, GroupedCall
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import read_json
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.spec import Fp8Recipe, Precision
 
 DEFAULT = "default"
 
@@ -98,6 +98,7 @@ class Calibration:
     dropout_slowdown: float
     attention: FusedAttention
     same_chip: Mapping[str, str]
+    grouped: GroupedCall = NO_GROUPED
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Calibration:
@@ -116,7 +117,26 @@ class Calibration:
             data["dropout_slowdown"],
             FusedAttention.from_data(data["attention"]),
             dict(data["same_chip"]),
+            GroupedCall(**data["grouped"]) if "grouped" in data else NO_GROUPED,
         )
+
+    def fp8_efficiency(self, gpu: GpuType, recipe: Fp8Recipe) -> GemmEfficiency:
+        """Return the curve of a GPU type's fp8 products, of its fp8 peak.
+
+        A type without a table reaches as much of what it reaches in 16 bits as the median of those
+        with one.
+
+        Args:
+            gpu: the type.
+            recipe: scales of whole tensors and of blocks have kernels, and tables, of their own.
+        """
+        kind = "fp8" if recipe in ("tensorwise", "delayed") else "fp8_block"
+        known = self.gemm.get((self.same_chip.get(gpu.name, gpu.name), kind))
+        if known is not None:
+            return known
+        usual, halves = self.gemm[DEFAULT, kind], self.gemm[DEFAULT, "fp16"]
+        part = self.gemm_efficiency(gpu, "bf16").max_efficiency / halves.max_efficiency
+        return replace(usual, max_efficiency=part * usual.max_efficiency)
 
     def gemm_efficiency(self, gpu: GpuType, precision: Precision) -> GemmEfficiency:
         """Return the curve of a GPU type, or the median curve where the type was not measured."""

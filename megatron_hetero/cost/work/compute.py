@@ -36,6 +36,9 @@ from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 _MAIN_GRADIENT_BYTES = 4
 _FUSED_BACKWARD_FLOPS = 2.5
 """Backward over forward of fused attention: five products instead of two, the scores once more."""
+_CAST_BYTES = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 4.0, "mxfp8": 4.0}
+"""For each element that Transformer Engine casts to fp8: it is read, and written as it is and
+transposed; a scale of the whole tensor as it is now takes another read for its maximum first."""
 _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
@@ -68,6 +71,25 @@ class Speed:
     memory_bytes_per_s: float
     scores: ScoreTraffic
     dropout_slowdown: float
+    fp8: ProductSpeed | None = None
+    cast_bytes: float = 0.0
+
+    def layer_products(self, products: Sequence[Product]) -> PassTimes:
+        """Time the products of a layer in both passes: in fp8, with its casts, where the job has
+        it."""
+        speed = self.fp8 or self.products
+        once_s = sum(map(speed.seconds, products))
+        if self.fp8 is None:
+            return PassTimes(once_s, 2 * once_s)
+        inputs, outputs = (
+            sum(p.count * elements for p, elements in zip(products, sizes, strict=True))
+            for sizes in ([p.inputs for p in products], [p.outputs for p in products])
+        )
+        # What comes in is cast in the forward pass, the gradient of what went out in the backward.
+        return PassTimes(
+            once_s + self.memory_s(self.cast_bytes * inputs),
+            2 * once_s + self.memory_s(self.cast_bytes * outputs),
+        )
 
     def products_s(self, products: Sequence[Product]) -> float:
         """Time matrix products, one after the other."""
@@ -93,16 +115,26 @@ def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | No
     """
     calibration = calibration or shipped_calibration()
     curve = calibration.gemm_efficiency(gpu, training.precision)
+    element, grouped = training.element_bytes, calibration.grouped
+    fp8, cast_bytes = None, 0.0
+    if training.fp8 and (peak := gpu.peak_flops.get("fp8")):
+        own = calibration.fp8_efficiency(gpu, training.fp8_recipe)
+        fp8 = ProductSpeed(peak, gpu.memory_bytes_per_s, 1.0, own, float(element), grouped)
+        cast_bytes = _CAST_BYTES[training.fp8_recipe]
     return Speed(
         ProductSpeed(
             product_flops_per_s(gpu, training.precision),
             gpu.memory_bytes_per_s,
-            training.element_bytes,
+            element,
             curve,
+            element,
+            grouped,
         ),
         calibration.memory_bytes_per_s(gpu),
         calibration.score_traffic["fp32" if training.precision == "fp32" else "fp16"],
         calibration.dropout_slowdown,
+        fp8,
+        cast_bytes,
     )
 
 
@@ -186,12 +218,12 @@ def _part_times(
     is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
     speed = speed_of(training, gpu, calibration)
     work = work_of(workload.model, training, share, is_fused)
-    products_s = speed.products_s(work.products)
+    products = speed.layer_products(work.products)
     elementwise_s = speed.memory_s(work.memory_bytes)
     core = _core_times(workload, gpu, work, speed, is_fused, calibration)
-    forward_s = products_s + elementwise_s + core.forward_s
+    forward_s = products.forward_s + elementwise_s + core.forward_s
     backward_s = (
-        2 * products_s
+        products.backward_s
         + _BACKWARD_MEMORY_RATIO * elementwise_s
         + core.backward_s
         + gradient_accumulation_s(work.num_params, speed)

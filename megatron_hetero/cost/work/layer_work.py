@@ -121,8 +121,7 @@ def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash
 def _experts_work(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, weights: tuple[int, int]
 ) -> Work:
-    """Count the work of experts one after the other, each with an equal part of the tokens: a
-    balanced router.
+    """Count the work of experts, each with an equal part of the tokens: a balanced router.
 
     `weights`: elements of an expert's two products.  Every token is sorted to each of its experts
     (read, written, and both again on the way back) and weighted after the activation.
@@ -133,7 +132,14 @@ def _experts_work(
     routed = tokens * model.moe_router_topk * num_experts / model.num_experts
     columns = share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
-    experts = _mlp_products(routed / num_experts, weights, model.hidden_size, columns, num_experts)
+    experts = _mlp_products(
+        routed / num_experts,
+        weights,
+        model.hidden_size,
+        columns,
+        num_experts,
+        is_grouped=training.grouped_experts,
+    )
     router = Product(own_tokens, model.num_experts, model.hidden_size)
     moved = routed * (4 * model.hidden_size + first + 3 * columns) * element
     shared = shared_expert_matrices(model, share)
@@ -153,7 +159,12 @@ def _experts_work(
 
 
 def _mlp_products(
-    tokens: float, weights: Sequence[int], hidden_size: int, columns: int, count: int = 1
+    tokens: float,
+    weights: Sequence[int],
+    hidden_size: int,
+    columns: int,
+    count: int = 1,
+    is_grouped: bool = False,
 ) -> tuple[Product, ...]:
     """Return the two products of an MLP, or none of none.
 
@@ -161,10 +172,11 @@ def _mlp_products(
         tokens: rows of each.
         weights: elements of the two matrices.
         hidden_size, columns: inputs of the first and of the second.
-        count: MLPs one after the other.
+        count: MLPs.
+        is_grouped: all of them are one call, else they follow each other.
     """
     return tuple(
-        Product.with_weights(tokens, weight, depth, count)
+        Product.with_weights(tokens, weight, depth, count, is_grouped)
         for weight, depth in zip(weights, (hidden_size, columns), strict=False)
     )
 

@@ -18,25 +18,29 @@ _TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of a matrix of `rows` x `depth` with one of `depth` x `columns`, `count` of them
-    one after the other."""
+    """A product of a matrix of `rows` x `depth` with one of `depth` x `columns`, `count` of them:
+    one after the other, or all in one call (`is_grouped`)."""
 
     rows: float
     columns: float
     depth: float
     count: int = 1
+    is_grouped: bool = False
 
     @classmethod
-    def with_weights(cls, rows: float, weights: float, depth: float, count: int = 1) -> Product:
+    def with_weights(
+        cls, rows: float, weights: float, depth: float, count: int = 1, is_grouped: bool = False
+    ) -> Product:
         """Return the product with a matrix of so many weights.
 
         Args:
             rows: tokens.
             weights: elements of the matrix.
             depth: its inputs.
-            count: products one after the other, each with a matrix of its own.
+            count: products, each with a matrix of its own.
+            is_grouped: they are one call.
         """
-        return cls(rows, weights / depth, depth, count)
+        return cls(rows, weights / depth, depth, count, is_grouped)
 
     @property
     def flops(self) -> float:
@@ -44,9 +48,24 @@ class Product:
         return 2.0 * self.rows * self.columns * self.depth
 
     @property
-    def elements(self) -> float:
-        """Return the elements that one of them reads and writes."""
-        return (self.rows + self.columns) * self.depth + self.rows * self.columns
+    def inputs(self) -> float:
+        """Return the elements of tokens that one of them reads."""
+        return self.rows * self.depth
+
+    @property
+    def outputs(self) -> float:
+        """Return the elements that one of them writes."""
+        return self.rows * self.columns
+
+    def num_bytes(self, element_bytes: float, output_bytes: float) -> float:
+        """Return the bytes that one of them reads and writes.
+
+        Args:
+            element_bytes: of both factors.
+            output_bytes: of what comes out.
+        """
+        factors = self.inputs + self.columns * self.depth
+        return factors * element_bytes + self.outputs * output_bytes
 
 
 @dataclass(frozen=True)
@@ -64,17 +83,35 @@ class GemmEfficiency:
     decline: float = 0.0
 
 
+@dataclass(frozen=True)
+class GroupedCall:
+    """Constants of the grouped products of experts, of any GPU type.
+
+    `traffic` as of `GemmEfficiency`; `call_s`: of each product, with its part of sorting tokens.
+    """
+
+    traffic: float
+    call_s: float
+
+
+NO_GROUPED = GroupedCall(1.0, 0.0)
+"""Grouped products whose calls cost nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProductSpeed:
     """What products of one GPU take in one precision.
 
-    `peak_flops_per_s` and `bytes_per_s` are of the sheet, `element_bytes` of a matrix' element.
+    `peak_flops_per_s` and `bytes_per_s` are of the sheet, `element_bytes` of an element of a
+    factor, `output_bytes` of the result.
     """
 
     peak_flops_per_s: float
     bytes_per_s: float
     element_bytes: float
     curve: GemmEfficiency
+    output_bytes: float = 2.0
+    grouped: GroupedCall = NO_GROUPED
 
     @property
     def flops_per_s(self) -> float:
@@ -84,14 +121,20 @@ class ProductSpeed:
     def seconds(self, product: Product) -> float:
         """Time one product, or all that it counts.
 
+        Grouped ones run at the rate of one large product, but none of their traffic hides.
+
         >>> speed = ProductSpeed(1e15, 1e12, 2, GemmEfficiency(0.5, 1e-5, traffic=1.0))
         >>> round(speed.seconds(Product(4096, 4096, 4096)), 6)  # 275 + 101 + 10 us
         0.000386
         """
-        curve, flops = self.curve, product.flops
+        curve, flops, calls = self.curve, product.flops, product.count
+        fixed_s, traffic = curve.overhead_s, curve.traffic
+        moved = product.num_bytes(self.element_bytes, self.output_bytes)
+        if product.is_grouped:
+            flops, moved, calls = flops * calls, moved * calls, 1
+            fixed_s, traffic = self.grouped.call_s, self.grouped.traffic
         # The clock is no higher than that of the sheet.
         slowdown = (flops / _TERA) ** curve.decline if curve.decline else 1.0
         slowdown = max(slowdown, min(1.0, curve.max_efficiency))
-        moved_s = curve.traffic * product.elements * self.element_bytes / self.bytes_per_s
-        once_s = flops / self.flops_per_s * slowdown + moved_s + curve.overhead_s
-        return product.count * once_s
+        once_s = flops / self.flops_per_s * slowdown + traffic * moved / self.bytes_per_s + fixed_s
+        return calls * once_s
