@@ -35,6 +35,7 @@ _EVEN = {"forward": 1.0, "backward": 1.0}
 NO_TABLE: Mapping[str, Any] = {
     "part_of_products": {"default": {"128": _EVEN}},
     "extra_tokens": {"forward": 0.0, "backward": 0.0},
+    "call_s": {"forward": 0.0, "backward": 0.0},
 }
 """Attention at the rate of large products."""
 
@@ -96,47 +97,48 @@ def _seconds(flops: float, cell: float, unit: str) -> float:
 def fit_attention(points: Sequence[AttentionPoint], data: Mapping[str, Any]) -> dict[str, Any]:
     """Fit the part `attention` of `calibration.json`, relative to the products of `data`.
 
-    Each type and head size has a part of its own in either pass, all types share the extra tokens.
+    Each type and head size has a part of its own in either pass, all types share the extra tokens
+    and the fixed cost of a call.
     A call without a mask has none of these: it stands for long sequences where a table has one
     length alone.
     """
     calibration = Calibration.from_data({**data, "attention": NO_TABLE})
     parts: dict[str, dict[str, dict[str, float]]] = {}
-    extra = {}
+    extra, call_s = {}, {}
     for name in ("forward", "backward"):
         used = [point for point in points if name in point.seconds()]
         keys = sorted({_key(point, calibration) for point in used})
         ideal = [ideal_s(point, name, calibration) for point in used]
-        overheads = [calibration.gemm_efficiency(p.gpu, "bf16").overhead_s for p in used]
 
         def errors(
             logs: Sequence[float],
             name: str = name,
             used: Sequence[AttentionPoint] = used,
             keys: Sequence[tuple[str, int]] = keys,
-            known: Sequence[tuple[float, float]] = tuple(zip(ideal, overheads, strict=True)),
+            ideal: Sequence[float] = ideal,
         ) -> list[float]:
-            tokens = math.exp(logs[-1])
+            tokens, own_s = math.exp(logs[-2]), math.exp(logs[-1])
             return [
                 math.log(
                     (
                         ideal_s
                         / math.exp(logs[keys.index(_key(point, calibration))])
                         * (1 + (tokens / point.length if point.is_causal else 0.0))
-                        + overhead_s
+                        + own_s
                     )
                     / point.seconds()[name]
                 )
-                for point, (ideal_s, overhead_s) in zip(used, known, strict=True)
+                for point, ideal_s in zip(used, ideal, strict=True)
             ]
 
-        start = [math.log(0.9)] * len(keys) + [math.log(500.0)]
+        start = [math.log(0.9)] * len(keys) + [math.log(500.0), math.log(1e-5)]
         best = least_squares(errors, start, loss="soft_l1", f_scale=0.1).x
         for (gpu, size), log in zip(keys, best, strict=False):
             parts.setdefault(gpu, {}).setdefault(str(size), {})[name] = round(math.exp(log), 3)
-        extra[name] = float(round(math.exp(best[-1])))
+        extra[name] = float(round(math.exp(best[-2])))
+        call_s[name] = round(math.exp(best[-1]), 7)
     parts["default"] = _medians(parts)
-    return {"part_of_products": parts, "extra_tokens": extra}
+    return {"part_of_products": parts, "extra_tokens": extra, "call_s": call_s}
 
 
 def _key(point: AttentionPoint, calibration: Calibration) -> tuple[str, int]:

@@ -269,9 +269,7 @@ def attention_table(
             for first, (name, measured_s) in enumerate(point.seconds().items()):
                 times = predict_attention(point, calibration)
                 now_s = times.forward_s if name == "forward" else times.backward_s
-                products = 2 if name == "forward" else 5
-                each_s = calibration.gemm_efficiency(point.gpu, "bf16").overhead_s
-                before_s = ideal_s(point, name, calibration) + products * each_s
+                before_s = ideal_s(point, name, calibration)
                 cells[2 * first].append(abs(before_s / measured_s - 1))
                 cells[2 * first + 1].append(abs(now_s / measured_s - 1))
         every = [[*all_, *own] for all_, own in zip(every, cells, strict=True)]

@@ -1,14 +1,17 @@
-"""Derive `megatron_hetero/cost/calibration.json` from published tables of operators and layers.
+"""Derive `megatron_hetero/cost/work/calibration.json` from published tables of kernels and layers.
 
     python tools/make_calibration.py FOLDER OUTPUT
 
-FOLDER: see `calibration_tables.py`.  Forward times of the four matrix products of a layer at width
-1 give `max_efficiency` (products of at least 300 us at peak) and `overhead_s` (those under 150 us).
-Layer norm and GELU give the memory efficiency that stands for types without a table.  Whole layers
-at width 1 then give each type's own memory efficiency, and what unfused attention moves for each
-score in fp32.  What fused attention reaches comes from other tables (`attention_tables.py`).  No
-end-to-end measurement takes part.  The host's time for each operator follows
-from narrow shards and small micro-batches; it is printed and stands in `cluster/catalogue.json`.
+Types with a table of products (`product_tables.py`) have all four constants of products from it,
+and their memory efficiency from products of few rows.  FOLDER holds tables of other types, see
+`calibration_tables.py`: forward times of the four matrix products of a layer at width 1 give
+`max_efficiency` (products of at least 300 us at peak) and `overhead_s` (those under 150 us), with
+the median traffic and decline of the others.  Layer norm and GELU give the memory efficiency that
+stands for types without a table.  Whole layers at width 1 then give each type's own memory
+efficiency, and what unfused attention moves for each score in fp32.  What fused attention reaches
+comes from other tables (`attention_tables.py`).  No end-to-end measurement takes part.  The host's
+time for each operator follows from narrow shards and small micro-batches; it is printed and stands
+in `cluster/catalogue.json`.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,10 +40,12 @@ from calibration_tables import (
     operator_points,
     table_workload,
 )
+from expert_tables import expert_points, fit_experts
+from product_tables import by_gpu, fit_products, product_points, reading_efficiency, sources
 from scipy.optimize import least_squares
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.network.seconds import tensor_parallel_times
 from megatron_hetero.cost.work.calibration import (
     Calibration,
@@ -48,8 +54,10 @@ from megatron_hetero.cost.work.calibration import (
 )
 from megatron_hetero.cost.work.compute import PassTimes, layer_times, slowest
 from megatron_hetero.cost.work.launches import layer_launches
+from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.files import write_json
+from megatron_hetero.model.spec import Precision
 
 NUM_WEIGHTS_PER_H2 = {
     "enc-attention-qkv": 3,
@@ -63,13 +71,19 @@ CHIPS = {
     "V100-32GB": "V100-16GB",
     "A100-80GB-PCIe": "A100-80GB",
     "A800-80GB": "A100-80GB",
-    "H100-80GB": "GH200-96GB",
-    "H200": "GH200-96GB",
-    "B200": "GB200",
+    "H800-80GB": "H100-80GB",
     "RTX-PRO-6000": "RTX-PRO-6000-Server",
     "RTX-PRO-6000-Max-Q": "RTX-PRO-6000-Server",
 }
 """Types without a table of their own, and one that has the same chip."""
+ATTENTION_CHIPS = {
+    "H100-80GB": "H200",
+    "GH200-96GB": "H200",
+    "B200": "GB200",
+    "B300": "GB200",
+    "GB300": "GB200",
+}
+"""Types without a table of fused attention, and one with the same multiprocessors."""
 _MOST_MICROSECONDS = 200
 """For an operator: more than any host needs."""
 _PRIOR_DEVIATION = 0.15
@@ -85,45 +99,64 @@ def fit(
         widths: tensor-parallel widths of the layer tables that take part.
     """
     gpus = [gpu for gpu in sorted(CATALOGUE_NAMES) if gpu not in without]
-    gemm: dict[str, dict[str, dict[str, float]]] = {}
+    left_out = {CATALOGUE_NAMES[gpu] for gpu in without}
+    gemm = {
+        gpu: {"fp16": asdict(fit_products(points))}
+        for gpu, points in by_gpu(product_points()).items()
+        if gpu not in left_out
+    }
+    for dtype in ("fp8", "fp8_block"):
+        for gpu, points in by_gpu(product_points(dtype)).items():
+            if gpu in gemm:
+                gemm[gpu][dtype] = asdict(fit_products(points))
+    usual = {
+        key: statistics.median(curve["fp16"][key] for curve in gemm.values())
+        for key in ("traffic", "decline")
+    }
     streaming: list[float] = []
     for gpu in gpus:
         if gpu in SAME_CHIP:
             continue
         known = gpu_type(CATALOGUE_NAMES[gpu])
         kinds = ("fp16",) if has_tf32(known) else ("fp16", "fp32")
-        curves = gemm.setdefault(known.name, {})
+        curves: dict[str, dict[str, float]] = {}
         for kind in kinds:
             points = operator_points(folder, gpu, kind)
-            curves[kind] = fit_gemm(points, product_flops_per_s(known, kind))
+            # Without tensor cores products are too slow for their traffic, or power, to show.
+            beside = dict.fromkeys(usual, 0.0) if kind == "fp32" else usual
+            curves[kind] = fit_gemm(points, known, kind, beside)
             streaming += [
                 p.input_and_output_bytes / p.forward_s / known.memory_bytes_per_s
                 for p in points
                 if p.operator in STREAMING_OPERATORS and p.micro_batch_size >= 4
             ]
+        own = sharing(gpu)
+        measured = next((gemm[name] for name in own if name in gemm), curves)
+        gemm |= {name: measured for name in own if name not in left_out}
     gemm["default"] = {
         kind: {
-            key: round(statistics.median(c[kind][key] for c in gemm.values() if kind in c), 7)
-            for key in ("max_efficiency", "overhead_s")
+            key: round(statistics.median(c[kind][key] for c in gemm.values() if kind in c), 8)
+            for key in ("max_efficiency", "overhead_s", "traffic", "decline")
         }
-        for kind in ("fp16", "fp32")
+        for kind in ("fp16", "fp32", "fp8", "fp8_block")
     }
     data: dict[str, Any] = {
         "gemm": gemm,
-        "memory_efficiency": {"default": round(min(1.0, statistics.median(streaming)), 3)},
+        "memory_efficiency": {"default": round(min(1.0, statistics.median(streaming)), 3)}
+        | {gpu: part for gpu, part in reading_efficiency().items() if gpu in gemm},
         "dropout_slowdown": 1.0,
         "score_traffic": {kind: {"forward": 8.0, "backward": 16.0} for kind in ("fp16", "fp32")},
         "attention": NO_TABLE,
         "same_chip": dict(CHIPS),
     }
-    for other, chip in SAME_CHIP.items():
-        if other in gpus and chip in gpus:
-            gemm[CATALOGUE_NAMES[other]] = gemm[CATALOGUE_NAMES[chip]]
-    left_out = {CATALOGUE_NAMES[gpu] for gpu in without}
     points = [p for p in attention_points() if CHIPS.get(p.gpu.name, p.gpu.name) not in left_out]
     data["attention"] = fit_attention(points, data)
     for other, chip in SAME_CHIP.items():
         share(data["attention"]["part_of_products"], CATALOGUE_NAMES[other], CATALOGUE_NAMES[chip])
+    for other, chip in ATTENTION_CHIPS.items():
+        lend(data, other, chip)
+    own_experts = [point for point in expert_points() if point.gpu.name not in left_out]
+    data["grouped"] = fit_experts(own_experts, data)
     fit_half_scores(folder, gpus, data)
     links = {(g, w): fit_link(folder, g, w) for g in gpus for w in widths}
     layers = [p for p in layer_points(folder) if p.gpu in gpus and p.width in widths]
@@ -138,19 +171,56 @@ def share(parts: dict[str, Any], one: str, other: str) -> None:
             parts.setdefault(name, parts[own])
 
 
-def fit_gemm(points: Sequence[OperatorPoint], peak: float) -> dict[str, float]:
-    """Fit the efficiency to large products, and to small ones what each call costs besides."""
+def sharing(gpu: str) -> list[str]:
+    """Return the names of all types that a table of operators stands for."""
+    return [
+        CATALOGUE_NAMES[own] for own in (gpu, *(o for o, chip in SAME_CHIP.items() if chip == gpu))
+    ]
+
+
+def lend(data: dict[str, Any], other: str, chip: str) -> None:
+    """Give a type without a table of attention what another one's kernels reach of the peak."""
+    parts, gemm = data["attention"]["part_of_products"], data["gemm"]
+    if other in parts or not {other, chip} <= {*gemm} or chip not in parts:
+        return
+    ratio = gemm[chip]["fp16"]["max_efficiency"] / gemm[other]["fp16"]["max_efficiency"]
+    parts[other] = {
+        size: {name: round(part * ratio, 3) for name, part in passes.items()}
+        for size, passes in parts[chip].items()
+    }
+
+
+def fit_gemm(
+    points: Sequence[OperatorPoint], gpu: GpuType, kind: Precision, usual: Mapping[str, float]
+) -> dict[str, float]:
+    """Fit the efficiency to large products, and to small ones what each call costs besides.
+
+    Args:
+        points: of all operators of layers.
+        gpu: whose they are.
+        kind: "fp16" or "fp32".
+        usual: traffic and decline of types with a table of products.
+    """
+    peak, element = product_flops_per_s(gpu, kind), 4 if kind == "fp32" else 2
+    alone = ProductSpeed(peak, gpu.memory_bytes_per_s, element, GemmEfficiency(1.0, 0.0))
+    moving = replace(alone, curve=GemmEfficiency(1e9, 0.0, usual["traffic"]))
     ideal_and_measured = []
     for point in points:
         weights = NUM_WEIGHTS_PER_H2.get(point.operator)
         if weights is not None:
-            tokens = point.micro_batch_size * SEQ_LENGTH
-            flops = 2 * tokens * weights * SHAPES[point.model][0] ** 2
-            ideal_and_measured.append((flops / peak, point.forward_s))
+            hidden = SHAPES[point.model][0]
+            depth = hidden * (4 if point.operator == "enc-MLP-GEMM-2" else 1)
+            product = Product.with_weights(
+                point.micro_batch_size * SEQ_LENGTH, weights * hidden**2, depth
+            )
+            slowdown = (product.flops / 1e12) ** usual["decline"]
+            left_s = point.forward_s - moving.seconds(product)
+            ideal_and_measured.append((slowdown * alone.seconds(product), left_s))
     max_efficiency = statistics.median(i / m for i, m in ideal_and_measured if i > 300e-6)
     overheads = [m - i / max_efficiency for i, m in ideal_and_measured if i < 150e-6]
     overhead_s = max(0.0, statistics.median(overheads)) if overheads else 0.0
-    return {"max_efficiency": round(max_efficiency, 3), "overhead_s": round(overhead_s, 7)}
+    constants = GemmEfficiency(round(max_efficiency, 3), round(overhead_s, 7), **usual)
+    return asdict(constants)
 
 
 def fit_half_scores(folder: Path, gpus: Sequence[str], data: dict[str, Any]) -> None:
@@ -322,6 +392,7 @@ def main() -> None:
         "(sailor/Planner/simulations/profiles_tmp.json)",
         "licence": "MIT, Copyright (c) 2023 - present, ETH Zurich; see calibration.LICENSE",
         "attention_derived_from": attention_sources(),
+        "products_derived_from": sources(),
         "tool": "tools/make_calibration.py",
         "note": "Relative to the peaks of cluster/catalogue. On GPUs with TF32 fp32 products run "
         "at half of the 16-bit peak, and share that curve.",

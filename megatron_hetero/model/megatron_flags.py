@@ -5,13 +5,14 @@ Sources: `megatron/training/arguments.py` (`validate_args`) and `core_transforme
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from megatron_hetero.model.arguments import JobText
 from megatron_hetero.model.flag_reader import FlagReader
 from megatron_hetero.model.kinds_of_layers import latent_attention, layers_with_experts
 from megatron_hetero.model.spec import (
     MAX_LAYERS,
+    Fp8Recipe,
     FusedScores,
     ModelSpec,
     Precision,
@@ -239,9 +240,18 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         overlap_param_gather=flags.switch("--overlap-param-gather"),
         grad_reduce_in_bf16=flags.switch("--grad-reduce-in-bf16"),
         fp8="--fp8-format" in flags,
+        fp8_recipe=_fp8_recipe(flags),
+        grouped_experts=bool(model.num_experts) and flags.switch("--moe-grouped-gemm"),
         fp32_residual_connection=flags.switch("--fp32-residual-connection"),
         fused_scores=fused_scores,
     )
+
+
+def _fp8_recipe(flags: FlagReader) -> Fp8Recipe:
+    """Read how fp8 is scaled; a job without fp8 has what a plan does not write."""
+    if "--fp8-format" not in flags:
+        return "tensorwise"
+    return cast(Fp8Recipe, flags.text("--fp8-recipe", "delayed", get_args(Fp8Recipe)))
 
 
 def _precision(flags: FlagReader) -> Precision:

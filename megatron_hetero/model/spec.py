@@ -10,6 +10,7 @@ from typing import Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Sends = Literal["as-run", "buffered"]
+Fp8Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
 FusedScores = Literal["nowhere", "divided", "everywhere"]
 MAX_LAYERS = 100_000
 """Of a model that is read: a line of text must not be able to fill the memory."""
@@ -150,9 +151,10 @@ class TrainingSpec:
 
     `global_batch_size` and `micro_batch_size` are in sequences.  `recompute` is Megatron's
     granularity.  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
-    less than torch's own operations do.  `fp8`: Transformer Engine's products in fp8, weights and
-    activations as `precision` has them.  `fp32_residual_connection`: what layers hand on is in
-    fp32.  `mixes_precisions`: a plan may let stages whose GPUs lack
+    less than torch's own operations do.  `fp8`: Transformer Engine's products in fp8 by
+    `fp8_recipe`, Megatron's, weights and activations as `precision` has them.  `grouped_experts`:
+    the experts of a rank are one call (`--moe-grouped-gemm`).  `fp32_residual_connection`: what
+    layers hand on is in fp32.  `mixes_precisions`: a plan may let stages whose GPUs lack
     `precision` compute in fp16 or fp32; gradients are in fp32 then.  `sends`: how predictions have
     stages send: "as-run", as the trainer of the plan does (stock Megatron waits for its sends), or
     "buffered", as trainers do that go on after a send.  `fused_scores`: where attention stores no
@@ -177,6 +179,8 @@ class TrainingSpec:
     overlap_param_gather: bool = False
     grad_reduce_in_bf16: bool = False
     fp8: bool = False
+    fp8_recipe: Fp8Recipe = field(default="tensorwise", metadata=ONLY_IF_SET)
+    grouped_experts: bool = field(default=False, metadata=ONLY_IF_SET)
     mixes_precisions: bool = field(default=False, metadata=ONLY_IF_SET)
     fp32_residual_connection: bool = field(default=False, metadata=ONLY_IF_SET)
     sends: Sends = field(default="as-run", metadata=ONLY_IF_SET)

@@ -67,6 +67,15 @@ def attention_matrices(model: ModelSpec, share: TensorShare) -> tuple[int, ...]:
     )
 
 
+def attention_inputs(model: ModelSpec, share: TensorShare) -> tuple[int, ...]:
+    """Return the inputs of each of the `attention_matrices`."""
+    if not model.kv_lora_rank:
+        return model.hidden_size, attention_sizes(model, share)[0]
+    queries = (model.hidden_size, model.q_lora_rank) if model.q_lora_rank else (model.hidden_size,)
+    values = share.query_groups * model.v_head_dim
+    return *queries, model.hidden_size, model.kv_lora_rank, values
+
+
 def shared_expert_matrices(model: ModelSpec, share: TensorShare) -> tuple[int, ...]:
     """Count the elements of the two matrices of the shared expert on a member; none without one."""
     columns = share.shared_columns

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_hetero.cluster.node_links import NodePair
-from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.network.group_flow import group_transfers
 from megatron_hetero.cost.network.lines import LineTable
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
@@ -120,7 +120,7 @@ class HolderFlows:
             np.repeat([_OUT, _IN], len(inside)),
             np.tile(hop_s[inside], 2),
             num_passes * pass_latency_s(hops),
-            nics=self._nics((hop.sender, hop.receiver, once) for hop in hops),
+            nics=self._nics((*hop.ends, once) for hop in hops),
         )
 
     def to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:
@@ -168,7 +168,7 @@ class HolderFlows:
             np.tile(ports_s, 2),
             latency_s,
             added_s,
-            self._nics((a, b, 1 / num) for a, b in permutations(stages, 2)),
+            self._nics((a.devices, b.devices, 1 / num) for a, b in permutations(stages, 2)),
         )
 
     def by_groups(
@@ -213,20 +213,22 @@ class HolderFlows:
             np.concatenate([loads[at] for loads, at in zip(directions, places, strict=True)]),
             found.latency_s,
             found.adding_s_per_byte,
-            self._nics((stages[t.sender], stages[t.receiver], t.part) for t in found.transfers),
+            self._nics(
+                (stages[t.sender].devices, stages[t.receiver].devices, t.part)
+                for t in found.transfers
+            ),
         )
 
     def _nics(
-        self, carried: Iterable[tuple[PlacedStage, PlacedStage, float]]
+        self, carried: Iterable[tuple[Sequence[Device], Sequence[Device], float]]
     ) -> Mapping[int, float]:
         """Load the NICs of machines with several, by the number of the line: from and to whom, and
         what of each byte."""
         found: dict[int, float] = {}
         if not self._cluster.has_nics:
             return found
-        for sender, receiver, part in carried:
-            ends = sender.devices, receiver.devices
-            for name, seconds in group_seconds(self._cluster, *ends, part).items():
+        for senders, receivers, part in carried:
+            for name, seconds in group_seconds(self._cluster, senders, receivers, part).items():
                 line = self.line_table.numbers[name]
                 found[line] = found.get(line, 0.0) + seconds
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.network.link_terms import adding_s, transfer_s
@@ -15,10 +16,13 @@ from megatron_hetero.model.spec import ModelSpec
 @dataclass(frozen=True)
 class RingHop:
     """One step of a ring: seconds for each byte of the whole buffer in one pass, those of adding
-    what is received where the pass reduces, and the link's latency."""
+    what is received where the pass reduces, and the link's latency.
 
-    sender: PlacedStage
-    receiver: PlacedStage
+    `ends`: GPUs that send and that receive, an equal part each; one that does more stands several
+    times.
+    """
+
+    ends: tuple[tuple[Device, ...], tuple[Device, ...]]
     s_per_byte: float
     adding_s_per_byte: float
     latency_s: float
@@ -26,7 +30,7 @@ class RingHop:
     @property
     def nodes(self) -> tuple[str, str]:
         """Return the nodes that the hop leads from and to."""
-        return self.sender.devices[0].node, self.receiver.devices[0].node
+        return self.ends[0][0].node, self.ends[1][0].node
 
     def passes_s_per_byte(self, num_passes: int, reduces: bool) -> float:
         """Return the seconds per byte for which it is taken in one or both passes, the first of
@@ -40,7 +44,8 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
 
     It visits sites, then nodes, one after the other: in the order of the plan's ranks.  Those of
     the tensor-parallel groups work side by side: inside a node on links of their own, between nodes
-    on one NIC.
+    on the path of the two.  NCCL makes such a ring out of several, which leave and enter a node
+    over the NICs near all its holders in turn, so that each NIC carries an equal part.
 
     Args:
         model: decides the parts that unlike shares hold.
@@ -51,6 +56,10 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
     parts = [held_fraction(model, stage) for stage in ordered]
     hops = []
     prices: dict[tuple[str, str, float, float], tuple[float, float, float]] = {}
+    on_node: dict[str, list[PlacedStage]] = {}
+    for stage in ordered:
+        on_node.setdefault(stage.devices[0].node, []).append(stage)
+    carriers = {node: _carriers(own) for node, own in on_node.items()}
     around = zip(ordered, ordered[1:] + ordered[:1], parts, parts[1:] + parts[:1], strict=True)
     for sender, receiver, sent, received in around:
         here, there = sender.devices[0], receiver.devices[0]
@@ -61,8 +70,22 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
             # Each rank adds its own part, also behind a shared NIC.
             added_s = adding_s(share * received, 1, link)
             prices[key] = transfer_s(part, link), added_s, link.latency_s
-        hops.append(RingHop(sender, receiver, *prices[key]))
+        ends = sender.devices, receiver.devices
+        if here.node != there.node:
+            ends = carriers[here.node], carriers[there.node]
+        hops.append(RingHop(ends, *prices[key]))
     return tuple(hops)
+
+
+def _carriers(stages: Sequence[PlacedStage]) -> tuple[Device, ...]:
+    """Return the GPUs of some holders as often as gives each holder an equal part."""
+    whole = lcm(*(len(stage.devices) for stage in stages))
+    return tuple(
+        device
+        for stage in stages
+        for device in stage.devices
+        for _ in range(whole // len(stage.devices))
+    )
 
 
 def pass_latency_s(hops: Sequence[RingHop]) -> float:

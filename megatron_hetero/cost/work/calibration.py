@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import median
@@ -20,19 +20,12 @@ from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.work.products import NO_GROUPED, GemmEfficiency, GroupedCall
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import read_json
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.spec import Fp8Recipe, Precision
 
 DEFAULT = "default"
-
-
-@dataclass(frozen=True)
-class GemmEfficiency:
-    """Fraction of the peak that a large matrix product reaches, and the fixed cost of each one."""
-
-    max_efficiency: float
-    overhead_s: float
 
 
 @dataclass(frozen=True)
@@ -57,11 +50,13 @@ class FusedAttention:
 
     `by_type`: on long sequences, by GPU type and head size; `extra_tokens`: what a kernel computes
     besides, by pass, as if every sequence were so many tokens longer: blocks that the diagonal
-    cuts, and the beginning and the end, when few blocks are left for many multiprocessors.
+    cuts, and the beginning and the end, when few blocks are left for many multiprocessors;
+    `call_s`: fixed seconds of a call, by pass.
     """
 
     by_type: Mapping[str, Mapping[int, AttentionEfficiency]]
     extra_tokens: Mapping[str, float]
+    call_s: Mapping[str, float]
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> FusedAttention:
@@ -75,6 +70,7 @@ class FusedAttention:
                 for gpu, by_size in data["part_of_products"].items()
             },
             dict(data["extra_tokens"]),
+            dict(data["call_s"]),
         )
 
     def reached(self, gpu: str, head_size: int, seq_length: int) -> AttentionEfficiency:
@@ -102,13 +98,14 @@ class Calibration:
     dropout_slowdown: float
     attention: FusedAttention
     same_chip: Mapping[str, str]
+    grouped: GroupedCall = NO_GROUPED
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Calibration:
         """Read the parsed content of `calibration.json`."""
         return cls(
             {
-                (gpu, kind): GemmEfficiency(curve["max_efficiency"], curve["overhead_s"])
+                (gpu, kind): GemmEfficiency(**curve)
                 for gpu, by_kind in data["gemm"].items()
                 for kind, curve in by_kind.items()
             },
@@ -120,7 +117,26 @@ class Calibration:
             data["dropout_slowdown"],
             FusedAttention.from_data(data["attention"]),
             dict(data["same_chip"]),
+            GroupedCall(**data["grouped"]) if "grouped" in data else NO_GROUPED,
         )
+
+    def fp8_efficiency(self, gpu: GpuType, recipe: Fp8Recipe) -> GemmEfficiency:
+        """Return the curve of a GPU type's fp8 products, of its fp8 peak.
+
+        A type without a table reaches as much of what it reaches in 16 bits as the median of those
+        with one.
+
+        Args:
+            gpu: the type.
+            recipe: scales of whole tensors and of blocks have kernels, and tables, of their own.
+        """
+        kind = "fp8" if recipe in ("tensorwise", "delayed") else "fp8_block"
+        known = self.gemm.get((self.same_chip.get(gpu.name, gpu.name), kind))
+        if known is not None:
+            return known
+        usual, halves = self.gemm[DEFAULT, kind], self.gemm[DEFAULT, "fp16"]
+        part = self.gemm_efficiency(gpu, "bf16").max_efficiency / halves.max_efficiency
+        return replace(usual, max_efficiency=part * usual.max_efficiency)
 
     def gemm_efficiency(self, gpu: GpuType, precision: Precision) -> GemmEfficiency:
         """Return the curve of a GPU type, or the median curve where the type was not measured."""
@@ -133,9 +149,9 @@ class Calibration:
         if kind == "fp32":
             return usual
         if gpu.best_product and self._part_of_best:
-            return GemmEfficiency(self._part_of_best * gpu.best_product, usual.overhead_s)
+            return replace(usual, max_efficiency=self._part_of_best * gpu.best_product)
         if gpu.half_rate and self._half_rate:
-            return GemmEfficiency(self._half_rate, usual.overhead_s)
+            return replace(usual, max_efficiency=self._half_rate)
         return usual
 
     @cached_property

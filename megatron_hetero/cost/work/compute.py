@@ -1,9 +1,8 @@
 """Seconds of a decoder layer on one GPU of a tensor-parallel group.
 
-A roofline with two terms.  Matrix products take `flops / (peak * max_efficiency) + overhead` each:
-the overhead makes small products inefficient, which is what the operator tables show.  Fused
-attention is a product too, of another efficiency in each pass.  Everything else is bound by memory
-and takes `bytes / (bandwidth * memory_efficiency)`.  The formula is the same for every GPU; its
+Matrix products take what `cost.work.products` says.  Fused attention runs at a part of their rate,
+another one in each pass.  Everything else is bound by memory and takes
+`bytes / (bandwidth * memory_efficiency)`.  The formula is the same for every GPU; its
 constants are in `cost.work.calibration`.
 
 Backward is twice the forward products (input and weight gradients) plus the accumulation of the
@@ -19,7 +18,6 @@ from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.work.calibration import (
     Calibration,
-    GemmEfficiency,
     ScoreTraffic,
     product_flops_per_s,
     shipped_calibration,
@@ -30,6 +28,7 @@ from megatron_hetero.cost.work.layer_work import (
     attention_work,
     mlp_work,
 )
+from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
 from megatron_hetero.cost.work.share import TensorShare, even_share
 from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
@@ -37,6 +36,9 @@ from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 _MAIN_GRADIENT_BYTES = 4
 _FUSED_BACKWARD_FLOPS = 2.5
 """Backward over forward of fused attention: five products instead of two, the scores once more."""
+_CAST_BYTES = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 4.0, "mxfp8": 4.0}
+"""For each element that Transformer Engine casts to fp8: it is read, and written as it is and
+transposed; a scale of the whole tensor as it is now takes another read for its maximum first."""
 _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
@@ -65,15 +67,38 @@ class PassTimes:
 class Speed:
     """Rates that one GPU reaches in the job's precision, calibrated."""
 
-    products_flops_per_s: float
-    product_overhead_s: float
+    products: ProductSpeed
     memory_bytes_per_s: float
     scores: ScoreTraffic
     dropout_slowdown: float
+    fp8: ProductSpeed | None = None
+    cast_bytes: float = 0.0
 
-    def products_s(self, flops: Sequence[float]) -> float:
-        """Time matrix products of these sizes, one after the other."""
-        return sum(flops) / self.products_flops_per_s + len(flops) * self.product_overhead_s
+    def layer_products(self, products: Sequence[Product]) -> PassTimes:
+        """Time the products of a layer in both passes: in fp8, with its casts, where the job has
+        it."""
+        speed = self.fp8 or self.products
+        once_s = sum(map(speed.seconds, products))
+        if self.fp8 is None:
+            return PassTimes(once_s, 2 * once_s)
+        inputs, outputs = (
+            sum(p.count * elements for p, elements in zip(products, sizes, strict=True))
+            for sizes in ([p.inputs for p in products], [p.outputs for p in products])
+        )
+        # What comes in is cast in the forward pass, the gradient of what went out in the backward.
+        return PassTimes(
+            once_s + self.memory_s(self.cast_bytes * inputs),
+            2 * once_s + self.memory_s(self.cast_bytes * outputs),
+        )
+
+    def products_s(self, products: Sequence[Product]) -> float:
+        """Time matrix products, one after the other."""
+        return sum(map(self.products.seconds, products))
+
+    def batched_s(self, flops: Sequence[float]) -> float:
+        """Time the products of unfused attention, whose traffic is priced with the scores'."""
+        overheads_s = len(flops) * self.products.curve.overhead_s
+        return sum(flops) / self.products.flops_per_s + overheads_s
 
     def memory_s(self, num_bytes: float) -> float:
         """Time reading and writing `num_bytes` bytes in all."""
@@ -90,12 +115,26 @@ def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | No
     """
     calibration = calibration or shipped_calibration()
     curve = calibration.gemm_efficiency(gpu, training.precision)
+    element, grouped = training.element_bytes, calibration.grouped
+    fp8, cast_bytes = None, 0.0
+    if training.fp8 and (peak := gpu.peak_flops.get("fp8")):
+        own = calibration.fp8_efficiency(gpu, training.fp8_recipe)
+        fp8 = ProductSpeed(peak, gpu.memory_bytes_per_s, 1.0, own, float(element), grouped)
+        cast_bytes = _CAST_BYTES[training.fp8_recipe]
     return Speed(
-        product_flops_per_s(gpu, training.precision) * curve.max_efficiency,
-        curve.overhead_s,
+        ProductSpeed(
+            product_flops_per_s(gpu, training.precision),
+            gpu.memory_bytes_per_s,
+            element,
+            curve,
+            element,
+            grouped,
+        ),
         calibration.memory_bytes_per_s(gpu),
         calibration.score_traffic["fp32" if training.precision == "fp32" else "fp16"],
         calibration.dropout_slowdown,
+        fp8,
+        cast_bytes,
     )
 
 
@@ -179,12 +218,12 @@ def _part_times(
     is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
     speed = speed_of(training, gpu, calibration)
     work = work_of(workload.model, training, share, is_fused)
-    products_s = speed.products_s(work.gemm_flops)
+    products = speed.layer_products(work.products)
     elementwise_s = speed.memory_s(work.memory_bytes)
     core = _core_times(workload, gpu, work, speed, is_fused, calibration)
-    forward_s = products_s + elementwise_s + core.forward_s
+    forward_s = products.forward_s + elementwise_s + core.forward_s
     backward_s = (
-        2 * products_s
+        products.backward_s
         + _BACKWARD_MEMORY_RATIO * elementwise_s
         + core.backward_s
         + gradient_accumulation_s(work.num_params, speed)
@@ -210,12 +249,13 @@ def _core_times(
     if is_fused:
         calibration = calibration or shipped_calibration()
         part = calibration.attention_efficiency(gpu, work.head_size, workload.model.seq_length)
-        flops = sum(work.attention_flops)
+        flops, call_s = sum(work.attention_flops), calibration.attention.call_s
+        rate = speed.products.flops_per_s
         return PassTimes(
-            speed.products_s((flops / part.forward,)),
-            speed.products_s((_FUSED_BACKWARD_FLOPS * flops / part.backward,)),
+            flops / (rate * part.forward) + call_s["forward"],
+            _FUSED_BACKWARD_FLOPS * flops / (rate * part.backward) + call_s["backward"],
         )
-    products_s = speed.products_s(work.attention_flops)
+    products_s = speed.batched_s(work.attention_flops)
     dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
     forward = speed.scores.forward * work.score_bytes + dropout_bytes
     backward = speed.scores.backward * work.score_bytes + work.score_dropout_bytes

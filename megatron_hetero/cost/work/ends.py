@@ -10,6 +10,7 @@ from __future__ import annotations
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.work.calibration import Calibration
 from megatron_hetero.cost.work.compute import PassTimes, gradient_accumulation_s, speed_of
+from megatron_hetero.cost.work.products import Product
 from megatron_hetero.model.blocks import joining_params
 from megatron_hetero.model.spec import Workload
 
@@ -61,7 +62,7 @@ def head_times(
     tokens = num_tokens or training.micro_batch_size * model.seq_length
     logits = tokens * vocab_rows / width
     speed = speed_of(training, gpu, calibration)
-    products_s = speed.products_s((2.0 * logits * model.hidden_size,))
+    products_s = speed.products_s((Product(tokens, vocab_rows / width, model.hidden_size),))
     # Cross entropy reads the logits, makes them fp32, then takes a maximum, exp and a sum.
     norm_bytes = 2.0 * tokens * model.hidden_size * element
     loss_s = speed.memory_s(logits * (element + 4 * 4) + norm_bytes)
@@ -92,7 +93,8 @@ def joining_times(
     tokens = num_tokens or training.micro_batch_size * model.seq_length
     speed = speed_of(training, gpu, calibration)
     weights = joining_params(model) // width
-    products_s = speed.products_s((2.0 * tokens * weights,))
+    joining = Product.with_weights(tokens, weights, 2 * model.hidden_size)
+    products_s = speed.products_s((joining,))
     norms_s = speed.memory_s(4.0 * tokens * model.hidden_size * training.element_bytes)
     return PassTimes(
         products_s + norms_s,

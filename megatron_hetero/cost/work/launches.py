@@ -115,7 +115,8 @@ def _mlp(
     bias = 1 if model.add_bias_linear else 0
     # Both products and the activation; backward also the first bias's gradient.
     each = Launches(3 + (0 if fused else bias), 5 + (0 if flash else bias))
-    number = share.num_experts(model) if model.num_experts else 1
+    is_apart = model.num_experts and not training.grouped_experts
+    number = share.num_experts(model) if is_apart else 1
     found = Launches(1 + number * each.forward, 1 + number * each.backward)
     if model.num_experts:
         found = found.plus(_ROUTER, _ROUTER)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.cost.memory.parameters import (
+    attention_inputs,
     attention_matrices,
     attention_sizes,
     shared_expert_matrices,
 )
+from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.blocks import router_params
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
@@ -23,13 +25,18 @@ class Work:
     `head_size`: elements of a head's queries.
     """
 
-    gemm_flops: tuple[float, ...]
+    products: tuple[Product, ...]
     memory_bytes: float
     num_params: int
     attention_flops: tuple[float, ...] = ()
     head_size: int = 0
     score_bytes: float = 0.0
     score_dropout_bytes: float = 0.0
+
+    @property
+    def gemm_flops(self) -> tuple[float, ...]:
+        """Return the FLOPs of each product."""
+        return tuple(p.flops for p in self.products for _ in range(p.count))
 
 
 WorkOf = Callable[[ModelSpec, TrainingSpec, TensorShare, bool], Work]
@@ -72,9 +79,9 @@ def attention_work(
 
 def _attention_products(
     model: ModelSpec, training: TrainingSpec, share: TensorShare
-) -> tuple[float, ...]:
-    """Count the FLOPs of each projection.  Those to latents that every member holds whole are of
-    its own tokens where sequences are divided."""
+) -> tuple[Product, ...]:
+    """Return the projections.  Those to latents that every member holds whole are of its own tokens
+    where sequences are divided."""
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     weights = attention_matrices(model, share)
     is_whole = [False] * len(weights)
@@ -82,8 +89,10 @@ def _attention_products(
         is_whole[-3] = True
         is_whole[0] = bool(model.q_lora_rank)
     return tuple(
-        2.0 * (own_tokens if whole else tokens) * weight
-        for weight, whole in zip(weights, is_whole, strict=True)
+        Product.with_weights(own_tokens if whole else tokens, weight, depth)
+        for weight, depth, whole in zip(
+            weights, attention_inputs(model, share), is_whole, strict=True
+        )
     )
 
 
@@ -103,7 +112,7 @@ def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash
         return _experts_work(model, training, share, weights)
     activation_bytes = tokens * (first + columns) * training.element_bytes
     return Work(
-        tuple(2.0 * tokens * weight for weight in weights),
+        _mlp_products(tokens, weights, model.hidden_size, columns),
         _norm_bytes(model, training, share) + activation_bytes,
         sum(weights),
     )
@@ -112,8 +121,7 @@ def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash
 def _experts_work(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, weights: tuple[int, int]
 ) -> Work:
-    """Count the work of experts one after the other, each with an equal part of the tokens: a
-    balanced router.
+    """Count the work of experts, each with an equal part of the tokens: a balanced router.
 
     `weights`: elements of an expert's two products.  Every token is sorted to each of its experts
     (read, written, and both again on the way back) and weighted after the activation.
@@ -124,8 +132,15 @@ def _experts_work(
     routed = tokens * model.moe_router_topk * num_experts / model.num_experts
     columns = share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
-    products = tuple(2.0 * routed / num_experts * weight for weight in weights)
-    router = 2.0 * own_tokens * model.hidden_size * model.num_experts
+    experts = _mlp_products(
+        routed / num_experts,
+        weights,
+        model.hidden_size,
+        columns,
+        num_experts,
+        is_grouped=training.grouped_experts,
+    )
+    router = Product(own_tokens, model.num_experts, model.hidden_size)
     moved = routed * (4 * model.hidden_size + first + 3 * columns) * element
     shared = shared_expert_matrices(model, share)
     if shared:
@@ -133,9 +148,36 @@ def _experts_work(
         kept = (3 if model.gated_mlp else 2) * share.shared_columns
         moved += (tokens * kept + 3 * own_tokens * model.hidden_size) * element
     return Work(
-        (router, *products * num_experts, *(2.0 * tokens * weight for weight in shared)),
+        (
+            router,
+            *experts,
+            *(_mlp_products(tokens, shared, model.hidden_size, share.shared_columns)),
+        ),
         _norm_bytes(model, training, share) + moved,
         num_experts * sum(weights) + sum(shared) + router_params(model),
+    )
+
+
+def _mlp_products(
+    tokens: float,
+    weights: Sequence[int],
+    hidden_size: int,
+    columns: int,
+    count: int = 1,
+    is_grouped: bool = False,
+) -> tuple[Product, ...]:
+    """Return the two products of an MLP, or none of none.
+
+    Args:
+        tokens: rows of each.
+        weights: elements of the two matrices.
+        hidden_size, columns: inputs of the first and of the second.
+        count: MLPs.
+        is_grouped: all of them are one call, else they follow each other.
+    """
+    return tuple(
+        Product.with_weights(tokens, weight, depth, count, is_grouped)
+        for weight, depth in zip(weights, (hidden_size, columns), strict=False)
     )
 
 

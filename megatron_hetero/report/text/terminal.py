@@ -49,7 +49,7 @@ def plan_heading(plan: Plan, utilization: Utilization | None = None) -> tuple[Re
                     "",
                     f"{model.num_layers} layers, hidden {model.hidden_size}, "
                     f"sequence {model.seq_length}, {training.precision}"
-                    f"{' with fp8 products, timed as bf16' if training.fp8 else ''}; "
+                    f"{f' with fp8 products ({training.fp8_recipe})' if training.fp8 else ''}; "
                     f"global batch {training.global_batch_size}",
                 ),
                 ("devices", _device_count(plan)),

@@ -253,8 +253,7 @@ class GradientExchange:
         hops: list[tuple[str, float]] = []
         for hop in ring_hops:
             seconds = hop.passes_s_per_byte(num_passes, reduces) * num_bytes
-            ends = hop.sender.devices, hop.receiver.devices
-            hops += hops_of(self._costs.cluster, *ends, seconds, once)
+            hops += hops_of(self._costs.cluster, *hop.ends, seconds, once)
         return tuple(hops), (once,) * len(hops), num_passes * pass_latency_s(ring_hops)
 
     def _gather(self, bucket: StageBucket, ranks: RankSet) -> Collective:

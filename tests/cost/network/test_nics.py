@@ -144,3 +144,34 @@ def test_more_nics_are_faster_and_the_bound_holds(each: float) -> None:
         assert more[2] <= 1.0001 * more[1] <= 1.0002 * more[0]
         assert estimates.step_time_s == pytest.approx(more[(1, 2, 4).index(num)], rel=0.001)
     assert found[2] < 0.9 * found[0]
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_the_replicas_of_two_machines_exchange_over_all_their_nics(width: int) -> None:
+    """16 GPUs with eight NICs a machine, whatever the width of their replicas: eight times as fast
+    as over one NIC, less what the links inside a machine take.  NCCL spreads a ring over the NICs
+    near all its GPUs."""
+    plain = make_cluster(("a", FAST, 8), ("b", FAST, 8), inside=Link(450e9, 0.0))
+    count = 8 // width
+    name = f"tp{width}:4 @8 | " * (2 * count)
+    groups = [range(width * i, width * (i + 1)) for i in range(count)]
+    ends = [[f"{node}:{gpu}" for gpu in group] for node in "ab" for group in groups]
+    plan = placed(name.removesuffix(" | "), *ends)
+    found = []
+    for num in (1, 8):
+        nics = Nics(50e9, tuple(gpu * num // 8 for gpu in range(8)))
+        nodes = tuple(
+            replace(n, nics=nics, uplink_bytes_per_s=nics.total_bytes_per_s) for n in plain.nodes
+        )
+        links = {
+            pair: replace(link, bytes_per_s=num * 50e9, latency_s=0.0, nic_bytes_per_s=50e9)
+            for pair, link in plain.node_links.items()
+        }
+        cluster = replace(plain, nodes=nodes, node_links=links)
+        placement = placement_of(plan, cluster)
+        costs = CostModel(cluster, workload_of(plan))
+        found.append(costs.sync_s(placement, plan.workload.model.vocab_size))
+        simulated = simulate_plan(plan, cluster, is_stock=False)
+        estimated = estimate_plan(plan, cluster)
+        assert estimated.step_time_s == pytest.approx(simulated.step_time_s, rel=1e-3)
+    assert found[0] / found[1] == pytest.approx(8, rel=0.15)

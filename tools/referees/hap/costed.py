@@ -29,6 +29,7 @@ from megatron_hetero.cost.work.compute import (
     uses_flash_attention,
 )
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
+from megatron_hetero.cost.work.products import Product
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import Workload
@@ -167,12 +168,12 @@ def _works(
     norm_s = speed.memory_s(attention.memory_bytes)
     active_s = speed.memory_s(mlp.memory_bytes - attention.memory_bytes)
 
-    def product(flops: float, element_s: float = 0.0) -> _StepWork:
-        overhead_s = speed.products_s((0.0,))
-        return _StepWork(overhead_s, speed.products_s((flops,)) - overhead_s + element_s)
+    def product(own: Product, element_s: float = 0.0) -> _StepWork:
+        overhead_s = speed.products.curve.overhead_s
+        return _StepWork(overhead_s, speed.products_s((own,)) - overhead_s + element_s)
 
-    def gradient(flops: float, num_params: int) -> _StepWork:
-        return replace(product(flops), of_columns_s=gradient_accumulation_s(num_params, speed))
+    def gradient(own: Product, num_params: int) -> _StepWork:
+        return replace(product(own), of_columns_s=gradient_accumulation_s(num_params, speed))
 
     def core(at_whole_s: float, at_twice_s: float) -> _StepWork:
         return _StepWork(2 * at_whole_s - at_twice_s, at_twice_s - at_whole_s)
@@ -182,7 +183,7 @@ def _works(
     again = once.forward_s, both.forward_s
     if training.recompute != "selective":
         again = 0.0, 0.0
-    (qkv, proj), (up, down) = attention.gemm_flops, mlp.gemm_flops
+    (qkv, proj), (up, down) = attention.products, mlp.products
     params = _matrices(workload)
     made = {
         "norm of attention": _StepWork(0.0, norm_s),

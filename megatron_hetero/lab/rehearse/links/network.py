@@ -6,7 +6,7 @@ simulation, so that the two may be compared link by link (`rehearsal.LineLoad`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, prod
@@ -133,17 +133,42 @@ class Network:
     def ring(self, ranks: Sequence[int], hop_bytes: float, num_passes: int) -> Ring:
         """Build a collective in which every rank sends `hop_bytes` to the next rank of a ring.
 
-        In each pass a piece of the buffer travels from rank to rank, over every hop but one.
+        In each pass a piece of the buffer travels from rank to rank, over every hop but one.  A
+        library makes such a ring out of several, which leave and enter a node beside each of its
+        ranks in turn: NICs near more ranks carry more.
         """
         order = self._around(ranks)
-        hops = [
-            self.hop(sender, receiver)
-            for sender, receiver in zip(order, order[1:] + order[:1], strict=True)
-        ]
+        pairs = [*zip(order, order[1:] + order[:1], strict=True)]
+        hops = [self.hop(sender, receiver) for sender, receiver in pairs]
+        taken = [part for hop in hops for part in hop.taken(hop_bytes)]
+        if self._cluster.has_nics:
+            taken = [part for pair in pairs for part in self._taken_by_all(*pair, ranks, hop_bytes)]
         return Ring(
-            tuple(taken for hop in hops for taken in hop.taken(hop_bytes)),
+            tuple(taken),
             num_passes * (sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)),
         )
+
+    def _taken_by_all(
+        self, sender: int, receiver: int, ranks: Sequence[int], num_bytes: float
+    ) -> Iterator[tuple[tuple[int, ...], float]]:
+        """Yield the seconds of one hop on what lies between two nodes, and on the NICs near any of
+        `ranks` on the two; on its own route inside a node."""
+        here, there = self._devices[sender], self._devices[receiver]
+        if here.node == there.node:
+            yield from self.hop(sender, receiver).taken(num_bytes)
+            return
+        nics = {f"{self._cluster.nic_of(here)} out", f"{self._cluster.nic_of(there)} in"}
+        for name, bytes_per_s in self._speeds(here, there):
+            if name not in nics and bytes_per_s < inf:
+                yield (self._numbers[name],), num_bytes / bytes_per_s
+        for end, is_sender in ((here, True), (there, False)):
+            own = [d for d in (self._devices[rank] for rank in ranks) if d.node == end.node]
+            for device in own:
+                pair = (device, there) if is_sender else (here, device)
+                port = f"{self._cluster.nic_of(device)} {'out' if is_sender else 'in'}"
+                for name, bytes_per_s in self._speeds(*pair):
+                    if name == port:
+                        yield (self._numbers[name],), num_bytes / len(own) / bytes_per_s
 
     def _around(self, ranks: Sequence[int]) -> list[int]:
         """Sort ranks node by node, in the order of each node's first rank.

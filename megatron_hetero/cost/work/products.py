@@ -1,0 +1,140 @@
+"""Seconds of a matrix product on one GPU: its FLOPs, its memory traffic and a fixed cost.
+
+Three terms that add up fit measured tables of GEMMs of today's cards (`tools/cost_holdout.py`
+prints how well): the FLOPs at a rate that falls slowly with them (long products draw more power,
+and clocks fall), both factors and the result through memory once, and a fixed cost.  Tiles that do
+not fill a last wave of multiprocessors were tried as well: the mean error over all tables fell by
+0.3 points, so they are not modelled.
+
+The two products of backward have the FLOPs and the three matrices of that of forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of a matrix of `rows` x `depth` with one of `depth` x `columns`, `count` of them:
+    one after the other, or all in one call (`is_grouped`)."""
+
+    rows: float
+    columns: float
+    depth: float
+    count: int = 1
+    is_grouped: bool = False
+
+    @classmethod
+    def with_weights(
+        cls, rows: float, weights: float, depth: float, count: int = 1, is_grouped: bool = False
+    ) -> Product:
+        """Return the product with a matrix of so many weights.
+
+        Args:
+            rows: tokens.
+            weights: elements of the matrix.
+            depth: its inputs.
+            count: products, each with a matrix of its own.
+            is_grouped: they are one call.
+        """
+        return cls(rows, weights / depth, depth, count, is_grouped)
+
+    @property
+    def flops(self) -> float:
+        """Return the FLOPs of one of them."""
+        return 2.0 * self.rows * self.columns * self.depth
+
+    @property
+    def inputs(self) -> float:
+        """Return the elements of tokens that one of them reads."""
+        return self.rows * self.depth
+
+    @property
+    def outputs(self) -> float:
+        """Return the elements that one of them writes."""
+        return self.rows * self.columns
+
+    def num_bytes(self, element_bytes: float, output_bytes: float) -> float:
+        """Return the bytes that one of them reads and writes.
+
+        Args:
+            element_bytes: of both factors.
+            output_bytes: of what comes out.
+        """
+        factors = self.inputs + self.columns * self.depth
+        return factors * element_bytes + self.outputs * output_bytes
+
+
+@dataclass(frozen=True)
+class GemmEfficiency:
+    """Constants of the products of a GPU type, relative to its sheet.
+
+    `max_efficiency`: part of the peak at a TFLOP, traffic and fixed cost apart.  `overhead_s`: of
+    each.  `traffic`: seconds over what their bytes take at the bandwidth of the sheet, as far as
+    they do not hide.  `decline`: the seconds of the FLOPs grow as their power 1 + `decline`.
+    """
+
+    max_efficiency: float
+    overhead_s: float
+    traffic: float = 0.0
+    decline: float = 0.0
+
+
+@dataclass(frozen=True)
+class GroupedCall:
+    """Constants of the grouped products of experts, of any GPU type.
+
+    `traffic` as of `GemmEfficiency`; `call_s`: of each product, with its part of sorting tokens.
+    """
+
+    traffic: float
+    call_s: float
+
+
+NO_GROUPED = GroupedCall(1.0, 0.0)
+"""Grouped products whose calls cost nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductSpeed:
+    """What products of one GPU take in one precision.
+
+    `peak_flops_per_s` and `bytes_per_s` are of the sheet, `element_bytes` of an element of a
+    factor, `output_bytes` of the result.
+    """
+
+    peak_flops_per_s: float
+    bytes_per_s: float
+    element_bytes: float
+    curve: GemmEfficiency
+    output_bytes: float = 2.0
+    grouped: GroupedCall = NO_GROUPED
+
+    @property
+    def flops_per_s(self) -> float:
+        """Return the rate of a product of one TFLOP, traffic and fixed cost apart."""
+        return self.peak_flops_per_s * self.curve.max_efficiency
+
+    def seconds(self, product: Product) -> float:
+        """Time one product, or all that it counts.
+
+        Grouped ones run at the rate of one large product, but none of their traffic hides.
+
+        >>> speed = ProductSpeed(1e15, 1e12, 2, GemmEfficiency(0.5, 1e-5, traffic=1.0))
+        >>> round(speed.seconds(Product(4096, 4096, 4096)), 6)  # 275 + 101 + 10 us
+        0.000386
+        """
+        curve, flops, calls = self.curve, product.flops, product.count
+        fixed_s, traffic = curve.overhead_s, curve.traffic
+        moved = product.num_bytes(self.element_bytes, self.output_bytes)
+        if product.is_grouped:
+            flops, moved, calls = flops * calls, moved * calls, 1
+            fixed_s, traffic = self.grouped.call_s, self.grouped.traffic
+        # The clock is no higher than that of the sheet.
+        slowdown = (flops / _TERA) ** curve.decline if curve.decline else 1.0
+        slowdown = max(slowdown, min(1.0, curve.max_efficiency))
+        once_s = flops / self.flops_per_s * slowdown + traffic * moved / self.bytes_per_s + fixed_s
+        return calls * once_s
