@@ -5,7 +5,7 @@ Sources: `megatron/training/arguments.py` (`validate_args`) and `core_transforme
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from megatron_hetero.model.arguments import JobText
 from megatron_hetero.model.flag_reader import FlagReader
@@ -15,6 +15,7 @@ from megatron_hetero.model.spec import (
     FusedScores,
     ModelSpec,
     Precision,
+    TokenDispatcher,
     TrainingSpec,
     Workload,
 )
@@ -241,6 +242,10 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         fp8="--fp8-format" in flags,
         fp32_residual_connection=flags.switch("--fp32-residual-connection"),
         fused_scores=fused_scores,
+        token_dispatcher=cast(
+            TokenDispatcher,
+            flags.text("--moe-token-dispatcher-type", "allgather", get_args(TokenDispatcher)),
+        ),
     )
 
 
