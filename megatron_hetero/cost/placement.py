@@ -46,6 +46,15 @@ class Sharding:
     replicas: tuple[PlacedReplica, ...]
 
 
+@dataclass(frozen=True)
+class PlacedExperts:
+    """Experts of a stage that are dealt out over replicas: `sizes` as `StageShape.expert_groups`,
+    and `devices` of the groups that the stage's own are in, in rank order."""
+
+    sizes: tuple[int, int]
+    devices: tuple[Device, ...]
+
+
 @hashed_once
 @dataclass(frozen=True)
 class PlacedStage:
@@ -61,7 +70,7 @@ class PlacedStage:
     a part of every expert on each.  `sharding` follows from all
     replicas; None where every device keeps its layers whole.  `precision` is what a plan gives
     the stage; None is the job's, or what takes its place on these GPUs
-    (`cost.work.stage_precision`).
+    (`cost.work.stage_precision`).  `experts` follow from all replicas (`with_expert_groups`).
     """
 
     devices: tuple[Device, ...]
@@ -76,6 +85,7 @@ class PlacedStage:
     sharding: Sharding | None = None
     precision: Precision | None = None
     context_shares: tuple[int, ...] | None = None
+    experts: PlacedExperts | None = None
 
     @property
     def shape(self) -> StageShape:
@@ -88,7 +98,13 @@ class PlacedStage:
             self.expert_shares,
             self.num_sharded_layers,
             self.context_shares,
+            self.expert_groups,
         )
+
+    @property
+    def expert_groups(self) -> tuple[int, int] | None:
+        """Return the sizes of groups of experts over replicas; None without such."""
+        return None if self.experts is None else self.experts.sizes
 
     @cached_property
     def width(self) -> int:
@@ -263,10 +279,38 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
     shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
     if any(map(any, shares)) or placement.has_context_parallel:
         placement = with_optimizer_shares(placement, shares)
+    if plan.layout.expert_groups is not None:
+        placement = with_expert_groups(placement, plan.layout.expert_groups)
     if plan.layout.has_sharded_layers:
         sharded = [stage.shape.num_sharded_layers for stage in plan.replicas[0].stages]
         return with_sharded_layers(placement, sharded)
     return placement
+
+
+def with_expert_groups(placement: Placement, sizes: tuple[int, int]) -> Placement:
+    """Deal experts out over the ranks of each stage in all replicas, which are in the order of
+    stock Megatron's data-parallel ranks.
+
+    Args:
+        sizes: as of `StageShape.expert_groups`.
+    """
+    replicas, whole = placement.replicas, sizes[0] * sizes[1]
+    own = len(replicas[0].stages[0].devices)
+    together = max(1, whole // own)
+    made = []
+    for r, replica in enumerate(replicas):
+        peers = replicas[r // together * together :][:together]
+        stages = [
+            replace(
+                stage,
+                experts=PlacedExperts(
+                    sizes, tuple([d for peer in peers for d in peer.stages[s].devices])
+                ),
+            )
+            for s, stage in enumerate(replica.stages)
+        ]
+        made.append(replace(replica, stages=tuple(stages)))
+    return replace(placement, replicas=tuple(made))
 
 
 def with_sharded_layers(placement: Placement, counts: Sequence[int]) -> Placement:

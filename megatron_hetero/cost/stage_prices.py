@@ -187,6 +187,7 @@ class StagePrices(UnitPrices):
             stage.context_parallel,
             stage.expert_shares,
             stage.context_shares,
+            stage.expert_groups,
         )
         for device, share in zip(stage.devices, shares, strict=True):
             node = self.cluster.node_by_name[device.node]

@@ -14,6 +14,7 @@ from megatron_hetero.cost.memory.device import (
     with_in_flight,
 )
 from megatron_hetero.cost.memory.libraries import KeptFree, kept_free
+from megatron_hetero.cost.network.experts import expert_links
 from megatron_hetero.cost.network.seconds import (
     BoundaryTime,
     boundary_time,
@@ -131,13 +132,15 @@ class UnitPrices(Variants):
         costs = self.of_stage(stage)
         if costs is not self:
             return costs.stage_pieces(stage, vocab_rows)
-        if stage.context_parallel == 1 and stage.expert_shares is None:
+        if stage.context_parallel == 1 and stage.expert_shares is None and stage.experts is None:
             return self.group_pieces(stage.devices, stage.shares, vocab_rows)
         devices, width = stage.devices, stage.width
         nodes = tuple(device.node for device in devices)
         key = (
             *(nodes, stage.shares, vocab_rows),
             *(stage.context_parallel, stage.expert_shares, stage.context_shares),
+            stage.expert_groups,
+            None if stage.experts is None else tuple(self._ends(stage.experts.devices)),
         )
         if key not in self._pieces:
             shares = member_shares(
@@ -147,18 +150,27 @@ class UnitPrices(Variants):
                 stage.context_parallel,
                 stage.expert_shares,
                 stage.context_shares,
+                stage.expert_groups,
             )
             gpus = [self.cluster.gpu_type(device) for device in devices]
+            members = list(zip(gpus, shares, strict=True))
+            links = None
+            if stage.experts is not None:
+                # They wait for each other in every layer: all are as slow as the slowest.
+                others = {id(gpu): gpu for gpu in map(self.cluster.gpu_type, stage.experts.devices)}
+                members += [(gpu, shares[0]) for gpu in others.values()]
+                links = expert_links(self.cluster, stage.experts.devices, *stage.experts.sizes)
             # What hold the same parts stand on the same nodes, unless groups are over several.
             ends = self._ends(devices)
             rings = {tuple(ends[i::width]): devices[i::width] for i in range(width)}.values()
             self._pieces[key] = price_groups(
                 self.workload,
                 self.profile,
-                tuple(zip(gpus, shares, strict=True)),
+                tuple(members),
                 [slowest_link(self.cluster, group) for group in groups_of(devices, width)],
                 vocab_rows,
                 worst_link([slowest_link(self.cluster, ring) for ring in rings]),
+                links,
             )
         return self._pieces[key]
 

@@ -12,7 +12,7 @@ from megatron_hetero.cost.memory.device import EVERY_DEVICE, StateHolders
 from megatron_hetero.cost.placement import PlacedStage, Placement, Recompute
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.stage_precision import precision_on
-from megatron_hetero.model.spec import Precision, Workload
+from megatron_hetero.model.spec import Precision, TokenDispatcher, Workload
 
 
 class Variants:
@@ -73,6 +73,22 @@ class Variants:
             made = copy(self)
             made.workload = replace(self.workload, training=changed)
             made.holders = made_holders
+            made._forget()
+            self._variants[key] = made
+        return self._variants[key]
+
+    def dispatched(self, dispatcher: TokenDispatcher) -> Self:
+        """Return the price list of the same job with another dispatcher of tokens to experts."""
+        training = self.workload.training
+        if training.token_dispatcher == dispatcher:
+            return self
+        key = "dispatcher", dispatcher
+        if key not in self._variants:
+            made = copy(self)
+            made.workload = replace(
+                self.workload, training=replace(training, token_dispatcher=dispatcher)
+            )
+            made._variants = {}
             made._forget()
             self._variants[key] = made
         return self._variants[key]

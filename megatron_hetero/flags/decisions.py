@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megatron_hetero.flags.stock import is_even_split, pipeline_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.stock_ranks import rank_orders
+from megatron_hetero.plan.stock_ranks import expert_sizes, rank_orders
 from megatron_hetero.schedule.stock import (
     common_micro_batch_size,
     common_recompute,
@@ -64,7 +64,24 @@ def stock_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iter
     if size is not None:
         yield _number("--micro-batch-size", size, "micro-batch size", printed=True)
     yield from _recompute_decisions(plan)
+    yield from _stock_group_decisions(plan)
     yield from _common_decisions(plan, job_micro_batch_size)
+
+
+def _stock_group_decisions(plan: Plan) -> Iterator[Decision]:
+    """Yield the sizes of context-parallel groups and of groups of experts; each flag is written
+    only where it is not Megatron's default."""
+    shape = plan.replicas[0].stages[0].shape
+    width, context = shape.tensor_parallel, shape.context_parallel
+    meaning = "context-parallel size"
+    yield _number("--context-parallel-size", context, meaning, printed=context > 1)
+    meaning = "tensor-parallel width, and no more shards of a weight,"
+    yield _number("--tensor-parallel-num-weight-shards", width, meaning)
+    size, own = expert_sizes(shape)
+    yield _number("--expert-model-parallel-size", size, "expert-parallel size", printed=size > 1)
+    meaning = "tensor-parallel width of experts"
+    yield _number("--expert-tensor-parallel-size", own, meaning, printed=own != width)
+    yield _number("--expert-tensor-parallel-num-weight-shards", own, meaning)
 
 
 def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iterator[Decision]:
@@ -90,21 +107,11 @@ def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Ite
         size = job_micro_batch_size
     if size is not None:
         yield _number("--micro-batch-size", size, "micro-batch size", printed=True)
+    yield from _hetero_group_decisions(plan)
     yield from _common_decisions(plan, job_micro_batch_size)
 
 
-def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[Decision]:
-    num_layers = plan.layout.replicas[0].num_layers
-    yield _number("--num-layers", num_layers, "layers")
-    yield _number("--encoder-num-layers", num_layers, "layers")
-    parts = [
-        replica.num_micro_batches * size
-        for replica in plan.replicas
-        if (size := micro_batch_size(plan, replica) or job_micro_batch_size) is not None
-    ]
-    if len(parts) == len(plan.replicas):
-        total = sum(parts)
-        yield _number("--global-batch-size", total, "global batch", printed=True)
+def _hetero_group_decisions(plan: Plan) -> Iterator[Decision]:
     if plan.layout.has_context_parallel:
         yield Decision("--context-parallel-size", None, "context parallelism of each stage")
     else:
@@ -121,6 +128,20 @@ def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[
         meaning = "tensor-parallel width of experts"
         yield _same_everywhere("--expert-tensor-parallel-size", widths, meaning)
         yield _same_everywhere("--expert-tensor-parallel-num-weight-shards", widths, meaning)
+
+
+def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[Decision]:
+    num_layers = plan.layout.replicas[0].num_layers
+    yield _number("--num-layers", num_layers, "layers")
+    yield _number("--encoder-num-layers", num_layers, "layers")
+    parts = [
+        replica.num_micro_batches * size
+        for replica in plan.replicas
+        if (size := micro_batch_size(plan, replica) or job_micro_batch_size) is not None
+    ]
+    if len(parts) == len(plan.replicas):
+        total = sum(parts)
+        yield _number("--global-batch-size", total, "global batch", printed=True)
     for name in (
         "--num-layers-per-virtual-pipeline-stage",
         "--num-virtual-stages-per-pipeline-rank",

@@ -16,6 +16,7 @@ from megatron_hetero.model.spec import (
     FusedScores,
     ModelSpec,
     Precision,
+    TokenDispatcher,
     TrainingSpec,
     Workload,
 )
@@ -244,6 +245,10 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         grouped_experts=bool(model.num_experts) and flags.switch("--moe-grouped-gemm"),
         fp32_residual_connection=flags.switch("--fp32-residual-connection"),
         fused_scores=fused_scores,
+        token_dispatcher=cast(
+            TokenDispatcher,
+            flags.text("--moe-token-dispatcher-type", "allgather", get_args(TokenDispatcher)),
+        ),
     )
 
 

@@ -11,6 +11,8 @@ from typing import Literal
 Precision = Literal["fp32", "bf16", "fp16"]
 Sends = Literal["as-run", "buffered"]
 Fp8Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
+TokenDispatcher = Literal["allgather", "alltoall", "flex"]
+"""Megatron's `--moe-token-dispatcher-type`."""
 FusedScores = Literal["nowhere", "divided", "everywhere"]
 MAX_LAYERS = 100_000
 """Of a model that is read: a line of text must not be able to fill the memory."""
@@ -159,7 +161,8 @@ class TrainingSpec:
     stages send: "as-run", as the trainer of the plan does (stock Megatron waits for its sends), or
     "buffered", as trainers do that go on after a send.  `fused_scores`: where attention stores no
     scores without `flash_attention` too (`runtime.parallel.fused_rows`): on stages that divide
-    sequences, or everywhere, as of flexible sequences.  Bytes of optimizer states follow from
+    sequences, or everywhere, as of flexible sequences.  `token_dispatcher`: how tokens go to
+    experts that are dealt out over replicas.  Bytes of optimizer states follow from
     precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
@@ -185,6 +188,7 @@ class TrainingSpec:
     fp32_residual_connection: bool = field(default=False, metadata=ONLY_IF_SET)
     sends: Sends = field(default="as-run", metadata=ONLY_IF_SET)
     fused_scores: FusedScores = field(default="nowhere", metadata=ONLY_IF_SET)
+    token_dispatcher: TokenDispatcher = field(default="allgather", metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:

@@ -2,13 +2,15 @@
 
     layout  := replica ('|' replica)*
     replica := stage (',' stage)* '@' COUNT ['x' SIZE]
-    stage   := 'tp' WIDTH [shares] ['cp' SIZE [shares]] ['ep' WIDTH [shares]] ':' LAYERS
-               ['z' COUNT]
+    stage   := 'tp' WIDTH [shares] ['cp' SIZE [shares]] [experts] ':' LAYERS ['z' COUNT]
+    experts := 'ep' WIDTH [shares] | 'ep' SIZE ['etp' WIDTH]
     shares  := '(' share (':' share)* ')'
 
 COUNT is the replica's micro-batches per step, SIZE their size in sequences if it is not the job's.
 The shares behind `cp` divide every sequence among the tensor-parallel groups of the stage.
-`ep` deals whole experts out to the devices of the tensor-parallel group, equally or by shares.
+`ep` with the WIDTH of the tensor-parallel group deals whole experts out to its devices, equally or
+by shares; with another SIZE, or `etp` behind it, over the ranks of the stage in all replicas, as
+stock Megatron's `--expert-model-parallel-size` and `--expert-tensor-parallel-size` (1 if left out).
 `z` counts the layers whose weights are divided among the replicas (sharded), the stage's first.
 White space is free between tokens.  `parse_layout` and `format_layout` are inverse to each other.
 """
@@ -24,6 +26,7 @@ from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
 MAX_LAYOUT_CHARACTERS = 64 * 1024
 MAX_TENSOR_PARALLEL = 1024
 MAX_CONTEXT_PARALLEL = 1024
+MAX_EXPERT_PARALLEL = 65_536
 MAX_MICRO_BATCHES = 1_000_000
 MAX_MICRO_BATCH_SIZE = 1_000_000
 MAX_SHARE = 1024
@@ -102,25 +105,32 @@ class _Parser:
             context = self.number("a context-parallel size after 'cp'", MAX_CONTEXT_PARALLEL)
             if self.accept("("):
                 context_shares = self.shares(context, "context-parallel size")
-        experts = self.experts(width) if self.accept("ep") else None
+        experts, groups = self.experts(width) if self.accept("ep") else (None, None)
         if not self.accept(":"):
             self.fail("expected ':' and the stage's number of layers")
         num_layers = self.number("a number of layers after ':'", MAX_LAYERS)
         sharded = 0
         if self.accept("z"):
             sharded = self.number("a number of sharded layers after 'z'", num_layers)
-        return StageShape(width, num_layers, shares, context, experts, sharded, context_shares)
+        return StageShape(
+            width, num_layers, shares, context, experts, sharded, context_shares, groups
+        )
 
-    def experts(self, width: int) -> tuple[int, ...]:
+    def experts(self, width: int) -> tuple[tuple[int, ...] | None, tuple[int, int] | None]:
+        """Read how experts are dealt out: inside the stage, or over the ranks of all replicas."""
         start = self.position
-        size = self.number("an expert-parallel size after 'ep'", MAX_TENSOR_PARALLEL)
+        size = self.number("an expert-parallel size after 'ep'", MAX_EXPERT_PARALLEL)
+        if self.accept("etp"):
+            return None, (size, self.number("a width after 'etp'", MAX_TENSOR_PARALLEL))
+        if not self.accept("("):
+            return ((1,) * width, None) if size == width else (None, (size, 1))
         if size != width:
             self.fail(
-                f"an expert-parallel size of {size}; experts are dealt out inside the "
-                f"tensor-parallel group, so it is {width}, or 'ep' is left out",
+                f"shares for an expert-parallel size of {size}; by shares experts are dealt out "
+                f"inside the tensor-parallel group, so it is {width}, or the shares are left out",
                 start,
             )
-        return self.shares(width) if self.accept("(") else (1,) * width
+        return self.shares(width), None
 
     def shares(self, width: int, of: str = "tensor-parallel width") -> tuple[int, ...]:
         start = self.position - 1

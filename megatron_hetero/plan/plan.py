@@ -33,7 +33,10 @@ class StageShape:
     each its own part of it.
 
     `expert_shares`, one for each device, deals whole experts out to the devices of a group (expert
-    parallelism inside the stage); None divides every expert among all of them.
+    parallelism inside the stage); None divides every expert among all of them.  `expert_groups`
+    does so over the ranks that a stage has in all replicas, as stock Megatron's
+    `--expert-model-parallel-size` and `--expert-tensor-parallel-size`: (groups of experts, ranks
+    that divide each expert of such a group).
 
     `num_sharded_layers`: of the first so many layers of the stage each device keeps a part of the
     weights, gradients and optimizer's state that it holds with other replicas (ZeRO-3); they are
@@ -47,6 +50,7 @@ class StageShape:
     expert_shares: tuple[int, ...] | None = field(default=None, metadata=ONLY_IF_SET)
     num_sharded_layers: int = field(default=0, metadata=ONLY_IF_SET)
     context_shares: tuple[int, ...] | None = field(default=None, metadata=ONLY_IF_SET)
+    expert_groups: tuple[int, int] | None = field(default=None, metadata=ONLY_IF_SET)
 
     def __str__(self) -> str:
         shares = "" if self.shares is None else f"({':'.join(map(str, self.shares))})"
@@ -58,6 +62,11 @@ class StageShape:
             table = f"({':'.join(map(str, self.expert_shares))})"
             is_equal = len(set(self.expert_shares)) == 1
             experts = f"ep{len(self.expert_shares)}{'' if is_equal else table}"
+        elif self.expert_groups is not None:
+            size, width = self.expert_groups
+            # Without a width the size that is the stage's own deals experts out inside it.
+            is_told_apart = width == 1 and size != self.tensor_parallel
+            experts = f"ep{size}{'' if is_told_apart else f'etp{width}'}"
         sharded = f"z{self.num_sharded_layers}" if self.num_sharded_layers else ""
         return f"tp{self.tensor_parallel}{shares}{context}{experts}:{self.num_layers}{sharded}"
 
@@ -127,6 +136,13 @@ class Layout:
     def has_uneven_context_parallel(self) -> bool:
         """Return whether the groups of some stage have unlike shares of its sequences."""
         return any(s.uneven_context_shares for r in self.replicas for s in r.stages)
+
+    @property
+    def expert_groups(self) -> tuple[int, int] | None:
+        """Return the groups of experts of the first stage that has them over replicas; a valid plan
+        has the same in all stages."""
+        groups = (s.expert_groups for r in self.replicas for s in r.stages)
+        return next((own for own in groups if own is not None), None)
 
     @property
     def has_sharded_layers(self) -> bool:

@@ -1,6 +1,7 @@
 """Megatron's two orders of ranks, and the arrangements of nodes and replicas that follow one.
 
-Stock Megatron computes from a global rank which replica, stage and tensor rank it is; `torchrun`
+Stock Megatron computes from a global rank which replica, stage and rank of the stage (its
+tensor-parallel groups one after the other, one for each context-parallel rank) it is; `torchrun`
 gives a node's GPUs consecutive ranks.  A plan of equal replicas is therefore stock's if its nodes
 can be put one after the other such that every GPU gets its own place.  The order of nodes, of GPUs
 inside a node (`CUDA_VISIBLE_DEVICES`) and of the equal replicas is free.
@@ -17,8 +18,8 @@ from typing import Literal
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.hosts import hosts_of
-from megatron_hetero.plan.plan import Host, Plan, Replica
-from megatron_hetero.plan.ranks import Position, rank_table
+from megatron_hetero.plan.plan import Host, Plan, Replica, StageShape
+from megatron_hetero.plan.ranks import rank_table
 
 RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 """The fastest first: Megatron's default, and `--use-tp-pp-dp-mapping`."""
@@ -26,10 +27,10 @@ RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 RANK_ORDERS: tuple[RankOrder, ...] = ("tp-dp-pp", "tp-pp-dp")
 
 Pipeline = tuple[tuple[str, ...], ...]
-"""The node of every place of a replica, [stage][tensor rank]."""
+"""The node of every place of a replica, [stage][rank of the stage]."""
 
 NodeGrid = tuple[Pipeline, ...]
-"""The node of every place, [replica][stage][tensor rank]; all replicas and stages of one shape."""
+"""The node of every place, [replica][stage][rank of the stage]; all stages of one shape."""
 
 _MAX_NODES_TRIED = 2000
 """Six nodes in every order are 1956 steps.  With more, the search may give up where several
@@ -47,14 +48,15 @@ class StockArrangement:
 def places_by_rank(
     order: RankOrder, num_replicas: int, num_stages: int, width: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (replica, stage, tensor rank) of global ranks 0, 1, ... of equal replicas.
+    """Yield (replica, stage, rank of the stage) of global ranks 0, 1, ... of equal replicas.
 
     Place (d, p, k) has, by `parallel_state.RankGenerator`, rank k + t (d + D p) in the default
     order tp-cp-ep-dp-pp, and k + t (p + P d) in tp-cp-ep-pp-dp of `--use-tp-pp-dp-mapping`.
 
     Args:
         order: Megatron's.
-        num_replicas, num_stages, width: the one shape of all replicas.
+        num_replicas, num_stages: of the plan.
+        width: ranks of every stage.
 
     >>> list(places_by_rank("tp-dp-pp", 2, 2, 1))
     [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
@@ -75,13 +77,48 @@ def rank_orders(plan: Plan) -> tuple[RankOrder, ...]:
     """
     if not _is_regular(plan.replicas):
         return ()
-    shape = len(plan.replicas), len(plan.replicas[0].stages), plan.layout.tensor_parallel_widths[0]
-    table = [_place(position) for position in rank_table(plan)]
+    first = plan.replicas[0].stages
+    return tuple(o for o in ranks_follow(plan) if groups_fit(first[0].shape, len(first), o))
+
+
+def ranks_follow(plan: Plan) -> tuple[RankOrder, ...]:
+    """Find the orders of `rank_orders`, whether or not groups of experts fit them."""
+    if not _is_regular(plan.replicas):
+        return ()
+    first = plan.replicas[0].stages
+    shape = len(plan.replicas), len(first), first[0].shape.num_devices
+    width = first[0].shape.tensor_parallel
+    table = [(p.replica, p.stage, p.context_rank * width + p.tensor_rank) for p in rank_table(plan)]
     return tuple(order for order in RANK_ORDERS if table == list(places_by_rank(order, *shape)))
 
 
+def groups_fit(shape: StageShape, num_stages: int, order: RankOrder) -> bool:
+    """Return whether Megatron's groups of experts fit an order of ranks.
+
+    Experts have an order of their own, tp-ep-dp-pp with their sizes, which must number the stages
+    as the rest of the model does (`initialize_model_parallel` compares the pipelines of both).
+    With the replicas last a stage's ranks in a replica are then those of one group.  Even a model
+    without experts has groups, as wide as its tensor-parallel ones.
+
+    Args:
+        shape: of every stage.
+        num_stages: of every replica.
+        order: Megatron's.
+    """
+    size, width = expert_sizes(shape)
+    return order == "tp-dp-pp" or num_stages == 1 or size * width == shape.num_devices
+
+
+def expert_sizes(shape: StageShape) -> tuple[int, int]:
+    """Return `--expert-model-parallel-size` and `--expert-tensor-parallel-size` of a stage that
+    stock Megatron runs."""
+    if shape.expert_groups is not None:
+        return shape.expert_groups
+    return (1, shape.tensor_parallel) if shape.expert_shares is None else (shape.tensor_parallel, 1)
+
+
 def node_grid(plan: Plan) -> NodeGrid:
-    """Return the nodes of a plan with devices, [replica][stage][tensor rank]."""
+    """Return the nodes of a plan with devices, [replica][stage][rank of the stage]."""
     return tuple(
         tuple(tuple(device_place(name)[0] for name in s.devices) for s in replica.stages)
         for replica in plan.replicas
@@ -107,7 +144,7 @@ def hosts_in_rank_order(
     replicas: Sequence[Replica], order: RankOrder, cluster: Cluster
 ) -> tuple[Host, ...]:
     """Return the hosts of replicas that are arranged as `find_stock_arrangement` says."""
-    shape = len(replicas), len(replicas[0].stages), replicas[0].stages[0].shape.tensor_parallel
+    shape = len(replicas), len(replicas[0].stages), replicas[0].stages[0].shape.num_devices
     places = places_by_rank(order, *shape)
     return hosts_of((replicas[d].stages[p].devices[k] for d, p, k in places), cluster)
 
@@ -207,9 +244,8 @@ class _OrderSearch:
 
 
 def _is_regular(replicas: Sequence[Replica]) -> bool:
-    shapes = {tuple(s.shape.tensor_parallel for s in replica.stages) for replica in replicas}
+    shapes = {
+        tuple((s.shape.tensor_parallel, s.shape.context_parallel) for s in replica.stages)
+        for replica in replicas
+    }
     return len(shapes) == 1 and len(set(shapes.pop())) == 1
-
-
-def _place(position: Position) -> tuple[int, int, int]:
-    return position.replica, position.stage, position.tensor_rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.errors import PlanFormatError, UnsupportedError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.schedule import default_launched_forwards
 from megatron_hetero.plan.checks.workload import divided_sizes
@@ -16,6 +16,7 @@ from megatron_hetero.plan.stock_ranks import (
     find_stock_arrangement,
     node_grid,
     rank_orders,
+    ranks_follow,
     split_node,
 )
 from megatron_hetero.schedule.of_plan import replica_schedule
@@ -25,11 +26,28 @@ from megatron_hetero.schedule.orders.interleaved import interleaved
 def is_stock(plan: Plan) -> bool:
     """Return whether stock Megatron, without the plug-in, runs exactly this plan.
 
-    All replicas have the same stages, one tensor-parallel width, one micro-batch count and size;
-    every stage follows the same settings; and the ranks bind to places in one of Megatron's two
-    orders.  `plan` is valid.
+    All replicas have the same stages, one tensor-parallel width, one context-parallel size, one way
+    of dealing experts out, one micro-batch count and size; every stage follows the same settings;
+    and the ranks bind to places in one of Megatron's two orders.  `plan` is valid.
     """
     return not reasons_not_stock(plan)
+
+
+def check_expert_groups(plan: Plan) -> None:
+    """Refuse experts that are dealt out over replicas in the plug-in's own runtime, which does not
+    train them yet.
+
+    Raises:
+        UnsupportedError: the plan has them.
+    """
+    groups = plan.layout.expert_groups
+    if groups is not None:
+        reasons = "; ".join(reasons_not_stock(plan)) or "the plug-in is asked for by name"
+        raise UnsupportedError(
+            f"ep{groups[0]}etp{groups[1]}: experts that are dealt out over replicas are trained by "
+            f"stock Megatron alone yet, and it does not run this plan: {reasons}. Deal them out "
+            "inside each stage (ep as wide as tp), or change what stock Megatron cannot run."
+        )
 
 
 def sends_as_stock(plan: Plan, workload: Workload | None = None) -> bool:
@@ -68,14 +86,40 @@ def _shape_reasons(plan: Plan) -> Iterator[str]:
         yield "replicas with different numbers of micro-batches"
     if len({micro_batch_size(plan, replica) for replica in plan.replicas}) > 1:
         yield "replicas with different micro-batch sizes"
-    if any(stage.shape.expert_shares for r in plan.replicas for stage in r.stages):
-        yield "experts dealt out inside stages (ep)"
+    yield from _expert_reasons(plan)
     if plan.layout.has_sharded_layers:
         yield "layers with sharded weights (z)"
-    if plan.layout.has_context_parallel:
-        yield "context-parallel stages (their loss is weighted by the tokens of all their ranks)"
+    yield from _context_reasons(plan)
     if any(_is_uneven(plan, stage) for replica in plan.replicas for stage in replica.stages):
         yield "tensor-parallel groups of uneven shares"
+
+
+def _expert_reasons(plan: Plan) -> Iterator[str]:
+    """Yield what `--expert-model-parallel-size` and `--expert-tensor-parallel-size` cannot say."""
+    shapes = [stage.shape for replica in plan.replicas for stage in replica.stages]
+    if len({(shape.expert_shares, shape.expert_groups) for shape in shapes}) > 1:
+        yield "stages that deal experts out differently (ep)"
+        return
+    table, groups = shapes[0].expert_shares, shapes[0].expert_groups
+    if table and len(set(table)) > 1:
+        yield "unequal numbers of experts on the devices of a stage (ep)"
+    model = None if plan.workload is None else plan.workload.model
+    if groups and groups[1] > 1 and model is not None and model.add_bias_linear:
+        yield "experts with biases that are divided (etp)"
+
+
+def _context_reasons(plan: Plan) -> Iterator[str]:
+    """Yield what `--context-parallel-size` cannot say, and where it needs what the job lacks."""
+    shapes = [stage.shape for replica in plan.replicas for stage in replica.stages]
+    if not plan.layout.has_context_parallel:
+        return
+    if len({shape.context_parallel for shape in shapes}) > 1:
+        yield "stages of different context-parallel sizes (cp)"
+    if plan.layout.has_uneven_context_parallel:
+        yield "unequal shares of a sequence (cp)"
+    # Megatron's local attention refuses to divide sequences (`DotProductAttention`).
+    if plan.workload is None or not plan.workload.training.flash_attention:
+        yield "sequences divided without Transformer Engine's attention (cp)"
 
 
 def _setting_reasons(plan: Plan) -> Iterator[str]:
@@ -105,7 +149,14 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
 
 
 def _rank_reasons(plan: Plan) -> Iterator[str]:
-    if not rank_orders(plan):
+    if rank_orders(plan):
+        return
+    if ranks_follow(plan):
+        yield (
+            "groups of experts other than a stage's own ranks, where the ranks follow the pipeline "
+            "before the replicas (--use-tp-pp-dp-mapping)"
+        )
+    else:
         yield _rank_reason(node_grid(plan))
 
 

@@ -78,7 +78,7 @@ def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShar
     router += tokens * model.num_experts  # who got which token
     unweighted = 0 if training.fused_activation and model.gated_mlp else share.mlp_columns
     elements = model.hidden_size + _kept_by_mlp(model, training, share) + unweighted + 1
-    here = tokens * model.moe_router_topk * share.num_experts(model) // model.num_experts
+    here = int(share.routed_tokens(model, training))
     return here * (elements * element + 2 * 8) + router
 
 

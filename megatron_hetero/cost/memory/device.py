@@ -22,7 +22,12 @@ from megatron_hetero.cost.memory.activations import (
     own_mask_bytes,
 )
 from megatron_hetero.cost.memory.libraries import KeptFree
-from megatron_hetero.cost.memory.parameters import layer_params, stage_params, word_params
+from megatron_hetero.cost.memory.parameters import (
+    expert_params,
+    layer_params,
+    stage_params,
+    word_params,
+)
 from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
@@ -256,13 +261,31 @@ def stage_memory(
     per_layer = {
         "weights": layer * states.weight,
         "gradients": layer * states.gradient,
-        "optimizer": _ceil(layer * states.optimizer, holders.layers),
+        "optimizer": _layer_states_bytes(model, share, layer, holders.layers, states.optimizer),
         "activations": num_in_flight * kept,
         "buffers": layer * _FP8_COPIES_BYTES if training.fp8 else 0,
         "libraries": 0,
         "reserve": 0,
     }
     return StageMemory(base, per_layer, gpu.memory_bytes)
+
+
+def _layer_states_bytes(
+    model: ModelSpec, share: TensorShare, num_params: int, num_holders: float, state: int
+) -> int:
+    """Return the bytes of a layer's optimizer states; experts that are dealt out over replicas have
+    as many holders as there are groups of them.
+
+    Args:
+        num_params: of the layer on this device.
+        num_holders: that divide the states of all but such experts; 1 of those that are whole.
+        state: bytes of a parameter.
+    """
+    if not share.expert_ranks or num_holders == 1:
+        return _ceil(num_params * state, num_holders)
+    experts = expert_params(model, share)
+    own_holders = max(1.0, num_holders * share.width / share.expert_ranks)
+    return _ceil((num_params - experts) * state, num_holders) + _ceil(experts * state, own_holders)
 
 
 def _of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:

@@ -33,6 +33,15 @@ def layer_params(model: ModelSpec, share: TensorShare) -> int:
     return sharded + whole_layer_params(model)
 
 
+def expert_params(model: ModelSpec, share: TensorShare) -> int:
+    """Count the parameters of the routed experts of one layer on a member, which experts that are
+    dealt out over replicas have on other ranks than the rest of a layer."""
+    first = share.mlp_columns * (2 if model.gated_mlp else 1)
+    biases = first + model.hidden_size if model.add_bias_linear else 0
+    each = model.hidden_size * (first + share.mlp_columns) + biases
+    return share.num_experts(model) * each
+
+
 def mean_of_kinds(model: ModelSpec, number: Callable[[ModelSpec, int], int]) -> int:
     """Return the mean over all layers of a number of each kind of layer, rounded up.
 

@@ -129,7 +129,7 @@ def _experts_work(
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     num_experts = share.num_experts(model)
-    routed = tokens * model.moe_router_topk * num_experts / model.num_experts
+    routed = share.routed_tokens(model, training)
     columns = share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
     experts = _mlp_products(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.memory.parameters import attention_sizes
+from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.network.seconds import (
     context_parallel_times,
     tensor_parallel_times,
@@ -113,6 +114,7 @@ def price_pieces(
     link: Link,
     vocab_rows: int,
     context_link: Link | None = None,
+    experts: ExpertLinks | None = None,
 ) -> PieceTimes:
     """Time the model's pieces on the GPUs of a stage.
 
@@ -121,6 +123,7 @@ def price_pieces(
             equal parts of each sequence.
         link: the slowest of a tensor-parallel group.
         context_link: the slowest among GPUs that hold the same, and other parts of sequences.
+        experts: links of experts that are dealt out over replicas.
     """
     model = workload.model
     if model.kinds:
@@ -133,6 +136,7 @@ def price_pieces(
                 link,
                 vocab_rows,
                 context_link,
+                experts if kind.num_experts else None,
             )
             for i, kind in enumerate(model.kinds)
         )
@@ -142,7 +146,9 @@ def price_pieces(
         return replace(kinds[0], kinds=kinds, head=head).with_layers(counts)
     members = _unlike(members)
     context = members[0][1].context_parallel
-    modelled = {piece: _modelled(workload, piece, members, link, vocab_rows) for piece in PIECES}
+    modelled = {
+        piece: _modelled(workload, piece, members, link, vocab_rows, experts) for piece in PIECES
+    }
     found = {
         piece: _gauged(workload, profile, piece, members, link, vocab_rows) for piece in PIECES
     }
@@ -189,6 +195,7 @@ def price_groups(
     links: Sequence[Link],
     vocab_rows: int,
     context_link: Link,
+    experts: ExpertLinks | None = None,
 ) -> PieceTimes:
     """Time the model's pieces on all groups of a stage, which wait for each other's keys and values
     in every layer.
@@ -196,11 +203,12 @@ def price_groups(
     Args:
         members: as in `price_pieces`, of all groups.
         links: the slowest of each tensor-parallel group.
-        context_link: as in `price_pieces`.
+        context_link, experts: as in `price_pieces`.
     """
     width, is_equal = members[0][1].width, members[0][1].context_shares is None
     if is_equal:
-        return price_pieces(workload, profile, members, worst_link(links), vocab_rows, context_link)
+        link = worst_link(links)
+        return price_pieces(workload, profile, members, link, vocab_rows, context_link, experts)
     return _slowest_pieces(
         [
             price_pieces(
@@ -228,7 +236,12 @@ def _slowest_pieces(groups: Sequence[PieceTimes]) -> PieceTimes:
 
 
 def _modelled(
-    workload: Workload, piece: Piece, members: Sequence[Member], link: Link, vocab_rows: int
+    workload: Workload,
+    piece: Piece,
+    members: Sequence[Member],
+    link: Link,
+    vocab_rows: int,
+    experts: ExpertLinks | None = None,
 ) -> Modelled:
     """Time a piece by the analytic model."""
     model, training = workload.model, workload.training
@@ -242,10 +255,15 @@ def _modelled(
         num_tokens,
     )
     if piece == "decoder_layer":
-        again_s = comm.layer_forward_s if training.recompute == "full" else 0.0
+        forward_s, backward_s = comm.layer_forward_s, comm.layer_backward_s
+        if experts is not None:
+            # The group's own exchange is that of attention, and of a shared expert.
+            part = 1.0 if members[0][1].shared_columns else 0.5
+            exchange_s = experts.pass_s(model, training, members[0][1].own_tokens(model, training))
+            forward_s, backward_s = part * forward_s + exchange_s, part * backward_s + exchange_s
+        again_s = forward_s if training.recompute == "full" else 0.0
         return Modelled(
-            group_layer_times(workload, members),
-            PassTimes(comm.layer_forward_s, comm.layer_backward_s + again_s),
+            group_layer_times(workload, members), PassTimes(forward_s, backward_s + again_s)
         )
     # Each member prices a vocabulary of which an even share is what it holds.
     of = embedding_times if piece == "embedding" else head_times

@@ -27,7 +27,8 @@ class TensorShare:
 
     `shares` and `index` say which of the unlike members it is, of the vocabulary's rows too.  With
     `context_parallel` c it computes one c-th of every sequence, or what `context_shares`, if they
-    are unlike, give to `context_rank`.
+    are unlike, give to `context_rank`.  Its experts work on the tokens of `expert_ranks` ranks of
+    one or more replicas; 0: on those of its tensor-parallel group.
     """
 
     width: int
@@ -41,18 +42,31 @@ class TensorShare:
     experts: int = 0
     context_shares: tuple[int, ...] | None = None
     context_rank: int = 0
+    expert_ranks: int = 0
 
     def of_kind(self, index: int) -> TensorShare:
         """Return the share in a layer of number `index` of `ModelSpec.kinds`."""
         if index == 0:
             return replace(self, dense_columns=0)
         return replace(
-            self, mlp_columns=self.dense_columns, shared_columns=0, dense_columns=0, experts=0
+            self,
+            mlp_columns=self.dense_columns,
+            shared_columns=0,
+            dense_columns=0,
+            experts=0,
+            expert_ranks=0,
         )
 
     def num_experts(self, model: ModelSpec) -> int:
         """Count the experts of a layer of which this member holds anything."""
         return self.experts or model.num_experts
+
+    def routed_tokens(self, model: ModelSpec, training: TrainingSpec) -> float:
+        """Count the tokens of a micro-batch that come to this member's experts, each as often as it
+        comes to one, with a balanced router."""
+        tokens = self.num_tokens(model, training)
+        routed = tokens * model.moe_router_topk * self.num_experts(model) / model.num_experts
+        return routed * self.expert_ranks / self.width if self.expert_ranks else routed
 
     def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
         """Count the tokens of a micro-batch that its group computes."""
@@ -99,6 +113,7 @@ def member_shares(
     context_parallel: int = 1,
     expert_shares: tuple[int, ...] | None = None,
     context_shares: tuple[int, ...] | None = None,
+    expert_groups: tuple[int, int] | None = None,
 ) -> tuple[TensorShare, ...]:
     """Return the shares of all members, in rank order: of each context-parallel rank's group in
     turn.
@@ -109,6 +124,7 @@ def member_shares(
         context_parallel: groups that divide each sequence.
         expert_shares: whole experts of each member; None is a part of every expert.
         context_shares: of the sequence, of each context-parallel rank's group; None is equal ones.
+        expert_groups: as of `StageShape`.
     Raises:
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
     """
@@ -117,6 +133,19 @@ def member_shares(
         return tuple(
             replace(share, context_shares=context_shares, context_rank=index // width)
             for index, share in enumerate(members)
+        )
+    if expert_groups is not None:
+        size, divisor = expert_groups
+        columns = model.moe_ffn_hidden_size
+        others = replace(model, moe_ffn_hidden_size=width * columns)
+        return tuple(
+            replace(
+                share,
+                mlp_columns=columns // divisor,
+                experts=model.num_experts // size if size > 1 else 0,
+                expert_ranks=size * divisor,
+            )
+            for share in member_shares(others, width, shares, context_parallel)
         )
     if expert_shares is not None:
         # What is divided is all but the experts, which are whole where they are.

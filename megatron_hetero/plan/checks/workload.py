@@ -46,8 +46,9 @@ def widths_divide_the_model(plan: Plan) -> Iterator[Violation]:
                     "--transformer-impl transformer_engine.",
                 )
         for words, flag, units in divided_sizes(plan.workload.model):
-            if stage.shape.expert_shares is not None and flag == "--moe-ffn-hidden-size":
-                continue  # each expert is whole
+            deals = stage.shape.expert_shares or stage.shape.expert_groups
+            if deals and flag == "--moe-ffn-hidden-size":
+                continue  # each expert is whole, or divided by a width of its own
             if shares is None and units % width:
                 yield Violation(
                     key,
@@ -90,6 +91,50 @@ def experts_can_be_dealt_out(plan: Plan) -> Iterator[Violation]:
             yield Violation(
                 key, f"{where}: ep and cp do not go together yet. Leave one of them out."
             )
+
+
+def expert_groups_fit(plan: Plan) -> Iterator[Violation]:
+    """Find groups of experts over replicas that ranks or model do not divide into."""
+    if plan.layout.expert_groups is None:
+        return
+    shapes = {(s.shape.tensor_parallel, s.shape.context_parallel) for _, _, s in stages(plan)}
+    model = None if plan.workload is None else plan.workload.model
+    for r, s, stage in stages(plan):
+        shape, key = stage.shape, stage_key(r, s, "shape", "expert_groups")
+        if shape.expert_groups != plan.layout.expert_groups or len(shapes) > 1:
+            yield Violation(
+                key,
+                f"{stage_name(r, s)} deals experts out otherwise than the others, or is of another "
+                "width: experts that are dealt out over replicas (ep, etp) need the same sizes "
+                "(tp, cp, ep, etp) in all stages. Give all stages the same.",
+            )
+            return
+    (size, width), shape = plan.layout.expert_groups, plan.replicas[0].stages[0].shape
+    key, where = stage_key(0, 0, "shape", "expert_groups"), f"ep{size}etp{width}"
+    ranks, own = size * width, shape.num_devices
+    if shape.expert_shares is not None or shape.shares is not None:
+        yield Violation(key, f"{where} does not go together with shares. Leave one of them out.")
+    elif len({len(replica.stages) for replica in plan.replicas}) > 1:
+        yield Violation(key, f"{where} needs replicas with as many stages each.")
+    elif own * len(plan.replicas) % ranks or (own % ranks and ranks % own):
+        yield Violation(
+            key,
+            f"{where} makes groups of {ranks} ranks, and a stage has {own} in each of "
+            f"{len(plan.replicas)} replicas: groups are parts of a stage, or of whole stages of "
+            "replicas that they divide. Choose other sizes.",
+        )
+    elif model is not None and (model.num_experts % size or not model.num_experts):
+        yield Violation(
+            key,
+            f"{where}: {size} groups of experts do not divide the model's {model.num_experts} "
+            "experts (--num-experts). Choose another ep.",
+        )
+    elif model is not None and model.moe_ffn_hidden_size % width:
+        yield Violation(
+            key,
+            f"{where}: {width} ranks do not divide the {model.moe_ffn_hidden_size} columns of an "
+            "expert (--moe-ffn-hidden-size). Choose another etp.",
+        )
 
 
 def _example_table(width: int) -> str:
@@ -210,6 +255,7 @@ def unlike_sizes_are_weighted_by_token(plan: Plan) -> Iterator[Violation]:
 INVARIANTS = (
     widths_divide_the_model,
     experts_can_be_dealt_out,
+    expert_groups_fit,
     context_parallel_divides,
     unlike_sequence_shares_are_gathered,
     sequence_parallel_divides,

@@ -14,7 +14,7 @@ from megatron_hetero.planner.objectives.objective import KEEPS_LIMITS, Standing
 
 PLUGIN_GAIN = 0.02
 """Part of the step that must be gained by what takes the plug-in where stock Megatron runs the
-rest: sharded layers, experts that are dealt out, an exchange by groups of machines."""
+rest: sharded layers, experts that are dealt out unequally, an exchange by groups of machines."""
 NEAR = 1.02
 """Steps up to so many times the best may be the best after all: priced more exactly, with queues or
 with more forwards ahead."""
@@ -124,7 +124,9 @@ class Candidate:
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
     """Return the step time that the ranking counts: what the job's flags do not say must make up
     for `MIN_GAIN`, what alone takes the plug-in for `PLUGIN_GAIN`."""
-    if placement.has_sharded_layers or (placement.deals_experts and is_symmetric(placement)):
+    tables = {stage.expert_shares for r in placement.replicas for stage in r.stages}
+    deals_unlike = len(tables) > 1 or any(len(set(table or ())) > 1 for table in tables)
+    if placement.has_sharded_layers or (deals_unlike and is_symmetric(placement)):
         return cost.step_time_s / (1 - PLUGIN_GAIN)
     return cost.step_time_s if is_plain(placement) else cost.step_time_s / (1 - MIN_GAIN)
 

@@ -12,7 +12,12 @@ from megatron_hetero.cost.placement import (
     PlacedStage,
     Placement,
 )
-from megatron_hetero.plan.stock_ranks import RankOrder, find_stock_arrangement, places_by_rank
+from megatron_hetero.plan.stock_ranks import (
+    RankOrder,
+    find_stock_arrangement,
+    groups_fit,
+    places_by_rank,
+)
 
 
 def canonical(
@@ -56,18 +61,18 @@ def canonical(
 
 
 def is_symmetric(placement: Placement) -> bool:
-    """Return whether all replicas have the same micro-batches, and stages of one common width
-    with the same layers: the shapes that stock Megatron can be told."""
+    """Return whether all replicas have the same micro-batches, and undivided stages of one common
+    width with the same layers: the shapes that stock Megatron can be told."""
+    return not placement.has_context_parallel and _is_regular(placement)
+
+
+def _is_regular(placement: Placement) -> bool:
     first = placement.replicas[0]
     shapes = [s.num_layers for s in first.stages]
-    return (
-        not placement.has_context_parallel
-        and len(placement.widths) == 1
-        and all(
-            r.num_micro_batches == first.num_micro_batches
-            and [s.num_layers for s in r.stages] == shapes
-            for r in placement.replicas
-        )
+    return len(placement.widths) == 1 and all(
+        r.num_micro_batches == first.num_micro_batches
+        and [s.num_layers for s in r.stages] == shapes
+        for r in placement.replicas
     )
 
 
@@ -85,20 +90,33 @@ def arranged(
 ) -> tuple[Placement, RankOrder | None]:
     """Return the placement, its replicas and GPUs in order, and the order of its ranks, if stock
     Megatron runs it: all replicas and stages alike in what they do; elsewhere as it is, and None.
+
+    To its ranks the groups that divide sequences are one, as wide as all of them.
     """
-    first = placement.replicas[0]
-    alike = is_symmetric(placement) and all(
+    replicas = placement.replicas
+    first = replicas[0]
+    shapes = {replace(s.shape, num_layers=0) for r in replicas for s in r.stages}
+    alike = len(shapes) == 1 and _is_regular(placement)
+    if not alike or not all(
         replica.launch_counts is None
-        and all(stage.shares is None and stage.sharding is None for stage in replica.stages)
-        and all(stage.expert_shares is None for stage in replica.stages)
+        and all(
+            stage.shares is None
+            and stage.sharding is None
+            and stage.context_shares is None
+            and len(set(stage.expert_shares or ())) <= 1
+            and stage.own_settings == first.stages[0].own_settings
+            for stage in replica.stages
+        )
         and replica.micro_batch_size == first.micro_batch_size
-        and all(stage.own_settings == first.stages[0].own_settings for stage in replica.stages)
-        for replica in placement.replicas
-    )
-    if not alike:
+        for replica in replicas
+    ):
         return placement, None
-    bare, rank_order = canonical(placement, gpus)
-    if rank_order is None:
+    joined = [
+        replace(r, stages=tuple([replace(s, context_parallel=1) for s in r.stages]))
+        for r in replicas
+    ]
+    bare, rank_order = canonical(Placement(tuple(joined)), gpus)
+    if rank_order is None or not groups_fit(shapes.pop(), len(first.stages), rank_order):
         return placement, None
     return Placement(tuple(on_devices_of(first, replica) for replica in bare.replicas)), rank_order
 

@@ -186,6 +186,8 @@ class Scoreboard:
         standing = problem.objective.standing(problem.costs, placement, cost, time_s)
         if any(problem.costs.own_precision(s) for r in placement.replicas for s in r.stages):
             rank_order = None  # stock Megatron has one precision
+        if placement.has_context_parallel and not problem.workload.training.flash_attention:
+            rank_order = None  # Megatron's own layers do not divide sequences
         return Candidate(placement, cost, strategy, rank_order, standing)
 
     def keep_refined(

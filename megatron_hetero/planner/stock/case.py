@@ -8,19 +8,30 @@ fit, because more only take longer; none and all are the ends of that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_hetero.cost.memory.device import StageMemory, updated_bytes
+from megatron_hetero.cost.memory.device import StageMemory, StateHolders, updated_bytes
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.cost.work.compute import PassTimes, update_time_s
+from megatron_hetero.cost.placement import (
+    PlacedExperts,
+    PlacedReplica,
+    PlacedStage,
+    Placement,
+    Recompute,
+    with_expert_groups,
+)
+from megatron_hetero.cost.work.compute import update_time_s
+from megatron_hetero.cost.work.pieces import PieceTimes
+from megatron_hetero.cost.work.share import TensorShare, member_shares
 from megatron_hetero.model.blocks import blocks
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.model.spec import TokenDispatcher
+from megatron_hetero.planner.problem import Chain, Problem
 from megatron_hetero.planner.stock.grids import StockGrid
 from megatron_hetero.planner.stock.place import NEVER, StockPlace
 from megatron_hetero.schedule.exchange.gradients import GradientExchange
@@ -45,6 +56,9 @@ class StockSettings:
     micro_batch_size: int
     recompute: StockRecompute
     num_chunks: int = 1
+    expert_groups: tuple[int, int] | None = None
+    """As of `StageShape`; None divides every expert in its tensor-parallel group."""
+    dispatcher: TokenDispatcher = "allgather"
 
 
 class StockCase:
@@ -54,21 +68,58 @@ class StockCase:
         self.problem, self.grid, self.settings = problem, grid, settings
         training = problem.workload.training
         self._waits = training.stock_waits
-        sequences = training.global_batch_size // len(grid.chains)
+        sequences = training.global_batch_size // grid.num_replicas
         self.num_micro_batches = sequences // settings.micro_batch_size
-        own = "none" if settings.recompute == "as needed" else settings.recompute
-        frame = self._frame([1] * grid.num_stages)
-        self._costs = problem.costs.variant(
+        own: Recompute = "none" if settings.recompute == "as needed" else settings.recompute
+        self._plain = problem.costs.dispatched(settings.dispatcher).variant(
             micro_batch_size=settings.micro_batch_size, recompute=own
-        ).sharded_as(frame)
+        )
+        self._costs = self._plain
+        if training.use_distributed_optimizer:
+            number = grid.num_replicas * grid.context_parallel
+            holders = StateHolders(number, number * min(grid.num_stages, 2))
+            self._costs = self._plain.variant(holders=holders)
         self._rows = self._costs.vocab_rows([grid.width])
-        self._distinct = list(dict.fromkeys(tuple(u.node for u in c) for c in grid.chains))
-        by_nodes = {tuple(u.node for u in chain): chain for chain in grid.chains}
-        self._chains = [by_nodes[nodes] for nodes in self._distinct]
+        numbers = self._distinct_replicas()
+        self._chains = [grid.chains[d] for d in numbers]
         self._places = [
-            [self._place(unit, p) for p, unit in enumerate(chain)] for chain in self._chains
+            [self._place(stage, p) for p, stage in enumerate(self._stages_of_replica(d))]
+            for d in numbers
         ]
         self._kept = self._least_recomputed()
+
+    def _distinct_replicas(self) -> list[int]:
+        """Return one of the replicas of each pattern, with those that it deals experts out with."""
+        grid, together = self.grid, self._together
+        patterns: dict[tuple[object, ...], int] = {}
+        for d, own in enumerate(grid.replica_patterns):
+            first = d // together * together
+            whole = grid.pattern(range(first, first + together)) if together > 1 else ()
+            patterns.setdefault((own, whole), d)
+        return list(patterns.values())
+
+    @property
+    def _together(self) -> int:
+        """Replicas among which experts are dealt out."""
+        groups = self.settings.expert_groups
+        if groups is None:
+            return 1
+        return max(1, groups[0] * groups[1] // self.grid.ranks_of_stage)
+
+    def _stages_of_replica(self, d: int) -> list[PlacedStage]:
+        """Return the stages of a replica with one layer each, as they are priced."""
+        chains, groups = self.grid.chains, self.settings.expert_groups
+        if groups is None:
+            return [unit.stage for unit in chains[d]]
+        together = self._together
+        peers = chains[d // together * together :][:together]
+        return [
+            replace(
+                unit.stage,
+                experts=PlacedExperts(groups, tuple([g for c in peers for g in c[p].devices])),
+            )
+            for p, unit in enumerate(chains[d])
+        ]
 
     @property
     def num_virtual_stages(self) -> int:
@@ -92,7 +143,7 @@ class StockCase:
         least one wherever it lies.
         """
         hops_s = [0.0]
-        for here, there in pairwise([PlacedStage(unit.devices, 1) for unit in chain]):
+        for here, there in pairwise([unit.stage for unit in chain]):
             both = (
                 crossing(self._costs, here, there, self._waits),
                 crossing(self._costs, there, here, self._waits),
@@ -156,7 +207,7 @@ class StockCase:
                 self._chunk_times(places, p, stages, divisions, recomputed)
                 for p in range(len(places))
             ]
-            placed = [PlacedStage(unit.devices, 1) for unit in chain]
+            placed = [unit.stage for unit in chain]
             hops = list(pairwise([placed[s] for s in schedule.chain]))
             there = [crossing(self._costs, a, b, self._waits) for a, b in hops]
             back = [crossing(self._costs, b, a, self._waits) for a, b in hops]
@@ -174,8 +225,8 @@ class StockCase:
         """Megatron's own."""
         num_stages, chunks = self.grid.num_stages, self.settings.num_chunks
         if chunks == 1:
-            return one_f_one_b(num_stages, self.num_micro_batches)
-        return interleaved(tuple(range(num_stages)) * chunks, self.num_micro_batches)
+            return _one_f_one_b(num_stages, self.num_micro_batches)
+        return _interleaved(num_stages, chunks, self.num_micro_batches)
 
     def stages_of(self, divisions: Divisions) -> Divisions:
         """Return layers of whole stages, shape [division, stage]."""
@@ -183,39 +234,60 @@ class StockCase:
         return np.asarray(divisions.reshape(shape).sum(axis=1), dtype=np.int64)
 
     def _frame(self, layers: Sequence[int]) -> Placement:
-        return Placement(
+        frame = Placement(
             tuple(
                 PlacedReplica(
-                    tuple(PlacedStage(u.devices, n) for u, n in zip(chain, layers, strict=True)),
+                    tuple(
+                        replace(u.stage, num_layers=n) for u, n in zip(chain, layers, strict=True)
+                    ),
                     self.num_micro_batches,
                 )
                 for chain in self.grid.chains
             )
         )
+        groups = self.settings.expert_groups
+        return frame if groups is None else with_expert_groups(frame, groups)
 
-    def _place(self, unit: Unit, p: int) -> StockPlace:
+    def _place(self, stage: PlacedStage, p: int) -> StockPlace:
         costs, rows, width = self._costs, self._rows, self.grid.width
-        node = self.problem.cluster.node_by_name[unit.node]
+        nodes = {d.node: self.problem.cluster.node_by_name[d.node] for d in stage.devices}
+        node = min(nodes.values(), key=lambda n: n.gpu_type.memory_bytes)
         first, last = p == 0, p + 1 == self.grid.num_stages
-        # What interleaved stages keep depends on their chunks; the simulation looks at that.
-        in_flight = min(self.grid.num_stages - p, self.num_micro_batches)
-        in_flight = in_flight if self.settings.num_chunks == 1 else 1
+        in_flight, times = num_in_flight(
+            self.grid.num_stages, p, self.settings.num_chunks, self.num_micro_batches
+        )
 
-        def priced(costs: CostModel) -> tuple[PassTimes, StageMemory]:
-            pieces = costs.pieces(node, width, rows)
-            memory = costs.memory(node, width, first, last, in_flight, rows)
-            return pieces.layer, memory
+        share = self._share(stage)
 
-        each, memory = priced(costs)
+        def priced(plain: CostModel, costs: CostModel) -> tuple[PieceTimes, StageMemory]:
+            memory = costs.memory(node, width, first, last, in_flight, rows, None, share)
+            return plain.stage_pieces(stage, rows), with_times_kept(memory, times)
+
+        pieces, memory = priced(self._plain, costs)
+        each = pieces.layer
         recomputed, recomputed_s = None, 0.0
         if self.settings.recompute == "as needed":
-            again, recomputed = priced(costs.variant(recompute="full"))
-            recomputed_s = again.backward_s - each.backward_s
-        base = costs.pieces(node, width, rows).stage(0, first, last)
+            again, recomputed = priced(
+                self._plain.variant(recompute="full"), costs.variant(recompute="full")
+            )
+            recomputed_s = again.layer.backward_s - each.backward_s
+        base = pieces.stage(0, first, last)
         zero_s, one_s = (
-            update_time_s(updated_bytes(memory, n, costs.holders), node.gpu_type) for n in (0, 1)
+            max(
+                update_time_s(updated_bytes(memory, n, costs.holders), own.gpu_type)
+                for own in nodes.values()
+            )
+            for n in (0, 1)
         )
         return StockPlace((base, each), recomputed_s, (zero_s, one_s - zero_s), memory, recomputed)
+
+    def _share(self, stage: PlacedStage) -> TensorShare | None:
+        """Return what each GPU holds, where it is not a plain equal part."""
+        if stage.context_parallel == 1 and stage.experts is None:
+            return None
+        context, groups = stage.context_parallel, stage.expert_groups
+        model = self.problem.workload.model
+        return member_shares(model, stage.width, None, context, None, None, groups)[0]
 
     def _least_recomputed(self) -> list[list[int]]:
         """[stage][layers]: what the fullest replica has to recompute."""
@@ -262,7 +334,7 @@ class StockCase:
         Each stage's all-reduce by itself, then those of tied embeddings; what overlaps with the
         last backward passes is left out.
         """
-        gradients, _, tied_s = self._exchange_lines()
+        gradients, _, tied_s = self._exchange_lines
         last_s = [
             np.asarray(np.max([of_stages[p] for of_stages in ends], axis=0) + zero_s + each_s * n)
             for p, ((zero_s, each_s), n) in enumerate(zip(gradients, stages.T, strict=True))
@@ -273,7 +345,7 @@ class StockCase:
     def _update_s(self, stages: Divisions) -> Seconds:
         """Return seconds of the optimizer, and with the distributed one the new weights, of the
         slowest stage."""
-        _, weights, _ = self._exchange_lines()
+        _, weights, _ = self._exchange_lines
         found = []
         for p, (zero_s, each_s) in enumerate(weights):
             for places in self._places:
@@ -281,6 +353,7 @@ class StockCase:
                 found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])
         return np.asarray(np.max(found, axis=0))
 
+    @cached_property
     def _exchange_lines(self) -> tuple[list[_Line], list[_Line], list[float]]:
         """Return seconds without layers and what each layer adds, of the gradients and of the new
         weights of each stage; then seconds of each replica's tied embeddings.
@@ -289,6 +362,10 @@ class StockCase:
         of another trainer.
         """
         is_left_out = self.problem.workload.training.overlap_grad_reduce or not self._waits
+        if self.grid.num_replicas == 1 and self.grid.context_parallel == 1:
+            alone: list[_Line] = [(0.0, 0.0)] * self.grid.num_stages
+            if not self.problem.workload.model.tied_embeddings or not self._waits:
+                return alone, alone, []
         num_stages = self.grid.num_stages
         one, two = (
             GradientExchange(self._costs, self._frame([n] * num_stages), self._rows, {}, {}).stock()
@@ -305,10 +382,50 @@ class StockCase:
 _Line = tuple[float, float]
 
 
+def num_in_flight(
+    num_stages: int, p: int, num_chunks: int, num_micro_batches: int
+) -> tuple[int, float]:
+    """Return the micro-batches that a stage of one chunk keeps at its peak; of interleaved stages,
+    which keep chunks of them (`get_pp_rank_microbatches`), one, and how many times it as the
+    simulation finds with equal chunks."""
+    if num_chunks == 1:
+        return min(num_stages - p, num_micro_batches), 1.0
+    chunks = 2 * (num_stages - p - 1) + (num_chunks - 1) * num_stages + 1
+    return 1, min(chunks / num_chunks, num_micro_batches)
+
+
+def with_times_kept(memory: StageMemory, times: float) -> StageMemory:
+    """Return the memory of a stage that keeps so many times the activations."""
+    if times == 1.0:
+        return memory
+    part = "activations"
+    return replace(
+        memory,
+        base={**memory.base, part: int(times * memory.base[part])},
+        per_layer={**memory.per_layer, part: int(times * memory.per_layer[part])},
+        kinds=(),
+    )
+
+
+@lru_cache(maxsize=64)
+def _one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
+    return one_f_one_b(num_stages, num_micro_batches)
+
+
+@lru_cache(maxsize=64)
+def _interleaved(num_stages: int, num_chunks: int, num_micro_batches: int) -> Schedule:
+    return interleaved(tuple(range(num_stages)) * num_chunks, num_micro_batches)
+
+
 def _of_stage_s(collectives: Sequence[Collective], stage: int) -> float:
-    """Add up the seconds of those that a stage has by itself."""
-    own = [c for c in collectives if all(s == stage for _, s in c.holders)]
-    return sum(map(_seconds, own))
+    """Add up the seconds of those that a stage has by itself, in the replica that has most: experts
+    that are dealt out are exchanged among some of the replicas, the others beside them."""
+    found: dict[int, float] = {}
+    for collective in collectives:
+        if all(s == stage for _, s in collective.holders):
+            for r, _ in collective.holders:
+                found[r] = found.get(r, 0.0) + _seconds(collective)
+    return max(found.values(), default=0.0)
 
 
 def _seconds(collective: Collective) -> float:

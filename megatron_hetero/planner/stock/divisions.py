@@ -13,10 +13,13 @@ Divisions = NDArray[np.int64]
 
 def num_stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> int:
     """Return how many rows `stage_divisions` gives."""
-    ways = [1] + [0] * num_layers
+    ways = np.zeros(num_layers + 1)
+    ways[0] = 1
     for counts in allowed:
-        ways = [sum(ways[n - c] for c in counts if c <= n) for n in range(num_layers + 1)]
-    return ways[num_layers]
+        one = np.zeros(num_layers + 1)
+        one[[c for c in counts if c <= num_layers]] = 1
+        ways = np.convolve(ways, one)[: num_layers + 1]
+    return int(ways[num_layers])
 
 
 def stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> Divisions:

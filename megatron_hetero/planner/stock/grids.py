@@ -1,14 +1,16 @@
 """Every grid of ranks that stock Megatron can lay over a cluster.
 
 Nodes one after the other, each with some of its GPUs; their GPUs are numbered in this order, in
-groups of one tensor-parallel width, and the groups fill a grid of replicas and stages in one of
-Megatron's two orders of ranks.
+groups of one tensor-parallel width, and the groups fill a grid of replicas, stages and
+context-parallel ranks in one of Megatron's two orders of ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import permutations
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder, places_by_rank
@@ -18,53 +20,178 @@ from megatron_hetero.planner.shapes.symmetric import equal_units
 
 MAX_ORDERS = 20_000
 """Orders of nodes and of what they give; with more, every node gives all it has."""
+_MAX_KINDS = 4
+"""Kinds of nodes whose orders are all looked at where there are too many of the nodes'."""
 
 
 @dataclass(frozen=True)
-class StockGrid:
-    """Equal replicas: `chains` is [replica][stage]."""
+class StockRanks:
+    """Tensor-parallel groups one after the other, as ranks number them; `kinds` has the kind of
+    each, equal for nodes that stand for each other."""
 
-    chains: tuple[Chain, ...]
-    rank_order: RankOrder
-
-    @property
-    def num_stages(self) -> int:
-        """Pipeline depth."""
-        return len(self.chains[0])
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of all replicas."""
-        return len(self.chains) * self.num_stages * self.width
+    units: tuple[Unit, ...]
+    kinds: tuple[int, ...]
 
     @property
     def width(self) -> int:
         """Tensor-parallel width."""
-        return self.chains[0][0].width
+        return self.units[0].width
+
+
+@dataclass(frozen=True, eq=False)
+class StockGrid:
+    """Equal replicas on groups in rank order."""
+
+    ranks: StockRanks
+    num_replicas: int
+    num_stages: int
+    rank_order: RankOrder
+    context_parallel: int = 1
+
+    @cached_property
+    def chains(self) -> tuple[Chain, ...]:
+        """[replica][stage]."""
+        place = dict(zip(self._places(), self._joined(), strict=True))
+        return tuple(
+            tuple(place[d, p] for p in range(self.num_stages)) for d in range(self.num_replicas)
+        )
+
+    @cached_property
+    def stage_kinds(self) -> tuple[tuple[int, ...], ...]:
+        """The kinds of the GPUs of each stage, in all replicas."""
+        context = self.context_parallel
+        found: list[set[int]] = [set() for _ in range(self.num_stages)]
+        for index, (_, p) in enumerate(self._places()):
+            found[p].update(self.ranks.kinds[index * context : (index + 1) * context])
+        return tuple(tuple(sorted(kinds)) for kinds in found)
+
+    @cached_property
+    def replica_patterns(self) -> tuple[tuple[object, ...], ...]:
+        """What is equal for replicas that differ only in which of like nodes they are on: the kind
+        of each group, and which groups are on one node."""
+        return tuple(self.pattern(range(d, d + 1)) for d in range(self.num_replicas))
+
+    def pattern(self, replicas: Sequence[int]) -> tuple[object, ...]:
+        """Return `replica_patterns` of several replicas together."""
+        numbers: dict[str, int] = {}
+        kind_of = self._kind_of_node
+        return tuple(
+            (kind_of[node], numbers.setdefault(node, len(numbers)))
+            for d in replicas
+            for unit in self.chains[d]
+            for node in unit.group_nodes
+        )
+
+    @cached_property
+    def _kind_of_node(self) -> dict[str, int]:
+        return {
+            unit.node: kind for unit, kind in zip(self.ranks.units, self.ranks.kinds, strict=True)
+        }
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        for d, p, _ in places_by_rank(self.rank_order, self.num_replicas, self.num_stages, 1):
+            yield d, p
+
+    def _joined(self) -> Iterator[Unit]:
+        """Yield the groups of each stage as one unit, its GPUs in rank order."""
+        context = self.context_parallel
+        if context == 1:
+            yield from self.ranks.units
+            return
+        for first in range(0, len(self.ranks.units), context):
+            indices: dict[str, tuple[int, ...]] = {}
+            for unit in self.ranks.units[first : first + context]:
+                indices[unit.node] = (*indices.get(unit.node, ()), *unit.indices)
+            (own, *beyond) = indices.items()
+            yield Unit(*own, context, tuple(beyond))
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all replicas."""
+        return len(self.ranks.units) * self.width
+
+    @property
+    def width(self) -> int:
+        """Tensor-parallel width."""
+        return self.ranks.width
+
+    @property
+    def ranks_of_stage(self) -> int:
+        """GPUs of a stage of one replica."""
+        return self.width * self.context_parallel
 
 
 def stock_grids(problem: Problem) -> tuple[tuple[StockGrid, ...], bool]:
-    """Return all grids, of those that differ in the names of like nodes alone one; whether they are
-    all.
+    """Return all grids without context parallelism, of those that differ in the names of like nodes
+    alone one; whether they are all.
 
     A tensor-parallel group stays on one node.
     """
-    kinds = [part for kind in kinds_of(problem) for part in _exchangeable(problem, kind)]
+    every, is_complete = stock_ranks(problem)
     found: dict[tuple[object, ...], StockGrid] = {}
+    for ranks in every:
+        for grid in grids_of(problem, ranks, 1):
+            found.setdefault(_content(grid), grid)
+    return tuple(found.values()), is_complete
+
+
+def stock_ranks(
+    problem: Problem, max_orders: int | None = None
+) -> tuple[tuple[StockRanks, ...], bool]:
+    """Return all sequences of groups in rank order, as `stock_grids`; whether they are all.
+
+    Args:
+        problem: whose nodes they are on.
+        max_orders: of nodes; `MAX_ORDERS` by default.
+    """
+    kinds = [part for kind in kinds_of(problem) for part in _exchangeable(problem, kind)]
+    numbers = {id(kind): number for number, kind in enumerate(kinds)}
+    found = []
     is_complete = True
     for width in sorted({w for kind in kinds for w in kind.widths}):
         givers = [kind for kind in kinds if width in kind.widths]
-        if _num_orders(givers, width) > MAX_ORDERS:
+        if _num_orders(givers, width) > (MAX_ORDERS if max_orders is None else max_orders):
             is_complete = False
-            orders = _orders(givers, [[kind.num_gpus // width] for kind in givers])
+            orders: Iterator[_Order] = _whole_orders(givers, width)
         else:
             most = [kind.num_gpus // width for kind in givers]
             orders = _orders(givers, [list(range(1, n + 1)) for n in most])
         for order in orders:
-            units = _units(problem, order, width)
-            for grid in _grids(problem, units):
-                found.setdefault(_content(grid), grid)
-    return tuple(found.values()), is_complete
+            units: list[Unit] = []
+            of_kinds: list[int] = []
+            for kind, index, amount in order:
+                own = equal_units(problem, kind.nodes[index], width)[:amount]
+                units += own
+                of_kinds += [numbers[id(kind)]] * len(own)
+            found.append(StockRanks(tuple(units), tuple(of_kinds)))
+    return tuple(found), is_complete
+
+
+def grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Iterator[StockGrid]:
+    """Yield every way to fill replicas and stages with all groups.
+
+    Args:
+        problem: whose limits are kept.
+        ranks: the groups.
+        context_parallel: of them to a stage.
+    """
+    num_units, rest = divmod(len(ranks.units), context_parallel)
+    if rest:
+        return
+    limits = problem.cluster.limits
+    for num_replicas in problem.replica_counts():
+        num_stages, rest = divmod(num_units, num_replicas)
+        if num_replicas > num_units:
+            return
+        if rest or num_stages > problem.max_stages():
+            continue
+        for order in RANK_ORDERS:
+            grid = StockGrid(ranks, num_replicas, num_stages, order, context_parallel)
+            is_free = not (limits.first_stage_nodes or limits.last_stage_nodes)
+            if is_free or all(problem.chain_is_allowed(chain) for chain in grid.chains):
+                yield grid
+            if num_replicas == 1 or num_stages == 1:
+                break
 
 
 def _exchangeable(problem: Problem, kind: Kind) -> Iterator[Kind]:
@@ -81,11 +208,22 @@ def _exchangeable(problem: Problem, kind: Kind) -> Iterator[Kind]:
 
 
 def _same_links(problem: Problem, one: Node, other: Node) -> bool:
-    link = problem.cluster.link
-    a, b = one.devices[0], other.devices[0]
-    rest = [n.devices[0] for n in problem.nodes if n.name not in (one.name, other.name)]
-    return link(a, b) == link(b, a) and all(
-        link(a, c) == link(b, c) and link(c, a) == link(c, b) for c in rest
+    cluster = problem.cluster
+    if not cluster.has_nics:
+        classes = cluster.link_classes
+        of_pairs = classes.of_pairs
+        a, b = classes.node_number[one.name], classes.node_number[other.name]
+        rest = [i for n, i in classes.node_number.items() if n not in (one.name, other.name)]
+        return bool(
+            of_pairs[a, b] == of_pairs[b, a]
+            and (of_pairs[a, rest] == of_pairs[b, rest]).all()
+            and (of_pairs[rest, a] == of_pairs[rest, b]).all()
+        )
+    here, there = one.devices[0], other.devices[0]
+    others = [n.devices[0] for n in problem.nodes if n.name not in (one.name, other.name)]
+    link = cluster.link
+    return link(here, there) == link(there, here) and all(
+        link(here, c) == link(there, c) and link(c, here) == link(c, there) for c in others
     )
 
 
@@ -101,9 +239,29 @@ def _num_orders(kinds: Sequence[Kind], width: int) -> int:
     for _ in range(num_nodes):
         num_orders *= choices
         total += num_orders
-        if total > MAX_ORDERS:
+        if total > 10 * MAX_ORDERS:
             break
     return total
+
+
+def _whole_orders(kinds: Sequence[Kind], width: int) -> Iterator[_Order]:
+    """Yield nodes that give all they have, kind after kind: of every selection of the kinds in
+    every order all nodes, and as many as the largest power of two."""
+    seen = set()
+    for size in range(1, min(len(kinds), _MAX_KINDS) + 1):
+        for chosen in permutations(kinds, size):
+            for is_round in (False, True):
+                order = tuple(
+                    (kind, index, kind.num_gpus // width)
+                    for kind in chosen
+                    for index in range(
+                        1 << len(kind.nodes).bit_length() - 1 if is_round else len(kind.nodes)
+                    )
+                )
+                key = tuple((id(kind), index) for kind, index, _ in order)
+                if key not in seen:
+                    seen.add(key)
+                    yield order
 
 
 def _orders(kinds: Sequence[Kind], amounts: Sequence[Sequence[int]]) -> Iterator[_Order]:
@@ -120,35 +278,6 @@ def _orders(kinds: Sequence[Kind], amounts: Sequence[Sequence[int]]) -> Iterator
                 yield from extend((*order, (kind, used[index], amount)), more)
 
     yield from extend((), (0,) * len(kinds))
-
-
-def _units(problem: Problem, order: _Order, width: int) -> list[Unit]:
-    units = []
-    for kind, index, amount in order:
-        units += equal_units(problem, kind.nodes[index], width)[:amount]
-    return units
-
-
-def _grids(problem: Problem, units: Sequence[Unit]) -> Iterator[StockGrid]:
-    """Yield every way to fill replicas and stages with all of the units."""
-    for num_replicas in problem.replica_counts():
-        if len(units) % num_replicas:
-            continue
-        num_stages = len(units) // num_replicas
-        if num_stages > problem.max_stages():
-            continue
-        for order in RANK_ORDERS:
-            place = {
-                (d, p): units[rank]
-                for rank, (d, p, _) in enumerate(places_by_rank(order, num_replicas, num_stages, 1))
-            }
-            chains = tuple(
-                tuple(place[d, p] for p in range(num_stages)) for d in range(num_replicas)
-            )
-            if all(problem.chain_is_allowed(chain) for chain in chains):
-                yield StockGrid(chains, order)
-            if num_replicas == 1 or num_stages == 1:
-                break
 
 
 def _content(grid: StockGrid) -> tuple[object, ...]:

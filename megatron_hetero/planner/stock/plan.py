@@ -9,7 +9,7 @@ from functools import lru_cache
 from megatron_hetero import __version__
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.model.arguments import command_line_words, group_arguments
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import TokenDispatcher, Workload
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.planner.problem import Chain
@@ -55,8 +55,10 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
     elif num_recomputed:
         some = num_recomputed
     workload = with_settings(problem.workload, settings.micro_batch_size, recompute)
+    if settings.dispatcher != workload.training.token_dispatcher:
+        workload = with_dispatcher(workload, settings.dispatcher)
     replicas = tuple(
-        Replica(_stages(chain, division, some), case.num_micro_batches)
+        Replica(_stages(case, chain, division, some), case.num_micro_batches)
         for chain in case.grid.chains
     )
     hosts = hosts_in_rank_order(replicas, case.grid.rank_order, problem.cluster)
@@ -76,7 +78,14 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
     return plan
 
 
-def _stages(chain: Chain, division: Sequence[int], some: int | None) -> tuple[Stage, ...]:
+def _stages(
+    case: StockCase, chain: Chain, division: Sequence[int], some: int | None
+) -> tuple[Stage, ...]:
+    context, groups = case.grid.context_parallel, case.settings.expert_groups
+    table = None
+    if groups == (case.grid.width, 1) and case.settings.dispatcher == "allgather" and context == 1:
+        # Inside a stage, as the plug-in deals them out too.
+        table, groups = (1,) * case.grid.width, None
     depth = len(chain)
     first_layers = [sum(division[:place]) for place in range(len(division))]
     found = []
@@ -88,7 +97,13 @@ def _stages(chain: Chain, division: Sequence[int], some: int | None) -> tuple[St
         num_layers = sum(chunk.num_layers for chunk in chunks)
         found.append(
             Stage(
-                StageShape(unit.width, num_layers),
+                StageShape(
+                    unit.width,
+                    num_layers,
+                    context_parallel=context,
+                    expert_shares=table,
+                    expert_groups=groups,
+                ),
                 chunks[0].first_layer,
                 tuple(device.name for device in unit.devices),
                 recompute="full" if some else None,
@@ -97,6 +112,13 @@ def _stages(chain: Chain, division: Sequence[int], some: int | None) -> tuple[St
             )
         )
     return tuple(found)
+
+
+def with_dispatcher(workload: Workload, dispatcher: TokenDispatcher) -> Workload:
+    """Return the same job with another dispatcher of tokens to experts, in its flags too."""
+    flags = (*workload.megatron_args, "--moe-token-dispatcher-type", dispatcher)
+    training = replace(workload.training, token_dispatcher=dispatcher)
+    return replace(workload, training=training, megatron_args=flags)
 
 
 @lru_cache

@@ -1,48 +1,58 @@
 """The best plan that stock Megatron can run, of all that its flags can say.
 
 The space: every grid of equal replicas on every order of nodes and any number of their GPUs, every
-micro-batch size, recompute (none, selective, all layers, as few by blocks as fit), interleaved
-stages in chunks as even as can be, and every division of the layers among stages
-(`--pipeline-model-parallel-layout`).  The best, if it is interleaved, then moves layers between
-chunks as long as that helps.  What is not in the space: context parallelism, tensor-parallel groups
-over two nodes, stages without a layer, recompute by blocks with interleaved stages, uniform
-recompute of several layers at a time.
+context-parallel size, every way to deal experts out (`planner.stock.forms`), every micro-batch
+size, recompute (none, selective, all layers, as few by blocks as fit), interleaved stages in chunks
+as even as can be, and every division of the layers among stages
+(`--pipeline-model-parallel-layout`).  A best that is interleaved may then move layers between
+chunks as long as that helps.  What is not in the space: tensor-parallel groups over two nodes,
+stages without a layer, recompute by blocks with interleaved stages, uniform recompute of several
+layers at a time.
 
-What is minimised is the simulated step (`schedule.simulator.step`), as stock Megatron runs it.  A
-case (`stock_case`) prices all of its divisions at once by a bound that leaves shared paths out;
-divisions are simulated from the lowest bound on, until no bound is below the best.  So the answer
-is the minimum of the space, unless a limit of work was met, which the result says.  Sends of
-interleaved stages are simulated as if they never made their stage wait, in favour of stock.
+What is minimised is the simulated step (`schedule.simulator.step`), as stock Megatron runs it.
+Bounds come first, from the cheapest on: of a form of groups on any grid (`StockRates.pace_s`), of a
+grid (`StockRates.least_s`), of each division of its layers (`StockCase.least_times_s`, which leaves
+shared paths out).  What has the lowest is looked at more closely, until none is below the best
+simulated step: nothing else is ever worked out.  So the answer is the minimum of the space, unless
+a limit of work was met, which the result says.  Sends of interleaved stages are bounded as if they
+never made their stage wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from heapq import heappop, heappush
+from itertools import count
 
 import numpy as np
 
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.restrictions.mixture import in_one_precision
-from megatron_hetero.planner.stock.case import (
-    Divisions,
-    StockCase,
-    StockRecompute,
-    StockSettings,
-)
+from megatron_hetero.planner.stock.case import Divisions, StockCase
 from megatron_hetero.planner.stock.divisions import (
     in_even_chunks,
     moves,
     num_stage_divisions,
     stage_divisions,
 )
-from megatron_hetero.planner.stock.grids import StockGrid, stock_grids
+from megatron_hetero.planner.stock.forms import (
+    dispatchers,
+    expert_groups,
+    forms,
+    groups_fit_grid,
+)
+from megatron_hetero.planner.stock.grids import (
+    MAX_ORDERS,
+    StockGrid,
+    StockRanks,
+    grids_of,
+    stock_ranks,
+)
 from megatron_hetero.planner.stock.plan import stock_plan
+from megatron_hetero.planner.stock.rates import GroupForm, StockRates
 from megatron_hetero.rounding import at_most, below
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
@@ -50,8 +60,7 @@ MAX_DIVISIONS = 200_000
 """Divisions of one case that are all priced; of more, `_FEW_DIVISIONS` with the fastest slowest
 stage."""
 _FEW_DIVISIONS = 5_000
-_FEW_IN_VAIN = 8
-"""Simulations that do not better the best, after which a case has to wait for the others."""
+_FEW_SIMULATIONS = 10
 _BATCH = 4096
 Division = tuple[int, ...]
 """Layers of each virtual stage."""
@@ -63,42 +72,58 @@ class StockResult:
 
     plan: Plan
     step_time_s: float
-    """Simulated as stock Megatron runs it."""
+    """Simulated as stock Megatron runs it; where that takes too long, its bound."""
     is_exact: bool
-    """Whether no plan of the space is faster."""
+    """Whether no plan of the space is faster, but for the tolerance of the limits."""
     num_bounded: int
     """Divisions of layers that were priced by the bound."""
     num_simulated: int
     others: tuple[Plan, ...] = ()
     """The best plans of other grids (replicas, stages, width), best first."""
+    is_simulated: bool = True
 
 
 @dataclass(frozen=True)
 class StockLimits:
-    """Work that ends the search early."""
+    """Work after which the search ends with what it has."""
 
-    num_cases: int = 100_000
-    num_bounded: int = 10_000_000
-    num_simulated: int = 5_000
+    num_orders: int = MAX_ORDERS
+    """Orders of nodes and of what they give, as `stock_ranks`."""
+    num_grids: int = 200_000
+    """Grids that are bounded."""
+    num_cases: int = 50_000
+    """Grids whose divisions are bounded, of one chunk a stage and of several each."""
+    num_bounded: int = 2_000_000
+    num_simulated: int = 2_000
+    num_messages: int = 10**9
+    """Of all simulated steps."""
     most_chunks: int = 4
+    tolerance: float = 0.0
+    """Part of the best step by which it need not be the best."""
+    climbs: bool = True
+    """Whether layers of interleaved stages move between chunks."""
+    few_divisions: int = _FEW_DIVISIONS
 
 
-BESIDE_A_PLAN = StockLimits(num_cases=2_000, num_bounded=100_000, num_simulated=100)
-"""A second or two."""
-MAX_GPUS_BESIDE_A_PLAN = 12
-
-
-def is_quick(problem: Problem) -> bool:
-    """Return whether all that stock flags can say is looked through in seconds."""
-    return problem.num_gpus <= MAX_GPUS_BESIDE_A_PLAN
+BESIDE_A_PLAN = StockLimits(
+    num_orders=100,
+    num_grids=10_000,
+    num_cases=24,
+    num_bounded=20_000,
+    num_simulated=3,
+    num_messages=6_000,
+    tolerance=0.002,
+    climbs=False,
+    few_divisions=300,
+)
+"""About a second, on a thousand GPUs a few."""
 
 
 def stock_beside_a_plan(problem: Problem) -> StockResult | None:
-    """Return `best_stock_plan` within limits, for a plan to be compared with; None too for
-    clusters that are too large for it, where speed is not all that counts, and under prices
-    other than the project's own."""
+    """Return `best_stock_plan` within limits, for a plan to be compared with; None too where speed
+    is not all that counts, and under prices other than the project's own."""
     has_goal = problem.objective.may_want_fewer(problem.cluster)
-    if not is_quick(problem) or has_goal or problem.make_costs is not CostModel:
+    if has_goal or problem.make_costs is not CostModel:
         return None
     return best_stock_plan(problem, BESIDE_A_PLAN)
 
@@ -112,148 +137,262 @@ def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> Stoc
         problem = make_problem(problem.cluster, workload, profile, objective=objective)
         if not problem.nodes:
             return None
-    grids, is_complete = stock_grids(problem)
-    search = _StockSearch(problem, limits or StockLimits(), is_complete)
-    search.run(sorted(grids, key=lambda grid: -grid.num_gpus))
+    search = _StockSearch(problem, limits or StockLimits())
+    search.run()
     return search.result()
+
+
+@dataclass(frozen=True)
+class _Grid:
+    grid: StockGrid
+    form: GroupForm
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """Divisions of a case, the lowest bound first."""
+
+    case: StockCase
+    divisions: Divisions
+    bounds_s: np.ndarray
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class _Form:
+    ranks: StockRanks
+    form: GroupForm
+
+
+_Item = tuple[StockRanks, GroupForm] | _Form | _Grid | StockCase | _Ready
 
 
 class _StockSearch:
     """What was found so far, and the work so far."""
 
-    def __init__(self, problem: Problem, limits: StockLimits, is_exact: bool) -> None:
+    def __init__(self, problem: Problem, limits: StockLimits) -> None:
         self._problem, self._limits = problem, limits
-        self._is_exact = is_exact
-        self._num_bounded = self._num_simulated = 0
+        self._ranks, self._is_exact = stock_ranks(problem, limits.num_orders)
+        self._rates = StockRates(problem, self._ranks)
+        self._num_grids = self._num_bounded = 0
+        self._num_cases = [0, 0]  # of one chunk a stage, and of several
+        self._num_simulated = self._num_messages = 0
         self._best_s = float("inf")
         self._best: Plan | None = None
+        self._winner: tuple[StockCase, Division] | None = None
         self._best_of: dict[tuple[int, int, int], tuple[float, Plan]] = {}
+        self._unsimulated: tuple[float, StockCase, Division] | None = None
+        self._deferred: list[tuple[float, _Ready]] = []
+        self._queue: list[tuple[float, int, _Item]] = []
+        self._number = count()
+        self._seen: set[tuple[object, ...]] = set()
 
-    def run(self, grids: Sequence[StockGrid]) -> None:
-        """One chunk a stage first: what they reach spares most interleaved cases."""
-        self._search(self._cases(grids, [1]))
-        winner = self._search(self._cases(grids, range(2, self._limits.most_chunks + 1)))
-        if winner is not None:
-            self._climb(*winner)
+    def run(self) -> None:
+        """Look at what has the lowest bound, until none is below the best step."""
+        for ranks in self._ranks:
+            for form in forms(self._problem, ranks):
+                self._push(self._rates.dealt_pace_s(ranks, form), (ranks, form))
+        while self._queue:
+            bound_s, _, item = heappop(self._queue)
+            if not self._may_win(bound_s):
+                break
+            if self._is_spent():
+                self._is_exact = False
+                self._defer(bound_s, item)
+                for own_s, _, other in self._queue:
+                    self._defer(own_s, other)
+                break
+            if isinstance(item, _Ready) and self._is_deferred(item):
+                self._defer(bound_s, item)
+            else:
+                self._look_at(item)
+        self._simulate_deferred()
+        if self._winner is not None and self._limits.climbs:
+            case, division = self._winner
+            if case.settings.num_chunks > 1:
+                self._climb(case, division)
+
+    def _is_deferred(self, item: _Ready) -> bool:
+        """Return whether a case waits for the others: the bound of interleaved stages is far from
+        their step, and would take all simulations of a few."""
+        is_chunked = item.case.settings.num_chunks > 1
+        return is_chunked and self._limits.num_simulated <= _FEW_SIMULATIONS
+
+    def _defer(self, bound_s: float, item: _Item) -> None:
+        if isinstance(item, _Ready):
+            self._deferred.append((bound_s, item))
+
+    def _simulate_deferred(self) -> None:
+        """Simulate of what waits the best of each kind, and then what may be the best if its step
+        is as far from its bound as theirs were."""
+        ratios: dict[bool, float] = {}
+        while self._deferred and self._num_simulated < self._limits.num_simulated:
+            ranked = sorted(
+                (ratios.get(item.case.settings.num_chunks > 1, 1.0) * bound_s, number)
+                for number, (bound_s, item) in enumerate(self._deferred)
+            )
+            about_s, number = ranked[0]
+            if not self._may_win(about_s):
+                break
+            bound_s, item = self._deferred.pop(number)
+            step_s = self._next_division(item, follows=False)
+            if step_s is not None:
+                ratios[item.case.settings.num_chunks > 1] = step_s / bound_s
+        if any(self._may_win(bound_s) for bound_s, _ in self._deferred):
+            self._is_exact = False
 
     def result(self) -> StockResult | None:
         """Return what was found."""
-        if self._best is None:
+        best, step_s = self._best, self._best_s
+        if best is None and self._unsimulated is None:
             return None
-        validate_plan(self._best, self._problem.cluster)
-        own = _shape(self._best)
+        if self._unsimulated is not None and (best is None or self._unsimulated[0] < step_s):
+            step_s, case, division = self._unsimulated
+            best = self._plan(case, division)
+        assert best is not None
+        validate_plan(best, self._problem.cluster)
+        own = _shape(best)
         others = [entry for shape, entry in self._best_of.items() if shape != own]
         return StockResult(
-            self._best,
-            self._best_s,
+            best,
+            step_s,
             self._is_exact,
             self._num_bounded,
             self._num_simulated,
             tuple(plan for _, plan in sorted(others, key=lambda entry: entry[0])),
+            best is self._best,
         )
 
-    def _cases(self, grids: Sequence[StockGrid], chunks: Iterable[int]) -> list[StockCase]:
-        training = self._problem.workload.training
-        found = []
-        for grid, num_chunks in product(grids, chunks):
-            sequences, rest = divmod(training.global_batch_size, len(grid.chains))
-            for size in range(1, sequences + 1) if not rest else ():
-                if sequences % size == 0 and self._can_interleave(
-                    grid, num_chunks, sequences // size
-                ):
-                    for recompute in self._kinds_of_recompute(num_chunks):
-                        settings = StockSettings(size, recompute, num_chunks)
-                        found.append(StockCase(self._problem, grid, settings))
-            if len(found) > self._limits.num_cases:
-                self._is_exact = False
-                break
-        return found
+    def _may_win(self, bound_s: float) -> bool:
+        best_s = self._best_s
+        if self._unsimulated is not None:
+            best_s = min(best_s, self._unsimulated[0])
+        return below(bound_s, best_s * (1 - self._limits.tolerance))
 
-    def _kinds_of_recompute(self, num_chunks: int) -> tuple[StockRecompute, ...]:
-        """Return kinds of recompute: selective spares what flash attention does not keep anyway."""
-        training = self._problem.workload.training
-        flash = all(uses_flash_attention(training, node.gpu_type) for node in self._problem.nodes)
-        plain: tuple[StockRecompute, ...] = ("as needed",) if num_chunks == 1 else ("none", "full")
-        return plain if flash else (*plain, "selective")
+    def _push(self, bound_s: float, item: _Item) -> None:
+        if self._may_win(bound_s):
+            heappush(self._queue, (bound_s, next(self._number), item))
 
-    def _can_interleave(self, grid: StockGrid, num_chunks: int, num_micro_batches: int) -> bool:
-        """Check as Megatron demands of micro-batches and layers."""
+    def _look_at(self, item: _Item) -> None:
+        match item:
+            case _Ready():
+                self._next_division(item)
+            case StockCase():
+                self._price(item)
+            case _Grid():
+                self._make_cases(item)
+            case _Form():
+                self._make_grids(item.ranks, item.form)
+            case (ranks, form):
+                num_gpus = len(ranks.units) * ranks.width
+                for groups in expert_groups(self._problem, ranks.width, num_gpus):
+                    own = replace(form, settings=replace(form.settings, expert_groups=groups))
+                    self._push(self._rates.pace_s(ranks, own), _Form(ranks, own))
+
+    def _make_grids(self, ranks: StockRanks, form: GroupForm) -> None:
+        batch = self._problem.workload.training.global_batch_size
+        for grid in grids_of(self._problem, ranks, form.context_parallel):
+            sequences, rest = divmod(batch, grid.num_replicas)
+            size = form.settings.micro_batch_size
+            if rest or sequences % size or not groups_fit_grid(grid, form.settings.expert_groups):
+                continue
+            for chunks in range(1, self._limits.most_chunks + 1):
+                if not self._can_interleave(grid, form, chunks, sequences // size):
+                    continue
+                own = replace(form, settings=replace(form.settings, num_chunks=chunks))
+                self._num_grids += 1
+                self._push(self._rates.least_s(grid, own), _Grid(grid, own))
+
+    def _can_interleave(self, grid: StockGrid, form: GroupForm, chunks: int, number: int) -> bool:
+        """Check as Megatron demands of micro-batches and layers; recompute by blocks is not for
+        interleaved stages, and all or nothing not for others."""
         num_stages = grid.num_stages
-        if num_stages * num_chunks > self._problem.num_layers:
+        if num_stages * chunks > self._problem.num_layers:
             return False
-        return num_chunks == 1 or (num_stages > 1 and num_micro_batches % num_stages == 0)
+        if chunks == 1:
+            return form.settings.recompute in ("as needed", "selective")
+        is_plain = form.settings.recompute != "as needed"
+        return is_plain and num_stages > 1 and number % num_stages == 0
 
-    def _search(self, cases: Iterable[StockCase]) -> tuple[StockCase, Division] | None:
-        """Return the case and the division that became the best, if any did."""
-        winner = None
-        ranked = sorted(
-            ((case.quick_s(), number, case) for number, case in enumerate(cases)),
-            key=lambda entry: entry[:2],
-        )
-        cut = []
-        for quick_s, _, case in ranked:
-            if not below(quick_s, self._best_s) or self._is_spent():
-                break
-            is_cut = self._num_divisions(case, self._best_s) > MAX_DIVISIONS
-            found, is_done = self._search_case(case, _FEW_IN_VAIN)
-            winner = found or winner
-            if is_cut or not is_done:
-                cut.append((quick_s, case))
-        # With a best plan to beat fewer divisions are left of what was cut.
-        for quick_s, case in cut:
-            if below(quick_s, self._best_s) and not self._is_spent():
-                if self._num_divisions(case, self._best_s) > MAX_DIVISIONS:
-                    self._is_exact = False
-                winner = self._search_case(case)[0] or winner
-        return winner
+    def _make_cases(self, item: _Grid) -> None:
+        if not self._rates.fits(item.grid, item.form):
+            return
+        form, grid = item.form, item.grid
+        content = tuple(sorted(map(repr, grid.replica_patterns)))
+        key = grid.width, grid.context_parallel, grid.num_stages, content, form.settings
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        for dispatcher in dispatchers(self._problem, form.settings.expert_groups):
+            settings = replace(form.settings, dispatcher=dispatcher)
+            case = StockCase(self._problem, grid, settings)
+            self._push(case.quick_s(), case)
 
-    def _search_case(
-        self, case: StockCase, most_in_vain: int | None = None
-    ) -> tuple[tuple[StockCase, Division] | None, bool]:
-        """Return what became the best, and whether nothing was left to simulate."""
-        winner, num_in_vain = None, 0
-        for division in self._promising(case):
-            if num_in_vain == most_in_vain:
-                return winner, False
-            if self._simulate(case, division):
-                winner, num_in_vain = (case, division), 0
-            else:
-                num_in_vain += 1
-        return winner, True
-
-    def _promising(self, case: StockCase) -> Iterator[Division]:
-        """Yield divisions whose bound is below the best, the lowest bound first."""
+    def _price(self, case: StockCase) -> None:
+        """Bound the divisions of a case that could beat the best so far."""
+        is_chunked = case.settings.num_chunks > 1
+        if self._num_cases[is_chunked] >= self._limits.num_cases:
+            self._is_exact = False
+            return
+        self._num_cases[is_chunked] += 1
         divisions = self._divisions(case)
         if not len(divisions):
             return
         batches = range(0, len(divisions), _BATCH)
         bounds_s = np.concatenate([case.least_times_s(divisions[b : b + _BATCH]) for b in batches])
         self._num_bounded += len(divisions)
-        for index in np.argsort(bounds_s, kind="stable"):
-            if not below(bounds_s[index], self._best_s) or self._is_spent():
-                return
-            yield tuple(divisions[index].tolist())
+        order = np.argsort(bounds_s, kind="stable")
+        bounds_s = bounds_s[order]
+        if np.isfinite(bounds_s[0]):
+            self._push(float(bounds_s[0]), _Ready(case, divisions[order], bounds_s))
 
-    def _num_divisions(self, case: StockCase, below_s: float) -> int:
-        return num_stage_divisions(self._problem.num_layers, case.stage_layers(below_s))
+    def _next_division(self, item: _Ready, *, follows: bool = True) -> float | None:
+        """Simulate the division with the lowest bound; the next one may follow."""
+        division = tuple(item.divisions[item.place].tolist())
+        bound_s = float(item.bounds_s[item.place])
+        if self._is_too_long(item.case):
+            if self._unsimulated is None or bound_s < self._unsimulated[0]:
+                self._unsimulated = bound_s, item.case, division
+            self._is_exact = False
+            return None
+        step_s = self._simulate(item.case, division)
+        if not follows:
+            return step_s
+        following = item.place + 1
+        if following < len(item.divisions) and np.isfinite(item.bounds_s[following]):
+            self._push(float(item.bounds_s[following]), replace(item, place=following))
+        return step_s
+
+    def _is_too_long(self, case: StockCase) -> bool:
+        """Return whether the messages of its step are more than what is left of the limit."""
+        messages = _num_messages(case)
+        return self._num_messages + messages > self._limits.num_messages
 
     def _divisions(self, case: StockCase) -> Divisions:
         """Return all that could beat the best so far; of too many those with the fastest slowest
         stage."""
-        below_s = self._best_s
-        if self._num_divisions(case, below_s) > MAX_DIVISIONS:
+        below_s, num_layers = self._best_s, self._problem.num_layers
+        few, most = self._limits.few_divisions, MAX_DIVISIONS
+        if self._limits.few_divisions < _FEW_DIVISIONS:
+            most = few
+
+        def number(limit_s: float) -> int:
+            return num_stage_divisions(num_layers, case.stage_layers(limit_s))
+
+        if number(below_s) > most:
             low_s = case.pace_s()
             high_s = low_s
-            while high_s < below_s and self._num_divisions(case, high_s) <= _FEW_DIVISIONS:
-                high_s *= 2
+            while high_s < below_s and number(high_s) <= few:
+                high_s *= 1.5
             high_s = min(high_s, below_s)
-            while not at_most(high_s, low_s):
+            while not at_most(high_s, low_s * 1.001):
                 middle_s = (low_s + high_s) / 2
-                few = self._num_divisions(case, middle_s) <= _FEW_DIVISIONS
-                low_s, high_s = (middle_s, high_s) if few else (low_s, middle_s)
-            below_s = low_s
-        stages = stage_divisions(self._problem.num_layers, case.stage_layers(below_s))
-        return in_even_chunks(stages, case.settings.num_chunks)
+                is_few = number(middle_s) <= few
+                low_s, high_s = (middle_s, high_s) if is_few else (low_s, middle_s)
+            below_s = low_s if number(low_s) else high_s
+            self._is_exact = False
+        stages = stage_divisions(num_layers, case.stage_layers(below_s))
+        return in_even_chunks(stages[: 4 * most], case.settings.num_chunks)
 
     def _climb(self, case: StockCase, division: Division) -> None:
         """Move one layer to another chunk, or where that does not help two, as long as that
@@ -262,7 +401,7 @@ class _StockSearch:
         while better is not None and not self._is_spent():
             division, better = better, None
             for moved in moves(division):
-                if self._simulate(case, moved):
+                if self._betters(case, moved):
                     better = moved
             if better is None:
                 better = self._first_of_two_moves(case, division)
@@ -281,34 +420,50 @@ class _StockSearch:
         for index in map(int, np.argsort(bounds_s, kind="stable")):
             if not below(bounds_s[index], self._best_s) or self._is_spent():
                 return None
-            if self._simulate(case, found[index]):
+            if self._betters(case, found[index]):
                 return found[index]
         return None
 
-    def _simulate(self, case: StockCase, division: Division) -> bool:
-        """Return whether it is the best."""
-        self._num_simulated += 1
+    def _plan(self, case: StockCase, division: Division) -> Plan:
         stages = case.stages_of(np.array([division]))
-        recomputed = int(case.layers_to_recompute(stages)[0])
-        plan = stock_plan(case, division, recomputed)
-        problem = self._problem
+        return stock_plan(case, division, int(case.layers_to_recompute(stages)[0]))
+
+    def _betters(self, case: StockCase, division: Division) -> bool:
+        """Return whether it is the best now."""
+        before_s = self._best_s
+        self._simulate(case, division)
+        return self._best_s < before_s
+
+    def _simulate(self, case: StockCase, division: Division) -> float | None:
+        """Return the seconds of the step; None where it does not fit."""
+        self._num_simulated += 1
+        self._num_messages += _num_messages(case)
+        plan, problem = self._plan(case, division), self._problem
         waits = problem.workload.training.stock_waits
         step = simulate_plan(plan, problem.cluster, profile=problem.costs.profile, is_stock=waits)
         if any(peak > s.capacity_bytes for s in step.timelines for peak in s.device_peak_bytes):
-            return False
+            return None
         shape = _shape(plan)
         if shape not in self._best_of or step.step_time_s < self._best_of[shape][0]:
             self._best_of[shape] = step.step_time_s, plan
-        if not below(step.step_time_s, self._best_s):
-            return False
-        self._best_s, self._best = step.step_time_s, plan
-        return True
+        if below(step.step_time_s, self._best_s):
+            self._best_s, self._best, self._winner = step.step_time_s, plan, (case, division)
+        return step.step_time_s
 
     def _is_spent(self) -> bool:
         limits = self._limits
-        spent = self._num_bounded > limits.num_bounded or self._num_simulated > limits.num_simulated
-        self._is_exact = self._is_exact and not spent
-        return spent
+        return (
+            self._num_bounded > limits.num_bounded
+            or self._num_simulated >= limits.num_simulated
+            or min(self._num_cases) >= limits.num_cases
+            or self._num_grids >= limits.num_grids
+        )
+
+
+def _num_messages(case: StockCase) -> int:
+    """Count the messages of a step, and its passes: what a simulation takes time for."""
+    stages = case.grid.num_stages * case.settings.num_chunks
+    return 2 * stages * case.num_micro_batches * case.grid.num_replicas
 
 
 def _shape(plan: Plan) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.search import (
     StockResult,
     best_stock_plan,
-    is_quick,
+    stock_beside_a_plan,
 )
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 
@@ -44,13 +44,13 @@ def searched_stock_plan(problem: Problem, every: bool) -> StockResult | None:
     is not all that counts.
 
     Args:
-        every: also on many GPUs, where it takes minutes.
+        every: until no plan of the space can be faster, which takes minutes on many GPUs.
     """
     objective = problem.objective
     has_goal = objective.may_want_fewer(problem.cluster) or objective.deadline_s is not None
-    if has_goal or problem.make_costs is not CostModel or not (every or is_quick(problem)):
+    if has_goal or problem.make_costs is not CostModel:
         return None
-    return best_stock_plan(problem)
+    return best_stock_plan(problem) if every else stock_beside_a_plan(problem)
 
 
 def stock_plan_and_explanation(

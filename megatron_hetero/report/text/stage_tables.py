@@ -250,6 +250,8 @@ def _width(stage: Stage) -> str:
     groups = f" x cp{context}{parts}" if context > 1 else ""
     table = stage.shape.expert_shares
     experts = f" ep {':'.join(map(str, table))}" if table else ""
+    if stage.shape.expert_groups is not None:
+        experts = " ep {} etp {}".format(*stage.shape.expert_groups)
     return f"{stage.shape.tensor_parallel}{ratio}{groups}{experts}"
 
 

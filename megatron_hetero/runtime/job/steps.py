@@ -131,7 +131,8 @@ def job_on_plan(
         from megatron_hetero.runtime.sequences.job import SequencesJob
 
         return SequencesJob(plan, arguments, world)
-    if is_stock(plan) and not (in_our_runtime or arguments.faults.is_replanned):
+    divides = plan.layout.has_context_parallel and _has_local_layers(arguments.megatron)
+    if is_stock(plan) and not (in_our_runtime or arguments.faults.is_replanned or divides):
         decided = plan_arguments(plan, judged)
         if world.rank == 0:
             print(f"> this plan is stock Megatron's own: {' '.join(decided)}", flush=True)
@@ -147,6 +148,13 @@ def _say_what_a_cpu_changes(judged: Sequence[str]) -> None:
         instead = there.get(option.name, option.values)
         if instead != option.values:
             print(f"> no GPU: {option} becomes {' '.join(instead)}", flush=True)
+
+
+def _has_local_layers(megatron: Sequence[str]) -> bool:
+    """Return whether layers are Megatron's own, whose attention stock Megatron does not let divide
+    sequences."""
+    options = last_of_each(flag_table().split(flag_table().known_part(megatron)))
+    return any(o.name == "--transformer-impl" and o.values == ("local",) for o in options)
 
 
 def _names_layers(megatron: Sequence[str]) -> bool:

@@ -120,7 +120,8 @@ class GradientExchange:
         of_stages = StockBuckets(
             self._placement, model, training, self._vocab_rows, self._chunk_layers
         )
-        buckets = list(of_stages) if len(replicas) > 1 else []
+        is_shared = len(replicas) > 1 or self._placement.has_context_parallel
+        buckets = list(of_stages) if is_shared else []
         passes = 1 if self._is_divided else 2
         gradients = []
         for bucket, chunk in buckets:
@@ -131,6 +132,11 @@ class GradientExchange:
             if chunk is not None and self._overlaps:
                 made = replace(made, final=dict.fromkeys(bucket.holders, Final(chunk)))
             gradients.append(made)
+        of_experts = list(of_stages.of_experts())
+        gradients += [
+            self._ring(b, "gradients", passes, _all_buffers(b), is_final=True, groups=groups)
+            for b, groups in of_experts
+        ]
         num_stages = len(replicas[0].stages)
         if model.tied_embeddings and num_stages > 1:
             words = self._vocab_rows * model.hidden_size
@@ -141,9 +147,10 @@ class GradientExchange:
                 )
         if not self._is_divided:
             return tuple(gradients), ()
-        return tuple(gradients), tuple(
-            self._ring(b, "weights", 1, _all_buffers(b))
-            for b, chunk in sorted(buckets, key=lambda entry: entry[1] or 0)
+        dense = (b for b, _ in sorted(buckets, key=lambda entry: entry[1] or 0))
+        return tuple(gradients), (
+            *(self._ring(b, "weights", 1, _all_buffers(b)) for b in dense),
+            *(self._ring(b, "weights", 1, _all_buffers(b), groups=own) for b, own in of_experts),
         )
 
     def _by_groups(
@@ -221,15 +228,24 @@ class GradientExchange:
         num_passes: int,
         buffers: Mapping[StageId, float] | None = None,
         is_final: bool = False,
+        groups: Sequence[PlacedStage] = (),
     ) -> Collective:
         """Build a ring over the first ranks of the holders; the others work beside them, pair by
         pair.
 
         An all-reduce is two passes of (n - 1) / n of the buffer over every hop, a reduce-scatter or
         an all-gather one.
+
+        Args:
+            bucket: what is exchanged.
+            what: gradients or weights.
+            num_passes: one or two.
+            buffers: of its holders; None is none.
+            is_final: all gradients have to be there.
+            groups: of ranks that hold it; by default all of its holders.
         """
         element = self._states.gradient if what == "gradients" else self._states.weight
-        groups = groups_of(self._placement, bucket.holders)
+        groups = groups or groups_of(self._placement, bucket.holders)
         hops, carried, latency_s = self._around(
             groups, num_passes, bucket.num_params * element, reduces=what == "gradients"
         )

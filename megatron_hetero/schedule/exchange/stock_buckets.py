@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from megatron_hetero.cost.memory.parameters import embedding_params, stage_params
-from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.memory.parameters import (
+    embedding_params,
+    expert_params,
+    mean_of_kinds,
+    stage_params,
+)
+from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.sync.buckets import EMBEDDING, StageBucket, StageId, layer_tensors
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
@@ -39,6 +44,7 @@ class StockBuckets:
         self._vocab_rows = vocab_rows
         self._words = vocab_rows * model.hidden_size
         self._chunk_layers = chunk_layers
+        self._deals_experts = replicas_deal_experts(placement)
         self._divides_tied = (
             training.use_distributed_optimizer
             and model.tied_embeddings
@@ -65,6 +71,8 @@ class StockBuckets:
                 number = chunk if len(layers) > 1 else None
                 first, last = is_first and chunk == 0, is_last and chunk + 1 == len(layers)
                 params = stage_params(self._model, share, num_layers, first, last, self._vocab_rows)
+                if self._deals_experts:
+                    params -= num_layers * routed_params(self._model)
                 sizes = [(params, EMBEDDING)]
                 if first and self._overlaps:
                     full = stock_bucket_elements(len(replicas)) * stage.width
@@ -95,9 +103,52 @@ class StockBuckets:
         if is_last and not self._model.tied_embeddings:
             yield num_layers, self._words
         for layer in reversed(range(num_layers)):
-            for tensor in layer_tensors(self._model):
+            tensors = layer_tensors(self._model)
+            if self._deals_experts:
+                own = self._model.moe_ffn_hidden_size * self._model.hidden_size
+                num_matrices = self._model.num_experts * (3 if self._model.gated_mlp else 2)
+                tensors = tensors[num_matrices:] if tensors[0] == own else tensors
+            for tensor in tensors:
                 yield layer, tensor
         positions = embedding_params(self._model, 1, 0)
         if positions:
             yield EMBEDDING, positions
         yield EMBEDDING, self._words
+
+    def of_experts(self) -> Iterator[tuple[StageBucket, tuple[PlacedStage, ...]]]:
+        """Yield the buckets of experts that are dealt out over replicas, which have a buffer of
+        their own, and the ranks that hold the same experts, as groups of one ring."""
+        if not self._deals_experts:
+            return
+        replicas = self._replicas
+        for s, stage in enumerate(replicas[0].stages):
+            if stage.experts is None:
+                continue
+            size, width = stage.experts.sizes
+            ranks, own = size * width, len(stage.devices)
+            params = stage.num_layers * routed_params(self._model)
+            together = max(1, ranks // own)
+            for turn in range(together):
+                members = range(turn, len(replicas), together)
+                stages = [replicas[r].stages[s] for r in members]
+                step = min(ranks, own)
+                groups = tuple(
+                    PlacedStage(each.devices[first : first + step], 1)
+                    for each in stages
+                    for first in range(0, own, step)
+                )
+                if len(groups) > 1:
+                    holders = tuple((r, s) for r in members)
+                    yield StageBucket(holders, params // together, EMBEDDING), groups
+
+
+def replicas_deal_experts(placement: Placement) -> bool:
+    """Return whether experts are dealt out over replicas."""
+    return any(s.experts is not None for r in placement.replicas for s in r.stages)
+
+
+def routed_params(model: ModelSpec) -> int:
+    """Count the parameters of the routed experts of a layer, the mean of layers of unlike kinds."""
+    if model.kinds:
+        return mean_of_kinds(model, lambda kind, _: routed_params(kind))
+    return expert_params(model, even_share(model, 1)) if model.num_experts else 0

@@ -29,6 +29,7 @@ from megatron_hetero.runtime.job.checks.refused_flags import (
 )
 from megatron_hetero.runtime.model import fp8, precision
 from megatron_hetero.runtime.model.moe import experts
+from megatron_hetero.schedule.stock import check_expert_groups
 
 
 def check_plan(plan: Plan) -> None:
@@ -37,6 +38,7 @@ def check_plan(plan: Plan) -> None:
     Raises:
         UnsupportedError: the message names every such part and its stage.
     """
+    check_expert_groups(plan)
     found = []
     batch = global_batch_size(plan)
     for r, replica in enumerate(plan.replicas):

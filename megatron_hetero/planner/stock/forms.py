@@ -1,0 +1,111 @@
+"""Forms of groups that stock Megatron's flags can say: context parallelism, experts, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from megatron_hetero.cost.choices import NOT_WITH_CONTEXT_PARALLEL, deals_experts, may_choose
+from megatron_hetero.cost.work.compute import uses_flash_attention
+from megatron_hetero.model.spec import TokenDispatcher
+from megatron_hetero.plan.plan import StageShape
+from megatron_hetero.plan.stock_ranks import groups_fit
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.stock.case import StockRecompute, StockSettings
+from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
+from megatron_hetero.planner.stock.rates import GroupForm
+
+_STOCK_DIVIDES_WITH = frozenset({"--num-experts", "--qk-clip", "--log-max-attention-logit"})
+"""Flags beside which Megatron divides sequences, other than the plug-in."""
+_DISPATCHER = "--moe-token-dispatcher-type"
+
+ExpertGroups = tuple[int, int] | None
+
+
+def forms(problem: Problem, ranks: StockRanks) -> Iterator[GroupForm]:
+    """Yield every form of groups on some ranks, of one chunk a stage and undealt experts."""
+    batch = problem.workload.training.global_batch_size
+    for context in contexts(problem, ranks):
+        for size in _sizes(problem, batch):
+            for recompute in kinds_of_recompute(problem):
+                yield GroupForm(ranks.width, context, StockSettings(size, recompute))
+
+
+def contexts(problem: Problem, ranks: StockRanks) -> list[int]:
+    """Return the context-parallel sizes that Megatron takes on some ranks (`validate_args`: two
+    chunks of every sequence for each), with Transformer Engine's attention."""
+    training, model = problem.workload.training, problem.workload.model
+    given = {word.split("=")[0] for word in problem.workload.megatron_args}
+    may = (
+        training.flash_attention
+        and may_choose(problem.costs, "context_parallel")
+        and not given & (NOT_WITH_CONTEXT_PARALLEL - _STOCK_DIVIDES_WITH)
+        and not model.mtp_num_layers
+    )
+    parts = 2 * (ranks.width if training.sequence_parallel else 1) * (8 if training.fp8 else 1)
+    most = len(ranks.units) if may else 1
+    return [
+        size
+        for size in range(1, most + 1)
+        if len(ranks.units) % size == 0 and (size == 1 or model.seq_length % (parts * size) == 0)
+    ]
+
+
+@lru_cache(maxsize=256)
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
+
+
+def expert_groups(problem: Problem, width: int, num_gpus: int) -> list[ExpertGroups]:
+    """Return the ways to deal experts out: (expert-parallel size, expert-tensor-parallel size), and
+    None for experts that are divided in their tensor-parallel group alone."""
+    model = problem.workload.model
+    found: list[ExpertGroups] = [None]
+    if not model.num_experts or not deals_experts(problem.costs):
+        return found
+    for size in _divisors(model.num_experts):
+        for own in _divisors(width):
+            is_plain = (size, own) == (1, width)
+            divides = own == 1 or not model.add_bias_linear
+            whole = size * own
+            if is_plain or not divides or whole > num_gpus or model.moe_ffn_hidden_size % own:
+                continue
+            if num_gpus % whole == 0:
+                found.append((size, own))
+    return found
+
+
+def groups_fit_grid(grid: StockGrid, groups: ExpertGroups) -> bool:
+    """Return whether groups of experts are parts of a stage or several whole ones, in the order of
+    the ranks."""
+    own = grid.ranks_of_stage
+    shape = StageShape(grid.width, 1, None, grid.context_parallel, expert_groups=groups)
+    if not groups_fit(shape, grid.num_stages, grid.rank_order):
+        return False
+    if groups is None:
+        return True
+    whole = groups[0] * groups[1]
+    return own * grid.num_replicas % whole == 0 and (own % whole == 0 or whole % own == 0)
+
+
+def dispatchers(problem: Problem, groups: ExpertGroups) -> Sequence[TokenDispatcher]:
+    """Return the job's own dispatcher of tokens, and where it names none both that Megatron has."""
+    own = problem.workload.training.token_dispatcher
+    given = any(word.split("=")[0] == _DISPATCHER for word in problem.workload.megatron_args)
+    if given or groups is None or groups[0] == 1:
+        return (own,)
+    return ("allgather", "alltoall")
+
+
+def kinds_of_recompute(problem: Problem) -> tuple[StockRecompute, ...]:
+    """Return kinds of recompute: as needed of stages in one piece, none and full of others;
+    selective spares what flash attention does not keep anyway."""
+    training = problem.workload.training
+    flash = all(uses_flash_attention(training, node.gpu_type) for node in problem.nodes)
+    plain: tuple[StockRecompute, ...] = ("as needed", "none", "full")
+    return plain if flash else (*plain, "selective")
+
+
+def _sizes(problem: Problem, batch: int) -> Sequence[int]:
+    """Return micro-batch sizes, which divide the global batch."""
+    return _divisors(batch)
