@@ -39,9 +39,10 @@ def _line(job: JobOperations, one: Blocked) -> str:
         what = f"makes the communicator of its {_name(job, one.item)}, where {others} does not come"
     elif one.reason == "connection":
         what = f"connects for its {_name(job, one.item)}, for which {others} does not come"
-    elif one.item.kind == "wait" or one.behind is None:
-        needed = "what it is to compute" if one.behind is None else f"its {_name(job, one.behind)}"
-        what = f"waits for {needed}, which {others} has not begun"
+    elif one.behind is None:
+        what = "waits for an operation that it has not given"
+    elif one.item.kind == "wait":
+        what = f"waits for its {_name(job, one.behind)}, which {others} has not begun"
     else:
         what = (
             f"cannot begin its {_name(job, one.item)} before its {_name(job, one.behind)} ends, "
