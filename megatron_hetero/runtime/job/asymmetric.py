@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +18,7 @@ from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import own_precisions, stage_precisions
-from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.plan.ranks import rank_names, rank_table
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch
 from megatron_hetero.runtime.job.arguments import (
@@ -237,6 +238,7 @@ class AsymmetricJob:
         from megatron_hetero.runtime.job.attachments import RankContext
         from megatron_hetero.runtime.megatron import compile_helpers
         from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
+        from megatron_hetero.runtime.parallel.connecting import meet
         from megatron_hetero.runtime.parallel.groups import build_groups
         from megatron_hetero.runtime.state.safety import guard_checkpoints
 
@@ -254,12 +256,14 @@ class AsymmetricJob:
         timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
         PROGRESS.enter(Phase.GROUPS)
         join(self._world, self._args, timeout)
+        meet(rank_names(plan), timeout)
         self._watch()
         # Parsed in a virtual world; the writer of --async-save finds its GPU by this number.
         self._args.rank = self._world.rank
         if self._world.rank == 0:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         has_own_lengths = config.model.transformer.variable_seq_lengths
+        begin_s = time.monotonic()
         groups = build_groups(
             plan,
             timeout,
@@ -267,6 +271,13 @@ class AsymmetricJob:
             self._args.seq_length,
             () if has_own_lengths else self._activation_elements(),
         )
+        if self._world.rank == 0:
+            print(
+                f"> megatron-hetero: made and connected the {groups.num_communicators} "
+                f"communicators of rank 0 in {time.monotonic() - begin_s:.1f} s; those of "
+                "gradients follow with the model",
+                flush=True,
+            )
         PROGRESS.enter(Phase.SETUP)
         communicator = PipelineCommunicator(
             groups,

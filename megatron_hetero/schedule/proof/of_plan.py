@@ -25,7 +25,7 @@ from megatron_hetero.plan.communication.communicators import (
 )
 from megatron_hetero.plan.communication.under_way import messages_under_way
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.ranks import Position, rank_table
+from megatron_hetero.plan.ranks import Position, rank_names, rank_table
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, crossing_pairs, told_pairs
 from megatron_hetero.plan.sharding.token_shares import uneven_tokens
 from megatron_hetero.schedule.of_plan import replica_schedule
@@ -138,10 +138,7 @@ class _Job:
             self.groups,
             [items.items for items in ranks],
             [items.training for items in ranks],
-            [
-                f"replica {p.replica}, stage {p.stage}" + (f", {p.device}" if p.device else "")
-                for p in self.places
-            ],
+            rank_names(self.plan),
         )
 
     @cached_property

@@ -225,8 +225,8 @@ KINDS: dict[str, tuple[Callable[[JobOperations], JobOperations | None], str]] = 
     "a bucket waited for too early": (bucket_before_last_gradient, "gradients"),
     "two buckets given early": (bucket_behind_a_bucket_early, "gradients"),
     "a bucket started twice": (bucket_behind_a_bucket, "gradients"),
-    "a rank that leaves a collective out": (rank_that_does_not_come, "has not begun"),
-    "a receive that is left out": (send_that_nobody_takes, "activation"),
+    "a rank that leaves a collective out": (rank_that_does_not_come, "not begun"),
+    "a receive that is left out": (send_that_nobody_takes, "not begun"),
     "communicators in another order": (another_order_of_making, "makes the communicator"),
     "a gradient waited for before the activation is sent": (host_that_waits_for_a_receive, "waits"),
 }
