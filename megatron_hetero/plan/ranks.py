@@ -58,6 +58,15 @@ def rank_table(plan: Plan) -> tuple[Position, ...]:
     )
 
 
+def rank_names(plan: Plan) -> list[str]:
+    """Return [rank] -> its place in words."""
+    return [
+        f"replica {place.replica}, stage {place.stage}"
+        + (f", {place.device}" if place.device else "")
+        for place in rank_table(plan)
+    ]
+
+
 def rank_machines(plan: Plan) -> list[str]:
     """Return [rank] -> its machine, in a plan that has devices on all of its ranks."""
     return [str(place.device).rpartition(":")[0] for place in rank_table(plan)]

@@ -33,7 +33,7 @@ from tests.runtime.plan_features import SPACE, TRANSFORMER_ENGINE_SPACE
 
 NUM_STEPS = 5
 SAVED_AT = 2
-_VOCAB_MULTIPLE = 48
+PADDED_VOCABULARY = 48
 """Of the padded vocabulary, under every plan: divisible by all widths."""
 _SEQUENCE = 24
 _NUM_EXPERTS = 4
@@ -56,14 +56,14 @@ class Case:
 
     def shrunk(self, plan: Plan) -> Shrunk:
         """Return the small job that `verify.processes.jobs` trains, for one of the two plans."""
-        divisor = _VOCAB_MULTIPLE // lcm(*plan.layout.tensor_parallel_widths)
+        divisor = PADDED_VOCABULARY // lcm(*plan.layout.tensor_parallel_widths)
         args = (*self.model_args, f"--make-vocab-size-divisible-by={divisor}")
         return Shrunk(
             plan,
             self.model,
             GLOBAL_BATCH_SIZE,
             args,
-            _VOCAB_MULTIPLE,
+            PADDED_VOCABULARY,
             (),
             self._flags_of_the_plan(is_stock(plan)),
         )

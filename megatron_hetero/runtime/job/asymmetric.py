@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -262,6 +263,7 @@ class AsymmetricJob:
         if self._world.rank == 0:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         has_own_lengths = config.model.transformer.variable_seq_lengths
+        begin_s = time.monotonic()
         groups = build_groups(
             plan,
             timeout,
@@ -269,6 +271,13 @@ class AsymmetricJob:
             self._args.seq_length,
             () if has_own_lengths else self._activation_elements(),
         )
+        if self._world.rank == 0:
+            print(
+                f"> megatron-hetero: made and connected the {groups.num_communicators} "
+                f"communicators of rank 0 in {time.monotonic() - begin_s:.1f} s; those of "
+                "gradients follow with the model",
+                flush=True,
+            )
         PROGRESS.enter(Phase.SETUP)
         communicator = PipelineCommunicator(
             groups,

@@ -96,6 +96,8 @@ class RankGroups:
     hops: Mapping[int, Hop]
     """Hops by boundary: `b` lies between the virtual stages b and b + 1. Only those of this
     rank."""
+    num_communicators: int
+    """Communicators of this rank that have more ranks; those of gradients are not among them."""
     timeout: timedelta
     """Limit of a collective, in every group; torch's default is not the user's."""
 
@@ -230,6 +232,7 @@ def build_groups(
             for (use, boundary), forward in own.items()
             if use == "forward" and boundary is not None
         },
+        num_communicators=sum(map(len, own.values())) + (len(table) > 1),
         timeout=timeout,
     )
 

@@ -35,17 +35,20 @@ def describe(job: JobOperations, blocked: Sequence[Blocked]) -> str:
 def _line(job: JobOperations, one: Blocked) -> str:
     place = f" ({job.places[one.rank]})" if job.places else ""
     others = _ranks(one.missing)
+    has = "has" if len(one.missing) == 1 else "have"
+    come = "does not come" if len(one.missing) == 1 else "do not come"
     if one.reason == "communicator":
-        what = f"makes the communicator of its {_name(job, one.item)}, where {others} does not come"
+        what = f"makes the communicator of its {_name(job, one.item)}, where {others} {come}"
     elif one.reason == "connection":
-        what = f"connects for its {_name(job, one.item)}, for which {others} does not come"
-    elif one.item.kind == "wait" or one.behind is None:
-        needed = "what it is to compute" if one.behind is None else f"its {_name(job, one.behind)}"
-        what = f"waits for {needed}, which {others} has not begun"
+        what = f"connects for its {_name(job, one.item)}, for which {others} {come}"
+    elif one.behind is None:
+        what = "waits for an operation that it has not given"
+    elif one.item.kind == "wait":
+        what = f"waits for its {_name(job, one.behind)}, which {others} {has} not begun"
     else:
         what = (
             f"cannot begin its {_name(job, one.item)} before its {_name(job, one.behind)} ends, "
-            f"which {others} has not begun"
+            f"which {others} {has} not begun"
         )
     return f"rank {one.rank}{place} {what}"
 

@@ -25,7 +25,7 @@ from megatron_hetero.plan.communication.communicators import (
 )
 from megatron_hetero.plan.communication.under_way import messages_under_way
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.ranks import Position, rank_table
+from megatron_hetero.plan.ranks import Position, rank_names, rank_table
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, crossing_pairs, told_pairs
 from megatron_hetero.plan.sharding.token_shares import uneven_tokens
 from megatron_hetero.schedule.of_plan import replica_schedule
@@ -48,11 +48,13 @@ class How:
         aligned: only first stages start gradients within their last backward passes
             (`--align-grad-reduce`).
         full_buckets: as `Gradients.of`.
+        is_first_step: gradients start when all are complete; which are when is learned there.
     """
 
     variable_lengths: bool = False
     aligned: bool = True
     full_buckets: bool = False
+    is_first_step: bool = False
 
 
 def check_operations(
@@ -68,16 +70,23 @@ def check_operations(
     Raises:
         PlanFormatError: they do not; the message names the ranks that wait for each other.
     """
-    if is_stock(plan) or not blocked_ranks(job_operations(_of_each_kind(plan), workload, how)):
+    if is_stock(plan):
         return
-    job = job_operations(plan, workload, how)
-    blocked = blocked_ranks(job)
-    if blocked:
-        where = f"{source}: " if source else ""
-        raise PlanFormatError(
-            f"{where}on GPUs this plan hangs; each rank waits for the next:\n"
-            f"{describe(job, blocked)}"
-        )
+    few, how = _of_each_kind(plan), how or How()
+    steps = [how]
+    if workload.training.overlap_grad_reduce:
+        steps.append(replace(how, is_first_step=True))
+    for step in steps:
+        if not blocked_ranks(job_operations(few, workload, step)):
+            continue
+        job = job_operations(plan, workload, step)
+        blocked = blocked_ranks(job)
+        if blocked:
+            where = f"{source}: " if source else ""
+            raise PlanFormatError(
+                f"{where}on GPUs this plan hangs; each rank waits for the next:\n"
+                f"{describe(job, blocked)}"
+            )
 
 
 def job_operations(plan: Plan, workload: Workload, how: How | None = None) -> JobOperations:
@@ -128,10 +137,8 @@ class _Job:
         return JobOperations(
             self.groups,
             [items.items for items in ranks],
-            [
-                f"replica {p.replica}, stage {p.stage}" + (f", {p.device}" if p.device else "")
-                for p in self.places
-            ],
+            [items.training for items in ranks],
+            rank_names(self.plan),
         )
 
     @cached_property
@@ -295,22 +302,22 @@ class _Job:
             inner,
             tensor[0] if tensor and not training.sequence_parallel else None,
             sides,
+            training.sequence_parallel,
         )
 
     def _step(self, items: RankItems) -> None:
         """Write a step of training, and one of validation behind it."""
+        begin = len(items.items)
         training, rank = self.workload.training, items.rank
         place = self.places[rank]
         of = self._rank_stage(rank)
-        counts = [replica.num_micro_batches for replica in self.plan.replicas]
-        num_idle_rounds = max(counts) - counts[place.replica]
+        num_idle_rounds = self._num_idle_rounds(place.replica)
         gradients = RankGradients(self.gradients, items, self.number_of)
         StageItems(
             of,
             items,
             gradients,
-            starts_early=training.overlap_grad_reduce
-            and (place.stage == 0 or not self.how.aligned),
+            starts_early=self._starts_early(place.stage),
             overlaps_gathers=training.overlap_param_gather,
             num_idle_rounds=num_idle_rounds,
         ).run()
@@ -322,14 +329,10 @@ class _Job:
         items.sync()
         self._agree(items, "norm of the gradients")
         items.sync()
-        under_way = gradients.start_weights()
-        if not training.overlap_param_gather:
-            for operation in under_way:
-                items.wait(operation)
-            under_way = []
-        # With --overlap-param-gather the next pass waits for each where it first needs it.
-        for operation in under_way:
+        # With --overlap-param-gather each is waited for later, where a pass first needs it.
+        for operation in gradients.start_weights():
             items.wait(operation)
+        items.training = slice(begin, len(items.items))
         StageItems(
             of,
             items,
@@ -340,6 +343,20 @@ class _Job:
         ).run()
         if losses is not None:
             items.done(losses, "losses of validation")
+        items.sync()
+
+    def _starts_early(self, stage: int) -> bool:
+        """Tell if gradients start within the last backward passes of a stage."""
+        counts = {replica.num_micro_batches for replica in self.plan.replicas}
+        idles = bool(self.gradients.sharded) and len(counts) > 1
+        early = self.workload.training.overlap_grad_reduce and not self.how.is_first_step
+        return early and not idles and (stage == 0 or not self.how.aligned)
+
+    def _num_idle_rounds(self, replica: int) -> int:
+        if not self.gradients.sharded:
+            return 0
+        counts = [other.num_micro_batches for other in self.plan.replicas]
+        return max(counts) - counts[replica]
 
     def _agree(self, items: RankItems, what: str) -> None:
         if len(self.places) > 1:

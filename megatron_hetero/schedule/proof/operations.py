@@ -38,11 +38,13 @@ class JobOperations:
     Attributes:
         groups: the communicators, in the order in which all ranks make them.
         ranks: [rank] -> its items.
+        training: [rank] -> those of its items that are a step of training.
         places: [rank] -> its place in the plan, in words.
     """
 
     groups: Sequence[Communicator]
     ranks: Sequence[Sequence[Item]]
+    training: Sequence[slice] = ()
     places: Sequence[str] = ()
 
 
@@ -53,6 +55,7 @@ class RankItems:
     rank: int
     items: list[Item] = field(default_factory=list)
     num_operations: int = 0
+    training: slice = slice(0)
 
     def collective(self, group: int, what: str) -> int:
         """Add a collective; return its number."""

@@ -93,8 +93,7 @@ class _Run:
         self.is_ready = [True] * size
         self.item_of: list[dict[int, Item]] = [{} for _ in range(size)]
         for rank, items in enumerate(job.ranks):
-            count = sum(item.kind in ("collective", "messages") for item in items)
-            self.is_done[rank] = [False] * count
+            self.is_done[rank] = [False] * (1 + max((i.operation for i in items), default=-1))
 
     def run(self) -> None:
         while self.ready:
@@ -227,6 +226,8 @@ class _Run:
         return tuple(found)
 
     def _host_reason(self, rank: int, item: Item) -> Blocked:
+        if item.kind == "sync":
+            return Blocked(rank, item, "computation", None, ())
         missing = set(self.job.groups[item.group].ranks) - self.came[item.group,]
         if missing:
             return Blocked(rank, item, "communicator", None, tuple(sorted(missing)))

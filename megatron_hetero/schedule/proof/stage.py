@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from megatron_hetero.cost.sync.buckets import EMBEDDING
 from megatron_hetero.schedule.orders.delivery import StagePosts
 from megatron_hetero.schedule.programme import (
     RECEIVES,
@@ -44,6 +45,7 @@ class RankStage:
         inner: communicators inside of the stage that a pass uses.
         gathering: the communicator in which parts of an arrived activation are gathered, if any.
         sides: boundary -> this rank's side.
+        in_sequence: ranks of a tensor-parallel group have parts of sequences between its products.
     """
 
     schedule: Schedule
@@ -55,6 +57,7 @@ class RankStage:
     inner: Sequence[int]
     gathering: int | None
     sides: Mapping[int, BoundarySide]
+    in_sequence: bool
 
 
 class StageItems:
@@ -83,7 +86,8 @@ class StageItems:
     ) -> None:
         self._of, self._items, self._gradients = of, items, gradients
         self._forward_only = forward_only
-        self._early, self._overlaps = starts_early and not forward_only, overlaps_gathers
+        self._early = starts_early and not forward_only
+        self._overlaps = overlaps_gathers
         self._num_idle_rounds = num_idle_rounds
         self._posted: dict[int, deque[int]] = {number: deque() for number in of.sides}
         self._sent: dict[int, list[tuple[int, ...]]] = {number: [] for number in of.sides}
@@ -118,11 +122,11 @@ class StageItems:
                 self._post(boundary, receives[boundary].popleft())
             for operation in instruction:
                 self._do(operation, is_last=last.get(operation.chunk) == operation)
+        self._idle()
         if self._early:
             self._gradients.start_complete(())
         for boundary, sent in self._sent.items():
             self._forget(boundary, len(sent))
-        self._idle()
 
     def _do(self, operation: Operation, *, is_last: bool) -> None:
         layers = self._of.chunks[operation.chunk]
@@ -158,7 +162,8 @@ class StageItems:
                 self._arrive(layer)
                 if self._overlaps and following in self._of.sharded:
                     self._ask(following)
-            self._inner(f"{what}, layer {layer}")
+            if layer != EMBEDDING or not backward or self._of.in_sequence:
+                self._inner(f"{what}, layer {layer}")
             if layer in self._of.sharded and backward:
                 self._give(layer, waits=not self._overlaps or following not in self._of.sharded)
             if completes:

@@ -54,13 +54,26 @@ class ExecutedStep:
         self.reports: list[Any] = []
         self.num_tokens = torch.zeros([], dtype=torch.int, device="cuda")
 
-    def run(self, forward: Forward) -> None:
-        """Run all instructions of the programme, up to the exchange of gradients."""
+    def run(self, forward: Forward, idle_rounds: Callable[[], None] | None = None) -> None:
+        """Run all instructions of the programme, up to the exchange of gradients.
+
+        Args:
+            forward: Megatron's forward step.
+            idle_rounds: gives this rank's parts of sharded layers for micro-batches that other
+                replicas have left, if any has.  No gradients travel before: on a GPU a second
+                bucket, behind one that waits for another replica, would hold up the parts of layers
+                that this replica waits for.
+        """
         for boundary in self._boundaries.values():
             boundary.begin()
         stage = self._stage
         posts = stage.posts(self._forward_only)
-        off = GradientSyncOff(self._config, self._chunks, stage.stage == 0, stage.last_gradients())
+        off = GradientSyncOff(
+            self._config,
+            self._chunks,
+            stage.stage == 0,
+            set() if idle_rounds else stage.last_gradients(),
+        )
         with off as sync:
             phases = stage.phases(self._forward_only)
             for instruction, boundaries, own in zip(self._instructions, posts, phases, strict=True):
@@ -75,6 +88,8 @@ class ExecutedStep:
                         sync.end(operation.chunk)
                     with stage.watched(operation.kind):
                         self.do(operation, forward)
+            if idle_rounds is not None:
+                idle_rounds()
             if not self._forward_only:
                 sync.start_left()
         for boundary in self._boundaries.values():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Executor:
         schedule: Schedule,
         stage: int,
         watched: Callable[[str], AbstractContextManager[None]] | None = None,
-        num_idle_rounds: int = 0,
+        num_idle_rounds: int | None = None,
         own_tokens: int | None = None,
         is_packed: bool = False,
         most_posted: Mapping[int, int] | None = None,
@@ -49,7 +50,7 @@ class Executor:
             watched: `watched(kind)` is entered around every operation
                 (see `runtime.observe.stage_ratio`).
             num_idle_rounds: micro-batches that other replicas have and this one has not, in which
-                it gives its parts of sharded layers.
+                it gives its parts of sharded layers; None where no replica has any.
             own_tokens: of a sequence, on this rank of a stage with unlike shares of them.
             is_packed: the sequences of a micro-batch follow one another in one.
             most_posted: as of `StageProgramme`.
@@ -125,10 +126,11 @@ class Executor:
                 is_last_stage=self._stage.has_loss(chunk),
             )
 
-        step.run(forward)
-        sync = gradient_sync(config)
-        if sync is not None:
-            sync.sharded.idle_rounds(self._num_idle_rounds, forward_only=forward_only)
+        sync, number = gradient_sync(config), self._num_idle_rounds
+        idle_rounds: Callable[[], None] | None = None
+        if sync is not None and number is not None:
+            idle_rounds = partial(sync.sharded.idle_rounds, number, forward_only=forward_only)
+        step.run(forward, idle_rounds)
         if config.finalize_model_grads_func is not None and not forward_only:
             finishing_gradients(config.finalize_model_grads_func)(
                 chunks,

@@ -27,11 +27,12 @@ from megatron_hetero.runtime.parallel.steps.executor import Executor
 from megatron_hetero.schedule.of_plan import replica_schedule
 
 
-def _idle_rounds(plan: Plan, groups: RankGroups) -> int:
-    """Count the micro-batches in which this replica only gives its parts of sharded layers."""
-    if not plan.layout.has_sharded_layers:
-        return 0
+def _idle_rounds(plan: Plan, groups: RankGroups) -> int | None:
+    """Count the micro-batches in which this replica only gives its parts of sharded layers; None
+    where no replica has any."""
     counts = [replica.num_micro_batches for replica in plan.replicas]
+    if not plan.layout.has_sharded_layers or len(set(counts)) == 1:
+        return None
     return max(counts) - counts[groups.position.replica]
 
 
