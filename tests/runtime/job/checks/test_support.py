@@ -26,6 +26,8 @@ IN_PART = {
     "--dist-ckpt-optim-fully-reshardable",
     "--dump-param-to-param-group-map",
     "--eval-interval",
+    "--fp4-format",
+    "--fp8-format",
     "--fp16",
     "--full-validation",
     "--load",
