@@ -138,14 +138,14 @@ def candidates(name: str, memory_bytes: int | None = None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundName:
     """A GPU of the catalogue for a name, and the `others` that the name does not rule out."""
 
     name: str
     others: tuple[str, ...] = ()
 
 
-def find_gpu(name: str, memory_bytes: int | None = None) -> Found | None:
+def find_gpu(name: str, memory_bytes: int | None = None) -> FoundName | None:
     """Find the GPU of the catalogue that a name means; None where it means none, or several alike.
 
     Where several agree, one that the catalogue itself calls so ("H100": the module) is meant.
@@ -155,13 +155,13 @@ def find_gpu(name: str, memory_bytes: int | None = None) -> Found | None:
     """
     found = candidates(name, memory_bytes)
     if len(found) == 1:
-        return Found(found[0])
+        return FoundName(found[0])
     own = named_exactly(name.replace("_", " "))
     if own is None or own not in found:
         return None
     wanted = parse_gpu_name(name)
     is_plain = wanted is not None and wanted.form is None
-    return Found(own, tuple(n for n in found if n != own) if is_plain else ())
+    return FoundName(own, tuple(n for n in found if n != own) if is_plain else ())
 
 
 def near_candidates(name: str) -> tuple[str, ...]:
