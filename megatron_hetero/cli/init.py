@@ -28,6 +28,7 @@ from megatron_hetero.cluster.inventory.skypilot import nodes_from_skypilot
 from megatron_hetero.cluster.inventory.slurm import nodes_from_slurm
 from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.makers import LIBRARIES, Library
+from megatron_hetero.cluster.names import expand_names
 from megatron_hetero.errors import ClusterError, UsageError
 from megatron_hetero.units import UnitError, parse_bandwidth, parse_bytes, parse_duration
 from megatron_hetero.units import parse_flops as parse_peak
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node", action="append", metavar="NAME=COUNTxGPU[+COUNTxGPU][@SITE]",
         help="a machine and its GPUs, for example rtx-0=2xRTX-4090@lab, unlike ones in the order "
-        "of the PCI bus: box=1xRTX-4090+2xRTX-3090; repeat it",
+        "of the PCI bus: box=1xRTX-4090+2xRTX-3090; a[0-3]=8xH100-80GB are four; repeat it",
     )  # fmt: skip
     parser.add_argument(
         "--from-slurm", type=Path, metavar="FILE", help="what `scontrol show nodes` printed"
@@ -147,7 +148,7 @@ def _draft(arguments: argparse.Namespace, output: Output) -> Draft:
         return ask_cluster(input, output.note)
     own = dict(_own_type(text) for text in arguments.own_type)
     if arguments.node is not None:
-        inventory = Inventory(tuple(_node(text, own) for text in arguments.node))
+        inventory = Inventory(_typed_nodes(arguments.node, own))
     elif arguments.from_slurm is not None:
         inventory = nodes_from_slurm(arguments.from_slurm, means)
     elif arguments.from_kubernetes is not None:
@@ -159,7 +160,21 @@ def _draft(arguments: argparse.Namespace, output: Output) -> Draft:
     return Draft(inventory.nodes, _network(arguments, inventory.nodes))
 
 
-def _node(text: str, own: Mapping[str, TypeDraft]) -> NodeDraft:
+def _typed_nodes(texts: Sequence[str], own: Mapping[str, TypeDraft]) -> tuple[NodeDraft, ...]:
+    """Return all machines of `--node`; the GPUs that nobody knows are named together."""
+    nodes: list[NodeDraft] = []
+    faults: dict[str, None] = {}
+    for text in texts:
+        try:
+            nodes += _nodes(text, own)
+        except ClusterError as error:
+            faults[str(error)] = None
+    if faults:
+        raise ClusterError("\n".join(faults))
+    return tuple(nodes)
+
+
+def _nodes(text: str, own: Mapping[str, TypeDraft]) -> list[NodeDraft]:
     found = _NODE.fullmatch(text)
     words = () if found is None else [_CARDS.fullmatch(word) for word in found["cards"].split("+")]
     cards = [_cards(word["count"], word["gpu"], own) for word in words if word is not None]
@@ -168,7 +183,11 @@ def _node(text: str, own: Mapping[str, TypeDraft]) -> NodeDraft:
             f"--node {text}: write NAME=COUNTxGPU, for example rtx-0=2xRTX-4090 or "
             "box=1xRTX-4090+2xRTX-3090, and @SITE behind it where there are several sites"
         )
-    return node_of_cards(found["name"], cards, found["site"] or "main")
+    try:
+        names = expand_names(found["name"])
+    except ValueError as error:
+        raise UsageError(f"--node {error}") from None
+    return [node_of_cards(name, cards, found["site"] or "main") for name in names]
 
 
 def _cards(count: str, gpu: str, own: Mapping[str, TypeDraft]) -> CardsDraft:

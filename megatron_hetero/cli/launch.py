@@ -16,12 +16,12 @@ from megatron_hetero.files import write_json
 from megatron_hetero.flags.environment import exports_left
 from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.launchers.install import find_wheel, install_script
-from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob, SlurmOptions
+from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob, SkyOptions, SlurmOptions
 from megatron_hetero.flags.launchers.kubernetes import kubernetes_files
 from megatron_hetero.flags.launchers.node_script import PLAN_NAME
 from megatron_hetero.flags.launchers.replanning import CLUSTER_NAME, PROFILE_NAME
 from megatron_hetero.flags.launchers.running import ACTIONS, RECORD_NAME, Action, record_of, steps
-from megatron_hetero.flags.launchers.skypilot import skypilot_files
+from megatron_hetero.flags.launchers.skypilot import sky_options, skypilot_files
 from megatron_hetero.flags.launchers.slurm import slurm_files, slurm_options
 from megatron_hetero.flags.launchers.ssh import ssh_files
 from megatron_hetero.flags.launchers.torchrun import torchrun_files
@@ -79,7 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", default="megatron-hetero", help="name of the job (default: megatron-hetero)"
     )
-    parser.add_argument("--image", help="container image, for kubernetes and skypilot")
+    parser.add_argument(
+        "--image",
+        help="container image, for kubernetes and skypilot; for slurm, where it has pyxis",
+    )
     parser.add_argument(
         "--wheel",
         help="the wheel of `make dist`, a path or an https URL: install.sh installs it on the "
@@ -107,6 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_master_port(parser)
     add_loss_arguments(parser)
     _add_slurm_arguments(parser)
+    _add_skypilot_arguments(parser)
     running = parser.add_mutually_exclusive_group()
     for action, text in _ACTION_HELP.items():
         running.add_argument(f"--{action}", type=Path, metavar="FOLDER", help=text)
@@ -128,6 +132,30 @@ def _add_slurm_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--account", help="account that the job is charged to")
     group.add_argument("--qos", help="quality of service")
     group.add_argument("--time", metavar="[DAYS-]HH:MM:SS", help="limit of the job's time")
+    group.add_argument(
+        "--requeue",
+        action="store_true",
+        help="put the job back into the queue when a node of it fails",
+    )
+    group.add_argument(
+        "--container-mounts",
+        metavar="/FOLDER:/FOLDER",
+        help="with --image: folders of the machines in the container, beside the job's own",
+    )
+
+
+def _add_skypilot_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("skypilot")
+    group.add_argument(
+        "--infra",
+        action="append",
+        default=[],
+        metavar="[GPU-TYPE=]CLOUD[/REGION]",
+        help="where all machines are rented, or those with a kind of GPU; may be repeated",
+    )
+    group.add_argument(
+        "--spot", action="store_true", help="rent machines that the cloud may take away"
+    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -174,6 +202,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         tuple(_interface(text) for text in arguments.interface),
         arguments.public_addresses,
         replanning_of(arguments),
+        _sky(arguments),
     )
     job.check()
     if arguments.open_ports and arguments.launcher != "skypilot":
@@ -238,12 +267,23 @@ def _interface(text: str) -> tuple[str, str]:
 def _slurm(arguments: argparse.Namespace) -> SlurmOptions:
     given = (arguments.partition, arguments.cpus_per_task)
     texts = (arguments.account, arguments.qos, arguments.time)
-    if arguments.launcher != "slurm" and (any(given) or any(texts)):
+    more = (arguments.requeue, arguments.container_mounts)
+    if arguments.launcher != "slurm" and (any(given) or any(texts) or any(more)):
         raise UsageError(
-            "--partition, --cpus-per-task, --account, --qos and --time are Slurm's; they go with "
-            "--for slurm"
+            "--partition, --cpus-per-task, --account, --qos, --time, --requeue and "
+            "--container-mounts are Slurm's; they go with --for slurm"
         )
-    return slurm_options(*given, *texts)
+    if arguments.container_mounts and not arguments.image:
+        raise UsageError("--container-mounts goes with --image, the container")
+    return slurm_options(
+        *given, *texts, requeue=arguments.requeue, mounts=arguments.container_mounts
+    )
+
+
+def _sky(arguments: argparse.Namespace) -> SkyOptions:
+    if arguments.launcher != "skypilot" and (arguments.infra or arguments.spot):
+        raise UsageError("--infra and --spot are SkyPilot's; they go with --for skypilot")
+    return sky_options(arguments.infra, is_spot=arguments.spot)
 
 
 def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, output: Output) -> int:

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import textwrap
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +30,10 @@ class Progress(Protocol):
     def __call__(
         self, incumbent_step_time_s: float | None, num_evaluated: int, bound_s: float = 0.0
     ) -> None: ...
+
+
+SAID_EVERY_S = 30.0
+"""Time between two lines about what is going on, where nobody sees it move."""
 
 
 class Output:
@@ -111,13 +117,34 @@ class Output:
 
     @contextmanager
     def progress(self, words: str) -> Iterator[Callable[[str], None]]:
-        """Show a line on stderr that says what is going on, while somebody is looking; the function
+        """Show a line on stderr that says what is going on, in a pipe every half minute; the call
         yielded changes its words."""
         if not sys.stderr.isatty():
-            yield lambda words: None
+            with self._said_now_and_then(words) as change:
+                yield change
             return
         with self._errors.status(words) as status:
             yield status.update
+
+    @contextmanager
+    def _said_now_and_then(self, words: str) -> Iterator[Callable[[str], None]]:
+        """Say in a log what has been going on for half a minute, and again every half minute."""
+        current, is_done, started = [words], threading.Event(), time.monotonic()
+
+        def say() -> None:
+            while not is_done.wait(SAID_EVERY_S):
+                self.note(f"{current[0]} ({time.monotonic() - started:.0f} s)")
+
+        def change(words: str) -> None:
+            current[0] = words
+
+        thread = threading.Thread(target=say, daemon=True)
+        thread.start()
+        try:
+            yield change
+        finally:
+            is_done.set()
+            thread.join()
 
     @contextmanager
     def byte_progress(self, words: str, total: int) -> Iterator[Callable[[int], None]]:

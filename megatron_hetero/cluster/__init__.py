@@ -3,7 +3,7 @@
 spec          `Cluster`, `Node`, `Device`, `GpuType`: what all rooms plan with
 catalogue     GPU types by name, each number with its source
 makers        communication libraries, and which GPUs cannot talk
-driver_names  names that drivers give to GPUs
+gpu_names     names that drivers, schedulers and clouds give to GPUs
 node_links    links between nodes, as classes and exceptions
 link_classes  the distinct links, and which each pair of nodes has, as arrays
 lines         capacities that several paths share

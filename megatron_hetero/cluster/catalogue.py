@@ -23,7 +23,7 @@ from megatron_hetero.errors import ClusterError
 from megatron_hetero.files import near_names, read_json, validate_document
 
 _VENDOR_WORDS = re.compile(
-    r"\b(nvidia|amd|geforce|tesla|quadro|instinct|blackwell|ada generation)\b", re.IGNORECASE
+    r"\b(nvidia|amd|geforce|tesla|instinct|blackwell|generation)\b", re.IGNORECASE
 )
 _MEMORY_SIZE = re.compile(r"\b([0-9]+) ?gi?b?\b", re.IGNORECASE)
 
@@ -73,6 +73,17 @@ class SheetLink:
     bridge_bytes_per_s: float | None = None
 
 
+@dataclass(frozen=True)
+class Spelling:
+    """A GPU of the catalogue as names go: its own and others, its sizes, its link."""
+
+    name: str
+    aliases: tuple[str, ...]
+    nominal_gb: int
+    memory_bytes: int
+    link: str
+
+
 def gpu_type(name: str) -> GpuType:
     """Find the GPU of that name or alias; case, spaces, hyphens and the vendor's words do not
     count.
@@ -80,7 +91,7 @@ def gpu_type(name: str) -> GpuType:
     Raises:
         ClusterError: no such GPU; the message has the nearest names and the way to add one's own.
     """
-    types, names, _ = _load()
+    types, names, *_ = _load()
     canonical = names.get(_normalise(name))
     if canonical is None:
         raise ClusterError(
@@ -93,6 +104,17 @@ def gpu_type(name: str) -> GpuType:
 def gpu_type_names() -> tuple[str, ...]:
     """Return the names of the catalogue, in its order (by generation)."""
     return tuple(_load()[0])
+
+
+def named_exactly(name: str) -> str | None:
+    """Return the GPU of that name or alias, as `gpu_type` compares names; None where there is
+    none."""
+    return _load()[1].get(_normalise(name))
+
+
+def spellings() -> tuple[Spelling, ...]:
+    """Return the names of all GPUs, in the catalogue's order."""
+    return _load()[3]
 
 
 def usual_launch_s() -> float:
@@ -139,8 +161,10 @@ def _part_of_peak(entry: _CatalogueEntry) -> float | None:
 
 
 @cache
-def _load() -> tuple[dict[str, GpuType], dict[str, str], dict[str, SheetLink]]:
-    """Read GPU types by name, names by normalised name or alias, and links by name."""
+def _load() -> tuple[
+    dict[str, GpuType], dict[str, str], dict[str, SheetLink], tuple[Spelling, ...]
+]:
+    """Read GPU types by name, names by normalised name or alias, links by name, and spellings."""
     types: dict[str, GpuType] = {}
     names: dict[str, str] = {}
     links: dict[str, SheetLink] = {}
@@ -167,4 +191,8 @@ def _load() -> tuple[dict[str, GpuType], dict[str, str], dict[str, SheetLink]]:
         links[entry.name] = SheetLink(entry.link, entry.link_bandwidth, entry.bridge_bandwidth)
         for name in (entry.name, *entry.aliases):
             names.setdefault(_normalise(name), entry.name)
-    return types, names, links
+    spelled = tuple(
+        Spelling(e.name, e.aliases, round(e.nominal_memory / 1e9), int(e.memory), e.link)
+        for e in catalogue.gpus
+    )
+    return types, names, links, spelled

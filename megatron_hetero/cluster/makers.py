@@ -48,9 +48,22 @@ FACTS: Mapping[Library, LibraryFacts] = {
 _NAMES: Mapping[Library, re.Pattern[str]] = {
     "RCCL": re.compile(r"\b(amd|instinct|radeon)\b|^mi[0-9]{2,3}[a-z]?\b|^rx[ -]?[0-9]{4}", re.I),
     "HCCL": re.compile(r"gaudi|habana|^hl-?[0-9]{3}|ascend|^910[a-d]?\b", re.I),
-    "none": re.compile(r"\bapple\b|^m[1-9]([ -]?(pro|max|ultra))?$", re.I),
-    "oneCCL": re.compile(r"ponte.?vecchio|\b(intel|arc)\b", re.I),
+    "none": re.compile(
+        r"\bapple\b|^m[1-9]([ -]?(pro|max|ultra))?$|cambricon|^mlu[ -]?[0-9]|iluvatar|^bi-v[0-9]|"
+        r"metax|^c5[05]0\b|moore.?threads|^mtt\b|hygon|\bdcu\b|kunlun|\bxpu\b|biren|^br10[0-9]|"
+        r"enflame|\bgcu\b|trainium|inferentia|neuron|\btpu\b",
+        re.I,
+    ),
+    "oneCCL": re.compile(r"ponte.?vecchio|\b(intel|arc)\b|\bmax[ -]?1[15][05]0\b", re.I),
+    "NCCL": re.compile(
+        r"nvidia|geforce|tesla|quadro|\bgrid\b|titan|(?<![a-z])[rg]tx(?![a-z])|"
+        r"^(k[248]0[a-z]?|m(40|60)|p(40?|6|100)|v100s?|t4g?|a(2|10g?|16|30|40|[148]00)|"
+        r"l(4|20|40[sg]?)|h(20|[128]00)|b[123]00|g[bh][123]00|rtxpro.*)(?![a-z0-9])",
+        re.I,
+    ),
 }
+"""Names by maker, tried in this order; a name of none of them has a maker that nobody here
+knows."""
 
 
 def library_of_name(name: str) -> Library | None:

@@ -8,6 +8,8 @@ import re
 _ISLAND = "/"
 """No host name has it."""
 
+_RANGE = re.compile(r"([^\[\]]*)\[([0-9,-]{1,200})\]([^\[\]]*)")
+_MOST_NAMES = 8192
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*", re.ASCII)
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -31,6 +33,31 @@ def check_host_name(name: str) -> str:
         f'"{name}" is not a host name: letters, digits, "-" and "." only, no "-" at an end of '
         "a part, at most 63 characters a part and 253 in all (RFC 1123)"
     )
+
+
+def expand_names(text: str) -> tuple[str, ...]:
+    """Return the names that one with a range stands for, as Slurm writes them: "a[0-2,7]" or
+    "n[08-10]"; a name without a range is itself.
+
+    Raises:
+        ValueError: it is no such range, or of too many names.
+    """
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        if "[" in text or "]" in text:
+            raise ValueError(f'"{text[:64]}": a range of names is like a[0-3] or n[08-10,12]')
+        return (text,)
+    names: list[str] = []
+    for part in found[2].split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
+            raise ValueError(f'"{text[:64]}": "{part}" is no range, such as 0-3')
+        if int(last) - int(first) + len(names) >= _MOST_NAMES:
+            raise ValueError(f'"{text[:64]}" stands for more than {_MOST_NAMES} names')
+        width = len(first) if first.startswith("0") else 0
+        names += [f"{found[1]}{n:0{width}d}{found[3]}" for n in range(int(first), int(last) + 1)]
+    return tuple(names)
 
 
 def is_number(name: str) -> bool:

@@ -126,7 +126,10 @@ def cluster_text(hostfile: Path) -> str:
             raise FileFormatError(
                 f"{hostfile}:{number}: {content!r}; a line is HOST slots=NUMBER type=GPU"
             )
-        gpus = gpu_type(settings["type"]).name, int(settings["slots"])
+        try:
+            gpus = gpu_type(settings["type"][:64]).name, int(settings["slots"][:6])
+        except ClusterError as error:
+            raise ClusterError(f"{hostfile}:{number}: {error}") from None
         hosts.setdefault(found["host"], []).append(gpus)
     nodes = [
         f'  - {{name: node-{i}, {_cards_text(cards)}, host: "{host}"}}\n'

@@ -145,7 +145,7 @@ def read_flagscale_job(path: Path, typed: Sequence[Argument] = ()) -> FlagScaleJ
             found[argument.flag] = argument
             keys[argument.flag] = "experiment.exp_dir"
     found.update({argument.flag: argument for argument in typed})
-    left_out: list[LeftOut] = []
+    left_out = [*_other_checkpoints(found, keys, typed)]
     options = [*_mlp_columns(found), *_options(found.values(), keys, left_out)]
     left_out += _elsewhere(experiment, prefix)
     return FlagScaleJob(
@@ -156,6 +156,19 @@ def read_flagscale_job(path: Path, typed: Sequence[Argument] = ()) -> FlagScaleJ
         _words(found.get("--hetero-device-types")),
         _gpus_per_node(tree),
     )
+
+
+def _other_checkpoints(
+    found: dict[str, Argument], keys: Mapping[str, str], typed: Sequence[Argument]
+) -> Iterator[LeftOut]:
+    """Take out a form of checkpoints that no job with unlike stages can write."""
+    flag, form = "--ckpt-format", "torch_dist"
+    argument = found.get(flag)
+    if argument is None or _words(argument) == (form,) or flag in {a.flag for a in typed}:
+        return
+    del found[flag]
+    why = f"unlike stages are refused with it; checkpoints are {form}, which any layout reads"
+    yield LeftOut(keys[flag], argument.where, json.dumps(" ".join(_words(argument))), why)
 
 
 def _arguments(train: Tree, prefix: str) -> Iterator[tuple[str, Argument]]:

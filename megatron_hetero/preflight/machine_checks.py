@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from megatron_hetero.cluster.driver_names import names_match
+from megatron_hetero.cluster.gpu_names import names_match
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.flags.environment import visible_devices_variable
 from megatron_hetero.plan.communication.libraries import library_of

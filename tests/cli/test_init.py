@@ -96,7 +96,7 @@ def test_an_answer_that_cannot_be_is_explained_and_asked_again(tmp_path: Path) -
     (node,) = person.cluster(tmp_path).nodes
     assert (node.name, node.gpu_type.name, node.num_gpus) == ("ok", "A100-80GB", 2)
     said = "\n".join(person.told)
-    for words in ("'999' is not a number from 1 to 32", '"A100-40GB" or "A100-80GB"',
+    for words in ("'999' is not a number from 1 to 32", '"A100-40GB-PCIe" or "A100-80GB"',
                   "could not train: Gaudi2", "'65' is not a number", "without a unit",
                   '"-x" is not a host name'):  # fmt: skip
         assert words in said, words

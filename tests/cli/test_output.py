@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 import warnings
 
 import pytest
 from rich.padding import Padding
 from rich.table import Table
 
+from megatron_hetero.cli import output as output_module
 from megatron_hetero.cli.output import MAX_WIDTH, Output, wants_color
 from megatron_hetero.errors import BoundFaultWarning
 
@@ -151,3 +153,19 @@ def test_lines_break_between_words_only(capsys: pytest.CaptureFixture[str]) -> N
     assert any(line.endswith(f"{path};") for line in lines)
     assert path in lines
     assert lines[-4:] == ["  - a", "", "  - b", ""]
+
+
+def test_what_goes_on_is_said_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_module, "SAID_EVERY_S", 0.05)
+    with Output().progress("rehearsing step 1") as change:
+        time.sleep(0.2)
+        change("rehearsing step 2")
+        time.sleep(0.2)
+    said = capsys.readouterr().err
+    assert "note: rehearsing step 1 (" in said and "note: rehearsing step 2 (" in said
+    monkeypatch.setattr(output_module, "SAID_EVERY_S", 30.0)
+    with Output().progress("short"):
+        pass
+    assert capsys.readouterr().err == ""

@@ -211,7 +211,7 @@ def test_bridges_are_between_pcie_cards_and_faster_than_their_slots() -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("A100", '"A100-40GB" or "A100-80GB" or "A100-80GB-PCIe"'),
+        ("A100", '"A100-40GB" or "A100-40GB-PCIe" or "A100-80GB"'),
         ("RTX 4060 Ti", '"RTX-4060-Ti-8GB" or "RTX-4060-Ti-16GB"'),
         ("MI300", '"MI300X"'),
         ("Gaudi2", 'could not train: Gaudi2 (library: HCCL) is "hpu" or "npu"'),

@@ -30,8 +30,8 @@ gpu_types:
         ("Apple-M2-Ultra", "none"),
         ("M4-Max", "none"),
         ("Intel-Max-1550", "oneCCL"),
-        ("M40", None),
-        ("RTX-5090-48GB", None),
+        ("M40", "NCCL"),
+        ("RTX-5090-48GB", "NCCL"),
         ("MY-CARD", None),
     ],
 )

@@ -21,8 +21,8 @@ from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
 from megatron_hetero.flags.launchers.kubernetes import kubernetes_files
 from megatron_hetero.flags.launchers.node_script import node_script
 from megatron_hetero.flags.launchers.replanning import OnLoss
-from megatron_hetero.flags.launchers.skypilot import skypilot_files
-from megatron_hetero.flags.launchers.slurm import slurm_files
+from megatron_hetero.flags.launchers.skypilot import sky_options, skypilot_files
+from megatron_hetero.flags.launchers.slurm import slurm_files, slurm_options
 from megatron_hetero.flags.launchers.ssh import ssh_files
 from megatron_hetero.flags.launchers.torchrun import torchrun_files
 from megatron_hetero.plan.build import plan_from_layout
@@ -60,7 +60,9 @@ def files(launcher: str, **changes: object) -> tuple[LaunchFile, ...]:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_golden(launcher: str) -> None:
-    made = {file.name: file.text for file in files(launcher)}
+    # On Slurm an image means pyxis, which not every site has.
+    changes = {"image": None} if launcher == "slurm" else {}
+    made = {file.name: file.text for file in files(launcher, **changes)}
     folder = GOLDEN / launcher
     assert made == {path.name: path.read_text() for path in sorted(folder.iterdir())}
 
@@ -369,3 +371,28 @@ def test_an_interface_of_one_machine_is_its_own() -> None:
     assert branches.index(f"# {second}") < branches.index("IFNAME:-ib0")
     with pytest.raises(UsageError, match='"elsewhere" is no machine of the plan'):
         LaunchJob(plan, interfaces=(("elsewhere", "ib0"),)).check()
+
+
+def test_slurm_runs_in_a_container_and_goes_back_into_the_queue() -> None:
+    options = slurm_options([], [], None, None, None, requeue=True, mounts="/data:/data,/home")
+    made = {f.name: f.text for f in files("slurm", image="nvcr.io#nvidia/x:1", slurm=options)}
+    said = made["job.sbatch"]
+    assert said.count("#SBATCH --requeue\n") == 2  # of each component
+    assert "--container-image='nvcr.io#nvidia/x:1' --container-mounts=" in said
+    assert '--container-mounts="$SLURM_SUBMIT_DIR",/data:/data,/home ' in said
+    assert "--container" not in {f.name: f.text for f in files("slurm", image=None)}["job.sbatch"]
+    with pytest.raises(UsageError, match="--container-mounts '/a b'"):
+        slurm_options([], [], None, None, None, mounts="/a b")
+
+
+def test_skypilot_keeps_where_machines_are_rented() -> None:
+    options = sky_options(["A100-80GB=gcp/us-central1", "k8s/my-context"], is_spot=True)
+    made = files("skypilot", sky=options, image="docker:registry.example/hetero:1")
+    tasks = [f.text for f in made if f.name.startswith("part-")]
+    assert "\n  infra: gcp/us-central1\n  use_spot: true\n" in tasks[0]
+    assert "\n  infra: k8s/my-context\n" in tasks[1]
+    assert all("image_id: docker:registry.example/hetero:1\n" in task for task in tasks)
+    with pytest.raises(UsageError, match="--infra 'a b'"):
+        sky_options(["a b"], is_spot=False)
+    with pytest.raises(UsageError, match="--infra L4=gcp: the plan's nodes have"):
+        files("skypilot", sky=sky_options(["L4=gcp"], is_spot=False))

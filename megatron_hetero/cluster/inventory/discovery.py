@@ -13,8 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
-from megatron_hetero.cluster.driver_names import matching_words
+from megatron_hetero.cluster.gpu_names import find_gpu
 from megatron_hetero.cluster.inventory.cards import Card, cards_of
 from megatron_hetero.cluster.inventory.draft import NodeDraft, TypeDraft, made_up_name
 from megatron_hetero.cluster.inventory.measurements import LinkFit
@@ -171,14 +170,9 @@ def _number(word: str) -> int | None:
 
 
 def catalogue_name(driver_name: str, memory_bytes: int) -> str | None:
-    """Find the catalogue's GPU of that name whose memory is nearest, within a tenth."""
-    near = []
-    for name in gpu_type_names():
-        words = matching_words(name, driver_name)
-        off = abs(gpu_type(name).memory_bytes / memory_bytes - 1)
-        if words and off < 0.1:
-            near.append((-words, off, -len(name), name))
-    return min(near)[-1] if near else None
+    """Find the catalogue's GPU of that name and, within a tenth, that memory."""
+    found = find_gpu(driver_name, memory_bytes)
+    return None if found is None else found.name
 
 
 def draft_node(

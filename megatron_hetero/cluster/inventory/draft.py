@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names, sheet_link
-from megatron_hetero.cluster.driver_names import matching_words
-from megatron_hetero.cluster.makers import Library, library_of_name
+from megatron_hetero.cluster.catalogue import sheet_link
+from megatron_hetero.cluster.makers import Library
 from megatron_hetero.errors import ClusterError
 
 PATH_GUESSES: Mapping[str, tuple[str, str]] = {
@@ -33,12 +33,14 @@ class TypeDraft:
     memory_bandwidth: str | None = None
     bf16: str | None = None
     compute_capability: str | None = None
-    library: Library | None = None
+    library: Library | Literal["unknown"] | None = None
+    """None is left out of the file; "unknown" is asked for there."""
 
     @property
     def is_complete(self) -> bool:
         """Return whether a file with it loads."""
-        return None not in (self.memory, self.memory_bandwidth, self.bf16)
+        is_known = self.library != "unknown"
+        return is_known and None not in (self.memory, self.memory_bandwidth, self.bf16)
 
 
 @dataclass(frozen=True)
@@ -145,45 +147,6 @@ def link_guess(gpu: str) -> tuple[str, str]:
     if link.kind.startswith("PCIe"):
         return PATH_GUESSES["PHB"]
     return f"{_SHEET_PART * link.bytes_per_s / 1e9:.0f} GB/s", "5 us"
-
-
-def gpu_of_list(
-    name: str, means: Mapping[str, str], memory_bytes: int | None = None
-) -> tuple[str, TypeDraft | None]:
-    """Find the catalogue's GPU behind the name that a scheduler gives it ("a100",
-    "NVIDIA-A100-SXM4-80GB"), or make up a name and the entry that the file needs for it.
-
-    Args:
-        means: what the user says that names mean.
-        memory_bytes: of the GPU, where the list has it.
-    Raises:
-        ClusterError: the name could be several GPUs, or `means` is no GPU of the catalogue.
-    """
-    if name in means:
-        return gpu_type(means[name]).name, None
-    plain = name.replace("_", "-")
-    try:
-        known = gpu_type(plain)
-        if memory_bytes is None or abs(known.memory_bytes / memory_bytes - 1) < 0.1:
-            return known.name, None
-    except ClusterError:
-        pass
-    words = {n: matching_words(n, plain) for n in gpu_type_names()}
-    if memory_bytes is not None:
-        words = {
-            n: w if abs(gpu_type(n).memory_bytes / memory_bytes - 1) < 0.1 else 0
-            for n, w in words.items()
-        }
-    most = max(words.values())
-    found = [n for n, w in words.items() if w == most > 0]
-    if len(found) == 1:
-        return found[0], None
-    if found:
-        raise ClusterError(
-            f'"{name}" could be {" or ".join(found)}; say which with --gpu-name {name}={found[0]}'
-        )
-    memory = None if memory_bytes is None else f"{memory_bytes >> 20} MiB"
-    return made_up_name(plain), TypeDraft(memory=memory, library=library_of_name(plain))
 
 
 def made_up_name(name: str) -> str:

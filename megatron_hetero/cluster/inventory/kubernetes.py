@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from megatron_hetero.cluster.gpu_names import part_of_card
+from megatron_hetero.cluster.inventory.card_names import CardNames, num_taken
 from megatron_hetero.cluster.inventory.draft import (
     CardsDraft,
     Inventory,
     NodeDraft,
-    gpu_of_list,
     link_guess,
 )
 from megatron_hetero.cluster.names import check_host_name
@@ -32,6 +33,14 @@ _PRODUCTS = (
     "cloud.google.com/gke-accelerator",
     "gpu.intel.com/product",
 )
+_USUAL = {
+    "nvidia-tesla-a100": "A100-40GB",
+    "nvidia-tesla-v100": "V100-16GB",
+    "nvidia-h100-80gb": "H100-80GB",
+    "nvidia-h100-mega-80gb": "H100-80GB",
+    "nvidia-rtx-pro-6000": "RTX-PRO-6000-Server",
+}
+"""GKE's names (`cloud.google.com/gke-accelerator`) that could be several GPUs elsewhere."""
 _SIZE = re.compile(r"(?P<number>[0-9]{1,7})(?P<unit>[GM]?)i?B?", re.ASCII)
 
 
@@ -51,8 +60,10 @@ def nodes_from_kubernetes(path: Path, means: Mapping[str, str]) -> Inventory:
     document = read_json(path)
     nodes: list[NodeDraft] = []
     notes: list[str] = []
-    for keypath, item in _items(document):
-        node = _node(document, keypath, item, means, notes)
+    names = CardNames(means, _USUAL)
+    items = _items(document)
+    for keypath, item in items:
+        node = _node(document, keypath, item, names, notes)
         if node is not None:
             nodes.append(node)
     if not nodes:
@@ -64,7 +75,9 @@ def nodes_from_kubernetes(path: Path, means: Mapping[str, str]) -> Inventory:
         )
     if len({node.site for node in nodes}) == 1:
         nodes = [replace(node, site="main") for node in nodes]
-    return Inventory(tuple(nodes), tuple(notes))
+    left = len(items) - len(nodes)
+    notes.append(num_taken(len(nodes)) + (f", {left} left out" if left else ""))
+    return Inventory(tuple(nodes), (*names.check(), *notes))
 
 
 def _items(document: Document) -> list[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
@@ -89,7 +102,7 @@ def _node(
     document: Document,
     keypath: tuple[str | int, ...],
     item: Mapping[str, Any],
-    means: Mapping[str, str],
+    names: CardNames,
     notes: list[str],
 ) -> NodeDraft | None:
     where = document.locate((*keypath, "metadata"))
@@ -114,7 +127,7 @@ def _node(
             f"{where}: node {name} offers {resource}, but no label says which GPUs these are "
             f"({', '.join(_PRODUCTS)}); run GPU feature discovery, or write its node by hand"
         )
-    if "MIG" in product:
+    if "MIG" in product or part_of_card(product):
         notes.append(f"{name} is left out: its GPUs are cut into parts ({product})")
         return None
     shared = product.endswith("-SHARED")
@@ -123,10 +136,9 @@ def _node(
         notes.append(f"{name} shares its GPUs in time; it is taken with its {count} real ones")
     if not re.fullmatch(r"[0-9]{1,4}", count, re.ASCII):
         raise ClusterError(f"{where}: node {name}: {count[:40]!r} is not a number of GPUs")
-    try:
-        gpu, described = gpu_of_list(product.removesuffix("-SHARED"), means, _memory_bytes(labels))
-    except ClusterError as error:
-        raise ClusterError(f"{where}: node {name}: {error}") from None
+    gpu, described = names.find(
+        f"{where}: node {name}", product.removesuffix("-SHARED"), _memory_bytes(labels)
+    )
     site = re.sub(r"[^A-Za-z0-9-]", "-", _text(labels, _REGION)).strip("-")[:63] or "main"
     cards = CardsDraft(gpu, int(count), link_guess(gpu), described=described)
     return NodeDraft(name, (cards,), site)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from megatron_hetero.cluster.gpu_names import part_of_card
+from megatron_hetero.cluster.inventory.card_names import CardNames, num_taken, summarised
 from megatron_hetero.cluster.inventory.draft import (
     CardsDraft,
     Inventory,
     NodeDraft,
-    gpu_of_list,
     link_guess,
     node_of_cards,
 )
@@ -21,83 +23,153 @@ from megatron_hetero.files import read_text
 _NODE_NAME = re.compile(r"(?:^|\s)NodeName=(\S*)")
 _GRES = re.compile(r"\sGres=(\S*)")
 _STATE = re.compile(r"\sState=(\S*)")
+_PARTITIONS = re.compile(r"\sPartitions=(\S*)")
+_ALLOCATED = re.compile(r"\sAllocTRES=(\S*)")
 _GPUS = re.compile(r"(?:^|,)gpu(?::(?P<type>[^:,()]+))?:(?P<count>[0-9]{1,4})(?:\([^)]*\))?(?=,|$)")
-_UNUSABLE = ("DOWN", "DRAIN", "FAIL", "FUTURE", "MAINT", "NO_RESPOND", "NOT_RESPONDING", "POWER")
+_IN_USE = re.compile(r"(?:^|,)gres/gpu(?::(?P<type>[^:,=]+))?=(?P<count>[0-9]{1,4})(?=,|$)")
+_UNUSABLE = frozenset(
+    {
+        *("DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL"),
+        *("INVALID_REG", "MAINT", "NO_RESPOND", "NOT_RESPONDING", "UNKNOWN", "BLOCKED"),
+        *("REBOOT_REQUESTED", "REBOOT_ISSUED"),
+    }
+)
+"""States in which Slurm gives a node to nobody.  A node that is powered down is there: Slurm starts
+it, and in a cloud rents it, when a job asks for it."""
+_SUFFIXES = "*~#!%$@^-+"
 
 
 def nodes_from_slurm(path: Path, means: Mapping[str, str]) -> Inventory:
     """Read the nodes with GPUs from a file with the output of `scontrol show nodes`.
 
-    Nodes that are down or drained, or have no GPU, are left out.
+    Nodes that are down or drained, or have no GPU, are left out, and so are slices of cards (MIG)
+    beside whole ones.
 
     Args:
         means: the catalogue's GPU behind names that could be several ("a100": "A100-80GB").
     Raises:
         FileFormatError: the file cannot be read.
-        ClusterError: it is no such text, a node's name is no host name, or a type of GPU could be
+        ClusterError: it is no such text, a node's name is no host name, or types of GPUs could be
             several; with file and line.
     """
     nodes: list[NodeDraft] = []
-    notes: list[str] = []
-    found_any = False
+    names = CardNames(means)
+    reasons: dict[str, list[str]] = defaultdict(list)
+    partitions: dict[str, set[str]] = defaultdict(set)
+    found_any, num_without = False, 0
     for line, block in _blocks(read_text(path)):
         found_any = True
         where = f"{path}:{line}"
-        named = _NODE_NAME.search(block)
-        name = "" if named is None else named[1]
+        name = _first(_NODE_NAME, block)
         try:
             check_host_name(name)
         except ValueError as error:
             raise ClusterError(f"{where}: NodeName: {error}") from None
-        state = _first(_STATE, block).upper()
-        if any(word in state for word in _UNUSABLE):
-            notes.append(f"{name} is left out: its state is {state[:40]}")
-            continue
         gres = _first(_GRES, block)
         kinds = [(int(m["count"]), m["type"] or "gpu") for m in _GPUS.finditer(gres)]
+        state = _first(_STATE, block).upper()
+        if any(word in _UNUSABLE for word in _words(state)) and (kinds or "gpu" in gres):
+            reasons[f"is left out: its state is {state[:60]}"].append(name)
+            continue
         if not kinds:
-            if "gpu" in gres:
+            if re.search(r"(?:^|,)gpu\b", gres):
                 raise ClusterError(
                     f"{where}: node {name}: Gres={gres[:80]!r} names GPUs in a way that is not "
                     "known here; it should be like gpu:a100:4"
                 )
+            num_without += 1
             continue
-        nodes.append(_node(where, name, kinds, means, notes))
+        node = _node(where, name, kinds, names, reasons)
+        if node is None:
+            continue
+        nodes.append(node)
+        _note_state(name, state, node.count, block, reasons)
+        for partition in filter(None, _first(_PARTITIONS, block).split(",")):
+            for cards in node.cards:
+                partitions[cards.gpu].add(partition[:64])
     if not found_any:
         raise ClusterError(
             f"{path}:1: this is not what `scontrol show nodes` prints: no line begins with "
             "NodeName="
         )
+    notes = summarised(reasons)
     if not nodes:
         raise ClusterError(f"{path}:1: no node with GPUs is in use; {'; '.join(notes[:5])}")
-    return Inventory(tuple(nodes), tuple(notes))
+    taken = num_taken(len(nodes))
+    if num_without:
+        taken += f", {num_without} without GPUs left out"
+    return Inventory(
+        tuple(nodes), (*names.check(), *notes, *_partition_notes(partitions, nodes), taken)
+    )
 
 
 def _node(
     where: str,
     name: str,
     kinds: list[tuple[int, str]],
-    means: Mapping[str, str],
-    notes: list[str],
-) -> NodeDraft:
+    names: CardNames,
+    reasons: dict[str, list[str]],
+) -> NodeDraft | None:
+    """Describe a node by its whole cards; None where it has none."""
+    slices = [(kind, part_of_card(kind)) for _, kind in kinds if part_of_card(kind)]
+    whole = [(count, kind) for count, kind in kinds if not part_of_card(kind)]
+    if slices:
+        what = f"{', '.join(kind[:64] for kind, _ in slices)} ({slices[0][1]})"
+        if not whole:
+            reasons[f"is left out: its GPUs are cut into parts, {what}"].append(name)
+            return None
+        reasons[f"is taken without its parts of cards, {what}"].append(name)
     cards = []
-    for count, kind in kinds:
-        if kind == "gpu" and kind not in means:
+    for count, kind in whole:
+        if kind == "gpu" and kind not in names:
             raise ClusterError(
                 f"{where}: node {name}: Slurm does not say which GPUs these are "
                 f"(Gres=gpu:{count}); say it with --gpu-name gpu=A100-80GB"
             )
-        try:
-            gpu, described = gpu_of_list(kind, means)
-        except ClusterError as error:
-            raise ClusterError(f"{where}: node {name}: {error}") from None
+        gpu, described = names.find(f"{where}: node {name}", kind)
         cards.append(CardsDraft(gpu, count, link_guess(gpu), described=described))
     if len(cards) > 1:
-        notes.append(
-            f"the unlike GPUs of {name} are written in the order of its Gres; put them in that of "
-            "the PCI bus (`nvidia-smi -L` there)"
-        )
+        reasons[
+            "has unlike GPUs, written in the order of its Gres; put them in that of the PCI bus "
+            "(`nvidia-smi -L` there)"
+        ].append(name)
     return node_of_cards(name, cards)
+
+
+def _note_state(
+    name: str, state: str, count: int, block: str, reasons: dict[str, list[str]]
+) -> None:
+    """Note what of a node that is taken is not there now."""
+    words = _words(state)
+    if any(word.startswith("POWER") for word in words):
+        reasons["is powered down or on its way; Slurm starts it for a job"].append(name)
+    if "RESERVED" in words:
+        reasons["is reserved: name the reservation to Slurm"].append(name)
+    if "MIXED" in words:
+        found = list(_IN_USE.finditer(_first(_ALLOCATED, block)))
+        typed = [m for m in found if m["type"] and not part_of_card(m["type"])]
+        total = [m for m in found if not m["type"]]
+        in_use = sum(int(m["count"]) for m in typed or total)
+        if in_use:
+            free = max(0, count - in_use)
+            reasons[f"has {free} of {count} GPUs free now; it is taken with all"].append(name)
+
+
+def _partition_notes(
+    partitions: Mapping[str, set[str]], nodes: Sequence[NodeDraft]
+) -> Iterator[str]:
+    """Say how `launch --for slurm` gets the partitions of these nodes."""
+    if not partitions:
+        return
+    words = [f"--partition {gpu}={','.join(sorted(found))}" for gpu, found in partitions.items()]
+    kinds = {cards.gpu for node in nodes for cards in node.cards}
+    if set(partitions) == kinds and len({frozenset(p) for p in partitions.values()}) == 1:
+        words = [f"--partition {','.join(sorted(next(iter(partitions.values()))))}"]
+    yield f"Slurm's partitions, for `launch --for slurm`: {' '.join(words)}"
+
+
+def _words(state: str) -> list[str]:
+    return [word.strip(_SUFFIXES) for word in state.split("+")]
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:

@@ -14,6 +14,7 @@ from megatron_hetero.cluster.inventory.draft import (
     NodeDraft,
     TypeDraft,
 )
+from megatron_hetero.cluster.makers import LIBRARIES
 from megatron_hetero.cluster.nics import near_in_order
 
 NODES_GUESS = ("10 Gb/s", "50 us")
@@ -131,7 +132,9 @@ def _type_line(name: str, draft: TypeDraft) -> str:
     ]
     if draft.compute_capability:
         parts.append(f'compute_capability: "{draft.compute_capability}"')
-    if draft.library:
+    if draft.library == "unknown":
+        parts.append(f'library: "? {", ".join(LIBRARIES)}"')
+    elif draft.library:
         parts.append(f"library: {draft.library}")
     return f"  {_text(name)}: {{{', '.join(parts)}}}"
 

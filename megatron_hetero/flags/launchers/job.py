@@ -15,7 +15,8 @@ from megatron_hetero.plan.plan import Host, Plan
 
 _JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", re.ASCII)
-_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@+-]*", re.ASCII)
+_IMAGE = re.compile(r"[A-Za-z0-9/][\w.:/@+#-]*", re.ASCII)
+"""Also a file, or "registry#image:tag", as pyxis names them."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,17 @@ class SlurmOptions:
     account: str | None = None
     qos: str | None = None
     time: str | None = None
+    requeue: bool = False
+    mounts: str | None = None
+
+
+@dataclass(frozen=True)
+class SkyOptions:
+    """Options of SkyPilot: `infra` holds (kind of GPU, cloud/region), `is_spot` rents machines that
+    may be taken away."""
+
+    infra: tuple[tuple[str, str], ...] = ()
+    is_spot: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,7 @@ class LaunchJob:
     interfaces: tuple[tuple[str, str], ...] = ()
     takes_public_addresses: bool = False
     replanning: OnLoss | None = None
+    sky: SkyOptions = SkyOptions()
 
     def check(self) -> None:
         """Refuse a job that no launcher can start.
@@ -155,3 +168,33 @@ class LaunchJob:
 def indented(lines: Sequence[str], by: int) -> str:
     """Join lines into one text, each indented by `by` spaces; empty lines stay empty."""
     return "".join(f"{' ' * by}{line}".rstrip() + "\n" for line in lines)
+
+
+def by_kind(
+    option: str, given: Sequence[str], pattern: re.Pattern[str], what: str
+) -> tuple[tuple[str, str], ...]:
+    """Read values of an option, each for all nodes or (`GPU-TYPE=VALUE`) for those of a kind.
+
+    Args:
+        option: its name, for messages.
+        given: the values.
+        pattern: of a value.
+        what: a value, in words.
+    Raises:
+        UsageError: no such value, or two for the same nodes.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        kind, _, value = text.rpartition("=")
+        if not pattern.fullmatch(value):
+            raise UsageError(f"{option} {text!r}: {what} is wanted, or GPU-TYPE={what}")
+        if kind in found:
+            raise UsageError(f"{option} {text!r}: there is {found[kind]!r} for these nodes already")
+        found[kind] = value
+    return tuple(found.items())
+
+
+def of_kind(given: tuple[tuple[str, str], ...], component: Component) -> str | None:
+    """Return the value for the nodes of a component."""
+    values = dict(given)
+    return values.get(component.gpu_type, values.get(""))

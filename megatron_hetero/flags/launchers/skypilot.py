@@ -9,8 +9,18 @@ are therefore opened only on request.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from megatron_hetero.errors import UsageError
-from megatron_hetero.flags.launchers.job import Component, LaunchFile, LaunchJob
+from megatron_hetero.flags.launchers.job import (
+    Component,
+    LaunchFile,
+    LaunchJob,
+    SkyOptions,
+    by_kind,
+    of_kind,
+)
 from megatron_hetero.flags.launchers.node_script import node_script
 
 _ACCELERATORS = {
@@ -42,6 +52,7 @@ _ACCELERATORS = {
 }
 """The catalogue's name -> SkyPilot's (`sky show-gpus --all`)."""
 
+_INFRA = re.compile(r"[A-Za-z0-9][A-Za-z0-9._*-]*(/[A-Za-z0-9._*-]+){0,3}")
 _EPHEMERAL_PORTS = "32768-60999"
 """Ephemeral ports of Linux, from which NCCL and gloo take theirs."""
 
@@ -51,7 +62,7 @@ name: {name}-{index}
 num_nodes: {count}
 workdir: .
 resources:
-  accelerators: {accelerator}:{gpus}{image}{ports}
+  accelerators: {accelerator}:{gpus}{infra}{spot}{image}{ports}
 envs:
   # start.sh gives the first machine's address once all are rented; until then nothing runs.
   MASTER_ADDR: not-yet
@@ -103,6 +114,18 @@ sky logs {name}-0
 """
 
 
+def sky_options(infra: Sequence[str], *, is_spot: bool) -> SkyOptions:
+    """Return the options of the command line, checked.
+
+    Args:
+        infra: `CLOUD[/REGION[/ZONE]]` for all nodes, or `GPU-TYPE=...` for those of one kind.
+        is_spot: machines that the cloud may take away.
+    Raises:
+        UsageError: SkyPilot could not read a value, or the same nodes have two.
+    """
+    return SkyOptions(by_kind("--infra", infra, _INFRA, "CLOUD[/REGION]"), is_spot)
+
+
 def skypilot_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
     """Write `train.sh`, a task for each kind of node, and the script that launches them.
 
@@ -115,6 +138,13 @@ def skypilot_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
             "--image with it in (`make image`)"
         )
     components = job.components
+    types = {component.gpu_type for component in components}
+    for kind, value in job.sky.infra:
+        if kind and kind not in types:
+            raise UsageError(
+                f"--infra {kind}={value}: the plan's nodes have {', '.join(sorted(types))}, not "
+                f"{kind}"
+            )
     tasks = [LaunchFile(f"part-{c.index}.yaml", _task(job, c)) for c in components]
     parts = [str(c.index) for c in components]
     names = " ".join(f"{job.name}-{part}" for part in parts)
@@ -136,6 +166,7 @@ def _task(job: LaunchJob, component: Component) -> str:
             f"(known: {', '.join(sorted(_ACCELERATORS))}). Launch by ssh, Slurm or Kubernetes."
         )
     first, count = component.first_node_rank, len(component.hosts)
+    infra = of_kind(job.sky.infra, component)
     return _TASK.format(
         count=count,
         gpu_type=component.gpu_type,
@@ -145,7 +176,9 @@ def _task(job: LaunchJob, component: Component) -> str:
         index=component.index,
         accelerator=accelerator,
         gpus=component.gpus_per_node,
-        image=f"\n  image_id: docker:{job.image}" if job.image else "",
+        infra="" if infra is None else f"\n  infra: {infra}",
+        spot="\n  use_spot: true" if job.sky.is_spot else "",
+        image=f"\n  image_id: docker:{job.image.removeprefix('docker:')}" if job.image else "",
         ports=_PORTS.format(port=job.master_port, ephemeral=_EPHEMERAL_PORTS)
         if job.opens_ports
         else "",

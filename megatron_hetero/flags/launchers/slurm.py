@@ -8,15 +8,24 @@ Slurm orders the nodes by itself, so each node finds its rank by its name
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.flags.launchers.job import Component, LaunchFile, LaunchJob, SlurmOptions
+from megatron_hetero.flags.launchers.job import (
+    Component,
+    LaunchFile,
+    LaunchJob,
+    SlurmOptions,
+    by_kind,
+    of_kind,
+)
 from megatron_hetero.flags.launchers.node_script import BY_NAME, node_script
 
 JOB_ID_NAME = "job.id"
 LOG_NAME = "job.log"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*")
+_MOUNTS = re.compile(r"/[^\s'\"$`\\;,:]*(:[^\s'\"$`\\;,]+)?(,/[^\s'\"$`\\;,]+)*")
 _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED", re.ASCII)
 
 # One task to a node starts one process for each GPU: bound to the core of one task they would share
@@ -25,7 +34,7 @@ _BODY = """
 set -euo pipefail
 cd -- "$SLURM_SUBMIT_DIR"
 exec srun{group} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --label \\
-    bash train.sh {by_name}
+{container}    bash train.sh {by_name}
 """
 _START = """\
 #!/usr/bin/env bash
@@ -44,6 +53,9 @@ def slurm_options(
     account: str | None,
     qos: str | None,
     time: str | None,
+    *,
+    requeue: bool = False,
+    mounts: str | None = None,
 ) -> SlurmOptions:
     """Return the options of the command line, checked.
 
@@ -53,6 +65,8 @@ def slurm_options(
         account: name of the account to charge.
         qos: name of the quality of service.
         time: limit, as MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]].
+        requeue: the job goes back into the queue when a node of it fails.
+        mounts: folders of the machine in its container, as pyxis takes them.
     Raises:
         UsageError: Slurm could not read a value, or the same nodes have two values.
     """
@@ -64,27 +78,19 @@ def slurm_options(
             f"--time {time!r}: minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]] "
             "are wanted"
         )
+    if mounts is not None and not _MOUNTS.fullmatch(mounts):
+        raise UsageError(
+            f"--container-mounts {mounts!r}: /FOLDER:/FOLDER is wanted, several by commas"
+        )
     return SlurmOptions(
-        _by_kind("--partition", partition, _NAME, "a name"),
-        _by_kind("--cpus-per-task", cpus_per_task, re.compile("[1-9][0-9]*"), "a number above 0"),
+        by_kind("--partition", partition, _NAME, "a name"),
+        by_kind("--cpus-per-task", cpus_per_task, re.compile("[1-9][0-9]*"), "a number above 0"),
         account,
         qos,
         time,
+        requeue,
+        mounts,
     )
-
-
-def _by_kind(
-    option: str, given: Sequence[str], pattern: re.Pattern[str], what: str
-) -> tuple[tuple[str, str], ...]:
-    found: dict[str, str] = {}
-    for text in given:
-        kind, _, value = text.rpartition("=")
-        if not pattern.fullmatch(value):
-            raise UsageError(f"{option} {text!r}: {what} is wanted, or GPU-TYPE={what}")
-        if kind in found:
-            raise UsageError(f"{option} {text!r}: there is {found[kind]!r} for these nodes already")
-        found[kind] = value
-    return tuple(found.items())
 
 
 def slurm_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
@@ -111,7 +117,18 @@ def _parts(job: LaunchJob) -> Iterator[str]:
             yield "#SBATCH hetjob\n"
         yield from _resources(job, component)
     group = f" --het-group=0-{len(components) - 1}" if len(components) > 1 else ""
-    yield _BODY.format(group=group, by_name=BY_NAME)
+    yield _BODY.format(group=group, container=_container(job), by_name=BY_NAME)
+
+
+def _container(job: LaunchJob) -> str:
+    """Return the options of srun's plug-in for containers, pyxis; the job's folder is in it."""
+    if job.image is None:
+        return ""
+    mounts = ",".join(filter(None, ('"$SLURM_SUBMIT_DIR"', job.slurm.mounts)))
+    return (
+        f"    --container-image={shlex.quote(job.image)} --container-mounts={mounts} "
+        '--container-workdir="$SLURM_SUBMIT_DIR" \\\n'
+    )
 
 
 def _resources(job: LaunchJob, component: Component) -> Iterator[str]:
@@ -125,17 +142,14 @@ def _resources(job: LaunchJob, component: Component) -> Iterator[str]:
     yield f"#SBATCH --nodelist={','.join(host.host for host in component.hosts)}\n"
     yield f"#SBATCH --output={LOG_NAME}\n"
     options = job.slurm
+    if options.requeue:
+        yield "#SBATCH --requeue\n"
     for name, value in (
-        ("partition", _of_kind(options.partition, component)),
+        ("partition", of_kind(options.partition, component)),
         ("account", options.account),
         ("qos", options.qos),
         ("time", options.time),
-        ("cpus-per-task", _of_kind(options.cpus_per_task, component)),
+        ("cpus-per-task", of_kind(options.cpus_per_task, component)),
     ):
         if value is not None:
             yield f"#SBATCH --{name}={value}\n"
-
-
-def _of_kind(given: tuple[tuple[str, str], ...], component: Component) -> str | None:
-    values = dict(given)
-    return values.get(component.gpu_type, values.get(""))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from megatron_hetero.cluster.catalogue import gpu_type_names
-from megatron_hetero.cluster.driver_names import names_match
+from megatron_hetero.cluster.gpu_names import names_match
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.environment import visible_devices_variable
 from megatron_hetero.runtime.job.checks import bus

@@ -115,7 +115,10 @@ def test_an_unknown_card_has_its_memory_and_question_marks(tmp_path: Path) -> No
         (json.dumps({"items": [node("a", None)]}), "no label says which GPUs"),
         (json.dumps({"items": [node("a", "Tesla-T4", "-3")]}), "'-3' is not a number of GPUs"),
         (json.dumps({"items": [node("a", "Tesla-T4", "9" * 400)]}), "is not a number of GPUs"),
-        (json.dumps({"items": [node("a", "A100")]}), "could be A100-40GB or A100-80GB"),
+        (
+            json.dumps({"items": [node("a", "A100")]}),
+            "could be A100-40GB or A100-40GB-PCIe or A100-80GB",
+        ),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:

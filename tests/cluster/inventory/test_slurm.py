@@ -62,9 +62,13 @@ def test_nodes_with_gpus_in_use_are_taken(tmp_path: Path, one_line: bool) -> Non
         ("gpu-r01", [("RTX-4090", 2), ("T4", 1)]),
         ("gpu-h01", [("H100-80GB", 8)]),
     ]
-    assert len(found.notes) == 2
-    assert "unlike GPUs of gpu-r01 are written in the order of its Gres" in found.notes[0]
-    assert "gpu-d01 is left out: its state is DOWN" in found.notes[1]
+    assert found.notes == (
+        "gpu-r01 has unlike GPUs, written in the order of its Gres; put them in that of the PCI "
+        "bus (`nvidia-smi -L` there)",
+        "gpu-d01 is left out: its state is DOWN*+DRAIN",
+        "Slurm's partitions, for `launch --for slurm`: --partition A100-80GB=gpu",
+        "3 nodes are taken, 1 without GPUs left out",
+    )
 
 
 def test_init_writes_a_file_that_loads(tmp_path: Path, capsys) -> None:
@@ -72,7 +76,10 @@ def test_init_writes_a_file_that_loads(tmp_path: Path, capsys) -> None:
     words = ["init", "--from-slurm", str(path), "-o", str(output)]
     assert main(words) == 4
     said = capsys.readouterr().err
-    assert '"a100" could be A100-40GB or A100-80GB' in said and "--gpu-name a100=" in said
+    assert (
+        '"a100" could be A100-40GB or A100-40GB-PCIe or A100-80GB or' in said
+        and "--gpu-name a100=" in said
+    )
     assert not output.exists()
     network = ["--between-nodes", "100 Gb/s,4 us"]
     assert main([*words, "--gpu-name", "a100=A100-80GB", *network]) == 0

@@ -188,7 +188,7 @@ def test_four_types(tmp_path: Path) -> None:
 
 def test_a_server_with_bridged_pairs(tmp_path: Path) -> None:
     _, cluster = written(SERVER, SERVER_TOPOLOGY, tmp_path)
-    assert types(cluster) == ["A100-40GB"] * 2 + ["A100-80GB-PCIe"] * 2 + ["L40S"]
+    assert types(cluster) == ["A100-40GB-PCIe"] * 2 + ["A100-80GB-PCIe"] * 2 + ["L40S"]
     fast = {pair for pair, speed in speeds(cluster).items() if speed > 100 * GB}
     assert fast == {(0, 1), (2, 3)}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from megatron_hetero.cluster.driver_names import names_match
+from megatron_hetero.cluster.gpu_names import names_match
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.environment import NODE_VARIABLE, visible_devices_variable
