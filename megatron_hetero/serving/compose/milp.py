@@ -9,8 +9,8 @@ rented whole, offers that exclude each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil, inf, isfinite
 from typing import Any
@@ -61,6 +61,28 @@ def serve_cheapest(problem: Composing, gap: float = 1e-4, time_limit_s: float = 
             "deadlines and the budget; lower the rates, or add machines"
         )
     return found
+
+
+def serve_with(problem: Composing, counts: Mapping[str, int]) -> Composition | None:
+    """Return what given replicas serve most, and how; None if they are too many for the machines,
+    or leave a class out.
+
+    Args:
+        problem: rates, machines and wires.
+        counts: replicas of each offer, by name.
+    """
+    kept = tuple(offer for offer in problem.offers if offer.name in counts)
+    smaller = replace(problem, offers=kept)
+    try:
+        smaller.check()
+    except InfeasiblePlanError:
+        return None
+    programme = _Programme(smaller, is_cost=False)
+    for column, offer in zip(programme.count, kept, strict=True):
+        if counts[offer.name] > programme.upper[column]:
+            return None
+        programme.lower[column] = programme.upper[column] = float(counts[offer.name])
+    return programme.solve(0.0, inf)
 
 
 @dataclass
@@ -186,6 +208,13 @@ class _Programme:
                 for (_, sender, receiver, w), column in self.flow.items()
                 if (sender, receiver) in wire.pairs
             ]
+            for i, offer in enumerate(p.offers):
+                sizes = offer.carried(wire)
+                moved += [
+                    (self.rate[i, w], size / wire.bytes_per_s)
+                    for w, size in enumerate(sizes)
+                    if size and (i, w) in self.rate
+                ]
             if moved:
                 self.rows.add(moved, -inf, 1.0)
 
@@ -292,7 +321,7 @@ class _Programme:
         if solved.x is None:
             return None
         bound = solved.mip_dual_bound if solved.mip_dual_bound is not None else solved.fun
-        return list(solved.x), float(bound)
+        return [float(x) for x in solved.x], float(bound)
 
     def _composition(self, values: Sequence[float], bound: float) -> Composition:
         p = self.problem

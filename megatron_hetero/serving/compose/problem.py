@@ -38,6 +38,15 @@ class Resource:
 
 
 @dataclass(frozen=True)
+class Wire:
+    """Bandwidth that everything shares which goes from one place to another of `pairs`."""
+
+    name: str
+    pairs: frozenset[tuple[str, str]]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class Offer:
     """A replica that may run, any number of times.
 
@@ -48,6 +57,8 @@ class Offer:
         rates: requests per second of each class alone; 0 where the replica cannot serve the class.
         uses: amounts of resources that one replica takes.
         price_per_hour: beside that of machines.
+        carries: bytes that a request of each class sends between two places while the replica
+            serves it, for each pair of places.
     """
 
     name: str
@@ -56,15 +67,12 @@ class Offer:
     rates: tuple[float, ...]
     uses: Mapping[str, int]
     price_per_hour: float = 0.0
+    carries: tuple[tuple[tuple[str, str], tuple[float, ...]], ...] = ()
 
-
-@dataclass(frozen=True)
-class Wire:
-    """Bandwidth that everything shares which goes from one place to another of `pairs`."""
-
-    name: str
-    pairs: frozenset[tuple[str, str]]
-    bytes_per_s: float
+    def carried(self, wire: Wire) -> tuple[float, ...]:
+        """Return the bytes that a request of each class sends over a wire."""
+        mine = [sizes for pair, sizes in self.carries if pair in wire.pairs]
+        return tuple(map(sum, zip(*mine, strict=True))) if mine else (0.0,) * len(self.rates)
 
 
 @dataclass(frozen=True)
@@ -166,6 +174,8 @@ def _dominates(better: Offer, worse: Offer) -> bool:
         return False
     if any(copies * b < w for b, w in zip(better.rates, worse.rates, strict=True)):
         return False
+    if better.carries and dict(better.carries) != dict(worse.carries):
+        return False
     alike = (
         copies == 1
         and better.rates == worse.rates
@@ -248,6 +258,11 @@ def _shared_faults(
             rate * problem.hand_over_bytes[number]
             for (sender, receiver, number), rate in found.flows.items()
             if (sender, receiver) in wire.pairs
+        )
+        moved += sum(
+            rate * size
+            for name in found.counts
+            for rate, size in zip(found.rates[name], by_name[name].carried(wire), strict=True)
         )
         if moved > wire.bytes_per_s * (1 + tolerance):
             wrong.append(f"{wire.name}: {moved} bytes/s")
