@@ -18,12 +18,16 @@ from megatron_hetero.cluster.file.description import cluster_json_schema
 from megatron_hetero.cost.work.profile import profile_json_schema
 from megatron_hetero.files import write_json
 from megatron_hetero.plan.file import plan_json_schema
+from megatron_hetero.serving.fleet.file import serving_plan_json_schema
+from megatron_hetero.serving.workload.schema import request_mix_json_schema
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schemas"
 SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "cluster.schema.json": cluster_json_schema,
     "plan.schema.json": plan_json_schema,
     "profile.schema.json": profile_json_schema,
+    "serve.schema.json": serving_plan_json_schema,
+    "workload.schema.json": request_mix_json_schema,
 }
 
 

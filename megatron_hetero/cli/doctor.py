@@ -27,6 +27,8 @@ from megatron_hetero.preflight.finding import Finding, has_errors
 from megatron_hetero.preflight.job import make_job
 from megatron_hetero.report.text.trials.kit import kit_report
 from megatron_hetero.report.text.trials.preflight import preflight_report
+from megatron_hetero.serving.checks import check_fleet
+from megatron_hetero.serving.fleet.file import is_serving_plan, load_serving_plan
 
 DESCRIPTION = """\
 Check a plan, its cluster and the flags for faults that would stop the job, hang
@@ -106,6 +108,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "doctor looks at a plan on its cluster: give PLAN.JSON and --cluster CLUSTER.YAML; "
             "or --train, to try the runtime on this machine without a plan"
         )
+    if is_serving_plan(arguments.plan):
+        return _run_on_fleet(arguments, output)
     plan = _with_flags(load_plan(arguments.plan), arguments.megatron_args)
     cluster = load_cluster(arguments.cluster)
     profile = load_profile(arguments.profile) if arguments.profile else None
@@ -118,6 +122,19 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return _run_on_cluster(plan, cluster, profile, arguments, output)
     findings = check_plan_on_cluster(plan, cluster, settings, profile)
     _print(findings, f"{_size(plan)}, not at the machines (--on-cluster)", arguments.json, output)
+    return 1 if has_errors(findings) else 0
+
+
+def _run_on_fleet(arguments: argparse.Namespace, output: Output) -> int:
+    """Check a serving plan, from its files alone."""
+    if arguments.on_cluster or arguments.env or arguments.profile or arguments.megatron_args:
+        raise UsageError(
+            f"{arguments.plan} is a serving plan, of which doctor reads the files alone: leave "
+            "--on-cluster, --env, --profile and Megatron flags out"
+        )
+    fleet = load_serving_plan(arguments.plan)
+    findings = check_fleet(fleet, load_cluster(arguments.cluster))
+    _print(findings, f"{len(fleet.replicas)} replicas", arguments.json, output)
     return 1 if has_errors(findings) else 0
 
 

@@ -28,6 +28,8 @@ from megatron_hetero.flags.launchers.torchrun import torchrun_files
 from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.notes import unread_lines, unread_parts
 from megatron_hetero.plan.file import load_plan
+from megatron_hetero.serving.fleet.file import is_serving_plan, load_serving_plan
+from megatron_hetero.serving.launch.folder import NOT_YET, TARGETS, fleet_files
 
 DESCRIPTION = """\
 Write the files that start a plan: a script that is the same on every node, and
@@ -37,6 +39,7 @@ of GPU needs.  Nothing is started.  Megatron flags that the plan does not know
 
   megatron-hetero launch plan.json --for slurm -o job --partition gpu --time 12:00:00
   megatron-hetero launch --status job
+  megatron-hetero launch serve.json --for vllm -o fleet    (a plan of serve-plan)
 
 --status, --logs and --stop ask the launcher's own tools (squeue, sacct, scancel;
 kubectl; sky; ssh) about the job of a folder that was written before."""
@@ -63,7 +66,12 @@ _ACTION_HELP: dict[Action, str] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `launch`."""
     parser.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON", help="the plan")
-    parser.add_argument("--for", dest="launcher", choices=LAUNCHERS, help="what starts the job")
+    targets = tuple(dict.fromkeys((*LAUNCHERS, *TARGETS, *NOT_YET)))
+    parser.add_argument(
+        "--for", dest="launcher", choices=targets, metavar="LAUNCHER",
+        help=f"what starts the job: {', '.join(LAUNCHERS)}; of a serving plan: "
+        f"{', '.join(TARGETS)}",
+    )  # fmt: skip
     parser.add_argument(
         "-o",
         "--output",
@@ -188,6 +196,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
     folder: Path = arguments.output
     check_new_folder(folder, f"-o {folder}")
+    if is_serving_plan(arguments.plan):
+        return _write_fleet(arguments, output)
+    if arguments.launcher not in LAUNCHERS:
+        raise UsageError(
+            f"--for {arguments.launcher} starts engines, and {arguments.plan} is a plan of "
+            f"training; its launchers are {', '.join(LAUNCHERS)}"
+        )
     wheel = find_wheel(arguments.wheel) if arguments.wheel is not None else None
     job = LaunchJob(
         load_plan(arguments.plan),
@@ -250,6 +265,26 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
             f"Copy: {folder} to the same path on every machine, or have it on a shared disk"
         )
     output.show(f"Start: {start}")
+    return 0
+
+
+def _write_fleet(arguments: argparse.Namespace, output: Output) -> int:
+    """Write the folder of a serving plan."""
+    folder: Path = arguments.output
+    if arguments.launcher not in (*TARGETS, *NOT_YET):
+        raise UsageError(
+            f"--for {arguments.launcher} starts training, and {arguments.plan} is a serving plan; "
+            f"its targets are {', '.join(TARGETS)}"
+        )
+    files, next_step = fleet_files(load_serving_plan(arguments.plan), arguments.launcher)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        _write(folder, file)
+    start, names = next_step.format(folder=folder), [file.name for file in files]
+    if arguments.json:
+        output.json({"folder": str(folder), "files": names, "start": start})
+        return 0
+    output.show(f"Written to {folder}: {', '.join(names)}", f"Start: {start}")
     return 0
 
 

@@ -41,8 +41,9 @@ VERBS = {
     "patch": "put the hook into a Megatron-LM source tree, or take it out",
     "rehearse": "run a plan on this machine's CPU, as slowly as its GPUs and links would",
     "verify": "train the plan on this machine's CPU and compare it with one process",
+    "serve-plan": "choose the replicas that serve a model on a cluster of unlike GPUs",
 }
-"""Verb -> one line of help.  Verb `x` lives in `megatron_hetero/cli/x.py`."""
+"""Verb -> one line of help.  Verb `x-y` lives in `megatron_hetero/cli/x_y.py`."""
 
 EPILOG = """exit codes:
   0 well   1 a check did not pass   2 usage   3 no feasible plan   4 invalid file
@@ -186,7 +187,7 @@ def _take_megatron_flags(words: list[str], verb: Verb) -> tuple[list[str], list[
 
 
 def _load(name: str) -> Verb:
-    return cast(Verb, importlib.import_module(f"megatron_hetero.cli.{name}"))
+    return cast(Verb, importlib.import_module(f"megatron_hetero.cli.{name.replace('-', '_')}"))
 
 
 class _JsonParser(argparse.ArgumentParser):

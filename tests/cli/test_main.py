@@ -64,7 +64,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_has_its_file_and_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    module = importlib.import_module(f"megatron_hetero.cli.{verb}")
+    module = importlib.import_module(f"megatron_hetero.cli.{verb.replace('-', '_')}")
     with pytest.raises(SystemExit) as stop:
         cli.main([verb, "--help"])
     assert stop.value.code == 0

@@ -159,12 +159,7 @@ def _task(job: LaunchJob, component: Component) -> str:
             f"machine {component.hosts[0].node} has unlike GPUs ({component.gpu_type}), and a "
             "SkyPilot task asks for one kind. Launch by ssh, Slurm or Kubernetes."
         )
-    accelerator = _ACCELERATORS.get(component.gpu_type)
-    if accelerator is None:
-        raise UsageError(
-            f"SkyPilot has no name for {component.gpu_type} that is known here "
-            f"(known: {', '.join(sorted(_ACCELERATORS))}). Launch by ssh, Slurm or Kubernetes."
-        )
+    accelerator = accelerator_name(component.gpu_type)
     first, count = component.first_node_rank, len(component.hosts)
     infra = of_kind(job.sky.infra, component)
     return _TASK.format(
@@ -184,3 +179,18 @@ def _task(job: LaunchJob, component: Component) -> str:
         else "",
         setup=_SETUP if job.is_installed_by_script else "",
     )
+
+
+def accelerator_name(gpu_type: str) -> str:
+    """Return SkyPilot's name of a GPU of the catalogue.
+
+    Raises:
+        UsageError: it is not known here.
+    """
+    accelerator = _ACCELERATORS.get(gpu_type)
+    if accelerator is None:
+        raise UsageError(
+            f"SkyPilot has no name for {gpu_type} that is known here "
+            f"(known: {', '.join(sorted(_ACCELERATORS))}). Launch by ssh, Slurm or Kubernetes."
+        )
+    return accelerator

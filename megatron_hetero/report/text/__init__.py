@@ -8,5 +8,6 @@ ranks         the process of each place of the plan
 communicators  how many a GPU is in, and their buffers
 faster_flags  flags that would shorten the step
 refusals      flags that the runtime would refuse
+serving       a plan of replicas that serve
 words         pieces of text that tables share
 """

@@ -1,0 +1,149 @@
+"""`megatron-hetero serve-plan`: which replicas serve which requests on a cluster of unlike GPUs."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from math import inf
+from pathlib import Path
+from typing import get_args
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.errors import UsageError
+from megatron_hetero.report.text.serving import change_lines, serving_tables
+from megatron_hetero.serving.fleet.api import plan_serving
+from megatron_hetero.serving.fleet.file import (
+    load_serving_plan,
+    save_serving_plan,
+    serving_plan_data,
+)
+from megatron_hetero.serving.fleet.plan import Goal
+from megatron_hetero.serving.prices.engine import EngineName
+from megatron_hetero.serving.prices.served import KvFormat, WeightFormat, load_served
+from megatron_hetero.serving.replan import LOAD_BYTES_PER_S, compare_plans
+from megatron_hetero.serving.workload.load import load_request_mix
+from megatron_hetero.units import parse_bandwidth, parse_time_span
+
+DESCRIPTION = """\
+Choose the replicas that serve a model: their shapes, their GPUs, which of them
+prefill, decode or do both, and which requests go where.  The answer has a bound,
+and a simulated run says what requests wait.
+
+  megatron-hetero serve-plan --cluster cluster.yaml --model DIR \\
+      --workload workload.yaml -o serve.json
+  megatron-hetero serve-plan ... --goal cost
+  megatron-hetero launch serve.json --for vllm -o fleet
+
+With --from, the new plan is compared with the one that runs: what stays, what
+moves, and whether the reload pays until things change again."""
+TAKES_MEGATRON_FLAGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `serve-plan`."""
+    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.YAML")
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="DIR",
+        help="a folder with a Hugging Face config.json, that file, or a file of Megatron flags",
+    )  # fmt: skip
+    parser.add_argument("--workload", type=Path, required=True, metavar="WORKLOAD.YAML")
+    parser.add_argument("-o", "--output", type=Path, metavar="SERVE.JSON", help="the plan")
+    parser.add_argument(
+        "--goal", choices=get_args(Goal), default="throughput",
+        help="most requests in rates; least cost with deadlines kept; most requests with deadlines "
+        "kept (default: throughput)",
+    )  # fmt: skip
+    parser.add_argument("--budget", type=float, metavar="PRICE", help="most that an hour may cost")
+    parser.add_argument(
+        "--engine", choices=get_args(EngineName), default="vllm",
+        help="that runs the replicas; any: also pipelines of unlike widths, which none runs "
+        "(default: vllm)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--weights", choices=get_args(WeightFormat), default="16-bit",
+        help="format of the layers' matrices (default: 16-bit)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kv", choices=get_args(KvFormat), default="16-bit",
+        help="format of the KV cache (default: 16-bit)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gap", type=float, default=0.005, metavar="PART",
+        help="relative distance from the bound at which the search stops (default: 0.005)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of simulated arrivals (default: 0)")
+    parser.add_argument(
+        "--compare-engines", action="store_true",
+        help="also say what pipelines of unlike widths would gain",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from", dest="running", type=Path, metavar="SERVE.JSON",
+        help="the plan that runs: compare the new one with it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stable", default="1 h", metavar="TIME",
+        help="with --from: time until things change again (default: 1 h)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--load-bandwidth", metavar="BANDWIDTH",
+        help="with --from: at which a replica reads its weights (default: 1 GB/s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Plan, print and write."""
+    if not 0 <= arguments.gap < 1:
+        raise UsageError(f"--gap {arguments.gap} is not between 0 and 1; write 0.005 for 0.5 %")
+    if arguments.budget is not None and not 0 < arguments.budget < inf:
+        raise UsageError(f"--budget {arguments.budget} buys nothing; give a price above 0")
+    if arguments.load_bandwidth and arguments.running is None:
+        raise UsageError("--load-bandwidth goes with --from")
+    running = load_serving_plan(arguments.running) if arguments.running else None
+    cluster = load_cluster(arguments.cluster)
+    served = load_served(arguments.model, arguments.weights, arguments.kv)
+    mix = load_request_mix(arguments.workload)
+    with output.progress("composing and simulating"):
+        plan = plan_serving(
+            cluster,
+            served,
+            mix,
+            arguments.goal,
+            arguments.engine,
+            arguments.budget or inf,
+            arguments.gap,
+            arguments.seed,
+            arguments.compare_engines,
+        )
+    change = None
+    if running is not None:
+        rate = (
+            parse_bandwidth(arguments.load_bandwidth)
+            if arguments.load_bandwidth
+            else LOAD_BYTES_PER_S
+        )
+        old_rate = sum(c.rate_per_s for c in running.classes)
+        new_rate = sum(c.rate_per_s for c in plan.classes)
+        there = set(cluster.without(()).device_by_name) - set(cluster.limits.idle_devices)
+        left = [
+            r for r in running.replicas if all(d in there for s in r.stages for d in s.devices)
+        ]  # fmt: skip
+        part = sum(sum(r.rates) for r in left) / max(
+            sum(sum(r.rates) for r in running.replicas), 1e-300
+        )
+        scale = running.scale * part * old_rate / new_rate
+        stable_s = parse_time_span(arguments.stable)
+        change = compare_plans(running, plan, stable_s, rate, scale)
+    if arguments.output is not None:
+        save_serving_plan(plan, arguments.output)
+    if arguments.json:
+        data = serving_plan_data(plan)
+        output.json(data if change is None else {**data, "change": asdict(change)})
+        return 0
+    output.show(*serving_tables(plan))
+    if change is not None:
+        output.show(*change_lines(change))
+    if arguments.output is not None:
+        output.show(f"Plan written to {arguments.output}")
+    return 0

@@ -1,0 +1,127 @@
+"""A serving plan for terminals."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich import box
+from rich.table import Table
+
+from megatron_hetero.serving.fleet.plan import PlannedReplica, ServingPlan
+from megatron_hetero.serving.replan import Change
+from megatron_hetero.units import format_duration
+
+
+def serving_tables(plan: ServingPlan) -> tuple[Table | str, ...]:
+    """Return the tables and lines of a plan: replicas, classes, bound and price."""
+    return (_replicas(plan), _classes(plan), *_lines(plan))
+
+
+def _replicas(plan: ServingPlan) -> Table:
+    table = _table("replicas", "phase", "GPUs", "stages", "time taken", "KV tokens")
+    alike = Counter(map(_kind, plan.replicas))
+    for replica in plan.replicas:
+        count = alike.pop(_kind(replica), 0)
+        if count:
+            table.add_row(
+                f"{count} x",
+                replica.phase,
+                str(replica.num_gpus),
+                replica.shape,
+                f"{replica.utilization:.0%}",
+                f"{replica.kv_tokens:,}",
+            )
+    return table
+
+
+def _kind(replica: PlannedReplica) -> tuple[str, str, str]:
+    return replica.phase, replica.place, replica.shape
+
+
+def _classes(plan: ServingPlan) -> Table:
+    table = _table(
+        "class", "rate/s", "input", "output", "first token p50", "p99", "between p50", "p99", "kept"
+    )
+    forecasts = {c.name: c for c in plan.forecast.classes} if plan.forecast else {}
+    for kind in plan.classes:
+        row = [kind.name, f"{kind.rate_per_s:g}", f"{kind.mean_input:.0f}"]
+        row.append(f"{kind.mean_output:.0f}")
+        seen = forecasts.get(kind.name)
+        if seen is not None and seen.num_requests:
+            row += [
+                format_duration(seen.first_token_p50_s),
+                format_duration(seen.first_token_p99_s),
+                format_duration(seen.between_tokens_p50_s),
+                format_duration(seen.between_tokens_p99_s),
+                f"{seen.attainment:.0%}",
+            ]
+        else:
+            row += ["-"] * 5
+        table.add_row(*row)
+    return table
+
+
+def _lines(plan: ServingPlan) -> list[str]:
+    rate = sum(kind.rate_per_s for kind in plan.classes)
+    lines = []
+    if plan.goal == "cost":
+        lines.append(
+            f"Costs {plan.cost_per_hour:g} an hour; no fleet of these shapes serves the rates for "
+            f"less than {plan.bound:.4g} (gap {plan.gap:.1%}: waiting, which the bound leaves out)."
+        )
+    else:
+        lines.append(
+            f"Serves {plan.scale * rate:.4g} requests/s of this mix ({plan.scale:.3g} times the "
+            f"workload's rates); no fleet of these shapes serves more than {plan.bound * rate:.4g} "
+            f"(gap {plan.gap:.1%})."
+        )
+        if plan.cost_per_hour is not None:
+            lines.append(f"Costs {plan.cost_per_hour:g} an hour.")
+    if plan.forecast is not None:
+        lines.append(
+            f"Simulated: {plan.forecast.load:.3g} times the rates for "
+            f"{format_duration(plan.forecast.seconds)} of arrivals, "
+            f"{plan.forecast.tokens_per_s:.0f} tokens/s, deadlines kept by "
+            f"{plan.forecast.attainment:.0%} of the requests."
+        )
+    if plan.any_engine is not None:
+        lines.append(_restriction(plan))
+    return lines
+
+
+def _restriction(plan: ServingPlan) -> str:
+    if plan.any_engine is None:
+        return ""
+    value = plan.cost_per_hour if plan.goal == "cost" else plan.scale
+    if not value:
+        return ""
+    better = value / plan.any_engine if plan.goal == "cost" else plan.any_engine / value
+    if better <= 1.005:
+        return f"Pipelines of unlike widths, which {plan.engine.name} does not run, gain nothing."
+    return (
+        f"Pipelines of unlike widths, which {plan.engine.name} does not run, would be "
+        f"{better:.2f} times as good in rates."
+    )
+
+
+def change_lines(change: Change) -> list[str]:
+    """Return the lines that say what a new plan changes."""
+    lines = [
+        f"{len(change.stays)} replicas stay, {len(change.stops)} stop, {len(change.starts)} start; "
+        f"{format_duration(change.reload_s)} of reload, in which {change.kept_part:.0%} of the old "
+        "rates go on."
+    ]
+    verdict = "pays" if change.pays else "does not pay"
+    lines.append(
+        f"The new plan serves {change.gain:.3g} times what the old one would: over "
+        f"{format_duration(change.stable_s)} the change {verdict}."
+    )
+    return lines
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    left = ("phase", "stages", "class")
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right")
+    return table

@@ -1,0 +1,132 @@
+"""Planning of a fleet, in one call."""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+
+from megatron_hetero import __version__
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.errors import InfeasiblePlanError, UsageError
+from megatron_hetero.serving.compose.milp import serve_cheapest, serve_most
+from megatron_hetero.serving.fleet.forecast import forecast_of
+from megatron_hetero.serving.fleet.offers import Fleet, make_fleet
+from megatron_hetero.serving.fleet.place import placed_replicas
+from megatron_hetero.serving.fleet.plan import (
+    EngineSettings,
+    Goal,
+    PlannedClass,
+    ServedAs,
+    ServingPlan,
+)
+from megatron_hetero.serving.fleet.pools import has_prices
+from megatron_hetero.serving.fleet.search import FoundFleet, search_fleet
+from megatron_hetero.serving.prices.engine import ENGINES, EngineName
+from megatron_hetero.serving.prices.memory import weight_bytes
+from megatron_hetero.serving.prices.served import ServedModel
+from megatron_hetero.serving.prices.steps import ReplicaStage, stage_prices
+from megatron_hetero.serving.workload.requests import RequestMix
+
+
+def plan_serving(
+    cluster: Cluster,
+    served: ServedModel,
+    mix: RequestMix,
+    goal: Goal = "throughput",
+    engine: EngineName = "vllm",
+    budget_per_hour: float = inf,
+    gap: float = 5e-3,
+    seed: int = 0,
+    compares_engines: bool = False,
+) -> ServingPlan:
+    """Plan a fleet: which replicas on which GPUs, and which requests where.
+
+    Args:
+        cluster: machines, links, prices.
+        served: the model, its formats.
+        mix: classes of requests.
+        goal: as `search_fleet`.
+        engine: that runs the replicas; "any" allows pipelines that no engine runs.
+        budget_per_hour: limit of machines and GPUs.
+        gap: at which the programme may stop.
+        seed: of simulated arrivals.
+        compares_engines: also find what the engine's restrictions cost.
+    Raises:
+        InfeasiblePlanError: the weights, a class or the deadlines hold nowhere.
+        UsageError: money is asked for and the cluster has no prices.
+    """
+    if not has_prices(cluster) and (goal == "cost" or isfinite(budget_per_hour)):
+        raise UsageError(
+            "cluster.yaml has no prices: give its machines or gpu_types a price_per_hour, or leave "
+            "--budget and --goal cost out"
+        )
+    fleet = make_fleet(cluster, served, ENGINES[engine], mix)
+    found = search_fleet(fleet, goal, budget_per_hour, gap, seed)
+    other = None
+    if compares_engines and engine != "any":
+        other = _figure_of_any(cluster, served, mix, goal, budget_per_hour, gap)
+    return _plan(fleet, found, goal, budget_per_hour, seed, other)
+
+
+def _figure_of_any(
+    cluster: Cluster,
+    served: ServedModel,
+    mix: RequestMix,
+    goal: Goal,
+    budget_per_hour: float,
+    gap: float,
+) -> float | None:
+    """Return the goal's figure in rates if stages could have unlike widths."""
+    problem = make_fleet(cluster, served, ENGINES["any"], mix).composing(budget_per_hour)
+    try:
+        if goal == "cost":
+            return serve_cheapest(problem, gap).cost_per_hour
+        return serve_most(problem, gap).scale
+    except InfeasiblePlanError:
+        return None
+
+
+def _plan(
+    fleet: Fleet,
+    found: FoundFleet,
+    goal: Goal,
+    budget_per_hour: float,
+    seed: int,
+    any_engine: float | None,
+) -> ServingPlan:
+    served, engine, whole = fleet.served, fleet.engine, found.at_full_time
+    composition = found.composition
+    value = composition.cost_per_hour if goal == "cost" else composition.scale
+    (alone,) = stage_prices(
+        (ReplicaStage(fleet.pools[0].gpu, 1, served.model.num_layers),), served
+    )  # fmt: skip
+    return ServingPlan(
+        goal,
+        EngineSettings(
+            engine.name, engine.memory_part, engine.block_tokens, engine.max_batched_tokens
+        ),
+        ServedAs(
+            served.source, served.model.num_layers, served.weights, served.keys_values,
+            weight_bytes(alone),
+        ),
+        tuple(
+            PlannedClass(
+                c.name,
+                c.rate_per_s,
+                c.input_tokens.mean,
+                c.output_tokens.mean,
+                c.first_token_s if isfinite(c.first_token_s) else None,
+                c.between_tokens_s if isfinite(c.between_tokens_s) else None,
+            )
+            for c in fleet.mix.classes
+        ),
+        placed_replicas(fleet, composition),
+        composition.scale,
+        whole.bound,
+        abs(whole.bound - value) / value,
+        found.utilization,
+        composition.cost_per_hour if has_prices(fleet.cluster) else None,
+        budget_per_hour if isfinite(budget_per_hour) else None,
+        forecast_of(found.outcome, found.load, found.seconds, seed),
+        any_engine,
+        f"megatron-hetero {__version__}",
+    )  # fmt: skip

@@ -1,0 +1,178 @@
+"""Shapes and classes as a problem of composition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.serving.compose.problem import (
+    ROUTES,
+    Composing,
+    Offer,
+    Rentable,
+    Resource,
+    Wire,
+)
+from megatron_hetero.serving.fleet.pools import Pool, pools_of, wires_of
+from megatron_hetero.serving.fleet.shapes import Shape, shapes_of
+from megatron_hetero.serving.prices.engine import Engine
+from megatron_hetero.serving.prices.rates import NOTHING, PhaseRate, PhaseRates
+from megatron_hetero.serving.prices.rates import kv_hand_over_bytes as hand_over_bytes
+from megatron_hetero.serving.prices.served import ACTIVATION_BYTES, ServedModel
+from megatron_hetero.serving.prices.steps import PipelinePrice, ReplicaStage
+from megatron_hetero.serving.workload.requests import RequestMix
+
+
+@dataclass(frozen=True)
+class OfferedReplica:
+    """A shape in one phase: its prices, and what it does for each class."""
+
+    shape: Shape
+    phase: str
+    rates: PhaseRates
+    by_class: tuple[PhaseRate, ...]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Everything that a fleet for one workload may be made of."""
+
+    cluster: Cluster
+    served: ServedModel
+    engine: Engine
+    mix: RequestMix
+    pools: tuple[Pool, ...]
+    wires: tuple[Wire, ...]
+    offered: Mapping[str, OfferedReplica]
+
+    def composing(
+        self,
+        budget_per_hour: float = inf,
+        utilization: float = 1.0,
+        routes: tuple[tuple[str, ...], ...] = ROUTES,
+    ) -> Composing:
+        """Return the problem of composition.
+
+        Args:
+            budget_per_hour: of machines and GPUs.
+            utilization: part of a replica's time that may be taken.
+            routes: those that requests may take.
+        """
+        phases = {phase for route in routes for phase in route}
+        offers, resources = [], []
+        widths = {
+            pool.name: sorted(
+                {
+                    stage.width
+                    for replica in self.offered.values()
+                    for name, stage in _stages(replica.shape)
+                    if name == pool.name
+                }
+            )
+            for pool in self.pools
+        }
+        for pool in self.pools:
+            for width in widths[pool.name]:
+                per_machine = pool.gpus_per_machine // width
+                resources.append(Resource(_slot(pool.name, width), pool.name, per_machine))
+        prices = {pool.name: pool.gpu_price for pool in self.pools}
+        for name, replica in self.offered.items():
+            if replica.phase not in phases:
+                continue
+            uses: dict[str, int] = {}
+            price = 0.0
+            for pool_name, stage in _stages(replica.shape):
+                price += prices[pool_name] * stage.width
+                # A group of some width takes a place of that width, and so places of each smaller
+                # one: widths divide each other, so that groups fit if every sum does.
+                for width in widths[pool_name]:
+                    if width <= stage.width:
+                        slot = _slot(pool_name, width)
+                        uses[slot] = uses.get(slot, 0) + stage.width // width
+            rates = tuple(rate.per_s for rate in replica.by_class)
+            offers.append(
+                Offer(
+                    name, replica.phase, replica.shape.place, rates, uses, price,
+                    self._carries(replica),
+                )
+            )  # fmt: skip
+        return Composing(
+            tuple(offers),
+            tuple(Rentable(p.name, len(p.devices), p.machine_price) for p in self.pools),
+            tuple(resources),
+            self.mix.demand,
+            tuple(kind.name for kind in self.mix.classes),
+            routes,
+            tuple(hand_over_bytes(self.served, kind) for kind in self.mix.classes),
+            self.wires,
+            budget_per_hour=budget_per_hour,
+            utilization=utilization,
+        )
+
+    def _carries(
+        self, replica: OfferedReplica
+    ) -> tuple[tuple[tuple[str, str], tuple[float, ...]], ...]:
+        """Return what goes over the hops of a pipeline: the hidden states of every token."""
+        token_bytes = self.served.model.hidden_size * ACTIVATION_BYTES
+        prompts = [c.input_tokens.mean * (1 - c.shared_prefix) for c in self.mix.classes]
+        answers = [c.output_tokens.mean for c in self.mix.classes]
+        phase = replica.phase
+        sizes = tuple(
+            token_bytes * ((phase != "decode") * i + (phase != "prefill") * o)
+            for i, o in zip(prompts, answers, strict=True)
+        )
+        hops = pairwise(replica.shape.pools)
+        return tuple((pair, tuple(n * s for s in sizes)) for pair, n in Counter(hops).items())
+
+
+def make_fleet(
+    cluster: Cluster, served: ServedModel, engine: Engine, mix: RequestMix
+) -> Fleet:  # fmt: skip
+    """Price every replica that could run on a cluster.
+
+    Raises:
+        InfeasiblePlanError: the weights fit no group of GPUs.
+    """
+    pools = pools_of(cluster)
+    shapes = shapes_of(cluster, pools, served, engine)
+    if not shapes:
+        raise InfeasiblePlanError(
+            f"the weights of this model ({served.weights}) fit no group of these GPUs that "
+            f"{engine.name} runs; take fewer bytes for a weight (--weights fp8 or int4), or larger "
+            "GPUs"
+        )
+    apart = _may_be_apart(shapes, served)
+    offered: dict[str, OfferedReplica] = {}
+    for shape in shapes:
+        rates = PhaseRates(PipelinePrice(shape.pipeline, served, engine))
+        for phase in ("both", "prefill", "decode") if shape.name in apart else ("both",):
+            by_class = tuple(rates.rate(phase, kind) for kind in mix.classes)
+            if any(rate is not NOTHING for rate in by_class):
+                offered[f"{phase}: {shape.name}"] = OfferedReplica(shape, phase, rates, by_class)
+    return Fleet(cluster, served, engine, mix, pools, wires_of(cluster, pools), offered)
+
+
+def _may_be_apart(shapes: Sequence[Shape], served: ServedModel) -> set[str]:
+    """Return the names of shapes that may prefill for each other: engines hand keys and values over
+    between replicas of equally many stages, in one format, at widths of whole ratios."""
+    fewest = min(len(shape.pipeline.stages) for shape in shapes)
+    found = set()
+    for shape in shapes:
+        stages = shape.pipeline.stages
+        formats = {served.precision_on(stage.gpu) for stage in stages}
+        if len(stages) == fewest and shape.has_one_width and formats == {"bf16"}:
+            found.add(shape.name)
+    return found
+
+
+def _stages(shape: Shape) -> zip[tuple[str, ReplicaStage]]:
+    return zip(shape.pools, shape.pipeline.stages, strict=True)
+
+
+def _slot(pool: str, width: int) -> str:
+    return f"{pool}/tp{width}"

@@ -1,0 +1,64 @@
+"""From numbers of replicas to replicas on named GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.serving.compose.problem import Composition
+from megatron_hetero.serving.fleet.offers import Fleet
+from megatron_hetero.serving.fleet.plan import Phase, PlannedReplica, PlannedStage
+
+_SHORT: Mapping[str, str] = {"both": "replica", "prefill": "prefill", "decode": "decode"}
+
+
+def placed_replicas(fleet: Fleet, found: Composition) -> tuple[PlannedReplica, ...]:
+    """Place every replica of an answer.
+
+    Widths are powers of two: the widest groups first, each in the first machine that still has
+    room, leave no gap that a later one would need.
+    """
+    copies = [
+        (name, number) for name in sorted(found.counts) for number in range(found.counts[name])
+    ]  # fmt: skip
+    wanted = [
+        (fleet.offered[name].shape.pools[stage], s.width, (name, number, stage))
+        for name, number in copies
+        for stage, s in enumerate(fleet.offered[name].shape.pipeline.stages)
+    ]
+    free = {pool.name: [list(devices) for _, devices in pool.devices] for pool in fleet.pools}
+    given: dict[tuple[str, int, int], tuple[Device, ...]] = {}
+    for pool, width, key in sorted(wanted, key=lambda w: (-w[1], w[2])):
+        machine = next(devices for devices in free[pool] if len(devices) >= width)
+        given[key] = tuple(machine[:width])
+        del machine[:width]
+    numbers: dict[str, int] = {}
+    replicas = []
+    for name, number in copies:
+        offered = fleet.offered[name]
+        phase: Phase = offered.phase  # type: ignore[assignment]
+        numbers[phase] = numbers.get(phase, 0) + 1
+        count = found.counts[name]
+        stages = tuple(
+            _stage(fleet.cluster, given[name, number, place], stage.num_layers)
+            for place, stage in enumerate(offered.shape.pipeline.stages)
+        )
+        replicas.append(
+            PlannedReplica(
+                f"{_SHORT[phase]}-{numbers[phase] - 1}",
+                phase,
+                offered.shape.place,
+                stages,
+                tuple(rate / count for rate in found.rates[name]),
+                offered.rates.kv_tokens,
+                fleet.engine.max_sequences * len(stages),
+                found.utilization.get(name, 0.0),
+            )
+        )
+    return tuple(replicas)
+
+
+def _stage(cluster: Cluster, devices: tuple[Device, ...], num_layers: int) -> PlannedStage:
+    node = cluster.node_by_name[devices[0].node]
+    names = tuple(device.name for device in devices)
+    return PlannedStage(names, node.host, node.gpu_type.name, num_layers)

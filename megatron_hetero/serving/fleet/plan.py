@@ -1,0 +1,192 @@
+"""The serving plan: replicas on named GPUs, who serves what, and what is expected of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.serving.prices.engine import EngineName
+
+Goal = Literal["throughput", "cost", "goodput"]
+Phase = Literal["both", "prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """Consecutive layers on GPUs of one machine, which divide each of them.
+
+    `devices` are `machine:index`; `gpu` is their type.
+    """
+
+    devices: tuple[str, ...]
+    host: str
+    gpu: str
+    num_layers: int
+
+
+@dataclass(frozen=True)
+class PlannedReplica:
+    """A replica of an engine.
+
+    Attributes:
+        place: its pool.
+        rates: requests per second of each class, in the order of the plan's classes.
+        kv_tokens: whose keys and values fit, as predicted.
+        max_sequences: that run at once.
+        utilization: part of its time that these rates take.
+    """
+
+    name: str
+    phase: Phase
+    place: str
+    stages: tuple[PlannedStage, ...]
+    rates: tuple[float, ...]
+    kv_tokens: int
+    max_sequences: int
+    utilization: float
+
+    @property
+    def width(self) -> int | None:
+        """Return the tensor-parallel width; None where stages have unlike ones."""
+        widths = {len(stage.devices) for stage in self.stages}
+        return widths.pop() if len(widths) == 1 else None
+
+    @property
+    def num_gpus(self) -> int:
+        """Return its GPUs."""
+        return sum(len(stage.devices) for stage in self.stages)
+
+    @property
+    def shape(self) -> str:
+        """Return its stages in one line: `H100-80GB tp4:40, A100-80GB tp4:40`."""
+        return ", ".join(f"{s.gpu} tp{len(s.devices)}:{s.num_layers}" for s in self.stages)
+
+
+@dataclass(frozen=True)
+class PlannedClass:
+    """A class of requests; None where it has no deadline."""
+
+    name: str
+    rate_per_s: float
+    mean_input: float
+    mean_output: float
+    first_token_s: float | None
+    between_tokens_s: float | None
+
+
+@dataclass(frozen=True)
+class ClassForecast:
+    """Simulated seconds of a class: the median and the 99th of a hundred; kept deadlines."""
+
+    name: str
+    num_requests: int
+    first_token_p50_s: float
+    first_token_p99_s: float
+    between_tokens_p50_s: float
+    between_tokens_p99_s: float
+    attainment: float
+
+
+@dataclass(frozen=True)
+class FleetForecast:
+    """A simulated run at `load` times the workload's rates, of `seconds` of arrivals."""
+
+    load: float
+    seconds: float
+    seed: int
+    tokens_per_s: float
+    attainment: float
+    num_preemptions: int
+    classes: tuple[ClassForecast, ...]
+
+
+@dataclass(frozen=True)
+class ServedAs:
+    """The model and its formats, as engines are to be given them."""
+
+    source: str
+    num_layers: int
+    weights: str
+    keys_values: str
+    weight_bytes: float
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Settings of the engine that the plan counts on."""
+
+    name: EngineName
+    memory_part: float
+    block_tokens: int
+    max_batched_tokens: int
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """A fleet.
+
+    Attributes:
+        scale: served rates over the workload's, as rates say; the bound is of the same programme.
+        bound: no fleet of these shapes at these prices serves more (costs less).
+        cost_per_hour: None without prices.
+        any_engine: what the goal's figure would be if an engine ran pipelines of unlike widths;
+            None where it was not asked.
+    """
+
+    goal: Goal
+    engine: EngineSettings
+    model: ServedAs
+    classes: tuple[PlannedClass, ...]
+    replicas: tuple[PlannedReplica, ...]
+    scale: float
+    bound: float
+    gap: float
+    utilization: float
+    cost_per_hour: float | None
+    budget_per_hour: float | None
+    forecast: FleetForecast | None
+    any_engine: float | None
+    made_by: str
+
+    @property
+    def has_prefill_apart(self) -> bool:
+        """Return whether some replicas only prefill."""
+        return any(replica.phase == "prefill" for replica in self.replicas)
+
+
+def check_plan(plan: ServingPlan, source: str = "plan") -> None:
+    """Check every invariant of a serving plan.
+
+    Raises:
+        PlanFormatError: names the replica and the rule.
+    """
+    faults = []
+    used = Counter(d for r in plan.replicas for s in r.stages for d in s.devices)
+    for device, count in used.items():
+        if count > 1:
+            faults.append(f"{device} is in {count} places; a GPU is in one")
+    names = Counter(replica.name for replica in plan.replicas)
+    faults += [f'two replicas are called "{name}"' for name, n in names.items() if n > 1]
+    for replica in plan.replicas:
+        layers = sum(stage.num_layers for stage in replica.stages)
+        if layers != plan.model.num_layers:
+            faults.append(
+                f"{replica.name}: its stages hold {layers} layers; the model has "
+                f"{plan.model.num_layers}"
+            )
+        if any(not s.devices or s.num_layers < 1 for s in replica.stages):
+            faults.append(f"{replica.name}: a stage without GPUs or without layers")
+        if len(replica.rates) != len(plan.classes) or any(rate < 0 for rate in replica.rates):
+            faults.append(
+                f"{replica.name}: {len(replica.rates)} rates; there are {len(plan.classes)} "
+                "classes, each with a rate of 0 or more"
+            )
+    phases = {replica.phase for replica in plan.replicas}
+    if ("prefill" in phases) != ("decode" in phases):
+        faults.append("replicas that prefill need others that decode, and the other way round")
+    if not plan.replicas:
+        faults.append("there are no replicas")
+    if faults:
+        raise PlanFormatError("\n".join(f"{source}: {fault}" for fault in faults))

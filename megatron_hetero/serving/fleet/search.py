@@ -1,0 +1,184 @@
+"""The search for a fleet: the programme's answers, judged and improved by simulation.
+
+The programme knows rates, and no waiting.  Its answers for several parts of a replica's time, and
+for each way that requests may take (whole, or in two phases), are candidates; the simulator says
+which of them keeps its deadlines, and to what load.  From the best one, single replicas change
+their phase or are swapped for others while that helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.serving.compose.milp import serve_cheapest, serve_most, serve_with
+from megatron_hetero.serving.compose.problem import ROUTES, Composition
+from megatron_hetero.serving.fleet.forecast import simulate
+from megatron_hetero.serving.fleet.offers import Fleet
+from megatron_hetero.serving.fleet.plan import Goal
+from megatron_hetero.serving.simulate.outcome import FleetOutcome
+
+_UTILIZATIONS = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+_WAYS = (ROUTES, ROUTES[:1], ROUTES[1:])
+_MOST_MOVES = 6
+_LOAD_STEPS = 5
+
+
+@dataclass(frozen=True)
+class FoundFleet:
+    """An answer and what the simulator said of it.
+
+    Attributes:
+        load: multiple of the workload's rates at which it was simulated; the largest that keeps
+            the deadlines, where goodput is the goal.
+        at_full_time: the programme's answer with all of each replica's time, whose bound counts.
+    """
+
+    composition: Composition
+    at_full_time: Composition
+    outcome: FleetOutcome
+    load: float
+    seconds: float
+    utilization: float
+
+
+def search_fleet(
+    fleet: Fleet, goal: Goal, budget_per_hour: float = inf, gap: float = 5e-3, seed: int = 0
+) -> FoundFleet:
+    """Find the fleet for a goal.
+
+    Args:
+        fleet: what it may be made of.
+        goal: "throughput": most requests in the workload's mix, in rates alone; "goodput": most of
+            them with deadlines kept in simulation; "cost": cheapest that keeps the deadlines at
+            the workload's rates.
+        budget_per_hour: limit of machines and GPUs.
+        gap: at which the programme may stop.
+        seed: of simulated arrivals.
+    Raises:
+        InfeasiblePlanError: no fleet serves every class, or none keeps the deadlines.
+    """
+    if goal == "cost":
+        return _cheapest(fleet, budget_per_hour, gap, seed)
+    whole = serve_most(fleet.composing(budget_per_hour), gap)
+    if goal == "throughput":
+        # At the rates that it was made for every queue is full; a little below they are not.
+        load = 0.9 * whole.scale
+        outcome, seconds = simulate(fleet, whole, load, seed=seed)
+        return FoundFleet(whole, whole, outcome, load, seconds, 1.0)
+    best: FoundFleet | None = None
+    for routes in _WAYS:
+        try:
+            made = serve_most(fleet.composing(budget_per_hour, routes=routes), gap)
+        except InfeasiblePlanError:
+            continue
+        judged = _goodput(fleet, made, whole, seed)
+        if best is None or judged.load > best.load:
+            best = judged
+    if best is None or best.load <= 0:
+        raise InfeasiblePlanError(_no_deadlines(fleet))
+    return _improved(fleet, best, budget_per_hour, seed)
+
+
+def _cheapest(fleet: Fleet, budget_per_hour: float, gap: float, seed: int) -> FoundFleet:
+    whole = serve_cheapest(fleet.composing(budget_per_hour), gap)
+    best: FoundFleet | None = None
+    last: FleetOutcome | None = None
+    for utilization in (1.0, *_UTILIZATIONS):
+        for routes in _WAYS:
+            problem = fleet.composing(budget_per_hour, utilization, routes)
+            try:
+                made = serve_cheapest(problem, gap)
+            except InfeasiblePlanError:
+                continue
+            if best is not None and made.cost_per_hour >= best.composition.cost_per_hour:
+                continue
+            outcome, seconds = simulate(fleet, made, seed=seed)
+            last = outcome
+            if outcome.holds(fleet.mix.attainment):
+                best = FoundFleet(made, whole, outcome, 1.0, seconds, utilization)
+        if best is not None:
+            return best
+    kept = f"{last.overall.attainment:.0%}" if last else "none"
+    raise InfeasiblePlanError(
+        f"no fleet of these machines keeps the deadlines for {fleet.mix.attainment:.0%} of every "
+        f"class at the workload's rates (the last one tried: {kept} of all); give later deadlines, "
+        "lower rates or a larger budget, or add machines"
+    )
+
+
+def _goodput(fleet: Fleet, made: Composition, whole: Composition, seed: int) -> FoundFleet:
+    """Find the largest load at which a fleet keeps its deadlines, by halving."""
+    low, high = 0.0, made.scale
+    best: tuple[FleetOutcome, float] | None = None
+    load = high
+    for _ in range(_LOAD_STEPS):
+        outcome, seconds = simulate(fleet, made, load, seed=seed)
+        if outcome.holds(fleet.mix.attainment):
+            low, best = load, (outcome, seconds)
+        else:
+            high = load
+        if high - low < 0.02 * made.scale:
+            break
+        load = (low + high) / 2
+    if best is None:
+        best = simulate(fleet, made, load, seed=seed)
+    outcome, seconds = best
+    return FoundFleet(made, whole, outcome, low, seconds, 1.0)
+
+
+def _improved(fleet: Fleet, start: FoundFleet, budget_per_hour: float, seed: int) -> FoundFleet:
+    """Change one replica at a time, while the simulated load grows."""
+    best, tried = start, 0
+    seen = {_key(start.composition)}
+    problem = fleet.composing(budget_per_hour)
+    goes_on = True
+    while goes_on and tried < _MOST_MOVES:
+        goes_on = False
+        for counts in _neighbours(fleet, best.composition):
+            key = tuple(sorted(counts.items()))
+            if key in seen or tried >= _MOST_MOVES:
+                continue
+            seen.add(key)
+            made = serve_with(problem, counts)
+            # Rates bound what simulation can find.
+            if made is None or made.scale <= best.load:
+                continue
+            tried += 1
+            judged = _goodput(fleet, made, best.at_full_time, seed)
+            if judged.load > best.load * 1.005:
+                best, goes_on = judged, True
+                break
+    return best
+
+
+def _neighbours(fleet: Fleet, found: Composition) -> Iterator[dict[str, int]]:
+    """Yield fleets in which one replica has another phase on the same GPUs."""
+    by_shape: dict[str, list[str]] = {}
+    for name, offered in fleet.offered.items():
+        by_shape.setdefault(offered.shape.name, []).append(name)
+    for name in sorted(found.counts):
+        for other in by_shape[fleet.offered[name].shape.name]:
+            if other != name:
+                counts = dict(found.counts)
+                counts[name] -= 1
+                counts[other] = counts.get(other, 0) + 1
+                yield {key: n for key, n in counts.items() if n}
+
+
+def _key(found: Composition) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(found.counts.items()))
+
+
+def _no_deadlines(fleet: Fleet) -> str:
+    limits = [
+        f'"{c.name}" first token in {c.first_token_s:g} s, others every {c.between_tokens_s:g} s'
+        for c in fleet.mix.classes
+        if isfinite(c.first_token_s) or isfinite(c.between_tokens_s)
+    ]
+    return (
+        f"no load is so light that {fleet.mix.attainment:.0%} of every class keeps its deadlines "
+        f"({'; '.join(limits)}); give later ones"
+    )

@@ -1,0 +1,8 @@
+"""A serving plan as what other people's engines and routers start from.
+
+processes  the processes of each replica: machine, GPUs, ports
+vllm       their command lines for vLLM, and its router's
+sglang     the same for SGLang
+skypilot   a SkyServe service, where a fleet is one
+folder     the scripts of a fleet, and the weights of its routes
+"""

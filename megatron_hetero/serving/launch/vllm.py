@@ -1,0 +1,76 @@
+"""vLLM's command lines (`vllm serve`, `vllm-router`)."""
+
+from __future__ import annotations
+
+import json
+
+from megatron_hetero.serving.fleet.plan import ServingPlan
+from megatron_hetero.serving.launch.processes import (
+    ROUTER_PORT,
+    EngineCommand,
+    EngineProcess,
+    address,
+    entries,
+    visible_gpus,
+)
+
+_QUANTIZATION = {"fp8": ("--quantization", "fp8"), "int4": (), "16-bit": ()}
+"""int4 comes with the checkpoint (AWQ, GPTQ), which says so itself."""
+
+
+def vllm_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
+    """Return the command of one process."""
+    replica, settings = process.replica, plan.engine
+    environment = dict(visible_gpus(process))
+    argv = [
+        "vllm", "serve", plan.model.source,
+        "--tensor-parallel-size", str(replica.width),
+        "--pipeline-parallel-size", str(len(replica.stages)),
+        "--gpu-memory-utilization", f"{settings.memory_part:g}",
+        "--block-size", str(settings.block_tokens),
+        "--max-num-batched-tokens", str(settings.max_batched_tokens),
+        "--max-num-seqs", str(replica.max_sequences),
+        *_QUANTIZATION[plan.model.weights],
+    ]  # fmt: skip
+    if plan.model.keys_values == "fp8":
+        argv += ["--kv-cache-dtype", "fp8"]
+    if len(replica.stages) > 1:
+        environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, process.layers))
+    if process.num_ranks > 1:
+        host, port = process.master
+        environment["VLLM_HOST_IP"] = process.host
+        argv += ["--distributed-executor-backend", "mp", "--nnodes", str(process.num_ranks)]
+        argv += ["--node-rank", str(process.rank), "--master-addr", host]
+        argv += ["--master-port", str(port)]
+    if process.rank:
+        argv.append("--headless")
+    else:
+        argv += ["--host", process.host, "--port", str(process.port)]
+    if replica.phase != "both":
+        environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = process.host
+        environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(process.side_port)
+        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        argv += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
+    return EngineCommand(environment, tuple(argv))
+
+
+def vllm_routers(
+    plan: ServingPlan, processes: tuple[EngineProcess, ...]
+) -> dict[str, tuple[str, ...]]:
+    """Return the command of the router of each route, by phase of its first replica."""
+    found: dict[str, tuple[str, ...]] = {}
+    whole = entries(processes, "both")
+    if whole:
+        urls = [address(p) for p in whole]
+        found["both"] = (
+            "vllm-router", "--policy", "power_of_two", "--host", "127.0.0.1",
+            "--port", str(ROUTER_PORT), "--worker-urls", *urls,
+        )  # fmt: skip
+    if plan.has_prefill_apart:
+        argv = ["vllm-router", "--policy", "power_of_two", "--vllm-pd-disaggregation"]
+        for phase in ("prefill", "decode"):
+            for process in entries(processes, phase):
+                argv += [f"--{phase}", address(process)]
+        argv += ["--host", "127.0.0.1", "--port", str(ROUTER_PORT + 1)]
+        found["prefill"] = tuple(argv)
+    return found

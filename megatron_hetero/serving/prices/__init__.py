@@ -1,0 +1,10 @@
+"""Seconds and bytes of inference: one place for prefill, decode and steps that mix both.
+
+engine    what an engine keeps back, how it batches, and what it cannot run
+served    the model as it is served: shape, and bytes of weights and of keys and values
+kernels   what kernels of a GPU type reach, by measured tables
+matrices  the matrices of a layer on one GPU of a group
+memory    weights on a GPU, and tokens whose keys and values fit beside them
+steps     seconds of one step of an engine on a stage and on a pipeline
+rates     requests per second of a replica, by class and phase
+"""

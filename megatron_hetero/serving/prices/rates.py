@@ -1,0 +1,153 @@
+"""Requests per second of a replica that serves one class alone, by phase, within its deadlines.
+
+A replica that decodes b requests at once takes a step for each of their tokens: more requests share
+the weights that a step reads, and each waits longer.  The largest batch that memory, the engine and
+the deadline between tokens allow is taken.  A pipeline of p stages has p batches under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
+
+from megatron_hetero.serving.prices.memory import kv_tokens
+from megatron_hetero.serving.prices.served import ServedModel
+from megatron_hetero.serving.prices.steps import PipelinePrice, StepWork
+from megatron_hetero.serving.workload.requests import RequestClass
+
+_UNLIMITED = 1e9
+"""Requests per second of a phase in which a class has nothing to do."""
+
+
+@dataclass(frozen=True)
+class PhaseRate:
+    """What a replica does for a class in a phase.
+
+    Attributes:
+        per_s: requests per second; 0 where it cannot serve the class.
+        batch: requests that it has under way.
+        first_token_s, between_tokens_s: of a request that is alone, and with the batch full.
+    """
+
+    per_s: float
+    batch: int = 0
+    first_token_s: float = 0.0
+    between_tokens_s: float = 0.0
+
+
+NOTHING = PhaseRate(0.0)
+
+
+class PhaseRates:
+    """Rates of one replica.
+
+    Args:
+        price: of its steps.
+    """
+
+    def __init__(self, price: PipelinePrice) -> None:
+        self.price, self.engine = price, price.engine
+        self.kv_tokens = kv_tokens(price.pipeline, price.served, price.engine)
+        self._lanes = len(price.pipeline.stages)
+
+    def rate(self, phase: str, kind: RequestClass) -> PhaseRate:
+        """Return what the replica does for a class in "prefill", "decode" or "both"."""
+        longest = kind.input_tokens.most if phase == "prefill" else kind.most_tokens
+        if longest > self.kv_tokens:
+            return NOTHING
+        first_s = self.first_token_s(kind)
+        if phase != "decode" and first_s > kind.first_token_s:
+            return NOTHING
+        if phase == "prefill":
+            return PhaseRate(self._prefill_per_s(kind), 0, first_s)
+        if phase == "decode":
+            return self._best_batch(kind, lambda batch: self._decoding(kind, batch), first_s)
+        return self._best_batch(kind, lambda batch: self._mixing(kind, batch), first_s)
+
+    def first_token_s(self, kind: RequestClass) -> float:
+        """Return the seconds to the first token of a request that is alone, in chunks."""
+        left, done, total = _new_input(kind), _cached_input(kind), 0.0
+        while left > 0:
+            chunk = min(left, float(self.engine.max_batched_tokens))
+            pairs = chunk * done + chunk * (chunk + 1) / 2
+            total += self.price.times(StepWork(chunk, float(chunk == left), pairs))[0]
+            left, done = left - chunk, done + chunk
+        return total
+
+    def _prefill_per_s(self, kind: RequestClass) -> float:
+        """Return the prompts per second of steps that are full of them."""
+        new = _new_input(kind)
+        number = self.engine.max_batched_tokens / new
+        pairs = new * _cached_input(kind) + new * (new + 1) / 2
+        _, step_s = self.price.times(StepWork(new * number, max(1.0, number), pairs * number))
+        return number / step_s
+
+    def _best_batch(
+        self, kind: RequestClass, step: Callable[[float], tuple[float, float]], first_s: float
+    ) -> PhaseRate:
+        """Return the rate with the batch that serves most within the deadline between tokens."""
+        best = NOTHING
+        for batch in _batches(self._most_batch(kind)):
+            per_s, between_s = step(float(batch))
+            if between_s <= kind.between_tokens_s and per_s > best.per_s:
+                best = PhaseRate(per_s, batch, first_s, between_s)
+        return best
+
+    def _most_batch(self, kind: RequestClass) -> int:
+        held = _new_input(kind) + kind.output_tokens.mean
+        shared = _cached_input(kind)
+        fits = (self.kv_tokens - shared) / held
+        return max(1, min(self.engine.max_sequences * self._lanes, int(fits)))
+
+    def _decoding(self, kind: RequestClass, batch: float) -> tuple[float, float]:
+        """Return (requests per second, seconds between tokens) of decoding alone."""
+        steps = kind.output_tokens.mean - 1
+        between_s = self._between_s(batch, StepWork(1.0, 1.0, 0.0, kind.mean_context))
+        return (batch / (steps * between_s) if steps > 0 else _UNLIMITED), between_s
+
+    def _mixing(self, kind: RequestClass, batch: float) -> tuple[float, float]:
+        """Return the same of steps that decode and prefill: as many prompts as requests end."""
+        steps = kind.output_tokens.mean - 1
+        if steps <= 0:
+            return self._prefill_per_s(kind), 0.0
+        new = _new_input(kind)
+        wanted = new / steps
+        # What a step cannot take beside its decodes slows all of them down.
+        room = max(0.0, self.engine.max_batched_tokens * self._lanes - batch) / batch
+        taken = min(wanted, room)
+        if taken <= 0:
+            return 0.0, inf
+        pairs = taken * (_cached_input(kind) + new / 2)
+        one = StepWork(1.0 + taken, 1.0, pairs, kind.mean_context)
+        between_s = self._between_s(batch, one) * wanted / taken
+        return batch / (steps * between_s), between_s
+
+    def _between_s(self, batch: float, one: StepWork) -> float:
+        """Return the seconds between a request's tokens, with the batch in one part for each
+        stage."""
+        part = batch / self._lanes
+        whole_s, slowest_s = self.price.times(StepWork(*(part * value for value in one)))
+        return max(whole_s, self._lanes * slowest_s)
+
+
+def kv_hand_over_bytes(served: ServedModel, kind: RequestClass) -> float:
+    """Return the bytes of keys and values of a prompt that go from prefill to decode."""
+    return kind.input_tokens.mean * served.kv_bytes_per_token
+
+
+def _cached_input(kind: RequestClass) -> float:
+    return kind.input_tokens.mean * kind.shared_prefix
+
+
+def _new_input(kind: RequestClass) -> float:
+    return max(1.0, kind.input_tokens.mean - _cached_input(kind))
+
+
+def _batches(most: int) -> Iterator[int]:
+    """Yield batches to try, up to `most`: neighbours are a sixth apart."""
+    batch = 1
+    while batch < most:
+        yield batch
+        batch = max(batch + 1, batch * 7 // 6)
+    yield most

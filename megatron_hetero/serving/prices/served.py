@@ -1,0 +1,115 @@
+"""The model as it is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, get_args
+
+from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.spec import ModelSpec, Precision
+
+WeightFormat = Literal["16-bit", "fp8", "int4"]
+KvFormat = Literal["16-bit", "fp8"]
+
+_WEIGHT_BYTES: dict[WeightFormat, float] = {"16-bit": 2.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
+"""Of an element; int4 has a 16-bit scale for each 128 (AWQ, GPTQ)."""
+ACTIVATION_BYTES = 2.0
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model, and in which bytes it is held.
+
+    Attributes:
+        source: where the model was read, as engines are to be given it.
+        weights: format of the matrices of layers; embedding and head stay in 16 bits.
+        keys_values: format of the KV cache.
+    """
+
+    model: ModelSpec
+    source: str
+    weights: WeightFormat = "16-bit"
+    keys_values: KvFormat = "16-bit"
+
+    @property
+    def weight_bytes(self) -> float:
+        """Return the bytes of an element of a layer's matrices."""
+        return _WEIGHT_BYTES[self.weights]
+
+    @property
+    def kv_element_bytes(self) -> float:
+        """Return the bytes of an element of a key or value."""
+        return 1.0 if self.keys_values == "fp8" else 2.0
+
+    @cached_property
+    def kv_bytes_per_token(self) -> float:
+        """Return the bytes of keys and values of a token in all layers, held once."""
+        return self.model.num_layers * self.kv_bytes(width=1)
+
+    def kv_bytes(self, width: int) -> float:
+        """Return the bytes of keys and values of a token in one layer on one GPU of a group.
+
+        Grouped queries: a group wider than the key-value heads holds copies of them.  Latent
+        attention keeps the latent and the rotated key, whole on every GPU.
+        """
+        model = self.model
+        if model.kv_lora_rank:
+            elements = model.kv_lora_rank + model.qk_pos_emb_head_dim
+        else:
+            elements = 2 * -(-model.num_query_groups // width) * model.kv_channels
+        return elements * self.kv_element_bytes
+
+    def allows_width(self, width: int) -> bool:
+        """Tell if engines divide the model by a width: heads and columns divide, and key-value
+        heads divide or are copied."""
+        model = self.model
+        groups = model.num_query_groups
+        divides = model.num_attention_heads % width == 0 and all(
+            columns % width == 0 for columns in model.column_kinds
+        )
+        return divides and (groups % width == 0 or width % groups == 0)
+
+    def precision_on(self, gpu: GpuType) -> Precision | None:
+        """Return the 16-bit format in which a GPU computes; None where the model cannot run."""
+        if self.weights == "fp8" and gpu.peak_flops.get("fp8") is None and not self._emulates(gpu):
+            return None
+        formats: tuple[Precision, ...] = ("bf16", "fp16")
+        return next((f for f in formats if gpu.peak_flops.get(f) is not None), None)
+
+    @staticmethod
+    def _emulates(gpu: GpuType) -> bool:
+        """Tell if an engine serves fp8 weights in 16-bit products (Marlin, from Ampere on)."""
+        return gpu.capability is not None and gpu.capability >= 8.0
+
+
+def load_served(path: Path | str, weights: str, keys_values: str) -> ServedModel:
+    """Read a model: a folder with a `config.json`, that file, or a file of Megatron flags.
+
+    Raises:
+        FileFormatError, ModelError, UnsupportedError: as `load_workload`.
+        UsageError: a format that is not known.
+    """
+    if weights not in get_args(WeightFormat) or keys_values not in get_args(KvFormat):
+        raise UsageError(
+            f"weights {weights} and KV {keys_values}: weights are {', '.join(_WEIGHT_BYTES)}, KV "
+            f"is {', '.join(get_args(KvFormat))}"
+        )
+    folder = Path(path)
+    file = folder / "config.json" if folder.is_dir() else folder
+    # A batch belongs to training; the loader asks for one, and nothing here reads it.
+    job = ["--micro-batch-size", "1", "--global-batch-size", "1"]
+    if file.suffix == ".json":
+        job += ["--seq-length", "2048"]
+    model = load_workload(file, job).model
+    if model.learns_softmax_offset:
+        raise UnsupportedError(
+            f"{file}: attention with learned softmax offsets alternates with windows of tokens; "
+            "the KV cache of windows is not priced yet"
+        )
+    # Engines are given the folder.
+    source = str(file.parent if file.name == "config.json" else folder)
+    return ServedModel(model, source, weights, keys_values)  # type: ignore[arg-type]

@@ -1,0 +1,203 @@
+"""Seconds of one step of an engine: of a stage, and of a pipeline of unlike stages.
+
+A step takes some tokens through all layers: those of prompts, in chunks, and one for each request
+that decodes.  Prefill, decode and steps that mix both are the same formula: products read their
+weights once for all tokens, attention of prompts is FLOPs, attention of decode reads keys and
+values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cost.network.seconds import ring_all_reduce_s
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.serving.prices.engine import Engine
+from megatron_hetero.serving.prices.kernels import CardSpeed, KernelSpeed, card_speed
+from megatron_hetero.serving.prices.matrices import Matrix, head_size, layer_matrices
+from megatron_hetero.serving.prices.served import ACTIVATION_BYTES, ServedModel
+
+_PASSES_OF_ACTIVATIONS = 10.0
+"""Times that the kernels between products read or write the hidden states of a layer: two norms
+with their residuals, rotation, the activation, what is kept of keys and values."""
+_NUM_SMALL_KERNELS = 6
+_SMALL_KERNEL_S = 2e-6
+"""Of each kernel between products in a captured graph; a figure of usual traces, not fitted."""
+
+
+class StepWork(NamedTuple):
+    """Work of a step.
+
+    Attributes:
+        tokens: that go through the layers.
+        sampled: requests that get a token.
+        pairs: of a prompt's token and an earlier one or itself.
+        context: tokens whose keys and values decoding requests read, over all of them.
+    """
+
+    tokens: float
+    sampled: float
+    pairs: float = 0.0
+    context: float = 0.0
+
+
+@dataclass(frozen=True)
+class ReplicaStage:
+    """GPUs of one type that hold consecutive layers.  `link` joins them where there are several."""
+
+    gpu: GpuType
+    width: int
+    num_layers: int
+    link: Link | None = None
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    """The price of steps on a stage.  `layers` has (number, matrices) of each kind of layer."""
+
+    stage: ReplicaStage
+    served: ServedModel
+    layers: tuple[tuple[int, tuple[Matrix, ...]], ...]
+    is_first: bool
+    is_last: bool
+
+    @cached_property
+    def _speed(self) -> CardSpeed:
+        precision = self.served.precision_on(self.stage.gpu) or "bf16"
+        return card_speed(self.stage.gpu, precision, self.served.weights == "fp8")
+
+    def seconds(self, work: StepWork) -> float:
+        """Time a step on the stage, what its group exchanges included."""
+        if work.tokens <= 0:
+            return 0.0
+        speed, model, width = self._speed, self.served.model, self.stage.width
+        total = 0.0
+        for number, matrices in self.layers:
+            total += number * sum(self._product_s(m, work.tokens) for m in matrices)
+        num_layers = sum(number for number, _ in self.layers)
+        total += num_layers * (self._attention_s(work) + self._between_s(work.tokens))
+        if width > 1:
+            num_bytes = work.tokens * model.hidden_size * ACTIVATION_BYTES
+            total += 2 * num_layers * all_reduce_s(num_bytes, width, self.stage.link)
+        if self.is_last:
+            head = Matrix(model.hidden_size, -(-model.vocab_size // width))
+            total += self._matrix_s(head, work.sampled, ACTIVATION_BYTES, speed.products)
+        return total
+
+    def _product_s(self, matrix: Matrix, tokens: float) -> float:
+        return self._matrix_s(matrix, tokens, self.served.weight_bytes, self._speed.products)
+
+    @staticmethod
+    def _matrix_s(
+        matrix: Matrix, tokens: float, weight_bytes: float, speed: KernelSpeed
+    ) -> float:  # fmt: skip
+        rows = tokens * matrix.active
+        flops = 2.0 * rows * matrix.depth * matrix.columns
+        read = matrix.touched(tokens) * matrix.depth * matrix.columns * weight_bytes
+        moved = rows * (matrix.depth + matrix.columns) * ACTIVATION_BYTES
+        return speed.seconds(flops, read + moved)
+
+    def _attention_s(self, work: StepWork) -> float:
+        model, width = self.served.model, self.stage.width
+        query, value = head_size(model)
+        heads = model.num_attention_heads / width
+        prefill_s = self._speed.prefill_attention.seconds(
+            2.0 * work.pairs * heads * (query + value), 0.0
+        )
+        if not work.context:
+            return prefill_s
+        # Latent attention scores the latents themselves.
+        size = query + value
+        if model.kv_lora_rank:
+            size = 2 * model.kv_lora_rank + model.qk_pos_emb_head_dim
+        return prefill_s + self._speed.decode_attention.seconds(
+            2.0 * work.context * heads * size, work.context * self.served.kv_bytes(width)
+        )
+
+    def _between_s(self, tokens: float) -> float:
+        num_bytes = _PASSES_OF_ACTIVATIONS * tokens * self.served.model.hidden_size
+        moved_s = num_bytes * ACTIVATION_BYTES / self._speed.memory_bytes_per_s
+        return moved_s + _NUM_SMALL_KERNELS * _SMALL_KERNEL_S
+
+
+@dataclass(frozen=True)
+class ReplicaPipeline:
+    """Stages of one replica and the links between consecutive ones."""
+
+    stages: tuple[ReplicaStage, ...]
+    hops: tuple[Link, ...] = ()
+
+    @property
+    def num_gpus(self) -> int:
+        """Return the GPUs of all stages."""
+        return sum(stage.width for stage in self.stages)
+
+
+class PipelinePrice:
+    """Prices of steps on a replica.
+
+    Args:
+        pipeline: the replica.
+        served: the model; its layers are those of all stages together.
+        engine: whose steps they are.
+    """
+
+    def __init__(self, pipeline: ReplicaPipeline, served: ServedModel, engine: Engine) -> None:
+        self.pipeline, self.served, self.engine = pipeline, served, engine
+        self.stages = stage_prices(pipeline.stages, served)
+        # Stages that are alike take equally long: each kind is priced once.
+        kinds = [(s.stage.gpu.name, s.stage.width, s.layers, s.is_last) for s in self.stages]
+        self._like = [kinds.index(kind) for kind in kinds]
+        self._known: dict[StepWork, tuple[float, float]] = {}
+
+    def times(self, work: StepWork) -> tuple[float, float]:
+        """Time a step: from its start to its end through all stages, and the seconds after which
+        the next batch may start, those of the slowest stage or hop."""
+        if work not in self._known:
+            if len(self._known) > 200_000:
+                self._known.clear()
+            of_kind = {i: self.stages[i].seconds(work) for i in set(self._like)}
+            parts = [of_kind[i] for i in self._like]
+            num_bytes = work.tokens * self.served.model.hidden_size * ACTIVATION_BYTES
+            sends = [num_bytes / hop.bytes_per_s for hop in self.pipeline.hops]
+            latency_s = sum(hop.latency_s for hop in self.pipeline.hops)
+            total_s = sum(parts) + sum(sends) + latency_s + self.engine.step_s
+            self._known[work] = total_s, max([*parts, *sends]) + self.engine.step_s
+        return self._known[work]
+
+
+def stage_prices(stages: Sequence[ReplicaStage], served: ServedModel) -> tuple[StagePrice, ...]:
+    """Return the prices of stages that follow each other from the first layer on."""
+    found, first = [], 0
+    for place, stage in enumerate(stages):
+        layers = _layers(served.model, first, stage)
+        ends = place == 0, place == len(stages) - 1
+        found.append(StagePrice(stage, served, layers, *ends))
+        first += stage.num_layers
+    return tuple(found)
+
+
+def all_reduce_s(num_bytes: float, width: int, link: Link | None) -> float:
+    """Time an all-reduce of a group inside a machine: a ring, or, of few bytes, every GPU sends all
+    of them to every other at once (the engines' custom all-reduce)."""
+    if link is None or width == 1:
+        return 0.0
+    at_once = link.latency_s + (width - 1) * num_bytes / link.ring_bytes_per_s(width)
+    return min(at_once, ring_all_reduce_s(num_bytes, width, link))
+
+
+def _layers(
+    model: ModelSpec, first: int, stage: ReplicaStage
+) -> tuple[tuple[int, tuple[Matrix, ...]], ...]:  # fmt: skip
+    if not model.kinds:
+        return ((stage.num_layers, layer_matrices(model, stage.width)),)
+    counts = model.kind_counts(first, stage.num_layers)
+    return tuple(
+        (number, layer_matrices(kind, stage.width))
+        for number, kind in zip(counts, model.kinds, strict=True)
+        if number
+    )

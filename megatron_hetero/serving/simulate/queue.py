@@ -1,0 +1,261 @@
+"""One replica of an engine as a queue: vLLM's scheduler, in steps.
+
+Each step takes a token for every request that decodes, then chunks of prompts up to the budget of
+tokens.  A request holds blocks of keys and values for its tokens; when none is free, the request
+that came last gives its blocks back and begins again, with what it has said as part of its prompt.
+A pipeline of p stages has p batches under way; a request stays in one of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+from megatron_hetero.serving.prices.steps import StepWork
+from megatron_hetero.serving.workload.requests import Request
+
+
+class EngineSteps(Protocol):
+    """Prices of steps: `PipelinePrice`, or a test's."""
+
+    def times(self, work: StepWork) -> tuple[float, float]:
+        """Return the seconds of a step, and those until the next batch may start."""
+
+
+@dataclass(eq=False)
+class Running:
+    """A request on its way.
+
+    Attributes:
+        done: tokens whose keys and values are there.
+        said: tokens given out.
+        cached: tokens at the front that the replica holds for the whole class.
+        has_place: whether it is in a batch.
+        first_s, last_s: moments of its first and its last token.
+    """
+
+    request: Request
+    ready_s: float
+    done: int = 0
+    said: int = 0
+    cached: int = 0
+    prompt: int = 0
+    blocks: int = 0
+    first_s: float = inf
+    last_s: float = inf
+    num_preemptions: int = 0
+    has_place: bool = False
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Return whether the keys and values of the whole prompt are there."""
+        return self.done >= self.prompt
+
+
+@dataclass
+class BatchLane:
+    """A batch under way, and when its step ends (infinite: none is running)."""
+
+    running: list[Running] = field(default_factory=list)
+    ends_s: float = inf
+    chunks: dict[int, int] = field(default_factory=dict)
+
+
+class ReplicaQueue:
+    """A replica that takes requests and gives out tokens.
+
+    Args:
+        price: of its steps.
+        kv_tokens: that it holds.
+        block_tokens: allotted together.
+        max_batched_tokens: of a step.
+        max_sequences: that run at once.
+        num_lanes: batches under way, one for each stage.
+        stops_after_prefill: its requests go on elsewhere.
+        shared_tokens: of each class, at the front of every prompt.
+    """
+
+    def __init__(
+        self,
+        price: EngineSteps,
+        kv_tokens: int,
+        block_tokens: int = 16,
+        max_batched_tokens: int = 8192,
+        max_sequences: int = 256,
+        num_lanes: int = 1,
+        stops_after_prefill: bool = False,
+        shared_tokens: Sequence[int] = (),
+    ) -> None:
+        self.price = price
+        self.block = block_tokens
+        self.num_blocks = kv_tokens // block_tokens
+        self.free_blocks = self.num_blocks
+        self.budget, self.max_sequences = max_batched_tokens, max_sequences
+        self.lanes = [BatchLane() for _ in range(num_lanes)]
+        self.waiting: deque[Running] = deque()
+        self.stops_after_prefill = stops_after_prefill
+        self._shared = [tokens // block_tokens * block_tokens for tokens in shared_tokens]
+        self._cached: set[int] = set()
+        self._entry_free_s = 0.0
+        self.busy_s = 0.0
+        self.num_preemptions = 0
+
+    @property
+    def num_outstanding(self) -> int:
+        """Return the requests that wait or run."""
+        return len(self.waiting) + sum(len(lane.running) for lane in self.lanes)
+
+    def holds(self, request: Request) -> bool:
+        """Tell if the longest state of a request fits the empty replica."""
+        tokens = request.input_tokens
+        tokens += 0 if self.stops_after_prefill else request.output_tokens
+        return -(-tokens // self.block) <= self.num_blocks
+
+    def take(self, running: Running, is_prefilled: bool = False) -> None:
+        """Let a request wait for its place.
+
+        Args:
+            running: the request.
+            is_prefilled: its keys and values have come from another replica but for the last
+                token's, which the first step computes again.
+        """
+        running.prompt = running.request.input_tokens
+        running.done = running.prompt - 1 if is_prefilled else 0
+        self.waiting.append(running)
+
+    def start(self, now: float) -> list[float]:
+        """Start a step in each lane that is idle and has work; return the moments of their ends."""
+        ends = []
+        for lane in self.lanes:
+            if lane.ends_s == inf:
+                work = self._fill(lane)
+                if work.tokens:
+                    step_s, next_s = self.price.times(work)
+                    begins = max(now, self._entry_free_s)
+                    self._entry_free_s = begins + next_s
+                    self.busy_s += next_s
+                    lane.ends_s = begins + step_s
+                    ends.append(lane.ends_s)
+        return ends
+
+    def finish(self, now: float) -> list[Running]:
+        """End the steps that end now; return the requests that leave."""
+        left: list[Running] = []
+        for lane in self.lanes:
+            if lane.ends_s == now:
+                lane.ends_s = inf
+                left += self._end_step(lane, now)
+        return left
+
+    def release(self, running: Running) -> None:
+        """Give the blocks of a request back."""
+        self.free_blocks += running.blocks
+        running.blocks = 0
+
+    def _fill(self, lane: BatchLane) -> StepWork:
+        """Choose the tokens of a step: decodes first, then prompts under way, then new ones."""
+        lane.chunks = {}
+        pairs = sampled = 0.0
+        for running in list(lane.running):
+            # Not one that gave its place up to one before it.
+            if running.is_prefilled and running.has_place and self._allot(lane, running, 1):
+                lane.chunks[id(running)] = 1
+        decoding = [r for r in lane.running if id(r) in lane.chunks]
+        context = sum(r.done + 1 for r in decoding)
+        sampled += len(decoding)
+        left = self.budget - len(decoding)
+        for running in [r for r in lane.running if not r.is_prefilled]:
+            chunk = min(left, running.prompt - running.done)
+            if chunk > 0 and running.has_place and self._allot(lane, running, chunk):
+                left -= chunk
+                pairs += chunk * running.done + chunk * (chunk + 1) / 2
+                sampled += running.done + chunk >= running.prompt
+                lane.chunks[id(running)] = chunk
+        while left > 0 and self.waiting and self._has_place():
+            running = self.waiting[0]
+            cached = self._cached_tokens(running)
+            chunk = min(left, running.prompt - max(running.done, cached))
+            needed = max(running.done, cached) + chunk - cached
+            if -(-needed // self.block) > self.free_blocks:
+                break
+            self.waiting.popleft()
+            running.cached, running.done = cached, max(running.done, cached)
+            running.has_place = True
+            lane.running.append(running)
+            self._allot(lane, running, chunk)
+            left -= chunk
+            pairs += chunk * running.done + chunk * (chunk + 1) / 2
+            sampled += running.done + chunk >= running.prompt
+            lane.chunks[id(running)] = chunk
+        tokens = sum(lane.chunks.values())
+        return StepWork(float(tokens), sampled, pairs, float(context))
+
+    def _has_place(self) -> bool:
+        return sum(len(lane.running) for lane in self.lanes) < self.max_sequences
+
+    def _cached_tokens(self, running: Running) -> int:
+        kind = running.request.class_index
+        if kind not in self._cached or kind >= len(self._shared):
+            return 0
+        return min(self._shared[kind], running.prompt - 1)
+
+    def _allot(self, lane: BatchLane, running: Running, num_tokens: int) -> bool:
+        """Get blocks for further tokens; requests that came later in the lane give theirs up."""
+        held = running.done + num_tokens - running.cached
+        needed = -(-held // self.block) - running.blocks
+        while needed > self.free_blocks:
+            last = lane.running[-1]
+            self._preempt(lane, last)
+            if last is running:
+                return False
+        if needed > 0:
+            self.free_blocks -= needed
+            running.blocks += needed
+        return True
+
+    def _preempt(self, lane: BatchLane, running: Running) -> None:
+        lane.running.remove(running)
+        running.has_place = False
+        lane.chunks.pop(id(running), None)
+        self.release(running)
+        running.prompt = running.request.input_tokens + running.said
+        running.done = running.cached = 0
+        running.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(running)
+
+    def _end_step(self, lane: BatchLane, now: float) -> list[Running]:
+        left: list[Running] = []
+        for running in lane.running:
+            chunk = lane.chunks.get(id(running), 0)
+            running.done += chunk
+            if not chunk or not running.is_prefilled:
+                continue
+            self._keep_prefix(running)
+            if self.stops_after_prefill:
+                left.append(running)  # its blocks stay until they are handed over
+                continue
+            running.said += 1
+            running.first_s = min(running.first_s, now)
+            running.last_s = now
+            if running.said >= running.request.output_tokens:
+                self.release(running)
+                left.append(running)
+        if left:
+            gone = {id(running) for running in left}
+            lane.running = [r for r in lane.running if id(r) not in gone]
+        lane.chunks = {}
+        return left
+
+    def _keep_prefix(self, running: Running) -> None:
+        """Keep the front of a class's prompts, which its later requests need not compute."""
+        kind = running.request.class_index
+        if kind in self._cached or kind >= len(self._shared) or not self._shared[kind]:
+            return
+        blocks = self._shared[kind] // self.block
+        if blocks <= self.free_blocks:
+            self.free_blocks -= blocks
+            self._cached.add(kind)

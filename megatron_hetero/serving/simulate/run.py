@@ -1,0 +1,148 @@
+"""The run of a fleet: arrivals, steps and transfers in the order of time."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.serving.simulate.outcome import FleetOutcome, outcome_of
+from megatron_hetero.serving.simulate.queue import ReplicaQueue, Running
+from megatron_hetero.serving.simulate.router import Policy, Router
+from megatron_hetero.serving.simulate.transfer import Transfers
+from megatron_hetero.serving.workload.requests import Request, RequestMix
+
+
+@dataclass(frozen=True)
+class SimulatedReplica:
+    """A replica of the run.
+
+    Attributes:
+        phase: "both", "prefill" or "decode".
+        place: from which, and to which, keys and values go.
+        weights: requests per second of each class that the plan gives it.
+    """
+
+    queue: ReplicaQueue
+    phase: str
+    place: str
+    weights: tuple[float, ...]
+
+
+_ARRIVAL, _ARRIVED, _STEP = 0, 1, 2
+
+
+class FleetRun:
+    """One run of some replicas.
+
+    Args:
+        replicas: fresh ones.
+        mix: classes, for deadlines and weights.
+        transfers: the wires.
+        kv_bytes_per_token: handed over between prefill and decode.
+        policy: of the router.
+        seed: of its chance.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[SimulatedReplica],
+        mix: RequestMix,
+        transfers: Transfers | None = None,
+        kv_bytes_per_token: float = 0.0,
+        policy: Policy = "least-load",
+        seed: int = 0,
+    ) -> None:
+        self._replicas, self._mix = replicas, mix
+        self._transfers = transfers or Transfers((), {})
+        self._kv_bytes = kv_bytes_per_token
+        self._policy = policy
+        self._entries = [i for i, r in enumerate(replicas) if r.phase != "decode"]
+        self._decoders = [i for i, r in enumerate(replicas) if r.phase == "decode"]
+        self._entry = self._router(self._entries, seed)
+        self._decoder = self._router(self._decoders, seed + 1)
+        self._events: list[tuple[float, int, int, int, Running | None]] = []
+        self._held: deque[Running] = deque()
+        self._finished: list[Running] = []
+        self._number = 0
+
+    def _router(self, places: Sequence[int], seed: int) -> Router:
+        return Router([self._replicas[i].weights for i in places], self._policy, seed)
+
+    def run(self, requests: Sequence[Request]) -> FleetOutcome:
+        """Serve all requests, to the last token of the last one.
+
+        Raises:
+            InfeasiblePlanError: a request is longer than its replica's memory.
+        """
+        for request in requests:
+            self._push(request.arrival_s, _ARRIVAL, -1, Running(request, request.arrival_s))
+        now = 0.0
+        while self._events:
+            now, kind, _, place, running = heapq.heappop(self._events)
+            if running is not None and kind == _ARRIVAL:
+                self._admit(running, now)
+            elif running is not None:
+                self._replicas[place].queue.take(running, is_prefilled=True)
+                self._start(place, now)
+            else:
+                self._end_steps(place, now)
+        queues = [replica.queue for replica in self._replicas]
+        first = min((r.arrival_s for r in requests), default=0.0)
+        busy = [queue.busy_s for queue in queues]
+        preempted = sum(queue.num_preemptions for queue in queues)
+        return outcome_of(self._finished, self._mix, now - first, busy, preempted)
+
+    def _push(self, when: float, kind: int, place: int, running: Running | None) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (when, kind, self._number, place, running))
+
+    def _admit(self, running: Running, now: float) -> None:
+        queues = [self._replicas[i].queue for i in self._entries]
+        chosen = self._entry.choose(running.request.class_index, queues)
+        if chosen is None:
+            self._held.append(running)
+            return
+        place = self._entries[chosen]
+        if not self._replicas[place].queue.holds(running.request):
+            raise InfeasiblePlanError(
+                f"a request of {running.request.input_tokens} + {running.request.output_tokens} "
+                f"tokens is longer than the memory of replica {place}"
+            )
+        self._replicas[place].queue.take(running)
+        self._start(place, now)
+
+    def _start(self, place: int, now: float) -> None:
+        for end in self._replicas[place].queue.start(now):
+            self._push(end, _STEP, place, None)
+
+    def _end_steps(self, place: int, now: float) -> None:
+        replica = self._replicas[place]
+        for running in replica.queue.finish(now):
+            if replica.phase != "prefill":
+                self._finished.append(running)
+                continue
+            # The keys and values leave; a request of one token has it now.
+            self._hand_over(replica, running, now)
+        self._start(place, now)
+        while self._held:
+            queues = [self._replicas[i].queue for i in self._entries]
+            chosen = self._entry.choose(self._held[0].request.class_index, queues)
+            if chosen is None:
+                break
+            self._replicas[self._entries[chosen]].queue.take(self._held.popleft())
+            self._start(self._entries[chosen], now)
+
+    def _hand_over(self, sender: SimulatedReplica, running: Running, now: float) -> None:
+        queues = [self._replicas[i].queue for i in self._decoders]
+        chosen = self._decoder.choose(running.request.class_index, queues)
+        # A decoder is always there: one-queue holds requests at the entry alone.
+        place = self._decoders[chosen if chosen is not None else 0]
+        num_bytes = running.request.input_tokens * self._kv_bytes
+        receiver = self._replicas[place].place
+        arrives = self._transfers.send(now, sender.place, receiver, num_bytes)
+        sender.queue.release(running)
+        running.cached, running.blocks = 0, 0
+        self._push(arrives, _ARRIVED, place, running)

@@ -1,0 +1,139 @@
+"""Requests by class, and one by one."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class TokenLengths:
+    """A distribution of a number of tokens: (tokens, weight), weights above 0."""
+
+    values: tuple[tuple[int, float], ...]
+
+    @cached_property
+    def mean(self) -> float:
+        """Return the mean tokens."""
+        total = sum(weight for _, weight in self.values)
+        return sum(tokens * weight for tokens, weight in self.values) / total
+
+    @cached_property
+    def most(self) -> int:
+        """Return the largest number of tokens."""
+        return max(tokens for tokens, _ in self.values)
+
+    def draw(self, rng: random.Random) -> int:
+        """Return one number of tokens."""
+        if len(self.values) == 1:
+            return self.values[0][0]
+        tokens, weights = zip(*self.values, strict=True)
+        return int(rng.choices(tokens, weights)[0])
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """Requests that are alike.
+
+    Attributes:
+        rate_per_s: mean arrivals.
+        input_tokens, output_tokens: of a request.
+        first_token_s: deadline from arrival to the first token; infinite for none.
+        between_tokens_s: deadline of the mean time between later tokens; infinite for none.
+        shared_prefix: part of the input that all requests of the class begin with.
+    """
+
+    name: str
+    rate_per_s: float
+    input_tokens: TokenLengths
+    output_tokens: TokenLengths
+    first_token_s: float = math.inf
+    between_tokens_s: float = math.inf
+    shared_prefix: float = 0.0
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the tokens of the longest request, whose keys and values have to fit."""
+        return self.input_tokens.most + self.output_tokens.most
+
+    @property
+    def mean_context(self) -> float:
+        """Return the mean tokens that a decoded token attends to."""
+        return self.input_tokens.mean + self.output_tokens.mean / 2
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: when it comes, which class, how long."""
+
+    arrival_s: float
+    class_index: int
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class RequestMix:
+    """All classes of a workload, and the trace that they were read from, if there is one.
+
+    Attributes:
+        attainment: part of the requests whose deadlines have to hold.
+    """
+
+    classes: tuple[RequestClass, ...]
+    trace: tuple[Request, ...] = ()
+    attainment: float = 0.9
+    source: str = ""
+
+    @property
+    def demand(self) -> tuple[float, ...]:
+        """Return the arrivals per second of each class."""
+        return tuple(c.rate_per_s for c in self.classes)
+
+    def arrivals(self, duration_s: float, seed: int, scale: float = 1.0) -> list[Request]:
+        """Return the requests of some seconds, in the order of their arrival: those of the trace,
+        or of a Poisson process for each class.
+
+        Args:
+            duration_s: seconds of arrivals.
+            seed: of the drawing; equal seeds give equal requests.
+            scale: of the rates; a trace is sped up.
+        """
+        if self.trace:
+            return [
+                Request(r.arrival_s / scale, r.class_index, r.input_tokens, r.output_tokens)
+                for r in self.trace
+                if r.arrival_s / scale < duration_s
+            ]
+        found: list[Request] = []
+        for index, kind in enumerate(self.classes):
+            if kind.rate_per_s <= 0:
+                continue
+            rng = random.Random(f"{seed}/{index}")
+            now = rng.expovariate(scale * kind.rate_per_s)
+            while now < duration_s:
+                tokens = kind.input_tokens.draw(rng), kind.output_tokens.draw(rng)
+                found.append(Request(now, index, *tokens))
+                now += rng.expovariate(scale * kind.rate_per_s)
+        return sorted(found, key=lambda r: (r.arrival_s, r.class_index))
+
+
+def quantised(tokens: Sequence[int], most_values: int = 16) -> TokenLengths:
+    """Return the distribution of observed lengths with at most so many values, each the mean of
+    equally many neighbours."""
+    ordered = sorted(tokens)
+    size = math.ceil(len(ordered) / most_values)
+    parts = [ordered[i : i + size] for i in range(0, len(ordered), size)]
+    counted: dict[int, float] = {}
+    for part in parts:
+        middle = max(1, round(sum(part) / len(part)))
+        counted[middle] = counted.get(middle, 0.0) + len(part)
+    # The longest has to fit, not the mean of the long ones.
+    last = max(counted)
+    if ordered[-1] > last:
+        counted[last] -= 1
+        counted[ordered[-1]] = counted.get(ordered[-1], 0.0) + 1
+    return TokenLengths(tuple((t, w) for t, w in sorted(counted.items()) if w > 0))

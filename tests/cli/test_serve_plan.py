@@ -1,0 +1,64 @@
+"""`serve-plan`, and `launch` and `doctor` of what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cli.main import main
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/serving"
+INPUTS = [
+    "--cluster", str(EXAMPLE / "cluster.yaml"), "--model", str(EXAMPLE),
+    "--workload", str(EXAMPLE / "workload.yaml"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("serving") / "serve.json"
+    assert main(["serve-plan", *INPUTS, "--goal", "cost", "-o", str(path)]) == 0
+    return path
+
+
+def test_it_prints_replicas_classes_and_the_bound(plan: Path, capsys) -> None:
+    words = ["serve-plan", *INPUTS, "--goal", "cost", "--from", str(plan), "--stable", "2 h"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "chat" in text
+    assert "no fleet of these shapes serves the rates for less" in text.replace("\n", " ")
+    assert "replicas stay, 0 stop, 0 start" in text
+
+
+def test_json_is_the_file(plan: Path, capsys) -> None:
+    assert main(["serve-plan", *INPUTS, "--goal", "cost", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(plan.read_text())
+
+
+def test_launch_and_doctor_know_the_plan(plan: Path, tmp_path: Path, capsys) -> None:
+    assert main(["doctor", str(plan), "--cluster", str(EXAMPLE / "cluster.yaml")]) == 0
+    assert main(["launch", str(plan), "--for", "vllm", "-o", str(tmp_path / "fleet")]) == 0
+    assert "vllm serve" in (tmp_path / "fleet" / "replica-0.sh").read_text()
+    capsys.readouterr()
+    assert main(["launch", str(plan), "--for", "llm-d", "-o", str(tmp_path / "b")]) == 2
+    assert main(["launch", str(plan), "--for", "slurm", "-o", str(tmp_path / "b")]) == 2
+    assert "is a serving plan" in capsys.readouterr().err
+    assert main(["explain", str(plan)]) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--budget", "-1"], 2, "buys nothing"),
+        (["--budget", "0.5"], 3, "buys no set of replicas"),
+        (["--gap", "2"], 2, "between 0 and 1"),
+        (["--load-bandwidth", "1 GB/s"], 2, "goes with --from"),
+    ],
+)
+def test_bad_arguments_have_a_clear_answer(
+    words: list[str], code: int, message: str, capsys
+) -> None:
+    assert main(["serve-plan", *INPUTS, *words]) == code
+    assert message in capsys.readouterr().err

@@ -1,0 +1,133 @@
+"""Prices of inference: what has to hold on any card, and figures that can be counted by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
+from megatron_hetero.cluster.spec import Link
+from megatron_hetero.serving.prices.engine import ENGINES
+from megatron_hetero.serving.prices.kernels import card_speed
+from megatron_hetero.serving.prices.matrices import Matrix, layer_matrices
+from megatron_hetero.serving.prices.memory import kv_tokens, weight_bytes
+from megatron_hetero.serving.prices.rates import PhaseRates
+from megatron_hetero.serving.prices.served import ServedModel, load_served
+from megatron_hetero.serving.prices.steps import (
+    PipelinePrice,
+    ReplicaPipeline,
+    ReplicaStage,
+    StepWork,
+    stage_prices,
+)
+from megatron_hetero.serving.workload.requests import RequestClass, TokenLengths
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/serving"
+NVLINK = Link(200e9, 3e-6)
+
+
+def _served(weights: str = "16-bit", kv: str = "16-bit") -> ServedModel:
+    return load_served(EXAMPLE, weights, kv)
+
+
+def _pipeline(gpu: str, width: int, *layers: int) -> ReplicaPipeline:
+    stages = tuple(ReplicaStage(gpu_type(gpu), width, n, NVLINK) for n in layers)
+    return ReplicaPipeline(stages, (NVLINK,) * (len(layers) - 1))
+
+
+def test_bytes_of_llama_8b() -> None:
+    served = _served()
+    assert served.kv_bytes_per_token == 2 * 8 * 128 * 32 * 2
+    (price,) = stage_prices(_pipeline("H100-80GB", 1, 32).stages, served)
+    assert weight_bytes(price) == pytest.approx(2 * 8.03e9, rel=1e-3)
+    (fp8,) = stage_prices(_pipeline("H100-80GB", 1, 32).stages, _served("fp8"))
+    embeddings = 2 * 128256 * 4096 * 2
+    assert weight_bytes(fp8) == pytest.approx(6.98e9 + embeddings, rel=1e-2)
+
+
+def test_key_value_heads_are_copied_where_a_group_is_wider() -> None:
+    served = _served()
+    assert served.kv_bytes(8) == served.kv_bytes(1) / 8
+    assert served.kv_bytes(16) == served.kv_bytes(8)
+    assert served.allows_width(16)
+    assert not served.allows_width(3)
+    assert _served(kv="fp8").kv_bytes(1) == served.kv_bytes(1) / 2
+
+
+def test_the_fullest_stage_bounds_the_tokens_of_a_pipeline() -> None:
+    """vLLM gives all ranks the smallest number of KV blocks of any rank."""
+    served, engine = _served(), ENGINES["vllm"]
+    even = kv_tokens(_pipeline("L40S", 1, 16, 16), served, engine)
+    uneven = kv_tokens(_pipeline("L40S", 1, 24, 8), served, engine)
+    alone = kv_tokens(_pipeline("L40S", 1, 24), served, engine)
+    assert even > uneven > 0
+    assert uneven % engine.block_tokens == 0
+    assert uneven == pytest.approx(alone, rel=0.05)
+    assert kv_tokens(_pipeline("T4", 1, 32), served, engine) == 0
+
+
+def test_experts_are_read_as_far_as_tokens_reach_them() -> None:
+    matrix = Matrix(8, 8, num_experts=16, active=2)
+    assert matrix.touched(0.5) == pytest.approx(1.0)
+    assert 1 < matrix.touched(4) < 8
+    assert matrix.touched(1000) == pytest.approx(16)
+    assert matrix.elements == 8 * 8 * 16
+
+
+def test_a_layer_divides_into_all_of_its_parameters() -> None:
+    model = _served().model
+    whole = sum(m.elements for m in layer_matrices(model, 1))
+    for width in (2, 4, 8):
+        assert width * sum(m.elements for m in layer_matrices(model, width)) == whole
+
+
+@pytest.mark.parametrize("gpu", [n for n in gpu_type_names() if gpu_type(n).peak_flops["bf16"]])
+def test_steps_take_longer_with_more_work_on_every_card(gpu: str) -> None:
+    price = PipelinePrice(_pipeline(gpu, 2, 32), _served(), ENGINES["vllm"])
+    works = [
+        StepWork(1, 1, 0, 100), StepWork(8, 8, 0, 800), StepWork(8, 8, 0, 8000),
+        StepWork(520, 8, 131_328, 8000), StepWork(2056, 8, 2_000_000, 8000),
+    ]  # fmt: skip
+    times = [price.times(work)[0] for work in works]
+    assert times == sorted(times)
+    assert card_speed(gpu_type(gpu), "bf16").products.seconds(0, 0) == 0.0
+
+
+def test_decode_of_one_request_reads_the_weights_once() -> None:
+    """A token on an H100: 16 GB at the measured part of 3.35 TB/s, and little beside."""
+    price = PipelinePrice(_pipeline("H100-80GB", 1, 32), _served(), ENGINES["vllm"])
+    step_s, _ = price.times(StepWork(1, 1, 0, 512))
+    read_s = 15.0e9 / (gpu_type("H100-80GB").memory_bytes_per_s * 0.84)
+    assert read_s < step_s < 1.5 * read_s
+
+
+def test_pipelines_overlap_their_stages_and_are_as_slow_as_the_slowest() -> None:
+    served, engine = _served(), ENGINES["vllm"]
+    work = StepWork(64, 64, 0, 65_536)
+    one = PipelinePrice(_pipeline("L40S", 1, 32), served, engine).times(work)
+    two = PipelinePrice(_pipeline("L40S", 1, 16, 16), served, engine).times(work)
+    uneven = PipelinePrice(_pipeline("L40S", 1, 24, 8), served, engine).times(work)
+    assert two[0] == pytest.approx(one[0], rel=0.02)
+    assert two[1] < 0.6 * one[1] < uneven[1] < one[1]
+
+
+def test_deadlines_bound_the_batch_and_refuse_what_is_too_slow() -> None:
+    rates = PhaseRates(PipelinePrice(_pipeline("L40S", 1, 32), _served(), ENGINES["vllm"]))
+
+    def kind(first_s: float, between_s: float, tokens: int = 824) -> RequestClass:
+        lengths = TokenLengths(((tokens, 1.0),)), TokenLengths(((253, 1.0),))
+        return RequestClass("w", 1.0, *lengths, first_s, between_s)
+
+    free, tight = rates.rate("both", kind(9, 9)), rates.rate("both", kind(9, 0.04))
+    assert 0 < tight.per_s < free.per_s
+    assert tight.batch < free.batch
+    assert tight.between_tokens_s <= 0.04
+    assert rates.rate("both", kind(9, 0.01)).per_s == 0
+    assert rates.rate("prefill", kind(0.01, 9)).per_s == 0
+    assert rates.rate("decode", kind(0.01, 9)).per_s > 0
+    assert rates.rate("both", kind(9, 9, tokens=400_000)).per_s == 0
+    apart = 1 / (
+        1 / rates.rate("prefill", kind(9, 9)).per_s + 1 / rates.rate("decode", kind(9, 9)).per_s
+    )
+    assert free.per_s == pytest.approx(apart, rel=0.25)
