@@ -41,7 +41,9 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     if cluster is not None:
         limits = cluster.limits
         gpus = list({node.gpu_type.name: node.gpu_type for node in cluster.nodes}.values())
-    workload = load_workload(arguments.model, arguments.megatron_args)
+    workload = load_workload(
+        arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+    )
     check_user_flags(workload.megatron_args)
     found = holdings(workload, gpus, limits)
     known = {holding.gpu.name for holding in found}

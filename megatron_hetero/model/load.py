@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,31 +24,40 @@ from megatron_hetero.model.spec import Workload
 
 
 def load_workload(
-    path: Path | str | None, megatron_args: Sequence[str] = (), is_planned: bool = True
+    path: Path | str | None,
+    megatron_args: Sequence[str] = (),
+    is_planned: bool = True,
+    environment: Mapping[str, str | None] | None = None,
 ) -> Workload:
     """Read the model and the training job.
 
     Args:
         path: a bash script that starts Megatron, a file of Megatron flags, or (`.json`) a Hugging
-            Face `config.json`; None when `megatron_args` say it all.
+            Face `config.json`; None when `megatron_args` say it all.  A script's arguments may
+            follow its name, as in `run.sh 8B 1`.
         megatron_args: flags that the user typed; each beats the file's.
         is_planned: what the cost model knows nothing of is refused.
+        environment: variables with which a script is started; None for one that is not set.
     Raises:
         FileFormatError: the file cannot be read or is malformed.
         ModelError: a flag that the model needs is missing, malformed or impossible.
         UnsupportedError: a flag or model that cannot be planned yet.
         UsageError: a typed flag is the plan's to decide (TP, PP, layout).
     """
-    return workload_from_arguments(load_arguments(path, megatron_args), is_planned)
+    return workload_from_arguments(load_arguments(path, megatron_args, environment), is_planned)
 
 
-def load_arguments(path: Path | str | None, megatron_args: Sequence[str] = ()) -> JobText:
+def load_arguments(
+    path: Path | str | None,
+    megatron_args: Sequence[str] = (),
+    environment: Mapping[str, str | None] | None = None,
+) -> JobText:
     """Read the arguments and their source, from which `load_workload` starts.
 
     Raises:
         FileFormatError, ModelError, UsageError: as there, but nothing that is missing.
     """
-    read = JobText(COMMAND_LINE, ()) if path is None else _read(Path(path))
+    read = JobText(COMMAND_LINE, ()) if path is None else _read(Path(path), environment or {})
     typed = group_arguments(command_line_words(megatron_args))
     return replace(read, arguments=merge_arguments(read.arguments, typed))
 
@@ -63,7 +73,8 @@ def workload_hash(workload: Workload) -> str:
     )
 
 
-def _read(path: Path) -> JobText:
+def _read(path: Path, environment: Mapping[str, str | None]) -> JobText:
+    path, arguments = _with_arguments(path)
     if path.suffix == ".json":
         source, words = megatron_words_from_huggingface(read_json(path))
         return JobText(source, group_arguments(words), takes_flags=False)
@@ -73,6 +84,18 @@ def _read(path: Path) -> JobText:
             "Face config.json, not from YAML; a file of machines goes with --cluster, are the two "
             "swapped?"
         )
-    script = read_script(path, read_text(path))
-    unread = (*leading_holes(script.words), *script.unread_exports)
+    script = read_script(path, read_text(path), arguments, environment)
+    unread = (*leading_holes(script.words), *script.unread)
     return JobText(str(path), group_arguments(script.words), True, unread, script.exports)
+
+
+def _with_arguments(path: Path) -> tuple[Path, list[str]]:
+    """Split `run.sh 8B 1` into a script and its arguments, unless a file is called so."""
+    text = str(path)
+    if " " not in text or path.exists():
+        return path, []
+    try:
+        first, *rest = shlex.split(text)
+    except ValueError as error:
+        raise ModelError(f"{text}: {error}; quote the script's arguments as for a shell") from None
+    return (Path(first), rest) if Path(first).exists() else (path, [])
