@@ -15,6 +15,7 @@ from megatron_hetero.model.spec import Unread
 _ENDS = frozenset({"&&", "||", ";", "|", "|&", "&", ">", ">>", "2>&1", "&>"})
 _OF_MODELS = frozenset({"--num-layers", "--hidden-size", "--num-attention-heads"})
 _LAUNCHERS = re.compile(r"torchrun|python[\d.]*|deepspeed|accelerate|srun|mpirun|mpiexec")
+_FEWEST_FLAGS = 3
 _TRAINING = re.compile(r"pretrain|train_gpt")
 
 
@@ -93,18 +94,14 @@ def _has_model(words: Sequence[Word]) -> bool:
 
 
 def _by_flags(command: Started, words: Sequence[Word]) -> Launch | None:
-    """Read a command whose program is not known by the flags of a model that it has."""
-    is_launcher = any(
-        _LAUNCHERS.fullmatch(os.path.basename(word.text or "")) for word in words
-    ) or any(word.text is None for word in words[:1])
-    if not is_launcher or not _has_model(words):
+    """Read a command whose program is not known by the flags of Megatron that it has."""
+    names = [(word.text or "").partition("=")[0] if word.is_flag else "" for word in words]
+    known = [i for i, name in enumerate(names) if name in flag_table().by_name]
+    is_launcher = any(_LAUNCHERS.fullmatch(os.path.basename(w.text or "")) for w in words)
+    is_hidden = words[0].text is None and len(known) >= _FEWEST_FLAGS
+    if not known or not (is_hidden or (is_launcher and _has_model(words))):
         return None
-    table = flag_table().by_name
-    first = next(
-        i for i, w in enumerate(words) if w.is_flag and (w.text or "").partition("=")[0] in table
-    )
-    start = first
+    start = known[0]
     while start > 1 and words[start - 1].text is None:
         start -= 1
-    # The first unknown word is the program.
-    return Launch(tuple(words[start + 1 if start < first else first :]), 2, command)
+    return Launch(tuple(words[start:]), 2, command)

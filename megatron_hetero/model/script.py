@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_hetero.errors import ModelError
+from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.launched import training_command
 from megatron_hetero.model.shell.state import Shell, Variable
 from megatron_hetero.model.shell.values import Word, split
@@ -105,8 +106,15 @@ def _of_variables(shell: Shell) -> tuple[tuple[Word, ...], tuple[Unread, ...]]:
         name: [w for word in v.words for w in ((word,) if v.is_array else split(word))]
         for name, v in shell.variables.items()
     }
-    held = {name: words for name, words in held.items() if words and words[0].is_flag}
+    table = flag_table().by_name
+    held = {
+        name: words
+        for name, words in held.items()
+        if any(w.is_flag and (w.text or "").partition("=")[0] in table for w in words)
+    }
     words = tuple(word for found in held.values() for word in found)
+    if any(part.reason.endswith("is not understood") for part in shell.records.unread):
+        return (), ()  # where training starts may stand in that part
     programs = [started for started in shell.records.started if started.words[0].text is not None]
     if not programs or not words:
         return words, ()

@@ -30,15 +30,18 @@ def run_command(shell: Shell, node: Node, redirections: Sequence[Node]) -> Statu
     """Follow a simple command with its redirections."""
     if node.type == "variable_assignment":
         return _assign(shell, node)
-    own, following = _lines(node)
-    children = [child for child in own if child.type not in _REDIRECTIONS]
-    if following:
-        # The grammar takes `A=1 B=2` and the command on the next line for one.
-        for child in children:
-            if child.type == "variable_assignment":
-                _assign(shell, child)
-        children = [child for child in following if child.type not in _REDIRECTIONS]
-    redirections = [*redirections, *(c for c in node.children if c.type in _REDIRECTIONS)]
+    status: Status = True
+    # The grammar takes `A=1 B=2` and the commands on the next lines for one.
+    for children in _lines(node):
+        status = _run_line(shell, node, children, redirections)
+    return status
+
+
+def _run_line(
+    shell: Shell, node: Node, children: Sequence[Node], redirections: Sequence[Node]
+) -> Status:
+    redirections = [*redirections, *(c for c in children if c.type in _REDIRECTIONS)]
+    children = [child for child in children if child.type not in _REDIRECTIONS]
     prefixes = [child for child in children if child.type == "variable_assignment"]
     rest = [c for c in children if c.type != "variable_assignment" and c.is_named]
     nodes = [part.children[0] if part.type == "command_name" else part for part in rest]
@@ -67,15 +70,18 @@ def run_command(shell: Shell, node: Node, redirections: Sequence[Node]) -> Statu
     return status
 
 
-def _lines(node: Node) -> tuple[list[Node], list[Node]]:
-    """Return the parts of a command, and those that stand on a line of their own behind them."""
-    text, children = node.text or b"", list(node.children)
-    for i in range(1, len(children)):
-        start = children[i - 1].end_byte - node.start_byte
-        between = text[start : children[i].start_byte - node.start_byte]
-        if b"\n" in between.replace(b"\\\n", b"") and children[i].type != "comment":
-            return children[:i], children[i:]
-    return children, []
+def _lines(node: Node) -> list[list[Node]]:
+    """Return the parts of a command, those of each line apart."""
+    text = node.text or b""
+    lines: list[list[Node]] = [[]]
+    for child in node.children:
+        if lines[-1]:
+            start = lines[-1][-1].end_byte - node.start_byte
+            between = text[start : child.start_byte - node.start_byte]
+            if b"\n" in between.replace(b"\\\n", b"") and child.type != "comment":
+                lines.append([])
+        lines[-1].append(child)
+    return lines
 
 
 def _words_behind(part: Node) -> list[Node]:
@@ -282,7 +288,7 @@ def _assign_array(shell: Shell, name: str, given: Node, appends: bool, is_table:
     if any(source(c).startswith("[") and "]=" in source(c) for c in elements):
         _assign_pairs(shell, name, elements, appends, is_table)
         return
-    words = words_of(shell, given, elements)
+    words = words_of(shell, given, [c for c in given.children if c.is_named])
     if is_table:
         shell.forget([name], "is a table whose keys are not read")
         return

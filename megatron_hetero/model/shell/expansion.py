@@ -42,6 +42,7 @@ _HOLES = re.compile(f"([{chr(FIRST_HOLE)}-{chr(LAST_HOLE)}])")
 _BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
 _RANGE = re.compile(r"(?P<head>[^{}]*)\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)\}(?P<tail>[^{}]*)")
 _LIST = re.compile(r"(?P<head>[^{}]*)\{(?P<items>[^{}]*,[^{}]*)\}(?P<tail>[^{}]*)")
+_BETWEEN = re.compile(r"\\\n|\\.|[ \t\n]+|[^ \t\n\\]+", re.DOTALL)
 _MOST_OF_BRACES = 4096
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "e": "\x1b"}
 
@@ -187,29 +188,46 @@ def fields(shell: Shell, node: Node | str) -> tuple[Word, ...]:
 
 
 def words_of(shell: Shell, parent: Node, nodes: Sequence[Node]) -> list[Word]:
-    """Expand the words of a command or an array.
+    """Expand the words of a command or an array, among which comments may stand.
 
-    The grammar cuts a word at the end of a continued line; bash goes on with it.
+    The grammar cuts a word at the end of a continued line, and at `\\ ` and `$1` behind quotes;
+    bash goes on with it.
     """
-    text, done = parent.text or b"", list[Word]()
-    groups: list[list[Node]] = []
-    for node in nodes:
-        if groups:
-            before = groups[-1][-1]
-            start = before.end_byte - parent.start_byte
-            between = text[start : node.start_byte - parent.start_byte]
-            touches = before.end_byte <= node.start_byte and not between.replace(b"\\\n", b"")
-            if touches and before.is_named and node.is_named:
-                groups[-1].append(node)
-                continue
-        groups.append([node])
-    for group in groups:
+    done: list[Word] = []
+    for group in _touching(parent, nodes):
+        first = group[0]
         if len(group) == 1:
-            done += fields(shell, group[0])
-        else:
-            found = [piece for node in group for piece in pieces(shell, node)]
-            done += assembled(shell, _with_home(shell, found), shell.line_at(group[0]))
+            done += fields(shell, first)
+            continue
+        where = shell.where if isinstance(first, str) else shell.line_at(first)
+        text = "".join(node if isinstance(node, str) else source(node) for node in group)
+        if any(not isinstance(n, str) and source(n).endswith("$") for n in group[:-1]):
+            word = unknown(where, text, "is not understood")
+            done.append(replace(word, may_split=True))
+            continue
+        found = [piece for node in group for piece in pieces(shell, node)]
+        done += assembled(shell, _with_home(shell, found), where)
     return done
+
+
+def _touching(parent: Node, nodes: Sequence[Node]) -> list[list[Node | str]]:
+    """Group nodes, and the text between them, between which there is no blank."""
+    text = parent.text or b""
+    groups: list[list[Node | str]] = [[]]
+    end = nodes[0].start_byte if nodes else 0
+    for node in nodes:
+        between = text[end - parent.start_byte : node.start_byte - parent.start_byte].decode()
+        for part in _BETWEEN.findall(between) if node.start_byte > end else ():
+            if not part.strip(" \t\n"):
+                groups.append([])
+            elif part != "\\\n":
+                groups[-1].append(part)
+        if node.type == "comment" or node.start_byte < end:
+            groups.append([])
+        if node.type != "comment":
+            groups[-1].append(node)
+        end = max(end, node.end_byte)
+    return [group for group in groups if group]
 
 
 def assembled(shell: Shell, found: list[Piece], where: str) -> tuple[Word, ...]:
