@@ -91,6 +91,8 @@ setup(
         "rich>=13.7",
         "ruamel.yaml>=0.18",
         "scipy>=1.12",
+        "tree-sitter>=0.23",
+        "tree-sitter-bash>=0.23",
     ],
     extras_require={
         # The training run.  megatron-core ships wheels for Linux x86-64 alone, and imports psutil

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -18,6 +19,37 @@ def at_least_one(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return value
+
+
+def add_model_argument(parser: argparse.ArgumentParser, help: str) -> None:
+    """Declare `--model` and what a script of it is started with."""
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help=f'{help}; a script\'s arguments may follow its name: --model "run.sh 8B 1"',
+    )
+    parser.add_argument(
+        "--model-env",
+        action="append",
+        type=_environment,
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable of the environment in which the script of --model is started (NAME= for "
+        "an empty one, NAME alone for one that is not set); repeatable",
+    )
+
+
+def _environment(text: str) -> tuple[str, str | None]:
+    """Read `NAME=VALUE`; the value is None without `=`.
+
+    Raises:
+        ArgumentTypeError: the name is none of the shell's.
+    """
+    name, separator, value = text.partition("=")
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
+        raise argparse.ArgumentTypeError(f'"{text[:40]}": write NAME=VALUE')
+    return name, value if separator else None
 
 
 def add_master_port(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from megatron_hetero.cli.arguments import add_model_argument
 from megatron_hetero.cli.ask_cluster import Draft, ask_cluster
 from megatron_hetero.cli.discover import unknown_types, what_next, write_new
 from megatron_hetero.cli.init_job import write_job
@@ -89,11 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the network between two sites, for example 'lab,attic=1 Gb/s,8 ms'; repeat it",
     )  # fmt: skip
     parser.add_argument("--job", action="store_true", help="write the script of a training job")
-    parser.add_argument(
-        "--model",
-        type=Path,
-        metavar="FILE",
-        help="with --job: a Hugging Face config.json, a Megatron script or a file of its flags",
+    add_model_argument(
+        parser, "with --job: a Hugging Face config.json, a Megatron script or a file of its flags"
     )
     parser.add_argument(
         "-o",

@@ -22,7 +22,9 @@ def write_job(arguments: argparse.Namespace, output: Output) -> int:
             "file of its flags), or Megatron's flags behind `--`"
         )
     path = arguments.output or Path("train.sh")
-    job = load_arguments(arguments.model, arguments.megatron_args)
+    job = load_arguments(
+        arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+    )
     text = job_script(job.arguments, job.source, path.name)
     write_new(path, text)
     try:

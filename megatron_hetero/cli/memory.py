@@ -43,7 +43,11 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
         limits = cluster.limits
         gpus = list({node.gpu_type.name: node.gpu_type for node in cluster.nodes}.values())
     assumed = _assumed(arguments)
-    workload = load_workload(arguments.model, [*arguments.megatron_args, *assumed])
+    workload = load_workload(
+        arguments.model,
+        [*arguments.megatron_args, *assumed],
+        environment=dict(arguments.model_env),
+    )
     check_user_flags(workload.megatron_args)
     found = holdings(workload, gpus, limits)
     known = {holding.gpu.name for holding in found}

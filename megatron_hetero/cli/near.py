@@ -86,7 +86,9 @@ def run_near(
     old = load_plan(arguments.near)
     workload = old.workload
     if workload is None or arguments.model is not None or arguments.megatron_args:
-        workload = load_workload(arguments.model, arguments.megatron_args)
+        workload = load_workload(
+            arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+        )
         if old.workload is not None and workload.training.precision == "fp32":
             # The job names none: as it was chosen for the old plan.
             workload = with_precision(workload, old.workload.training.precision)

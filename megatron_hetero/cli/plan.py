@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import get_args
 
-from megatron_hetero.cli.arguments import add_sends_argument, with_sends
+from megatron_hetero.cli.arguments import add_model_argument, add_sends_argument, with_sends
 from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, objective_of
 from megatron_hetero.cli.memory import run_memory
 from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
@@ -27,7 +27,7 @@ from megatron_hetero.errors import (
     UsageError,
 )
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
-from megatron_hetero.flags.notes import memory_savers, plan_notes, refused_words
+from megatron_hetero.flags.notes import memory_savers, plan_notes, refused_words, unknown_words
 from megatron_hetero.model.load import load_arguments, load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
@@ -61,11 +61,9 @@ _WIDE_GAP = 0.3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `plan`."""
     parser.add_argument("--cluster", type=Path, metavar="CLUSTER.YAML", help="the machines")
-    parser.add_argument(
-        "--model",
-        type=Path,
-        metavar="FILE",
-        help="a Megatron script, a file of Megatron flags, or a Hugging Face config.json; "
+    add_model_argument(
+        parser,
+        "a Megatron script, a file of Megatron flags, or a Hugging Face config.json; "
         "flags after `--` are added to it and win",
     )
     parser.add_argument(
@@ -165,7 +163,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     check_near_arguments(arguments)
     if arguments.near is not None:
         return run_near(arguments, output, cluster, profile)
-    workload = with_sends(load_workload(arguments.model, arguments.megatron_args), arguments.sends)
+    workload = with_sends(
+        load_workload(
+            arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+        ),
+        arguments.sends,
+    )
     check_user_flags(workload.megatron_args)
     if arguments.stage_precision == "mixed":
         if arguments.strategy == STOCK:
@@ -202,7 +205,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.output:
         save_plan(plan, arguments.output)
     refused = refused_words(plan, explanation.best_stock is not None)
-    code = CheckFailedError.exit_code if refused else 0
+    code = CheckFailedError.exit_code if refused or unknown_words(plan) else 0
     code = EXIT_INTERRUPTED if explanation.interrupted else code
     if explanation.interrupted:
         output.note("interrupted: this is the best plan found so far")
@@ -246,18 +249,21 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     refusals = tuple(refusal_lines(plan, explanation.best_stock is not None))
     if arguments.output is None:
         output.show("Nothing was written: -o plan.json saves the plan", *refusals)
-    elif refusals:
+    elif refused:
         output.show(f"Written to {arguments.output}, but its job would not start", *refusals)
     else:
         output.show(
-            f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}"
+            f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}",
+            *refusals,
         )
     return code
 
 
 def _places(arguments: argparse.Namespace) -> dict[str, str]:
     """Return file and line of each flag of the job."""
-    job = load_arguments(arguments.model, arguments.megatron_args)
+    job = load_arguments(
+        arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+    )
     return {argument.flag: argument.where for argument in job.arguments}
 
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megatron_hetero.cli.arguments import add_sends_argument, with_sends
+from megatron_hetero.cli.arguments import add_model_argument, add_sends_argument, with_sends
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile, load_profile
@@ -42,7 +42,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser, *, needs_plan: bool = Tr
     parser.add_argument(
         "--cluster", type=Path, required=True, metavar="CLUSTER.YAML", help="the machines"
     )
-    parser.add_argument("--model", type=Path, metavar="FILE", help="of a layout, as `plan` has it")
+    add_model_argument(parser, "of a layout, as `plan` has it")
     parser.add_argument(
         "--profile", type=Path, metavar="PROFILE.JSON", help="measured times of the model's blocks"
     )
@@ -60,7 +60,9 @@ def read_plan_on_cluster(arguments: argparse.Namespace) -> PlanOnCluster:
     profile = load_profile(arguments.profile) if arguments.profile else None
     if arguments.layout is not None:
         layout = parse_layout(arguments.layout)
-        workload = load_workload(arguments.model, arguments.megatron_args)
+        workload = load_workload(
+            arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+        )
         workload = with_sends(workload, arguments.sends)
         plan = replace(plan_from_layout(layout, workload), workload=workload)
         return PlanOnCluster(place_in_order(plan, cluster), cluster, profile)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
+from megatron_hetero.cli.arguments import add_model_argument
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.verify import require_runtime
 from megatron_hetero.cluster.catalogue import gpu_type
@@ -36,7 +37,7 @@ TAKES_MEGATRON_FLAGS = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `probe`."""
-    parser.add_argument("--model", type=Path, metavar="FILE", help="as for `plan`")
+    add_model_argument(parser, "as for `plan`")
     parser.add_argument(
         "--gpu", metavar="NAME",
         help="the GPU type as cluster.yaml calls it; of unlike cards only those of it are measured",
@@ -108,7 +109,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "--gpu NAME is missing: the GPU type to measure, as cluster.yaml calls it (or --pairs "
             "or --links, for the paths between the cards of this machine)"
         )
-    workload = load_workload(arguments.model, arguments.megatron_args)
+    workload = load_workload(
+        arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+    )
     require_runtime()
     command = importlib.import_module("megatron_hetero.lab.probe.command")
     probed = importlib.import_module("megatron_hetero.lab.probe.cards")

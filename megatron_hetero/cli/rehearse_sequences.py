@@ -83,7 +83,9 @@ def rehearse_sequences(
 
 def _read_job(arguments: argparse.Namespace) -> _AskedJob:
     if arguments.plan is None and arguments.layout is None:
-        workload = load_workload(arguments.model, arguments.megatron_args)
+        workload = load_workload(
+            arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+        )
         profile = load_profile(arguments.profile) if arguments.profile else None
         return _AskedJob(load_cluster(arguments.cluster), workload, None, profile)
     found = read_plan_on_cluster(arguments)

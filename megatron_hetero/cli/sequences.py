@@ -46,7 +46,9 @@ def run_sequences(
     if given:
         raise UsageError(f"--sequences makes no plan.json, so --{given[0]} does not go with it")
     lengths = read_lengths(arguments.sequences)
-    workload = load_workload(arguments.model, arguments.megatron_args)
+    workload = load_workload(
+        arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+    )
     window = attention_window(workload.megatron_args)
     groups, any_exchange = (
         cluster_groups(cluster, workload, profile, window=window, exchanges=exchanges)

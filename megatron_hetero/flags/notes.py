@@ -28,17 +28,31 @@ def unread_parts(plan: Plan, more: Collection[str] = ()) -> tuple[Unread, ...]:
     return tuple(part for part in plan.workload.unread if part.name not in given)
 
 
-def unread_lines(parts: Collection[Unread]) -> Iterator[str]:
-    """Write one line for each place and reason."""
+def unread_lines(parts: Collection[Unread], most: int | None = None) -> Iterator[str]:
+    """Write one line for each place and reason: first those that may change the model.
+
+    Args:
+        most: lines that are written, the others counted; all by default.
+    """
     alike: dict[tuple[str, str, bool], list[str]] = {}
-    for part in parts:
+    for part in sorted(parts, key=lambda part: not part.may_change_model):
         alike.setdefault((part.where, part.reason, bool(part.name)), []).append(part.name)
-    for (where, reason, _), names in alike.items():
-        yield str(Unread(", ".join(dict.fromkeys(names)), where, reason))
+    lines = [
+        str(Unread(", ".join(dict.fromkeys(names)), where, reason))
+        for (where, reason, _), names in alike.items()
+    ]
+    if most is None or len(lines) <= most + 1:
+        yield from lines
+        return
+    yield from lines[:most]
+    yield f"{len(lines) - most} more parts of the script are left out; `doctor` and --json name all"
 
 
 def plan_notes(
-    plan: Plan, job: Workload | None = None, places: Mapping[str, str] | None = None
+    plan: Plan,
+    job: Workload | None = None,
+    places: Mapping[str, str] | None = None,
+    most_unread: int | None = None,
 ) -> tuple[str, ...]:
     """Return the notes of a plan, for `plan`, `flags` and their `--json`.
 
@@ -46,8 +60,20 @@ def plan_notes(
         job: the job that was planned, where the plan's own may have other settings (a plan of stock
             Megatron); by default the plan's.
         places: file and line of each flag, where they are known.
+        most_unread: lines about parts of the script that are not read, the others counted.
     """
-    return tuple(_notes(plan, job or plan.workload, places))
+    return tuple(_notes(plan, job or plan.workload, places, most_unread))
+
+
+def unknown_words(plan: Plan) -> str:
+    """Say that what is not known of a script may change the model; empty where it cannot."""
+    if not any(part.may_change_model for part in unread_parts(plan)):
+        return ""
+    return (
+        "NOT ALL OF THE SCRIPT IS KNOWN, and what is not may change the model (the notes above): "
+        "say its variables by --model-env NAME=VALUE (NAME= for an empty one) and its arguments by "
+        '--model "run.sh ARGUMENT", or write the flags into a file, and plan again.'
+    )
 
 
 def changed_settings(plan: Plan, job: Workload) -> str:
@@ -110,7 +136,9 @@ _MEMORY_SAVERS = (
 )
 
 
-def _notes(plan: Plan, job: Workload | None, places: Mapping[str, str] | None) -> Iterator[str]:
+def _notes(
+    plan: Plan, job: Workload | None, places: Mapping[str, str] | None, most_unread: int | None
+) -> Iterator[str]:
     if plan.workload is None or job is None:
         return
     _, bracket, vocabulary = plan.workload.source.partition(" (vocabulary of ")
@@ -121,7 +149,7 @@ def _notes(plan: Plan, job: Workload | None, places: Mapping[str, str] | None) -
         yield f"the plan changes settings of the job: {changed}; `flags` follows the plan"
     yield from unmet_needs(plan, places)
     parts = unread_parts(plan)
-    yield from unread_lines(parts)
+    yield from unread_lines(parts, most_unread)
     if any(part.name.startswith("--") for part in parts):
         yield "give such flags after --, or write their values into the script, and plan again"
     decided = {(setting.name, setting.value) for setting in job_settings(plan)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -83,8 +84,8 @@ class FlagReader:
         value = self._value(flag)
         if value is None:
             return None
-        # Megatron reads it with int(): no decimal point, no exponent.
-        if not value.isascii() or not value.removeprefix("-").isdecimal() or len(value) > 20:
+        # Megatron reads it with int(): no decimal point, no exponent, but 22_000_000.
+        if not re.fullmatch(r"[-+]?[0-9]+(_[0-9]+)*", value) or len(value) > 20:
             self.fail([flag], f'{flag} is "{value}"; it must be a whole number')
         number = int(value)
         if not minimum <= number < MAX_SIZE:

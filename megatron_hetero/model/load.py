@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,32 +25,41 @@ from megatron_hetero.model.tokenizer import vocabulary_of_folder
 
 
 def load_workload(
-    path: Path | str | None, megatron_args: Sequence[str] = (), is_planned: bool = True
+    path: Path | str | None,
+    megatron_args: Sequence[str] = (),
+    is_planned: bool = True,
+    environment: Mapping[str, str | None] | None = None,
 ) -> Workload:
     """Read the model and the training job.
 
     Args:
         path: a bash script that starts Megatron, a file of Megatron flags, a Hugging Face
             `config.json` (any `.json`), or the folder of a model with one; None when
-            `megatron_args` say it all.
+            `megatron_args` say it all.  A script's arguments may follow its name, as in
+            `run.sh 8B 1`.
         megatron_args: flags that the user typed; each beats the file's.
         is_planned: what the cost model knows nothing of is refused.
+        environment: variables with which a script is started; None for one that is not set.
     Raises:
         FileFormatError: the file cannot be read or is malformed.
         ModelError: a flag that the model needs is missing, malformed or impossible.
         UnsupportedError: a flag or model that cannot be planned yet.
         UsageError: a typed flag is the plan's to decide (TP, PP, layout).
     """
-    return workload_from_arguments(load_arguments(path, megatron_args), is_planned)
+    return workload_from_arguments(load_arguments(path, megatron_args, environment), is_planned)
 
 
-def load_arguments(path: Path | str | None, megatron_args: Sequence[str] = ()) -> JobText:
+def load_arguments(
+    path: Path | str | None,
+    megatron_args: Sequence[str] = (),
+    environment: Mapping[str, str | None] | None = None,
+) -> JobText:
     """Read the arguments and their source, from which `load_workload` starts.
 
     Raises:
         FileFormatError, ModelError, UsageError: as there, but nothing that is missing.
     """
-    read = JobText(COMMAND_LINE, ()) if path is None else _read(Path(path))
+    read = JobText(COMMAND_LINE, ()) if path is None else _read(Path(path), environment or {})
     typed = group_arguments(command_line_words(megatron_args))
     return replace(read, arguments=merge_arguments(read.arguments, typed))
 
@@ -65,9 +75,10 @@ def workload_hash(workload: Workload) -> str:
     )
 
 
-def _read(path: Path) -> JobText:
+def _read(path: Path, environment: Mapping[str, str | None]) -> JobText:
     if path.is_dir():
         return _read_folder(path)
+    path, arguments = _with_arguments(path)
     if path.suffix == ".json":
         source, words = megatron_words_from_huggingface(read_json(path))
         return JobText(source, group_arguments(words), takes_flags=False)
@@ -77,8 +88,8 @@ def _read(path: Path) -> JobText:
             "Face config.json, not from YAML; a file of machines goes with --cluster, are the two "
             "swapped?"
         )
-    script = read_script(path, read_text(path))
-    unread = (*leading_holes(script.words), *script.unread_exports)
+    script = read_script(path, read_text(path), arguments, environment)
+    unread = (*leading_holes(script.words), *script.unread)
     return JobText(str(path), group_arguments(script.words), True, unread, script.exports)
 
 
@@ -90,7 +101,7 @@ def _read_folder(folder: Path) -> JobText:
             f"{folder}: a folder is read as a Hugging Face model, and this one has no config.json; "
             "name a script, a file of Megatron flags or a config.json"
         )
-    job = _read(config)
+    job = _read(config, {})
     vocabulary = vocabulary_of_folder(folder)
     if vocabulary is None:
         return job
@@ -103,3 +114,15 @@ def _read_folder(folder: Path) -> JobText:
         )
     note = f"its tokenizer has {vocabulary.size} tokens, the embedding {num_rows} rows"
     return replace(job, source=f"{job.source} ({note})")
+
+
+def _with_arguments(path: Path) -> tuple[Path, list[str]]:
+    """Split `run.sh 8B 1` into a script and its arguments, unless a file is called so."""
+    text = str(path)
+    if " " not in text or path.exists():
+        return path, []
+    try:
+        first, *rest = shlex.split(text)
+    except ValueError as error:
+        raise ModelError(f"{text}: {error}; quote the script's arguments as for a shell") from None
+    return (Path(first), rest) if Path(first).exists() else (path, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -217,6 +218,14 @@ class Unread:
     name: str
     where: str
     reason: str
+
+    @property
+    def may_change_model(self) -> bool:
+        """Return whether it may hold flags that change the model or its training.
+
+        A known flag without its value changes neither: the reader refuses one that does.
+        """
+        return not self.name.startswith("--") and not re.fullmatch("[A-Z][A-Z0-9_]*", self.name)
 
     def __str__(self) -> str:
         if self.name:

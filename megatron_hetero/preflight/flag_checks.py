@@ -68,16 +68,16 @@ def the_job_is_complete(job: Job) -> Iterator[Finding]:
 def the_script_is_read(job: Job) -> Iterator[Finding]:
     """Find parts of the job's script that only running it would tell; the job starts without."""
     for part in unread_parts(job.plan):
-        loses = part.name in LOSES_WORK
-        what = f"{part.name} is left out" if part.name else "a word that may hold flags is left out"
+        loses = part.name in LOSES_WORK or part.may_change_model
+        what = f"{part.name} is left out" if part.name else "what may hold flags is left out"
         what += ", and the job trains without it" if loses else ""
         yield Finding(
             "flag-left-out",
             "error" if loses else "warning",
             part.where,
             f"{what}: {part.reason}",
-            f"give {part.name or 'them'} behind `--` to `plan` or `launch`, or write the value into"
-            " the script and plan again",
+            f"give {part.name or 'them'} behind `--` to `plan` or `launch`, say a variable of the "
+            "script by `plan --model-env NAME=VALUE`, or write the value into the script",
         )
 
 

@@ -1,8 +1,17 @@
-"""Launch scripts in bash, read as text and never run.
+"""Launch scripts in bash, followed as text and never run.
 
-words       commands, words and the parts of words
-lexer       bash text to commands
-values      expanded words, known or in part unknown
-arithmetic  `$((...))` over known whole numbers
-conditions  branches of `if` that the text decides
+tree          bash text to the tree of its grammar, by tree-sitter
+values        expanded words, known or in part unknown
+state         variables, arguments and what the script starts; ways that are merged
+expansion     words of the tree to words of a command line
+parameters    `${X...}` and its operators
+patterns      `*`, `?` and `[a-z]` as regular expressions
+arithmetic    `$((...))` over known whole numbers
+conditions    `[[ ]]` and `[ ]` that the text decides
+statements    `if`, `case`, loops, lists and pipelines
+commands      assignments, declarations and what is started
+builtins      `echo`, `read`, `shift`, `set`, ...
+code          functions, `eval`, `bash -c` and sourced files
+substitution  `$(...)` whose output the text says
+names         variables that a piece of a script may set
 """

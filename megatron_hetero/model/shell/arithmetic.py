@@ -1,6 +1,6 @@
-"""Bash's arithmetic, `$((A * 2 + B))`, over whole numbers that the text knows.
+"""Bash's arithmetic, `$((A > 1 ? B * 2 : C))`, over whole numbers that the text knows.
 
-Nothing is run: names, numbers, brackets and the operators `+ - * / % **` are all that is read.
+Nothing is run: names, numbers, brackets and C's operators are all that is read.
 """
 
 from __future__ import annotations
@@ -11,12 +11,41 @@ from collections.abc import Callable
 from megatron_hetero.model.shell.values import Word, unknown
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d\w*)|\$?(?P<name>[A-Za-z_]\w*)|\$\{(?P<braced>[A-Za-z_]\w*)\}"
-    r"|\$(?P<position>\d)|(?P<operator>\*\*|[-+*/%()]))"
+    r"\s*(?:(?P<number>\d[\w#]*)|(?P<name>[A-Za-z_]\w*)|(?P<operator><<=|>>=|\*\*|\+\+|--|<<|>>|"
+    r"<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%()<>!~&|^?:=,]))"
 )
 _MAX_TOKENS = 200
+_MAX_DEPTH = 40
 _LARGEST = 1 << 63
 """Bash counts in 64 bits and wraps around; no flag has such a value."""
+_LEVELS = (
+    ("||",),
+    ("&&",),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("==", "!="),
+    ("<", "<=", ">", ">="),
+    ("<<", ">>"),
+    ("+", "-"),
+    ("*", "/", "%"),
+)
+"""Operators of two sides, the loosest first."""
+_ASSIGNMENTS = ("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "^=", "|=")
+_ON_BITS: dict[str, Callable[[int, int], int]] = {
+    "|": lambda a, b: a | b,
+    "^": lambda a, b: a ^ b,
+    "&": lambda a, b: a & b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+}
 
 
 class _NotKnownError(Exception):
@@ -27,15 +56,21 @@ class _NotKnownError(Exception):
         self.word = word
 
 
-def evaluated(text: str, where: str, value_of: Callable[[str], Word]) -> Word:
-    """Evaluate what stands between `$((` and `))`.
+def evaluated(
+    text: str,
+    where: str,
+    value_of: Callable[[str], Word],
+    assign: Callable[[str, str], None] | None = None,
+) -> Word:
+    """Evaluate what stands between `$((` and `))`, its own `$` forms already replaced.
 
     Args:
         where: file and line, for the word returned.
         value_of: the value of a variable, which is unknown where the script does not set it.
+        assign: takes the name and value of an assignment; without it, none is read.
     """
     try:
-        reader = _Reader(_tokens(text, where), text, where, value_of)
+        reader = _Reader(_tokens(text, where), text, where, value_of, assign)
         return Word(str(reader.whole()), where)
     except _NotKnownError as error:
         return error.word
@@ -53,13 +88,17 @@ def _tokens(text: str, where: str) -> list[tuple[str, str]]:
         if match is None or len(found) == _MAX_TOKENS:
             raise _NotKnownError(unknown(where, _shown(text), "is not run"))
         kind = match.lastgroup or ""
-        found.append(("name" if kind in ("braced", "position") else kind, match[kind]))
+        found.append((kind, match[kind]))
         position = match.end()
     return found
 
 
 class _Reader:
-    """A reader of one expression by descent: sums of products of powers of units."""
+    """A reader of one expression by descent: assignments of choices of terms.
+
+    `_is_active` is false in the part of `a ? b : c`, `a && b`, `a || b` that does not count, in
+    which nothing is assigned or refused.
+    """
 
     def __init__(
         self,
@@ -67,16 +106,22 @@ class _Reader:
         text: str,
         where: str,
         value_of: Callable[[str], Word],
+        assign: Callable[[str, str], None] | None,
     ) -> None:
         self._tokens = tokens
         self._text = text
         self._where = where
         self._value_of = value_of
+        self._assign = assign
+        self._is_active = True
+        self._depth = 0
 
     def whole(self) -> int:
         if not self._tokens:
             return 0
-        value = self._sum()
+        value = self._choice()
+        while self._take(","):
+            value = self._choice()
         if self._tokens:
             raise self._not_run()
         return value
@@ -84,37 +129,91 @@ class _Reader:
     def _not_run(self, fault: str = "is not run") -> _NotKnownError:
         return _NotKnownError(unknown(self._where, _shown(self._text), fault))
 
+    def _next_is(self, *operators: str) -> bool:
+        return bool(self._tokens) and self._tokens[0] in {("operator", o) for o in operators}
+
     def _take(self, *operators: str) -> str:
         """Take the next token if it is one of `operators`; return it or nothing."""
-        if self._tokens and self._tokens[0][0] == "operator" and self._tokens[0][1] in operators:
-            return self._tokens.pop(0)[1]
-        return ""
+        return self._tokens.pop(0)[1] if self._next_is(*operators) else ""
 
     def _checked(self, value: int) -> int:
-        if not -_LARGEST <= value < _LARGEST:
+        if self._is_active and not -_LARGEST <= value < _LARGEST:
             raise self._not_run("is beyond 64 bits")
+        return value if -_LARGEST <= value < _LARGEST else 0
+
+    def _skipping(self, read: Callable[[], int], counts: bool) -> int:
+        """Read a part, which may not count."""
+        outer, self._is_active = self._is_active, self._is_active and counts
+        try:
+            return read()
+        finally:
+            self._is_active = outer
+
+    def _choice(self) -> int:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise self._not_run()
+        try:
+            return self._assigned_or_chosen()
+        finally:
+            self._depth -= 1
+
+    def _assigned_or_chosen(self) -> int:
+        if (
+            len(self._tokens) > 1
+            and self._tokens[0][0] == "name"
+            and self._tokens[1] in {("operator", o) for o in _ASSIGNMENTS}
+        ):
+            name, operator = self._tokens.pop(0)[1], self._tokens.pop(0)[1]
+            value = self._choice()
+            if operator != "=":
+                value = self._combined(operator[:-1], self._variable(name), value)
+            return self._set(name, value)
+        condition = self._level(0)
+        if not self._take("?"):
+            return condition
+        yes = self._skipping(self._choice, condition != 0)
+        if not self._take(":"):
+            raise self._not_run()
+        no = self._skipping(self._choice, condition == 0)
+        return yes if condition else no
+
+    def _set(self, name: str, value: int) -> int:
+        if self._is_active:
+            if self._assign is None:
+                raise self._not_run()
+            self._assign(name, str(value))
         return value
 
-    def _sum(self) -> int:
-        value = self._product()
-        while operator := self._take("+", "-"):
-            other = self._product()
-            value = self._checked(value + other if operator == "+" else value - other)
+    def _level(self, level: int) -> int:
+        if level == len(_LEVELS):
+            return self._power()
+        value = self._level(level + 1)
+        while operator := self._take(*_LEVELS[level]):
+            counts = operator not in ("&&", "||") or (value != 0) == (operator == "&&")
+            other = self._skipping(lambda: self._level(level + 1), counts)
+            if operator in ("&&", "||"):
+                value = int(bool(other)) if counts else int(operator == "||")
+            else:
+                value = self._combined(operator, value, other)
         return value
 
-    def _product(self) -> int:
-        value = self._power()
-        while operator := self._take("*", "/", "%"):
-            other = self._power()
-            if operator == "*":
-                value = self._checked(value * other)
-                continue
-            if other == 0:
+    def _combined(self, operator: str, value: int, other: int) -> int:
+        if operator in _ON_BITS:
+            return self._checked(int(_ON_BITS[operator](value, other)))
+        if operator in ("<<", ">>"):
+            if not 0 <= other < 64:
+                if self._is_active:
+                    raise self._not_run("is beyond 64 bits")
+                return 0
+            return self._checked(value << other if operator == "<<" else value >> other)
+        if other == 0:
+            if self._is_active:
                 raise self._not_run("is a division by zero")
-            # As in C, quotients are cut towards zero and a remainder has the dividend's sign.
-            quotient = abs(value) // abs(other) * (1 if (value < 0) == (other < 0) else -1)
-            value = quotient if operator == "/" else value - quotient * other
-        return value
+            return 0
+        # As in C, quotients are cut towards zero and a remainder has the dividend's sign.
+        quotient = abs(value) // abs(other) * (1 if (value < 0) == (other < 0) else -1)
+        return self._checked(quotient if operator == "/" else value - quotient * other)
 
     def _power(self) -> int:
         base = self._unit()
@@ -122,32 +221,50 @@ class _Reader:
             return base
         exponent = self._power()
         if not 0 <= exponent < 64:
-            raise self._not_run("is beyond 64 bits")
+            if self._is_active:
+                raise self._not_run("is beyond 64 bits")
+            return 0
         return self._checked(base**exponent)
 
     def _unit(self) -> int:
-        if sign := self._take("-", "+"):
+        if step := self._take("++", "--"):
+            kind, name = self._tokens.pop(0) if self._tokens else ("", "")
+            if kind != "name":
+                raise self._not_run()
+            return self._set(name, self._variable(name) + (1 if step == "++" else -1))
+        if sign := self._take("-", "+", "!", "~"):
+            self._depth += 1
+            if self._depth > _MAX_DEPTH:
+                raise self._not_run()
             value = self._unit()
-            return -value if sign == "-" else value
+            self._depth -= 1
+            return {"-": -value, "+": value, "!": int(not value), "~": ~value}[sign]
         if self._take("("):
-            value = self._sum()
+            value = self._choice()
             if not self._take(")"):
                 raise self._not_run()
             return value
         if not self._tokens or self._tokens[0][0] == "operator":
             raise self._not_run()
         kind, text = self._tokens.pop(0)
-        return self._number(text) if kind == "number" else self._variable(text)
+        if kind == "number":
+            return self._number(text)
+        value = self._variable(text)
+        if step := self._take("++", "--"):
+            self._set(text, value + (1 if step == "++" else -1))
+        return value
 
     def _variable(self, name: str) -> int:
+        if not self._is_active:
+            return 0
         word = self._value_of(name)
-        if word.text is None or word.reason:
+        if not word.is_known:
             raise _NotKnownError(word)
-        text = word.text.strip()
+        text = (word.text or "").strip()
+        if not text:
+            return 0
         if not re.fullmatch(r"-?\d+", text):
-            raise self._not_run(
-                f'has {name}, which is "{text}"' if text else f"has an empty {name}"
-            )
+            raise self._not_run(f'has {name}, which is "{text}"')
         return -self._number(text[1:]) if text.startswith("-") else self._number(text)
 
     def _number(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""Branches of an `if` that a script takes, where its text alone decides it.
+"""Conditions of a script, `[[ ... ]]`, `[ ... ]` and `test`, where its text decides them.
 
 Conditions have three values: true, false, and None where only a running shell could know.
 """
@@ -8,6 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from megatron_hetero.model.shell.expansion import Piece, fields, joined, pattern, pieces
+from megatron_hetero.model.shell.parameters import calculated
+from megatron_hetero.model.shell.patterns import matches
+from megatron_hetero.model.shell.state import Shell
+from megatron_hetero.model.shell.tree import source
+from megatron_hetero.model.shell.values import Word
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b,
@@ -17,98 +28,212 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "-gt": lambda a, b: a > b,
     "-ge": lambda a, b: a >= b,
 }
-_CLOSING = {"[": "]", "[[": "]]"}
+_TEXTS = ("=", "==", "!=", "<", ">")
+_FILES = ("-nt", "-ot", "-ef")
+_UNARY = re.compile("-[a-zA-Z]")
+_REGEX = re.compile(r"(?:[\w^$.*+?|() ,:/-]|\[[\w^.-]+\]|\\.)*")
+"""Regular expressions that mean the same here."""
+_FORMS = (
+    "binary_expression",
+    "unary_expression",
+    "parenthesized_expression",
+    "postfix_expression",
+    "ternary_expression",
+)
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A word of a test; no `text` where it is not known.  `is_quoted`: nothing in it is a
-    pattern."""
+    """A word of `[[ ]]`, in pieces, or an operator."""
 
-    text: str | None
-    is_quoted: bool = False
+    text: str
+    pieces: tuple[Piece, ...] = ()
+    is_operator: bool = False
 
 
-@dataclass
-class ShellBody:
-    """A body that is open: `runs` says whether the shell runs it.
+def tested(shell: Shell, node: Node) -> bool | None:
+    """Evaluate `[[ ... ]]` or `[ ... ]`."""
+    if node.has_error:
+        return None
+    kind = node.children[0].type
+    if kind == "((":
+        value = calculated(shell, source(node)[2:-2])
+        return None if not value.is_known else value.text != "0"
+    leaves = _leaves(node.children[1:-1])
+    if kind == "[":
+        words: list[Word] = []
+        for group in leaves:
+            if len(group) == 1 and group[0].is_named:
+                words += fields(shell, group[0])
+            else:
+                found = [piece for leaf in group for piece in pieces(shell, leaf)]
+                words.append(joined(found, shell.where))
+        return tested_words(words)
+    reader = _Reader(shell, [_operand(shell, group) for group in leaves])
+    return reader.whole()
 
-    `is_condition` holds between `if`, `elif`, `while` or `until` and the body, and `condition` is
-    the value so far; `is_taken` says whether an earlier branch of an `if` ran.
+
+def _leaves(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Return the words of a condition, each as the nodes that touch one another.
+
+    The grammar's own reading of `-a` and `=` is not bash's.
     """
-
-    keyword: str
-    line: int
-    runs: bool | None = None
-    is_condition: bool = False
-    condition: bool | None = None
-    is_taken: bool | None = False
-
-    def __post_init__(self) -> None:
-        self.is_condition = self.keyword in ("if", "while", "until")
-
-    def follow(self, keyword: str) -> None:
-        """Go on to the part that `then`, `elif`, `else` or `do` begins."""
-        if self.keyword == "if":
-            self._branch(keyword)
-        elif self.is_condition:
-            self.is_condition = False
-            ends = self.condition is (self.keyword == "until")
-            self.runs = False if ends else None  # how often is not known
-
-    def _branch(self, keyword: str) -> None:
-        if keyword == "then":
-            self.is_condition = False
-            self.runs = both(negated(self.is_taken), self.condition)
-            return
-        self.is_taken = either(self.is_taken, self.condition)
-        self.is_condition = keyword == "elif"
-        self.runs = None if self.is_condition else negated(self.is_taken)
-
-    def add_test(self, operator: str, value: bool | None) -> None:
-        """Add one more command of the condition, joined by the operator before it."""
-        if operator == "&&":
-            self.condition = both(self.condition, value)
-        elif operator == "||":
-            self.condition = either(self.condition, value)
+    flat: list[Node] = []
+    waiting = list(reversed(nodes))
+    while waiting:
+        node = waiting.pop()
+        if node.type in _FORMS:
+            waiting.extend(reversed(node.children))
+        elif node.end_byte > node.start_byte:
+            flat.append(node)
+    groups: list[list[Node]] = []
+    for leaf in flat:
+        touches = groups and groups[-1][-1].end_byte == leaf.start_byte
+        if touches and leaf.type not in "()" and groups[-1][-1].type not in "()":
+            groups[-1].append(leaf)
         else:
-            self.condition = value if operator in ("", ";", "\n") else None
+            groups.append([leaf])
+    return groups
 
 
-def tested(words: Sequence[Operand]) -> bool | None:
-    """Evaluate a command that stands as a condition: `[[ ... ]]`, `[ ... ]`, `test`, `true`."""
-    if not words:
+def _operand(shell: Shell, group: list[Node]) -> Operand:
+    text = "".join(map(source, group))
+    if len(group) == 1 and (not group[0].is_named or group[0].type == "test_operator"):
+        return Operand(text, (Piece(Word(text, shell.where), is_text=True),), True)
+    found = tuple(piece for leaf in group for piece in pieces(shell, leaf))
+    return Operand(text, found)
+
+
+class _Reader:
+    """A reader of `[[ ]]` by descent: choices of conjunctions of tests."""
+
+    def __init__(self, shell: Shell, operands: list[Operand]) -> None:
+        self._shell = shell
+        self._operands = operands
+        self._is_read = True
+
+    def whole(self) -> bool | None:
+        value = self._choice()
+        return value if self._is_read and not self._operands else None
+
+    def _next_is(self, text: str) -> bool:
+        first = self._operands[0] if self._operands else None
+        return first is not None and first.is_operator and first.text == text
+
+    def _choice(self) -> bool | None:
+        value = self._conjunction()
+        while self._next_is("||"):
+            self._operands.pop(0)
+            value = either(value, self._conjunction())
+        return value
+
+    def _conjunction(self) -> bool | None:
+        value = self._unit()
+        while self._next_is("&&"):
+            self._operands.pop(0)
+            value = both(value, self._unit())
+        return value
+
+    def _unit(self) -> bool | None:
+        if self._next_is("!"):
+            self._operands.pop(0)
+            return negated(self._unit())
+        if self._next_is("("):
+            self._operands.pop(0)
+            value = self._choice()
+            if not self._next_is(")"):
+                self._is_read = False
+                return None
+            self._operands.pop(0)
+            return value
+        own: list[Operand] = []
+        while self._operands and not any(map(self._next_is, ("&&", "||", ")"))):
+            own.append(self._operands.pop(0))
+        return self._test(own)
+
+    def _test(self, own: list[Operand]) -> bool | None:
+        words = [joined(operand.pieces, self._shell.where) for operand in own]
+        match own:
+            case [one] if not one.is_operator:
+                return None if not words[0].is_known else words[0].text != ""
+            case [operator, _] if operator.is_operator and _UNARY.fullmatch(operator.text):
+                return _of_one(operator.text, words[1])
+            case [_, operator, right]:
+                return self._of_two(words[0], operator.text, right, words[2])
+        self._is_read = False
         return None
-    name, rest = words[0].text, list(words[1:])
-    if name in ("true", ":", "false"):
-        return name != "false"
-    if name in _CLOSING:
-        if not rest or rest.pop().text != _CLOSING[name]:
-            return None
-    elif name != "test":
+
+    def _of_two(self, left: Word, operator: str, right: Operand, word: Word) -> bool | None:
+        if operator in _COMPARISONS:
+            numbers = [calculated(self._shell, w.text or "") for w in (left, word) if w.is_known]
+            if len(numbers) < 2 or not all(number.is_known for number in numbers):
+                return None
+            return _COMPARISONS[operator](*(int(number.text or "0") for number in numbers))
+        if operator in ("=", "==", "!="):
+            expression = pattern(self._shell, right.pieces)
+            if isinstance(expression, Word) or not left.is_known:
+                return None
+            found = matches(expression, left.text or "")
+            return negated(found) if operator == "!=" else found
+        if operator == "=~" and left.is_known and word.is_known:
+            self._shell.remove("BASH_REMATCH")
+            is_plain = all(not piece.is_quoted for piece in right.pieces)
+            if not is_plain or not _REGEX.fullmatch(word.text or ""):
+                return None
+            try:
+                regex = re.compile((word.text or "").replace("$", r"\Z"))
+            except re.error:
+                return None
+            return regex.search((left.text or "")[:4096]) is not None
         return None
-    if rest and rest[0].text == "!" and not rest[0].is_quoted:
-        return negated(_expression(rest[1:]))
-    return _expression(rest)
 
 
-def _expression(words: Sequence[Operand]) -> bool | None:
-    texts = [word.text for word in words if word.text is not None]
-    if len(texts) < len(words):
+def tested_words(words: Sequence[Word]) -> bool | None:
+    """Evaluate the words of `[ ]` and `test` by their number, as POSIX has it."""
+    if any(word.may_split for word in words):
         return None
+    texts = [word.text if word.is_known else None for word in words]
     match texts:
-        case [text]:
-            return text != ""
-        case ["-z" | "-n" as operator, text]:
-            return (text == "") == (operator == "-z")
-        case [left, "=" | "==" | "!=" as operator, right]:
-            if not words[2].is_quoted and re.search(r"[*?\[(]", right):
-                return None
-            return (left == right) == (operator != "!=")
-        case [left, operator, right] if operator in _COMPARISONS:
-            if not all(re.fullmatch(r"-?[0-9]{1,18}", number) for number in (left, right)):
-                return None
-            return _COMPARISONS[operator](int(left), int(right))
+        case []:
+            return False
+        case [one]:
+            return None if one is None else one != ""
+        case ["!", *_] if len(texts) <= 4:
+            return negated(tested_words(words[1:]))
+        case [str(operator), _] if _UNARY.fullmatch(operator):
+            return _of_one(operator, words[1])
+        case [_, "-a", _]:
+            return both(tested_words(words[:1]), tested_words(words[2:]))
+        case [_, "-o", _]:
+            return either(tested_words(words[:1]), tested_words(words[2:]))
+        case [left, str(operator), right]:
+            return _of_texts(left, operator, right)
+    for operator, join in (("-o", either), ("-a", both)):
+        if operator in texts and len(texts) > 4 and "(" not in texts and None not in texts:
+            at = texts.index(operator)
+            return join(tested_words(words[:at]), tested_words(words[at + 1 :]))
+    return None
+
+
+def _of_one(operator: str, word: Word) -> bool | None:
+    if operator not in ("-z", "-n"):
+        return None
+    if not word.is_known:
+        # A value that is known in part is not empty.
+        has_text = any(part.text and part.is_known for part in word.parts)
+        return operator == "-n" if has_text else None
+    return (word.text == "") == (operator == "-z")
+
+
+def _of_texts(left: str | None, operator: str, right: str | None) -> bool | None:
+    if left is None or right is None:
+        return None
+    if operator in _TEXTS[:3]:
+        return (left == right) == (operator != "!=")
+    if operator in _COMPARISONS:
+        if not all(re.fullmatch(r"-?[0-9]{1,18}", number) for number in (left, right)):
+            return None
+        return _COMPARISONS[operator](int(left), int(right))
     return None
 
 

@@ -6,6 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+BLANKS = " \t\n"
+"""Characters at which bash splits by default."""
+
 
 @dataclass(frozen=True)
 class Word:
@@ -14,7 +17,8 @@ class Word:
     A `reason` says why the shell would have to be run to know the word; `text` is then what it may
     be, or None.  `is_conditional`: the script sets it, but only under a condition.  `parts` are
     those of a word that is known in part.  `subject` is the source text that the reason begins
-    with, until an assignment has given it the name of a variable.
+    with, until an assignment has given it the name of a variable.  `may_split`: the shell may make
+    none or several words of it.
     """
 
     text: str | None
@@ -23,6 +27,7 @@ class Word:
     is_conditional: bool = False
     parts: tuple[Word, ...] = ()
     subject: str = ""
+    may_split: bool = False
 
     @property
     def is_flag(self) -> bool:
@@ -44,6 +49,8 @@ def unknown(where: str, subject: str, fault: str) -> Word:
 def concatenate(words: Sequence[Word]) -> Word:
     """Join words to one; what is known of it stays in `parts`."""
     parts = tuple(part for word in words for part in (word.parts or (word,)))
+    if len(parts) == 1:
+        return parts[0]
     hidden = next((part for part in parts if not part.is_known), None)
     if hidden is None:
         text = "".join(part.text or "" for part in parts)
@@ -75,21 +82,78 @@ def assigned(word: Word, name: str, line: int) -> Word:
     return replace(word, reason=reason, subject="")
 
 
-def split(word: Word) -> tuple[Word, ...]:
-    """Split the value of an unquoted expansion at blanks, as the shell does.
+def split(word: Word, separators: str = BLANKS) -> tuple[Word, ...]:
+    """Split the value of an unquoted expansion as the shell does, at blanks by default.
 
     What only a shell knows is taken for part of one word.
     """
-    if word.text is not None:
-        return tuple(replace(word, text=text) for text in word.text.split())
     fields: list[list[Word]] = [[]]
     for part in word.parts or (word,):
-        if part.text is None or part.reason:
+        if part.text is None:
             fields[-1].append(part)
             continue
-        for i, text in enumerate(re.split(r"\s+", part.text)):
+        for i, text in enumerate(_cut(part.text, separators)):
             if i:
                 fields.append([])
             if text:
                 fields[-1].append(replace(part, text=text))
     return tuple(replace(concatenate(field), where=word.where) for field in fields if field)
+
+
+def _cut(text: str, separators: str) -> list[str]:
+    """Cut at runs of separators."""
+    return re.split(f"[{re.escape(separators)}]+", text) if separators else [text]
+
+
+def shown_path(word: Word) -> str | None:
+    """Return the path that a word is where the script is started as it lies; None if unknown."""
+    texts = [part.text for part in word.parts or (word,)]
+    return None if None in texts else "".join(text or "" for text in texts)
+
+
+def same(one: Word, other: Word) -> bool:
+    """Return whether two words are one value, wherever they were written."""
+    if len(one.parts) != len(other.parts) or (one.text, one.reason) != (other.text, other.reason):
+        return False
+    return all(map(same, one.parts, other.parts))
+
+
+def merged(branches: Sequence[tuple[Word, ...]], reason: str, where: str) -> tuple[Word, ...]:
+    """Merge what the branches that a script may take make of a list of words.
+
+    The words at both ends that all branches share are known.  Those between keep their text, with
+    `reason`, where they hold flags, so that a refusal can name these; else they are one unknown.
+    """
+    first, rest = branches[0], branches[1:]
+    shortest = min(map(len, branches))
+    head = 0
+    while head < shortest and all(same(first[head], other[head]) for other in rest):
+        head += 1
+    tail = 0
+    while tail < shortest - head and all(
+        same(first[-1 - tail], other[-1 - tail]) for other in rest
+    ):
+        tail += 1
+    middles = [branch[head : len(branch) - tail] for branch in branches]
+    if not any(middles):
+        return first
+    middle: tuple[Word, ...] = (Word(None, where, reason, is_conditional=True, may_split=True),)
+    if any(word.is_flag for words in middles for word in words):
+        middle = tuple(
+            word
+            if word.text == " "
+            else replace(word, reason=reason, is_conditional=True, may_split=True)
+            for words in middles
+            for word in words
+        )
+    return (*first[:head], *middle, *first[len(first) - tail :])
+
+
+def atoms(word: Word) -> tuple[Word, ...]:
+    """Cut a value into its words, the unknown parts and the blanks between them."""
+    return tuple(
+        replace(part, text=text)
+        for part in word.parts or (word,)
+        for text in ([None] if part.text is None else re.split(r"(\s+)", part.text))
+        if text != ""
+    )

@@ -8,10 +8,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from megatron_hetero.flags.growing_batches import undivided_batches
-from megatron_hetero.flags.notes import plan_notes, refused_words
+from megatron_hetero.flags.notes import plan_notes, refused_words, unknown_words
 from megatron_hetero.flags.other_objective import other_objective
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
+
+MOST_UNREAD = 5
+"""Lines about parts of a script that are not read; `doctor` has all of them."""
 
 
 def note_lines(
@@ -23,7 +26,7 @@ def note_lines(
         job: the job that was planned, by default the plan's.
         places: file and line of each flag, where they are known.
     """
-    notes = plan_notes(plan, job, places)
+    notes = plan_notes(plan, job, places, MOST_UNREAD)
     for note in notes:
         yield Text.assemble(("note  ", "cyan"), note)
     if notes:
@@ -42,6 +45,9 @@ def refusal_lines(plan: Plan, has_stock: bool = True) -> Iterator[RenderableType
     batches, words = undivided_batches(plan), refused_words(plan, has_stock)
     if words:
         yield Text(words, style="bold red")
+    unknown = unknown_words(plan)
+    if unknown:
+        yield Text(unknown, style="bold red")
     if batches:
         yield Text(
             f"REFUSED at start-up on this plan: batches of {', '.join(map(str, batches))} in "

@@ -1,0 +1,107 @@
+"""The command of a script that starts training, among all that it starts."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.model.flag_table import flag_table
+from megatron_hetero.model.shell.state import Started
+from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.spec import Unread
+
+_ENDS = frozenset({"&&", "||", ";", "|", "|&", "&", ">", ">>", "2>&1", "&>"})
+_OF_MODELS = frozenset({"--num-layers", "--hidden-size", "--num-attention-heads"})
+_LAUNCHERS = re.compile(r"torchrun|python[\d.]*|deepspeed|accelerate|srun|mpirun|mpiexec")
+_FEWEST_FLAGS = 3
+_TRAINING = re.compile(r"pretrain|train_gpt")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Words behind the training script of a command, and how surely it is one: 0 is the surest."""
+
+    words: tuple[Word, ...]
+    rank: int
+    command: Started
+
+
+def training_command(started: Sequence[Started]) -> tuple[Launch | None, tuple[Unread, ...]]:
+    """Return the last command that starts training, and a note where another one may be meant.
+
+    It names a `pretrain*.py` or `-m ...pretrain...`; else it has flags of a model; else it is any
+    Python script with flags.
+    """
+    launches = [found for command in started if (found := _launch(command)) is not None]
+    if not launches:
+        return None, ()
+    best = min(launch.rank for launch in launches)
+    candidates = [launch for launch in launches if launch.rank == best]
+    certain = [launch for launch in candidates if not launch.command.reason]
+    chosen = (certain or candidates)[-1]
+    notes = tuple(
+        Unread(
+            "",
+            launch.command.where,
+            f"another command that starts training has other flags; {chosen.command.where} is read",
+        )
+        for launch in candidates
+        if _texts(launch) != _texts(chosen)
+    )
+    return chosen, tuple(dict.fromkeys(notes))
+
+
+def _texts(launch: Launch) -> list[str | None]:
+    return [word.text for word in launch.words]
+
+
+def _launch(command: Started) -> Launch | None:
+    words = list(command.words)
+    for i, word in enumerate(words):
+        if word.text in _ENDS and word.is_known and i:
+            words = words[:i]
+            break
+    for i in range(len(words)):
+        name = _program(words, i)
+        if name is None:
+            continue
+        rest = tuple(words[i + 1 :])
+        if not any(w.is_flag for w in rest):
+            continue
+        if _TRAINING.match(name):
+            return Launch(rest, 0, command)
+        return Launch(rest, 1 if _has_model(rest) else 3, command)
+    return _by_flags(command, words)
+
+
+def _program(words: Sequence[Word], i: int) -> str | None:
+    """Return the name of the Python program that a word is; None where it is none."""
+    word = words[i]
+    seen = word.text or (word.parts[-1].text if word.parts else None)
+    if seen is None:
+        return None
+    if seen.endswith(".py"):
+        return os.path.basename(seen)
+    if i and words[i - 1].text == "-m" and not seen.startswith("torch.distributed"):
+        return seen.rpartition(".")[2]
+    return None
+
+
+def _has_model(words: Sequence[Word]) -> bool:
+    return any((w.text or "").partition("=")[0] in _OF_MODELS for w in words)
+
+
+def _by_flags(command: Started, words: Sequence[Word]) -> Launch | None:
+    """Read a command whose program is not known by the flags of Megatron that it has."""
+    names = [(word.text or "").partition("=")[0] if word.is_flag else "" for word in words]
+    known = [i for i, name in enumerate(names) if name in flag_table().by_name]
+    is_launcher = any(_LAUNCHERS.fullmatch(os.path.basename(w.text or "")) for w in words)
+    is_hidden = words[0].text is None and len(known) >= _FEWEST_FLAGS
+    if not known or not (is_hidden or (is_launcher and _has_model(words))):
+        return None
+    start = known[0]
+    while start > 1 and words[start - 1].text is None:
+        start -= 1
+    return Launch(tuple(words[start:]), 2, command)

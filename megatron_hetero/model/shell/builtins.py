@@ -1,0 +1,260 @@
+"""Commands of bash itself that change or print what a script knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from megatron_hetero.model.shell.code import evaluated_code, source_file, unknown_array
+from megatron_hetero.model.shell.conditions import tested_words
+from megatron_hetero.model.shell.parameters import calculated
+from megatron_hetero.model.shell.state import Shell
+from megatron_hetero.model.shell.values import BLANKS, Word, concatenate, shown_path, split, unknown
+
+Status = bool | None
+Words = tuple[Word, ...]
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_DIRECTIVE = re.compile(r"%(?P<width>-?\d*)(?P<kind>[sdi%])|\\(?P<escape>.)")
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", '"': '"', "'": "'"}
+
+
+def print_words(shell: Shell, words: list[Word]) -> None:
+    """Add to what the commands print, where somebody reads it."""
+    if shell.is_captured and shell.output is not None:
+        shell.output = [*shell.output, *words]
+
+
+def _echo(shell: Shell, words: Words) -> Status:
+    ends, reads_escapes = True, False
+    while words and re.fullmatch(r"-[neE]+", words[0].text or "") and words[0].is_known:
+        options = words[0].text or ""
+        ends, reads_escapes = ends and "n" not in options, reads_escapes or "e" in options
+        words = words[1:]
+    spaced = [part for word in words for part in (Word(" ", shell.where), word)][1:]
+    if reads_escapes and any("\\" in (w.text or "\\") for w in words):
+        spaced = [unknown(shell.where, "echo -e", "prints escapes that are not read")]
+    print_words(shell, [*spaced, *([Word("\n", shell.where)] if ends else [])])
+    return True
+
+
+def _printf(shell: Shell, words: Words) -> Status:
+    name = ""
+    if len(words) > 1 and words[0].text == "-v":
+        name, words = words[1].text or "", words[2:]
+    elif words and words[0].text == "--":
+        words = words[1:]
+    made = _formatted(shell, words)
+    if not name:
+        print_words(shell, made)
+    elif _NAME.fullmatch(name):
+        shell.assign(name, [replace(concatenate(made), where=shell.where)])
+    else:
+        shell.note("", "printf -v sets a variable whose name is not read")
+    return True
+
+
+def _formatted(shell: Shell, words: Words) -> list[Word]:
+    """Return what `printf FORMAT WORDS` prints; the format is used again while words are left."""
+    not_read = unknown(shell.where, "printf", "has a format that is not read")
+    if not words or not words[0].is_known or any(word.may_split for word in words):
+        return [not_read]
+    form, rest = words[0].text or "", list(words[1:])
+    if re.sub(_DIRECTIVE, "", form).count("%"):
+        return [not_read]
+    made: list[Word] = []
+    while True:
+        before, position = len(rest), 0
+        for match in _DIRECTIVE.finditer(form):
+            made.append(Word(form[position : match.start()], shell.where))
+            position = match.end()
+            word = _directive(shell, match, rest)
+            if word is None:
+                return [not_read]
+            made.append(word)
+        made.append(Word(form[position:], shell.where))
+        if not rest or len(rest) == before:
+            return made
+
+
+def _directive(shell: Shell, match: re.Match[str], rest: list[Word]) -> Word | None:
+    if match["escape"] is not None:
+        text = _ESCAPES.get(match["escape"])
+        return None if text is None else Word(text, shell.where)
+    if match["kind"] == "%":
+        return Word("%", shell.where)
+    word = rest.pop(0) if rest else Word("" if match["kind"] == "s" else "0", shell.where)
+    if not word.is_known:
+        return word
+    text = word.text or ""
+    if match["kind"] != "s" and not re.fullmatch(r"-?(0|[1-9]\d{0,17})", text):
+        return None
+    width = match["width"]
+    if width.startswith("0") or len(width) > 4:
+        return None
+    size = abs(int(width)) if width not in ("", "-") else 0
+    padded = text.ljust(size) if width.startswith("-") else text.rjust(size)
+    return Word(padded, word.where)
+
+
+def _cd(shell: Shell, words: Words) -> Status:
+    given = [word for word in words if not (word.text or "").startswith("-")]
+    if len(given) != 1:
+        shell.folder = unknown(shell.where, "cd", "goes to another folder")
+    else:
+        before = None if shell.folder is None else shown_path(shell.folder)
+        path = shown_path(given[0])
+        if path is not None and not path.startswith("/") and before is not None:
+            shell.folder = replace(given[0], text=f"{before}/{path}", parts=())
+        elif path is None or (not path.startswith("/") and shell.folder is not None):
+            shell.folder = unknown(shell.where, "cd", "goes to a folder that is not known")
+        else:
+            shell.folder = given[0]
+    return True if shell.is_captured else None
+
+
+def _pwd(shell: Shell, words: Words) -> Status:
+    from megatron_hetero.model.shell.substitution import FILTERS
+
+    made = FILTERS["pwd"](shell, words)
+    if shell.is_captured:
+        shell.output = None if made is None or shell.output is None else [*shell.output, made]
+    return True
+
+
+def _read(shell: Shell, words: Words) -> Status:
+    given = shell.given
+    reason = "is read from the input of the script"
+    options = "".join(w.text or "?" for w in words if (w.text or "").startswith("-"))
+    names = [w.text or "" for w in words if not (w.text or "").startswith("-")]
+    names = names or ["REPLY"]
+    if given is None or not given.is_known or options not in ("", "-r", "-ra", "-r-a", "-a"):
+        shell.forget([n for n in names if _NAME.fullmatch(n)], reason)
+        return None
+    variable = shell.variables.get("IFS")
+    separators = BLANKS if variable is None else variable.words[0].text or ""
+    if not set(separators) <= set(BLANKS) or ("r" not in options and "\\" in (given.text or "")):
+        shell.forget([n for n in names if _NAME.fullmatch(n)], reason)
+        return None
+    line = (given.text or "").partition("\n")[0]
+    found = split(Word(line, shell.where), separators or BLANKS)
+    if "a" in options:
+        shell.assign(names[0], found, is_array=True)
+        return True
+    if len(found) > len(names):
+        shell.forget([n for n in names if _NAME.fullmatch(n)], reason)
+        return None
+    for i, name in enumerate(names):
+        shell.assign(name, [found[i] if i < len(found) else Word("", shell.where)])
+    return True
+
+
+def _mapfile(shell: Shell, words: Words) -> Status:
+    name = words[-1].text if words and words[-1].text else "MAPFILE"
+    if _NAME.fullmatch(name):
+        reason = f"{name} is read from the input of the script"
+        unknown_array(shell, name, Word(None, shell.where, reason, True, may_split=True))
+    return None
+
+
+def _getopts(shell: Shell, words: Words) -> Status:
+    if not shell.arguments and len(words) < 3:
+        return False
+    names = [words[1].text or ""] if len(words) > 1 else []
+    shell.forget([*(n for n in names if _NAME.fullmatch(n)), "OPTARG"], "is set by getopts")
+    return None
+
+
+def _shift(shell: Shell, words: Words) -> Status:
+    count = int(words[0].text or "1") if words and (words[0].text or "").isdecimal() else 1
+    if any(word.may_split for word in shell.arguments[:count]):
+        first = next(word for word in shell.arguments if word.may_split)
+        shell.arguments = (first, *shell.arguments[count:])
+        return None
+    if count > len(shell.arguments):
+        return False
+    shell.arguments = shell.arguments[count:]
+    return True
+
+
+def _set(shell: Shell, words: Words) -> Status:
+    for i, word in enumerate(words):
+        text = word.text or ""
+        if text == "--" or not text.startswith(("-", "+")):
+            shell.arguments = words[i + 1 :] if text == "--" else words[i:]
+            shell.knows_arguments = True
+            return True
+        if "e" in text[1:] and text[1:].isalpha():
+            shell.stops_at_errors = text.startswith("-")
+        if "a" in text[1:] and text.startswith("-") and len(text) < 6:
+            shell.exported |= {"*"}
+        if text[1:].endswith("o") or text in ("-o", "+o"):
+            following = words[i + 1].text if i + 1 < len(words) else ""
+            if following == "errexit":
+                shell.stops_at_errors = text.startswith("-")
+            _set(shell, words[i + 2 :])
+            return True
+    return True
+
+
+def _leave(flow: str) -> Callable[[Shell, Words], Status]:
+    def leave(shell: Shell, words: Words) -> Status:
+        if flow == "exit" and not shell.context and not shell.is_captured:
+            shell.records.ended = f"{shell.where}: exit"
+        shell.flow = "exit" if flow == "exit" else "return" if flow == "return" else flow  # type: ignore[assignment]
+        code = words[0].text if words and words[0].is_known else None
+        return code == "0" if code is not None else None
+
+    return leave
+
+
+def _let(shell: Shell, words: Words) -> Status:
+    status: Status = None
+    for word in words:
+        number = calculated(shell, word.text or "") if word.is_known else word
+        if not number.is_known:
+            names = re.findall(r"[A-Za-z_]\w*", word.text or "")
+            shell.forget(names[:1], "is set by let")
+        status = None if not number.is_known else number.text != "0"
+    return status
+
+
+def _always(status: Status) -> Callable[[Shell, Words], Status]:
+    return lambda shell, words: status
+
+
+def _quiet(names: str, status: Status) -> Iterator[tuple[str, Callable[[Shell, Words], Status]]]:
+    for name in names.split():
+        yield name, _always(status)
+
+
+def _bracket(shell: Shell, words: Words) -> Status:
+    return tested_words(words[:-1]) if words and words[-1].text == "]" else None
+
+
+BUILTINS: dict[str, Callable[[Shell, Words], Status]] = {
+    **dict(_quiet("true :", True)),
+    **dict(_quiet("trap ulimit umask wait shopt hash alias pushd popd jobs kill", None)),
+    "false": _always(False),
+    "echo": _echo,
+    "printf": _printf,
+    "cd": _cd,
+    "pwd": _pwd,
+    "read": _read,
+    "mapfile": _mapfile,
+    "readarray": _mapfile,
+    "getopts": _getopts,
+    "shift": _shift,
+    "set": _set,
+    "exit": _leave("exit"),
+    "return": _leave("return"),
+    "break": _leave("break"),
+    "continue": _leave("continue"),
+    "let": _let,
+    "test": lambda shell, words: tested_words(words),
+    "[": _bracket,
+    "eval": evaluated_code,
+    "source": source_file,
+    ".": source_file,
+}
+"""Name -> what the command does; it gets the words behind its name, expanded."""

@@ -1,0 +1,221 @@
+"""Code that is read while a script is followed: functions, `eval`, `bash -c`, sourced files."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megatron_hetero.errors import HeteroError
+from megatron_hetero.files import read_text
+from megatron_hetero.model.shell.state import Shell, Variable
+from megatron_hetero.model.shell.tree import parsed, parsed_script
+from megatron_hetero.model.shell.values import Word, atoms, concatenate, shown_path
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+Status = bool | None
+_SHELLS = ("bash", "sh", "zsh", "dash")
+_READ_INPUT = (*_SHELLS, "ssh", "sbatch", "srun")
+_ELSEWHERE = ("ssh", "pdsh", "clush", "kubectl")
+_LAUNCH = re.compile(r"\S+\.py\s|\s-m\s+\S*pretrain\S*\s")
+_OF_ENVIRONMENTS = re.compile(
+    r"(\.?bashrc|\.?bash_profile|\.?profile|activate|conda\.sh|setvars\.sh|modules?\.sh|bash)"
+)
+"""Files that set up programs, and no job."""
+MAX_FILES = 64
+
+
+class Runner:
+    """The follower of statements, which `statements` sets: code needs it, and it needs code."""
+
+    run: Callable[[Shell, Node], Status]
+
+
+def call(shell: Shell, name: str, words: tuple[Word, ...]) -> Status:
+    """Follow the body of a function with its arguments."""
+    body, path = shell.functions[name]
+    arguments, knows, own = shell.arguments, shell.knows_arguments, (shell.path, shell.line_of_code)
+    outer_returned, where = shell.returned, shell.where
+    shell.arguments, shell.knows_arguments, shell.returned = words, True, []
+    shell.path, shell.line_of_code = path, ""
+    shell.locals = [*shell.locals, {}]
+    shell.deeper(1)
+    status = Runner.run(shell, body)
+    shell.deeper(-1)
+    _gather(shell, f"is set inside the function `{name}`")
+    for variable, before in shell.locals[-1].items():
+        if before is None:
+            shell.variables.pop(variable, None)
+            shell.unset |= {variable}
+        else:
+            shell.variables[variable] = before
+    shell.locals = shell.locals[:-1]
+    shell.arguments, shell.knows_arguments = arguments, knows
+    (shell.path, shell.line_of_code), shell.where = own, where
+    shell.returned = outer_returned
+    return status
+
+
+def _gather(shell: Shell, reason: str) -> None:
+    """Merge the ways that end in a `return` with the one that reaches the end."""
+    ways = list(shell.returned)
+    if shell.flow in ("", "return"):
+        ways.append(shell.fork())
+    shell.returned = []
+    if not ways:
+        return
+    for way in ways:
+        way.flow, way.returned = "", []
+    if len(ways) == 1:
+        shell.take(ways[0])
+    else:
+        shell.merge(ways, reason)
+    shell.flow = ""
+
+
+def text_of(shell: Shell, word: Word) -> str:
+    """Return the text of a word that is read again, with a character for each unknown part."""
+    return "".join(
+        atom.text or "" if atom.is_known or atom.text == " " else shell.hole(atom)
+        for atom in atoms(word)
+    )
+
+
+def run_code(shell: Shell, word: Word) -> Status:
+    """Follow the code in a word."""
+    text = text_of(shell, word)
+    outer, shell.line_of_code = shell.line_of_code, shell.where
+    shell.deeper(1)
+    status = Runner.run(shell, parsed(text))
+    shell.deeper(-1)
+    shell.line_of_code = outer
+    return status
+
+
+def _child(shell: Shell, words: tuple[Word, ...], sees_variables: bool = True) -> Shell:
+    """Return a shell that this one starts: it has the exported variables."""
+    child = shell.fork()
+    child.variables = {
+        name: variable
+        for name, variable in shell.variables.items()
+        if sees_variables and (name in shell.exported or "*" in shell.exported)
+    }
+    child.functions, child.locals, child.returned = {}, [], []
+    child.arguments, child.knows_arguments = words, True
+    child.is_captured, child.output, child.given = False, None, None
+    child.stops_at_errors = False
+    return child
+
+
+def follow_nested(
+    shell: Shell,
+    words: tuple[Word, ...],
+    run_words: Callable[[Shell, tuple[Word, ...]], Status],
+) -> bool:
+    """Follow the code that a command gets as a word or as its input; False where it has none."""
+    names = [os.path.basename(word.text) if word.text is not None else "" for word in words]
+    sees = not any(name in _ELSEWHERE for name in names[:3])
+    for i, name in enumerate(names):
+        if name not in _SHELLS:
+            continue
+        at = i + 1
+        while at < len(words) and re.match(r"[-+][A-Za-z-]", words[at].text or ""):
+            is_code = re.fullmatch(r"-[a-z]*c", words[at].text or "")
+            at += 1
+            if is_code and at < len(words):
+                run_code(_child(shell, words[at + 2 :], sees), words[at])
+                return True
+        if at < len(words) and names[at].endswith((".sh", ".bash", ".slurm", ".sbatch")):
+            found = _beside(shell, words[at])
+            if found is not None:
+                _run_file(_child(shell, words[at + 1 :], sees), *found)
+                return True
+    if names[0] in _READ_INPUT and shell.given is not None:
+        run_code(_child(shell, (), sees), shell.given)
+        return True
+    for word in words[1:]:
+        seen = "".join(part.text or "?" for part in word.parts or (word,))
+        if _LAUNCH.search(seen):
+            run_code(_child(shell, (), sees), word)
+            return True
+    return False
+
+
+def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
+    """Follow a file that the script sources, where it lies beside it."""
+    if not words:
+        return False
+    found = _beside(shell, words[0])
+    if found is None:
+        shown = words[0].text or "".join(p.text or "..." for p in words[0].parts) or "a file"
+        line = shell.where.rpartition(":")[2]
+        shell.records.sourced.append(f"{shown} (line {line})")
+        if not _OF_ENVIRONMENTS.fullmatch(os.path.basename(shown)):
+            shell.note(shown, "it is sourced, and not found beside the script")
+        return None
+    arguments, knows = shell.arguments, shell.knows_arguments
+    if words[1:]:
+        shell.arguments, shell.knows_arguments = words[1:], True
+    returned, shell.returned = shell.returned, []
+    status = _run_file(shell, *found)
+    _gather(shell, "is set in a sourced file")
+    shell.returned = returned
+    if words[1:]:
+        shell.arguments, shell.knows_arguments = arguments, knows
+    return status
+
+
+def _beside(shell: Shell, word: Word) -> tuple[Path, str] | None:
+    """Return the path and text of a file that lies where the script says, seen from its folder."""
+    path = shown_path(word)
+    if path is None or "\0" in path or len(path) > 4096:
+        return None
+    folder = shell.script.parent
+    if shell.folder is not None and not os.path.isabs(path):
+        place = shown_path(shell.folder)
+        if place is None:
+            return None
+        folder = folder / place if not Path(place).is_absolute() else Path(place)
+    candidates = [folder / path]
+    if word.is_known is False and not os.path.isabs(path):
+        candidates.insert(0, Path(path))
+    for candidate in candidates:
+        if candidate.is_file():
+            try:
+                return candidate, read_text(candidate)
+            except HeteroError:
+                return None
+    return None
+
+
+def _run_file(shell: Shell, path: Path, text: str) -> Status:
+    shell.records.files += 1
+    if shell.records.files > MAX_FILES:
+        shell.note(str(path), f"it is sourced, and more than {MAX_FILES} files are not read")
+        return None
+    own = (shell.path, shell.line_of_code, shell.where)
+    shell.path, shell.line_of_code = path, ""
+    shell.deeper(1)
+    status = Runner.run(shell, parsed_script(path, text))
+    shell.deeper(-1)
+    shell.path, shell.line_of_code, shell.where = own
+    return status
+
+
+def evaluated_code(shell: Shell, words: tuple[Word, ...]) -> Status:
+    """Follow `eval`."""
+    spaced = [part for word in words for part in (Word(" ", shell.where), word)]
+    code = concatenate(spaced[1:] or [Word("", shell.where)])
+    if code.text is None and not code.parts:
+        shell.note("", f"eval runs code that is not known: {code.reason}")
+        return None
+    return run_code(shell, code)
+
+
+def unknown_array(shell: Shell, name: str, word: Word) -> None:
+    """Set an array whose elements are not known."""
+    shell.set_variable(name, Variable((word,), True))

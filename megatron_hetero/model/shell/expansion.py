@@ -1,0 +1,347 @@
+"""Words of the grammar's tree to words of a command line: quotes, expansions, splitting.
+
+A word is read as pieces first, each with its quotes, because splitting and patterns ask for them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from megatron_hetero.model.shell.patterns import regex_of
+from megatron_hetero.model.shell.state import Shell
+from megatron_hetero.model.shell.tree import (
+    FIRST_HOLE,
+    LAST_HOLE,
+    bare_source,
+    covered,
+    parsed,
+    source,
+)
+from megatron_hetero.model.shell.values import BLANKS, Word, concatenate, split, unknown
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a word: its value, whether it is quoted, and whether it is plain text of the script
+    (which is not split).  `ends_field`: an element of an array ends here."""
+
+    word: Word
+    is_quoted: bool = False
+    is_text: bool = False
+    ends_field: bool = False
+
+
+_HOLES = re.compile(f"([{chr(FIRST_HOLE)}-{chr(LAST_HOLE)}])")
+_BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
+_RANGE = re.compile(r"(?P<head>[^{}]*)\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)\}(?P<tail>[^{}]*)")
+_LIST = re.compile(r"(?P<head>[^{}]*)\{(?P<items>[^{}]*,[^{}]*)\}(?P<tail>[^{}]*)")
+_BETWEEN = re.compile(r"\\\n|\\.|[ \t\n]+|[^ \t\n\\]+", re.DOTALL)
+_MOST_OF_BRACES = 4096
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "e": "\x1b"}
+
+Expander = Callable[[Shell, "Node", bool], Iterator[Piece]]
+"""Reads a `$` form; the flag says whether it stands in double quotes."""
+EXPANDERS: dict[str, Expander] = {}
+"""Type of a node -> its expander; filled by the modules that have them."""
+
+
+def literal(shell: Shell, text: str, is_quoted: bool, where: str = "") -> Iterator[Piece]:
+    """Yield text of the script, and the words for which the holes in it stand."""
+    for part in _HOLES.split(text):
+        if _HOLES.fullmatch(part):
+            word = shell.records.holes[ord(part) - FIRST_HOLE]
+            yield Piece(word, is_quoted)
+        elif part:
+            yield Piece(Word(part, where or shell.where), is_quoted, is_text=True)
+
+
+def pieces(shell: Shell, node: Node | str, is_quoted: bool = False) -> Iterator[Piece]:
+    """Yield the pieces of a word."""
+    shell.deeper(1)
+    try:
+        yield from _pieces(shell, node, is_quoted)
+    finally:
+        shell.deeper(-1)
+
+
+def _pieces(shell: Shell, node: Node | str, is_quoted: bool) -> Iterator[Piece]:
+    if isinstance(node, str):
+        yield from _plain(shell, node, is_quoted, shell.where)
+        return
+    where = shell.line_at(node)
+    if node.type in EXPANDERS:
+        # In a string the grammar gives an expansion the blanks before it.
+        before = source(node)[: -len(bare_source(node))]
+        yield from _plain(shell, before, is_quoted, where)
+        yield from EXPANDERS[node.type](shell, node, is_quoted)
+    elif node.is_error or node.is_missing:
+        yield Piece(unknown(where, source(node), "is not understood"), is_quoted)
+    elif node.type == "raw_string" and not is_quoted:
+        yield Piece(Word("", where), True, is_text=True)
+        yield from literal(shell, source(node)[1:-1], True, where)
+    elif node.type == "ansi_c_string" and not is_quoted:
+        yield Piece(_ansi(source(node)[2:-1], where), True)
+    elif node.type == "string":
+        # Quotes inside of quotes stand in the braces of an expansion, where they only vanish.
+        yield from _string(shell, node, where)
+    elif node.type == "translated_string":
+        yield from _string(shell, node.children[-1], where)
+    elif node.children and node.type != "word":
+        # Several parts, or a form of the grammar that is but text where a word stands.
+        for part in covered(node, node.start_byte, node.end_byte):
+            yield from pieces(shell, part, is_quoted)
+    else:
+        yield from _plain(shell, source(node), is_quoted, where)
+
+
+def _string(shell: Shell, node: Node, where: str) -> Iterator[Piece]:
+    start, end = node.start_byte, node.end_byte
+    if not source(node).endswith('"') or end - start < 2 or node.has_error:
+        yield Piece(unknown(where, source(node), "is not understood"), True)
+        return
+    inner = list(covered(node, start + 1, end - 1))
+    empty = not inner
+    for part in inner:
+        if isinstance(part, str) or part.type == "string_content":
+            text = part if isinstance(part, str) else source(part)
+            yield from literal(shell, _in_double_quotes(text), True, where)
+            continue
+        found = list(pieces(shell, part, True))
+        empty = empty or (bool(found) and len(inner) == 1)
+        yield from found
+    if empty or len(inner) > 1:
+        yield Piece(Word("", where), True, is_text=True)
+
+
+def _in_double_quotes(text: str) -> str:
+    return re.sub(r'\\([$`"\\\n])', lambda m: "" if m[1] == "\n" else m[1], text)
+
+
+def _plain(shell: Shell, text: str, is_quoted: bool, where: str) -> Iterator[Piece]:
+    """Yield unquoted text: what a backslash precedes is quoted."""
+    if is_quoted:
+        yield from literal(shell, _in_double_quotes(text), True, where)
+        return
+    for part in re.split(r"(\\.)", text, flags=re.DOTALL):
+        if len(part) == 2 and part[0] == "\\":
+            if part[1] != "\n":
+                yield from literal(shell, part[1], True, where)
+        else:
+            yield from literal(shell, part, False, where)
+
+
+def _ansi(text: str, where: str) -> Word:
+    """Read `$'...'`."""
+    found = re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], "\0"), text, flags=re.DOTALL)
+    if "\0" in found:
+        return unknown(where, f"$'{text}'", "has an escape that is not read")
+    return Word(found, where)
+
+
+def joined(found: Iterable[Piece], where: str) -> Word:
+    """Join the pieces of an assignment's value, which is not split, to one word."""
+    words: list[Word] = []
+    for piece in found:
+        words.append(piece.word)
+        if piece.ends_field:
+            words.append(Word(" ", where))
+    return replace(concatenate(words), where=where, may_split=False)
+
+
+def value(shell: Shell, node: Node | str, where: str = "") -> Word:
+    """Expand a word that is not split: the value of an assignment, a word of `[[ ]]`."""
+    found = list(pieces(shell, node))
+    return joined(_with_home(shell, found), where or shell.where)
+
+
+def pattern(shell: Shell, found: Iterable[Piece]) -> str | Word:
+    """Return the regular expression of a pattern, or the word for which it is not known."""
+    parts: list[tuple[str, bool]] = []
+    for piece in found:
+        if not piece.word.is_known:
+            return piece.word
+        parts.append((piece.word.text or "", piece.is_quoted))
+    # A pattern in one variable is one pattern: a bracket may open in one piece, close in another.
+    runs = itertools.groupby(parts, key=lambda part: part[1])
+    expression = regex_of(("".join(text for text, _ in run), quoted) for quoted, run in runs)
+    return unknown(shell.where, "a pattern", "is not read") if expression is None else expression
+
+
+def fields(shell: Shell, node: Node | str) -> tuple[Word, ...]:
+    """Expand a word to words: none, one, or many.
+
+    The words of one variable were written where it is assigned.
+    """
+    if not isinstance(node, str):
+        spread = _spread(shell, node)
+        if spread is not None:
+            return spread
+    found = _with_home(shell, list(pieces(shell, node)))
+    return assembled(shell, found, shell.where if isinstance(node, str) else shell.line_at(node))
+
+
+def words_of(shell: Shell, parent: Node, nodes: Sequence[Node]) -> list[Word]:
+    """Expand the words of a command or an array, among which comments may stand.
+
+    The grammar cuts a word at the end of a continued line, and at `\\ ` and `$1` behind quotes;
+    bash goes on with it.
+    """
+    done: list[Word] = []
+    for group in _touching(parent, nodes):
+        first = group[0]
+        if len(group) == 1:
+            done += fields(shell, first)
+            continue
+        where = shell.where if isinstance(first, str) else shell.line_at(first)
+        text = "".join(node if isinstance(node, str) else source(node) for node in group)
+        if any(not isinstance(n, str) and source(n).endswith("$") for n in group[:-1]):
+            word = unknown(where, text, "is not understood")
+            done.append(replace(word, may_split=True))
+            continue
+        found = [piece for node in group for piece in pieces(shell, node)]
+        done += assembled(shell, _with_home(shell, found), where)
+    return done
+
+
+def _touching(parent: Node, nodes: Sequence[Node]) -> list[list[Node | str]]:
+    """Group nodes, and the text between them, between which there is no blank."""
+    text = parent.text or b""
+    groups: list[list[Node | str]] = [[]]
+    end = nodes[0].start_byte if nodes else 0
+    for node in nodes:
+        between = text[end - parent.start_byte : node.start_byte - parent.start_byte].decode()
+        for part in _BETWEEN.findall(between) if node.start_byte > end else ():
+            if not part.strip(" \t\n"):
+                groups.append([])
+            elif part != "\\\n":
+                groups[-1].append(part)
+        if node.type == "comment" or node.start_byte < end:
+            groups.append([])
+        if node.type != "comment":
+            groups[-1].append(node)
+        end = max(end, node.end_byte)
+    return [group for group in groups if group]
+
+
+def assembled(shell: Shell, found: list[Piece], where: str) -> tuple[Word, ...]:
+    """Split pieces into words as the shell does."""
+    separators = _separators(shell)
+    done: list[Word] = []
+    current: list[Word] = []
+    has_word = False
+
+    def end() -> None:
+        nonlocal current, has_word
+        if has_word:
+            written = [word for word in current if word.text != "" or word.parts]
+            place = written[0].where if len(written) == 1 else where
+            done.append(replace(concatenate(current), where=place))
+        current, has_word = [], False
+
+    for piece in found:
+        word = piece.word
+        if piece.is_text or piece.is_quoted:
+            current.append(replace(word, where=where) if piece.is_text else word)
+            has_word = has_word or piece.is_quoted or word.text != ""
+        else:
+            texts = [part.text for part in word.parts or (word,)]
+            if (texts[0] or "x")[0] in separators:
+                end()
+            for i, part in enumerate(split(word, separators)):
+                if i:
+                    end()
+                current.append(part)
+                has_word = True
+            if (texts[-1] or "x")[-1] in separators:
+                end()
+        if piece.ends_field:
+            end()
+    end()
+    may_split = any(
+        piece.word.may_split or not (piece.is_quoted or piece.word.is_known) for piece in found
+    )
+    return tuple(
+        _globbed(replace(word, may_split=may_split and not word.is_known), found) for word in done
+    )
+
+
+def _globbed(word: Word, found: list[Piece]) -> Word:
+    """Take a word with unquoted `*` and a path for unknown: it depends on the files there are."""
+    if not word.is_known or not re.search(r"[*?]", word.text or "") or "/" not in (word.text or ""):
+        return word
+    if any(re.search(r"[*?]", p.word.text or "") for p in found if not p.is_quoted):
+        reason = f"{word.text} depends on the files that there are"
+        return replace(word, reason=reason)
+    return word
+
+
+def _separators(shell: Shell) -> str:
+    variable = shell.variables.get("IFS")
+    if variable is None or not variable.words or not variable.words[0].is_known:
+        return BLANKS
+    return variable.words[0].text or ""
+
+
+def _with_home(shell: Shell, found: list[Piece]) -> list[Piece]:
+    """Replace a `~` at the start, for the home folder of whoever runs the script."""
+    first = found[0] if found else None
+    if first is None or not first.is_text or first.is_quoted:
+        return found
+    text = first.word.text or ""
+    if not re.match(r"~[\w.+-]*(/|$)", text):
+        return found
+    home = text.partition("/")[0]
+    head = unknown(first.word.where, home, "is the home folder of whoever runs the script")
+    rest_pieces = literal(shell, text[len(home) :], False, first.word.where)
+    return [Piece(head, True), *rest_pieces, *found[1:]]
+
+
+def _spread(shell: Shell, node: Node) -> tuple[Word, ...] | None:
+    """Expand braces, `{0..3}` and `{a,b}`; None for a word without any."""
+    if node.type not in ("word", "concatenation", "brace_expression"):
+        return None
+    text = source(node)
+    if not _BRACES.search(re.sub(r"\$\{[^}]*\}", "", text)):
+        return None
+    where = shell.line_at(node)
+    if re.search(r"[\\'\"$`]|\{[^{}]*\{", text) or _HOLES.search(text):
+        return (unknown(where, text, "has braces that are not read"),)
+    match = _RANGE.fullmatch(text)
+    if match is not None:
+        first, last = int(match["first"]), int(match["last"])
+        is_padded = any(re.match(r"-?0\d", match[name]) for name in ("first", "last"))
+        if is_padded or abs(last - first) > _MOST_OF_BRACES:
+            return (unknown(where, text, "has braces that are not read"),)
+        step = 1 if first <= last else -1
+        items = [str(number) for number in range(first, last + step, step)]
+    else:
+        match = _LIST.fullmatch(text)
+        if match is None:
+            return (unknown(where, text, "has braces that are not read"),)
+        items = match["items"].split(",")
+    words = (f"{match['head']}{item}{match['tail']}" for item in items)
+    return tuple(Word(word, where) for word in words if word)
+
+
+def in_quotes(shell: Shell, text: str) -> Word:
+    """Expand text as in double quotes: an arithmetic expression, a here-document."""
+    if "$" not in text and "`" not in text and "\\" not in text:
+        return concatenate([piece.word for piece in literal(shell, text, True)] or [Word("", "")])
+    root = parsed('"' + text.replace('"', "") + '"')
+    string = root
+    while string.type != "string" and string.child_count == 1:
+        string = string.children[0]
+    if string.type != "string" or root.has_error:
+        return unknown(shell.where, text, "is not understood")
+    outer, shell.line_of_code = shell.line_of_code, shell.where
+    try:
+        return concatenate([piece.word for piece in pieces(shell, string)])
+    finally:
+        shell.line_of_code = outer

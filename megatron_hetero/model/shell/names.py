@@ -1,0 +1,63 @@
+"""Names of the variables that a piece of a script may set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from megatron_hetero.model.shell.tree import descendants, source
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_SETTERS = frozenset(
+    [
+        "read",
+        "printf",
+        "mapfile",
+        "readarray",
+        "getopts",
+        "let",
+        "export",
+        "declare",
+        "local",
+        "readonly",
+        "typeset",
+        "unset",
+    ]
+)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_IN_ARITHMETIC = re.compile(
+    r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%&|^]?=(?!=)|<<=|>>=)|(?:\+\+|--)(\w+)"
+)
+
+
+def assigned_names(node: Node, functions: Mapping[str, tuple[Node, Any]]) -> tuple[str, ...]:
+    """Return the variables that a piece of a script may set, itself or in functions."""
+    found: dict[str, None] = {}
+    waiting, seen = [node], set()
+    while waiting:
+        for child in descendants(waiting.pop()):
+            kind = child.type
+            if kind == "variable_assignment" and child.children:
+                found[source(child.children[0]).partition("[")[0]] = None
+            elif kind == "for_statement":
+                found[source(child.children[1])] = None
+            elif kind == "command_name" and source(child) in functions:
+                name = source(child)
+                if name not in seen:
+                    seen.add(name)
+                    waiting.append(functions[name][0])
+            elif kind in ("command", "declaration_command", "unset_command") and child.children:
+                words = source(child).split()
+                if words and words[0].rpartition("=")[2] in _SETTERS | {"IFS"}:
+                    found.update(dict.fromkeys(w for w in words[1:] if _NAME.fullmatch(w)))
+            elif kind in ("compound_statement", "arithmetic_expansion", "c_style_for_statement"):
+                text = source(child)
+                if kind != "compound_statement" or text.startswith("(("):
+                    for match in _IN_ARITHMETIC.finditer(text):
+                        found[match[1] or match[2]] = None
+            elif kind == "expansion" and any(c.type in (":=", "=") for c in child.children):
+                found[source(child.children[1])] = None
+    return tuple(name for name in found if _NAME.fullmatch(name))

@@ -1,0 +1,65 @@
+"""Patterns of the shell (`*`, `?`, `[a-z]`) as regular expressions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_SET = re.compile(r"\[(?P<negated>[!^]?)(?P<members>\]?[^\]\[\\]*)\]")
+
+
+def regex_of(parts: Iterable[tuple[str, bool]]) -> str | None:
+    """Return the regular expression of a pattern; None where it has a form that is not read.
+
+    Args:
+        parts: texts in order, and whether each is quoted, so that nothing in it is special.
+    """
+    found = ""
+    for text, is_quoted in parts:
+        piece = re.escape(text) if is_quoted else _unquoted(text)
+        if piece is None:
+            return None
+        found += piece
+    return found
+
+
+def _unquoted(text: str) -> str | None:
+    found, position = "", 0
+    while position < len(text):
+        character = text[position]
+        members = _SET.match(text, position)
+        if character == "[" and members is not None:
+            inner = re.sub(r"([\\\]\[^&~|])", r"\\\1", members["members"])
+            if not members["members"]:
+                return None
+            found += f"[{'^' if members['negated'] else ''}{inner}]"
+            position = members.end()
+            continue
+        if character in "[(\\":
+            return None
+        found += {"*": "(?s:.*)", "?": "(?s:.)"}.get(character, re.escape(character))
+        position += 1
+    return found
+
+
+def matches(pattern: str, text: str) -> bool | None:
+    """Return whether a pattern's expression is the whole text; None where it is malformed."""
+    try:
+        return re.fullmatch(pattern, text) is not None
+    except re.error:
+        return None
+
+
+def trimmed(text: str, pattern: str, operator: str) -> str | None:
+    """Return a text without the part that `#`, `##`, `%` or `%%` takes away."""
+    lengths = range(len(text) + 1)
+    order = lengths if len(operator) == 1 else reversed(lengths)
+    for length in order:
+        is_front = operator[0] == "#"
+        part = text[:length] if is_front else text[len(text) - length :]
+        found = matches(pattern, part)
+        if found is None:
+            return None
+        if found:
+            return text[length:] if is_front else text[: len(text) - length]
+    return text

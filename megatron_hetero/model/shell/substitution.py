@@ -1,0 +1,167 @@
+"""Output of `$(...)`, where it comes from text alone: `echo`, `dirname`, `cd ... && pwd`, `cut`."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from megatron_hetero.model.shell.arithmetic import evaluated
+from megatron_hetero.model.shell.state import Shell
+from megatron_hetero.model.shell.tree import bare_source
+from megatron_hetero.model.shell.values import Word, concatenate, shown_path, unknown
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_MOST_NUMBERS = 4096
+
+
+def substituted(
+    shell: Shell, node: Node, run_all: Callable[[Shell, Sequence[Node]], object]
+) -> Word:
+    """Return what the commands of a substitution print, without the newlines at its end."""
+    where = shell.line_at(node)
+    not_run = unknown(where, bare_source(node), "is not run")
+    if node.has_error or any(child.type == "file_redirect" for child in node.children):
+        return not_run
+    apart = shell.fork()
+    apart.is_captured, apart.output = True, []
+    apart.stops_at_errors = False
+    if bare_source(node).startswith("`") and "\\" in bare_source(node):
+        return not_run
+    run_all(apart, node.children[1:-1])
+    output: list[Word] | None = apart.output
+    if output is None or apart.returned:
+        return not_run
+    if not output:
+        return Word("", where) if _only_prints(node) else not_run
+    printed = concatenate(output)
+    last = (printed.parts or (printed,))[-1]
+    if last.text is not None:
+        trimmed = replace(last, text=last.text.rstrip("\n"))
+        printed = concatenate((*printed.parts[:-1], trimmed))
+    return replace(printed, where=where)
+
+
+def _only_prints(node: Node) -> bool:
+    return bool(re.match(r"\$\(\s*(echo|printf)\b", bare_source(node)))
+
+
+def _one_path(words: Sequence[Word]) -> Word | None:
+    given = [word for word in words if not (word.text or "").startswith("-")]
+    return given[0] if len(given) == 1 else None
+
+
+def _of_path(change: Callable[[str], str]) -> Callable[[Shell, Sequence[Word]], Word | None]:
+    def changed(shell: Shell, words: Sequence[Word]) -> Word | None:
+        word = _one_path(words)
+        path = None if word is None else shown_path(word)
+        if word is None or path is None:
+            return None
+        parts = word.parts or (word,)
+        hidden = next((part for part in parts if not part.is_known), word)
+        return replace(hidden, text=change(path) + "\n", parts=())
+
+    return changed
+
+
+def _basename(shell: Shell, words: Sequence[Word]) -> Word | None:
+    if len(words) == 2 and all(word.is_known for word in words):
+        name, suffix = os.path.basename((words[0].text or "").rstrip("/")), words[1].text or ""
+        cut = name[: -len(suffix)] if suffix and name.endswith(suffix) and name != suffix else name
+        return Word(cut + "\n", shell.where)
+    return _of_path(lambda path: os.path.basename(path.rstrip("/")) or "/")(shell, words)
+
+
+def _pwd(shell: Shell, words: Sequence[Word]) -> Word | None:
+    if shell.folder is None or shown_path(shell.folder) is None:
+        return None
+    return _of_path(os.path.abspath)(shell, [shell.folder])
+
+
+def _cut(shell: Shell, words: Sequence[Word]) -> Word | None:
+    """Follow `cut -d SEPARATOR -f NUMBER`."""
+    given = shell.given
+    text = " ".join(word.text or "\0" for word in words)
+    match = re.fullmatch(r"(?:-d ?(\S) -f ?(\d+)|-f ?(\d+) -d ?(\S))", text)
+    if given is None or not given.is_known or match is None:
+        return None
+    separator, number = match[1] or match[4], int(match[2] or match[3])
+    lines = (given.text or "").splitlines()
+    cut = [line.split(separator) for line in lines]
+    found = [p[0] if len(p) == 1 else p[number - 1] if number <= len(p) else "" for p in cut]
+    return Word("".join(f"{line}\n" for line in found), shell.where) if number else None
+
+
+def _tr(shell: Shell, words: Sequence[Word]) -> Word | None:
+    """Follow `tr a b`, of two characters, `tr -d a`, and the two that change the case."""
+    given, texts = shell.given, [word.text or "" for word in words]
+    if given is None or not given.is_known or not all(word.is_known for word in words):
+        return None
+    text = given.text or ""
+    match texts:
+        case ["a-z" | "[:lower:]" | "[a-z]", "A-Z" | "[:upper:]" | "[A-Z]"] if text.isascii():
+            return Word(text.upper(), shell.where)
+        case ["A-Z" | "[:upper:]" | "[A-Z]", "a-z" | "[:lower:]" | "[a-z]"] if text.isascii():
+            return Word(text.lower(), shell.where)
+        case ["-d", one] if len(one) == 1 and one != "\\":
+            return Word(text.replace(one, ""), shell.where)
+        case [one, other] if len(one) == len(other) == 1 and "\\" not in one + other:
+            return Word(text.replace(one, other), shell.where)
+    return None
+
+
+def _expr(shell: Shell, words: Sequence[Word]) -> Word | None:
+    texts = [word.text or "" for word in words]
+    if not all(word.is_known for word in words) or len(texts) != 3 or texts[1] not in "+-*/%":
+        return None
+    if not all(re.fullmatch(r"-?[1-9]\d*|0", number) for number in texts[::2]):
+        return None
+    found = evaluated(" ".join(texts), shell.where, lambda name: Word("", shell.where))
+    return replace(found, text=f"{found.text}\n") if found.is_known else None
+
+
+def _seq(shell: Shell, words: Sequence[Word]) -> Word | None:
+    numbers = [word.text or "" for word in words if word.is_known]
+    if len(numbers) < len(words) or not all(re.fullmatch(r"-?\d{1,9}", n) for n in numbers):
+        return None
+    match list(map(int, numbers)):
+        case [last]:
+            found = range(1, last + 1)
+        case [first, last]:
+            found = range(first, last + 1)
+        case [first, step, last] if step:
+            found = range(first, last + (1 if step > 0 else -1), step)
+        case _:
+            return None
+    if len(found) > _MOST_NUMBERS:
+        return None
+    return Word("".join(f"{number}\n" for number in found), shell.where)
+
+
+def _cat(shell: Shell, words: Sequence[Word]) -> Word | None:
+    return shell.given if not words else None
+
+
+def _dirname(path: str) -> str:
+    return os.path.dirname(path.rstrip("/")) or ("/" if path[:1] == "/" else ".")
+
+
+FILTERS: dict[str, Callable[[Shell, Sequence[Word]], Word | None]] = {
+    "dirname": _of_path(
+        lambda path: os.path.dirname(path.rstrip("/")) or ("/" if path[:1] == "/" else ".")
+    ),
+    "basename": _basename,
+    "realpath": _of_path(os.path.abspath),
+    "readlink": _of_path(os.path.abspath),
+    "pwd": _pwd,
+    "cut": _cut,
+    "tr": _tr,
+    "expr": _expr,
+    "seq": _seq,
+    "cat": _cat,
+}
+"""Programs whose output is known from their words and input."""
