@@ -69,6 +69,11 @@ STREAMING_OPERATORS = ("enc-1st-layernorm", "enc-MLP-gelu")
 SCORE_OPERATORS = ("enc-attention-score", "enc-attention-softmax", "enc-attention-context")
 CHIPS = {
     "V100-32GB": "V100-16GB",
+    "V100-PCIe-16GB": "V100-16GB",
+    "V100-PCIe-32GB": "V100-16GB",
+    "Quadro-RTX-6000": "Titan-RTX",
+    "Quadro-RTX-8000": "Titan-RTX",
+    "RTX-4090-D": "RTX-4090",
     "A100-80GB-PCIe": "A100-80GB",
     "A800-80GB": "A100-80GB",
     "H800-80GB": "H100-80GB",

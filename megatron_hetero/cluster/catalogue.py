@@ -23,7 +23,7 @@ from megatron_hetero.errors import ClusterError
 from megatron_hetero.files import near_names, read_json, validate_document
 
 _VENDOR_WORDS = re.compile(
-    r"\b(nvidia|amd|geforce|tesla|quadro|instinct|blackwell|ada generation)\b", re.IGNORECASE
+    r"\b(nvidia|amd|geforce|tesla|instinct|blackwell|ada generation)\b", re.IGNORECASE
 )
 _MEMORY_SIZE = re.compile(r"\b([0-9]+) ?gi?b?\b", re.IGNORECASE)
 
