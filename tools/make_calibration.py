@@ -21,7 +21,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -208,7 +208,7 @@ def fit_gemm(
     """
     peak, element = product_flops_per_s(gpu, kind), 4 if kind == "fp32" else 2
     alone = ProductSpeed(peak, gpu.memory_bytes_per_s, element, GemmEfficiency(1.0, 0.0))
-    moving = replace(alone, curve=GemmEfficiency(1e9, 0.0, usual["traffic"]))
+    moving = alone._replace(curve=GemmEfficiency(1e9, 0.0, usual["traffic"]))
     ideal_and_measured = []
     for point in points:
         weights = NUM_WEIGHTS_PER_H2.get(point.operator)
