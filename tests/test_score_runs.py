@@ -68,6 +68,25 @@ def test_errors_are_those_of_the_prediction(folder: Path) -> None:
     assert "| bytes | 1 | 50.0% | 50.0% | 50.0% |" in text
 
 
+def test_steps_are_scored_by_card_precision_size_and_cause(folder: Path) -> None:
+    cluster = load_cluster(folder / "cluster.yaml")
+    step_s = estimate_plan(score_runs.load_plan(folder / "plan.json"), cluster).step_time_s
+    path = runs_file(folder, step_time_s=step_s / 2)
+    one = json.loads(path.read_text())["runs"][0]
+    two = {
+        **one,
+        "name": "two",
+        "cause": "norms not fused",
+        "measured": {"step_time_s": 2 * step_s},
+    }
+    path.write_text(json.dumps({"version": 1, "runs": [one, two]}))
+    text = "\n".join(score_runs.tables(score_runs.score(path)))
+    assert "| all |  | 2 | 75.0% | +25.0% | +100.0% | 0% of 1 |" in text
+    assert "| card | A100-40GB | 2 |" in text and "| precision | bf16 | 2 |" in text
+    assert "| size | under 1B | 2 |" in text
+    assert "| cause | norms not fused | 1 | 50.0% | -50.0% | -50.0% |  |" in text
+
+
 def test_bytes_of_tensors_are_compared_by_the_parts_that_were_counted(folder: Path) -> None:
     cluster = load_cluster(folder / "cluster.yaml")
     of = estimate_plan(score_runs.load_plan(folder / "plan.json"), cluster).devices["a:1"]

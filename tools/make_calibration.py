@@ -21,7 +21,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,11 @@ STREAMING_OPERATORS = ("enc-1st-layernorm", "enc-MLP-gelu")
 SCORE_OPERATORS = ("enc-attention-score", "enc-attention-softmax", "enc-attention-context")
 CHIPS = {
     "V100-32GB": "V100-16GB",
+    "V100-PCIe-16GB": "V100-16GB",
+    "V100-PCIe-32GB": "V100-16GB",
+    "Quadro-RTX-6000": "Titan-RTX",
+    "Quadro-RTX-8000": "Titan-RTX",
+    "RTX-4090-D": "RTX-4090",
     "A100-80GB-PCIe": "A100-80GB",
     "A800-80GB": "A100-80GB",
     "H800-80GB": "H100-80GB",
@@ -203,7 +208,7 @@ def fit_gemm(
     """
     peak, element = product_flops_per_s(gpu, kind), 4 if kind == "fp32" else 2
     alone = ProductSpeed(peak, gpu.memory_bytes_per_s, element, GemmEfficiency(1.0, 0.0))
-    moving = replace(alone, curve=GemmEfficiency(1e9, 0.0, usual["traffic"]))
+    moving = alone._replace(curve=GemmEfficiency(1e9, 0.0, usual["traffic"]))
     ideal_and_measured = []
     for point in points:
         weights = NUM_WEIGHTS_PER_H2.get(point.operator)

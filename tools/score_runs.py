@@ -1,4 +1,5 @@
-"""Score predictions against measured training runs, anybody's, by term where it was measured.
+"""Score predictions against measured training runs, anybody's, by term where it was measured, and
+steps by card, precision, size and cause.
 
     python tools/score_runs.py RUNS.yaml [--json]
 
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,9 +25,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cost.memory.parameters import layer_params
 from megatron_hetero.cost.work.profile import load_profile
+from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import FileFormatError, HeteroError, UsageError
 from megatron_hetero.files import read_yaml, validate_document
+from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.plan import Estimates
@@ -33,6 +39,12 @@ from megatron_hetero.schedule.estimate import estimate_plan
 _Seconds = Annotated[float, Field(gt=0, le=1e5)]
 _Bytes = Annotated[int, Field(gt=0)]
 _Part = Literal["weights", "gradients", "optimizer", "activations", "buffers"]
+
+
+_SIZES = ((1e9, "under 1B"), (4e9, "1B to 4B"), (2e10, "4B to 20B"), (1e11, "20B to 100B"))
+_LARGEST = "100B and more"
+_MOST_PAIRS_APART = 0.01
+"""Runs whose steps are nearer to each other have no order to predict."""
 
 
 class _Strict(BaseModel):
@@ -56,13 +68,16 @@ class Measured(_Strict):
 
 
 class Run(_Strict):
-    """One training run; paths are relative to the file.  `source`: who measured, when, on what."""
+    """One training run; paths are relative to the file.  `source`: who measured, when, on what.
+    `cause`: what its trainer does otherwise than Megatron, as far as the prediction cannot know.
+    """
 
     name: str
     source: str
     cluster: str
     plan: str
     profile: str | None = None
+    cause: str = ""
     measured: Measured
 
 
@@ -82,6 +97,8 @@ class Score:
     where: str
     predicted: float
     measured: float
+    groups: tuple[tuple[str, str], ...] = ()
+    """(What runs are grouped by, this run's)."""
 
     @property
     def error(self) -> float:
@@ -109,8 +126,24 @@ def _score_run(run: Run, path: Path) -> Iterator[Score]:
     plan = replace(plan, estimates=None)
     validate_plan(plan, cluster, run.plan)
     predicted = estimate_plan(plan, cluster, profile, bounded=False)
+    types = sorted({cluster.gpu_type(device).name for device in cluster.devices
+                    if device.name in predicted.devices})  # fmt: skip
+    training = plan.workload.training
+    groups = (
+        ("card", " + ".join(types)),
+        ("precision", f"fp8 beside {training.precision}" if training.fp8 else training.precision),
+        ("size", _size(plan.workload.model)),
+        ("cause", run.cause or "none named"),
+    )
     for term, where, a, b in _figures(run, predicted, path):
-        yield Score(run.name, term, where, a, b)
+        yield Score(run.name, term, where, a, b, groups)
+
+
+def _size(model: ModelSpec) -> str:
+    """Name the class of a model's size."""
+    layers = model.num_layers * layer_params(model, even_share(model, 1))
+    num = layers + 2 * model.vocab_size * model.hidden_size
+    return next((words for most, words in _SIZES if num < most), _LARGEST)
 
 
 def _figures(run: Run, predicted: Estimates, path: Path) -> Iterator[tuple[str, str, float, float]]:
@@ -166,6 +199,36 @@ def tables(scores: Sequence[Score]) -> Iterator[str]:
         mean = statistics.mean(map(abs, errors))
         cells = (f"{mean:.1%}", f"{max(map(abs, errors)):.1%}", f"{max(0.0, -min(errors)):.1%}")
         yield f"| {term} | {len(errors)} | {' | '.join(cells)} |"
+    steps = [one for one in scores if one.term == "step"]
+    yield ""
+    yield "| steps by | | runs | mean | bias | worst | pairs in the right order |"
+    yield "| --- | --- | --: | --: | --: | --: | --: |"
+    for (kind, value), own in by_group(steps).items():
+        errors = [one.error for one in own]
+        worst = max(errors, key=abs)
+        mean = statistics.mean(map(abs, errors))
+        cells = (f"{mean:.1%}", f"{statistics.mean(errors):+.1%}", f"{worst:+.1%}")
+        yield f"| {kind} | {value} | {len(own)} | {' | '.join(cells)} | {ordered(own)} |"
+
+
+def by_group(scores: Sequence[Score]) -> Mapping[tuple[str, str], list[Score]]:
+    """Group scores by card, precision, size and cause, and all of them."""
+    found: dict[tuple[str, str], list[Score]] = {("all", ""): list(scores)}
+    for kind in dict.fromkeys(kind for one in scores for kind, _ in one.groups):
+        for one in scores:
+            found.setdefault((kind, dict(one.groups)[kind]), []).append(one)
+    return found
+
+
+def ordered(scores: Sequence[Score]) -> str:
+    """Write the part of the pairs of runs whose quicker one was predicted to be; empty without a
+    pair."""
+    right = [
+        (one.predicted < other.predicted) == (one.measured < other.measured)
+        for one, other in combinations(scores, 2)
+        if abs(math.log(one.measured / other.measured)) > _MOST_PAIRS_APART
+    ]
+    return f"{statistics.mean(right):.0%} of {len(right)}" if right else ""
 
 
 def errors_by_term(scores: Sequence[Score]) -> Mapping[str, list[float]]:

@@ -111,7 +111,7 @@ def test_a_long_sequence_divided_evenly_is_near_its_bound() -> None:
     assert bound_s <= min(steps_s) < 1.02 * bound_s
 
 
-@pytest.mark.parametrize(("seq_length", "is_faster_fused"), [(64, False), (8192, True)])
+@pytest.mark.parametrize(("seq_length", "is_faster_fused"), [(16, False), (8192, True)])
 def test_the_faster_attention_counts_where_only_divided_sequences_fuse_it(
     seq_length: int, is_faster_fused: bool
 ) -> None:

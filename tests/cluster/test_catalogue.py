@@ -66,7 +66,7 @@ def test_numbers_are_plausible_and_sourced(name: str) -> None:
     gpu = gpu_type(name)
     peaks = gpu.peak_flops
     assert gpu.name == name
-    assert 8e9 < gpu.memory_bytes < 300e9
+    assert 8e9 < gpu.memory_bytes < 320e9
     assert 2.5e11 <= gpu.memory_bytes_per_s < 1e13
     assert set(peaks) == {"bf16", "fp16", "fp32", "fp8"}
     assert peaks["fp16"] and peaks["fp32"]

@@ -120,6 +120,10 @@ class Calibration:
             GroupedCall(**data["grouped"]) if "grouped" in data else NO_GROUPED,
         )
 
+    def has_products(self, name: str) -> bool:
+        """Return whether a GPU type, or one of the same chip, has a table of its products."""
+        return (self.same_chip.get(name, name), "fp16") in self.gemm
+
     def fp8_efficiency(self, gpu: GpuType, recipe: Fp8Recipe) -> GemmEfficiency:
         """Return the curve of a GPU type's fp8 products, of its fp8 peak.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.spec import GpuType
@@ -63,8 +64,7 @@ class PassTimes:
         return PassTimes(self.forward_s * count, self.backward_s * count)
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(NamedTuple):
     """Rates that one GPU reaches in the job's precision, calibrated."""
 
     products: ProductSpeed
@@ -82,7 +82,7 @@ class Speed:
         if self.fp8 is None:
             return PassTimes(once_s, 2 * once_s)
         inputs, outputs = (
-            sum(p.count * elements for p, elements in zip(products, sizes, strict=True))
+            sum(p.number * elements for p, elements in zip(products, sizes, strict=True))
             for sizes in ([p.inputs for p in products], [p.outputs for p in products])
         )
         # What comes in is cast in the forward pass, the gradient of what went out in the backward.

@@ -36,7 +36,7 @@ class Work:
     @property
     def gemm_flops(self) -> tuple[float, ...]:
         """Return the FLOPs of each product."""
-        return tuple(p.flops for p in self.products for _ in range(p.count))
+        return tuple(p.flops for p in self.products for _ in range(p.number))
 
 
 WorkOf = Callable[[ModelSpec, TrainingSpec, TensorShare, bool], Work]
@@ -163,7 +163,7 @@ def _mlp_products(
     weights: Sequence[int],
     hidden_size: int,
     columns: int,
-    count: int = 1,
+    number: int = 1,
     is_grouped: bool = False,
 ) -> tuple[Product, ...]:
     """Return the two products of an MLP, or none of none.
@@ -172,11 +172,11 @@ def _mlp_products(
         tokens: rows of each.
         weights: elements of the two matrices.
         hidden_size, columns: inputs of the first and of the second.
-        count: MLPs.
+        number: MLPs.
         is_grouped: all of them are one call, else they follow each other.
     """
     return tuple(
-        Product.with_weights(tokens, weight, depth, count, is_grouped)
+        Product.with_weights(tokens, weight, depth, number, is_grouped)
         for weight, depth in zip(weights, (hidden_size, columns), strict=False)
     )
 

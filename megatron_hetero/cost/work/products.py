@@ -12,24 +12,24 @@ The two products of backward have the FLOPs and the three matrices of that of fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _TERA = 1e12
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A product of a matrix of `rows` x `depth` with one of `depth` x `columns`, `count` of them:
+class Product(NamedTuple):
+    """A product of a matrix of `rows` x `depth` with one of `depth` x `columns`, `number` of them:
     one after the other, or all in one call (`is_grouped`)."""
 
     rows: float
     columns: float
     depth: float
-    count: int = 1
+    number: int = 1
     is_grouped: bool = False
 
     @classmethod
     def with_weights(
-        cls, rows: float, weights: float, depth: float, count: int = 1, is_grouped: bool = False
+        cls, rows: float, weights: float, depth: float, number: int = 1, is_grouped: bool = False
     ) -> Product:
         """Return the product with a matrix of so many weights.
 
@@ -37,10 +37,10 @@ class Product:
             rows: tokens.
             weights: elements of the matrix.
             depth: its inputs.
-            count: products, each with a matrix of its own.
+            number: products, each with a matrix of its own.
             is_grouped: they are one call.
         """
-        return cls(rows, weights / depth, depth, count, is_grouped)
+        return cls(rows, weights / depth, depth, number, is_grouped)
 
     @property
     def flops(self) -> float:
@@ -98,8 +98,7 @@ NO_GROUPED = GroupedCall(1.0, 0.0)
 """Grouped products whose calls cost nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProductSpeed:
+class ProductSpeed(NamedTuple):
     """What products of one GPU take in one precision.
 
     `peak_flops_per_s` and `bytes_per_s` are of the sheet, `element_bytes` of an element of a
@@ -127,14 +126,18 @@ class ProductSpeed:
         >>> round(speed.seconds(Product(4096, 4096, 4096)), 6)  # 275 + 101 + 10 us
         0.000386
         """
-        curve, flops, calls = self.curve, product.flops, product.count
+        peak, bytes_per_s, element_bytes, curve, output_bytes, _ = self
+        rows, columns, depth, calls, is_grouped = product
+        # `Product.flops` and `Product.num_bytes`, in line: a search prices very many of them.
+        flops = 2.0 * rows * columns * depth
+        moved = (rows + columns) * depth * element_bytes + rows * columns * output_bytes
         fixed_s, traffic = curve.overhead_s, curve.traffic
-        moved = product.num_bytes(self.element_bytes, self.output_bytes)
-        if product.is_grouped:
+        if is_grouped:
             flops, moved, calls = flops * calls, moved * calls, 1
             fixed_s, traffic = self.grouped.call_s, self.grouped.traffic
         # The clock is no higher than that of the sheet.
-        slowdown = (flops / _TERA) ** curve.decline if curve.decline else 1.0
-        slowdown = max(slowdown, min(1.0, curve.max_efficiency))
-        once_s = flops / self.flops_per_s * slowdown + traffic * moved / self.bytes_per_s + fixed_s
+        efficiency, slowdown = curve.max_efficiency, 1.0
+        if curve.decline:
+            slowdown = max((flops / _TERA) ** curve.decline, min(1.0, efficiency))
+        once_s = flops * slowdown / (peak * efficiency) + traffic * moved / bytes_per_s + fixed_s
         return calls * once_s

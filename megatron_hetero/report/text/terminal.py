@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_hetero.cost.utilization import MFU_MEANS, Utilization
+from megatron_hetero.cost.work.calibration import shipped_calibration
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Estimates, Plan, TrafficEstimate
@@ -23,6 +24,7 @@ from megatron_hetero.report.text.words import count, devices_by_node
 from megatron_hetero.schedule.stock import is_stock, sends_as_stock
 from megatron_hetero.units import format_bytes, format_duration
 
+GENERAL_MEANS = "a general efficiency, 4 to 12 % off where tables tell"
 NOT_MEASURED = "predicted from the catalogue and an analytic model, not measured"
 
 
@@ -59,8 +61,20 @@ def plan_heading(plan: Plan, utilization: Utilization | None = None) -> tuple[Re
             )
         )
     if plan.estimates is not None:
-        lines.append(facts(*_speed(plan.estimates, utilization)))
+        lines.append(facts(*_speed(plan.estimates, utilization), *_general_types(plan)))
     return tuple(lines)
+
+
+def _general_types(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Name the GPU types of a plan that rest on a general efficiency; none with a profile."""
+    if plan.estimates is None or plan.estimates.measured:
+        return
+    calibration = shipped_calibration()
+    used = dict.fromkeys(plan.type_by_device.values())
+    names = [name for name in used if not calibration.has_products(name)]
+    if names:
+        verb = "has" if len(names) == 1 else "have"
+        yield "", f"({', '.join(names)} {verb} no table of products: {GENERAL_MEANS})"
 
 
 def sends_words(plan: Plan) -> str:

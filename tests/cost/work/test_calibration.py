@@ -176,6 +176,12 @@ def test_no_type_reaches_more_than_its_memory() -> None:
         assert 0 < shipped_calibration().memory_bytes_per_s(gpu) <= gpu.memory_bytes_per_s
 
 
+def test_it_is_known_which_types_have_a_table_of_products() -> None:
+    shipped = shipped_calibration()
+    assert all(map(shipped.has_products, ("H100-80GB", "V100-PCIe-32GB", "GH200-96GB", "L40S")))
+    assert not any(map(shipped.has_products, ("RTX-5090", "RTX-4090", "RTX-4090-D", "H20-96GB")))
+
+
 def test_types_without_a_table_reach_a_part_of_their_fastest_product() -> None:
     calibration = shipped_calibration()
 

@@ -48,7 +48,7 @@ def test_a_product_by_hand() -> None:
     assert plain.seconds(product) == pytest.approx(0.024 + 0.001)
     moving = ProductSpeed(1e12, 1e9, 2, GemmEfficiency(0.5, 1e-3, traffic=0.5))
     assert moving.seconds(product) == pytest.approx(0.024 + 0.001 + 0.011)
-    three = Product(1000, 2000, 3000, count=3)
+    three = Product(1000, 2000, 3000, number=3)
     assert moving.seconds(three) == pytest.approx(3 * moving.seconds(product))
 
 

@@ -98,6 +98,7 @@ def printed(plan: Plan, width: int = 80, color: bool = False) -> str:
         "31.0 / 40.0 GiB  78%",
         "23.0 / 24.0 GiB  96%", "small: 3: a fourth stage would be slower",
         "tp2:24,tp2(2:1):8 @48 | tp1:32 @16x2",
+        "(RTX-4090 has no table of products: a general efficiency, 4 to 12 %",
     ],
 )  # fmt: skip
 def test_every_fact_is_printed_on_one_line(fact: str) -> None:
