@@ -218,6 +218,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         for name in ("simplest", "fastest"):
             other = getattr(explanation, name)
             summary[name] = None if other is None else asdict(other)
+        summary["by_hand"] = [asdict(other) for other in explanation.by_hand]
         summary["simplest_within"] = explanation.simplest_within
         summary["objective"] = arguments.objective
         summary["notes"] = [

@@ -204,6 +204,7 @@ def comparison_lines(
     if explanation.best_stock is not None and (not_stock or explanation.best_stock.slower_by < 0):
         others.insert(0, ("best of stock Megatron", explanation.best_stock))
     others += list(_simplest(explanation))
+    others += [(other.strategy, other) for other in explanation.by_hand]
     if others:
         yield Padding(_comparison_table(explanation.step_time_s, others), (0, 0, 1, 1))
     yield Padding(facts(*_stock_facts(explanation, not_stock)), (0, 0, 0, 1))
