@@ -44,6 +44,8 @@ class LlamaConfig(HuggingFaceConfig):
     norm_topk_prob: bool = False
     decoder_sparse_step: int = Field(1, ge=1)
     mlp_only_layers: list[int] = []
+    output_router_logits: bool = False
+    router_aux_loss_coef: float | None = Field(None, ge=0)
 
 
 class NeoxConfig(HuggingFaceConfig):

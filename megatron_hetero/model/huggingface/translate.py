@@ -105,6 +105,10 @@ def _llama_flags(document: Document, config: LlamaConfig) -> list[str]:
     if config.model_type == "mixtral":
         flags += ["--num-experts", str(config.num_local_experts or 8)]
         flags += ["--moe-router-topk", str(config.num_experts_per_tok or 2)]
+    if config.output_router_logits and config.router_aux_loss_coef:
+        # Without the logits Hugging Face's own training has no such loss either.
+        flags += ["--moe-router-load-balancing-type", "aux_loss"]
+        flags += ["--moe-aux-loss-coeff", repr(config.router_aux_loss_coef)]
     # Both families write the key wherever it is true; its default in their code is False.
     if not config.tie_word_embeddings:
         flags.append("--untie-embeddings-and-output-weights")
