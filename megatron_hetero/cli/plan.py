@@ -121,6 +121,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for the plug-in, then fewer unlike parts",
     )
     parser.add_argument(
+        "--plugin-gain",
+        default="2%",
+        metavar="PERCENT",
+        help="a plan that needs the plug-in and gains no more over the best of stock Megatron "
+        'gives way to it (default: "2%%"; "0%%": only to a faster one)',
+    )
+    parser.add_argument(
         "--memory",
         action="store_true",
         help="only say which GPUs would hold the model at all, and how many of each type: of the "
@@ -193,6 +200,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             schedules=arguments.schedule,
             prove=arguments.prove,
             simplest_within=_part(arguments.simplest),
+            plugin_gain=_part(arguments.plugin_gain, "--plugin-gain"),
         )
         try:
             chosen = in_best_precision(search, itemgetter(0), cluster, workload, objective)
@@ -221,6 +229,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         for name in ("simplest", "fastest"):
             other = getattr(explanation, name)
             summary[name] = None if other is None else asdict(other)
+        summary["by_hand"] = [asdict(other) for other in explanation.by_hand]
         summary["simplest_within"] = explanation.simplest_within
         summary["objective"] = arguments.objective
         summary["notes"] = [
@@ -281,13 +290,13 @@ def _strategy(name: str) -> str:
     return name
 
 
-def _part(percent: str | None) -> float | None:
+def _part(percent: str | None, flag: str = "--simplest") -> float | None:
     """Read `5%` as 0.05."""
     if percent is None:
         return None
     number = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", percent.strip())
     if number is None:
-        raise UsageError(f'--simplest "{percent}": write a percentage, for example 5%')
+        raise UsageError(f'{flag} "{percent}": write a percentage, for example 5%')
     return float(number[1]) / 100
 
 

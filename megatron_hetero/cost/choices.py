@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.model.micro_batches import size_changes_objective
 from megatron_hetero.model.spec import Workload
 
 _LARGEST_SIZE = 32
@@ -40,7 +41,7 @@ def micro_batch_sizes(costs: CostModel, num_replicas: int = 1) -> tuple[int, ...
     replica."""
     training = costs.workload.training
     own, batch = training.micro_batch_size, training.global_batch_size
-    if not may_choose(costs, "micro_batch_size"):
+    if not may_choose(costs, "micro_batch_size") or size_changes_objective(costs.workload):
         return (own,)
     sizes = range(1, min(_LARGEST_SIZE, batch // num_replicas) + 1)
     others = (size for size in sizes if size != own and batch % size == 0)

@@ -30,6 +30,8 @@ class _ScriptSection:
     title: str
     flags: tuple[tuple[str, str], ...]
     defaults: tuple[str, ...] = ()
+    of_experts: bool = False
+    """Whether it is for models with experts alone."""
 
 
 _SECTIONS = (
@@ -63,6 +65,22 @@ _SECTIONS = (
             "--lr-decay-style cosine", "--lr-warmup-fraction .01", "--weight-decay 0.1",
             "--adam-beta1 0.9", "--adam-beta2 0.95", "--clip-grad 1.0",
         ),
+    ),
+    _ScriptSection(
+        "EXPERTS_ARGS",
+        "How experts are trained; the plan decides which GPUs have which.",
+        (
+            ("--sequence-parallel", "Megatron trains experts on a tensor-parallel group only so"),
+            ("--moe-grouped-gemm", "the products of a GPU's experts in one kernel"),
+            ("--moe-token-dispatcher-type", "each token goes to its own experts alone"),
+            ("--moe-router-load-balancing-type", "experts get as many tokens each"),
+            ("--moe-aux-loss-coeff", "weight of that loss; Megatron's default is 0"),
+        ),
+        (
+            "--sequence-parallel", "--moe-grouped-gemm", "--moe-token-dispatcher-type alltoall",
+            "--moe-router-load-balancing-type aux_loss",
+        ),
+        of_experts=True,
     ),
     _ScriptSection(
         "DATA_ARGS",
@@ -137,16 +155,17 @@ def job_script(arguments: Sequence[Argument], source: str, name: str) -> str:
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         "",
     ]
-    in_sections = {flag for section in _SECTIONS for flag, _ in section.flags}
+    sections = [s for s in _SECTIONS if "--num-experts" in known or not s.of_experts]
+    in_sections = {flag for section in sections for flag, _ in section.flags}
     in_sections |= {flag for needed in NEEDED for flag in needed.flags}
     lines += ["# The model, and how it is computed.", "MODEL_ARGS=("]
     for argument in arguments:
         if argument.flag not in in_sections:
             lines.append(_line(argument))
     lines += [")", ""]
-    for section in _SECTIONS:
+    for section in sections:
         lines += [f"# {section.title}", f"{section.name}=(", *_body(section, known), ")", ""]
-    names = ["MODEL_ARGS", *(section.name for section in _SECTIONS)]
+    names = ["MODEL_ARGS", *(section.name for section in sections)]
     lines += [_TAIL.format(name=shlex.quote(name)), "torchrun --standalone --nproc-per-node 1 \\"]
     lines += ["    -m megatron_hetero.pretrain_gpt \\"]
     lines += [f'    "${{{array}[@]}}"' + (" \\" if array != names[-1] else "") for array in names]
@@ -157,7 +176,7 @@ def _missing(known: dict[str, Argument]) -> tuple[Needed, ...]:
     """Return the needed flags that neither the source nor a default of the sections gives."""
     given = {flag: argument.words[1:] for flag, argument in known.items() if argument.words}
     for section in _SECTIONS:
-        for default in section.defaults:
+        for default in () if section.of_experts else section.defaults:
             given.setdefault(default.split()[0], tuple(default.split()[1:]))
     return missing_flags(given)
 

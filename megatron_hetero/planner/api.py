@@ -124,16 +124,21 @@ def plan_and_explain(
     schedules: Schedules = "counts",
     prove: bool = False,
     simplest_within: float | None = None,
+    plugin_gain: float | None = None,
 ) -> tuple[Plan, Explanation]:
     """Return `plan_cluster`, with why the plan is good from the same search.
 
-    Interrupted (Ctrl-C) once a plan is found, it returns the best so far and says so in both.
+    With `plugin_gain`, a plan that gains no more than this part over the best of all that stock
+    Megatron's flags can say gives way to that one, and so does a slower one.  Interrupted (Ctrl-C)
+    once a plan is found, it returns the best so far and says so in both.
     """
     problem = checked(
         make_problem(cluster, workload, profile, make_costs, objective),
         schedules, strategy, prove, simplest_within,
     )  # fmt: skip
-    return _explained(problem, progress, strategy, schedules, prove, simplest_within)
+    is_usual = strategy == "auto" and schedules == "counts" and simplest_within is None
+    gain = plugin_gain if is_usual else None
+    return _explained(problem, progress, strategy, schedules, prove, simplest_within, gain)
 
 
 def _explained(
@@ -143,6 +148,7 @@ def _explained(
     schedules: Schedules,
     prove: bool,
     simplest_within: float | None,
+    plugin_gain: float | None = None,
 ) -> tuple[Plan, Explanation]:
     stock_only = problem.objective.stock_only
     try:
@@ -161,14 +167,43 @@ def _explained(
             stock = stock_beside_a_plan(problem)
     except KeyboardInterrupt:
         board.interrupted = True
-    if stock is not None and _is_chosen(stock, first, best, stock_only, simplest_within):
+    gives_way = _gives_way(problem, stock, best, plan, plugin_gain)
+    if stock is not None and (
+        gives_way or _is_chosen(stock, first, best, stock_only, simplest_within)
+    ):
         plan, explanation = stock_plan_and_explanation(problem, stock, board.num_priced)
         if stock_only:
+            return plan, explanation
+        if gives_way and not below(first.step_time_s, stock.step_time_s):
             return plan, explanation
         faster_by = first.step_time_s / stock.step_time_s - 1
         fastest = replace(alternative_to(problem, first, first), slower_by=faster_by, because="")
         return plan, replace(explanation, fastest=fastest, simplest_within=simplest_within)
     return _explained_candidate(problem, board, first, best, plan, stock, simplest_within)
+
+
+def _gives_way(
+    problem: Problem,
+    stock: StockResult | None,
+    best: Candidate,
+    plan: Plan,
+    plugin_gain: float | None,
+) -> bool:
+    """Return whether the best of all that stock flags can say is as good, or better by more than
+    its search leaves open; where its step was simulated, and it keeps what the limits hold as
+    given."""
+    if stock is None or plugin_gain is None or not stock.is_simulated or has_orders(plan):
+        return False
+    as_given = problem.cluster.limits.as_given
+    changed = stock.plan.workload and stock.plan.workload.training
+    for setting in ("micro_batch_size", "recompute"):
+        own = getattr(problem.workload.training, setting)
+        if setting in as_given and getattr(changed, setting, own) != own:
+            return False
+    allowed = 0.0 if best.is_stock else plugin_gain
+    return stock.step_time_s <= (1 + allowed) * best.step_time_s and (
+        not best.is_stock or below(stock.step_time_s, best.step_time_s)
+    )
 
 
 def _is_chosen(

@@ -44,7 +44,7 @@ def test_symmetric_plans_are_stock(text: str) -> None:
         ("tp1:8 @4x2 | tp1:8 @4x1", "replicas with different micro-batch sizes"),
         (
             "tp1cp2:4,tp1cp2:4 @16",
-            "context-parallel stages (their loss is weighted by the tokens of all their ranks)",
+            "sequences divided without Transformer Engine's attention (cp)",  # no job says more
         ),
         ("tp2(2:1):8 @16", "tensor-parallel groups of uneven shares"),
         ("tp2(1:1):8 @16", "tensor-parallel groups of uneven shares"),  # no model to divide

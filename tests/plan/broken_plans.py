@@ -258,6 +258,15 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
         ),
         (replace(PLAN, hosts=PLAN.hosts[::-1]), "the last global rank is a:3"),
     ],
+    check_workload.expert_groups_fit: [
+        (
+            replace(
+                plan_from_layout(parse_layout("tp1ep2:4 @1 | tp1ep2:4 @1")),
+                replicas=plan_from_layout(parse_layout("tp1ep2:4 @1 | tp1ep2:4 @1")).replicas[:1],
+            ),
+            "ep2etp1 makes groups of 2 ranks, and a stage has 1 in each of 1 replicas",
+        ),
+    ],
     check_workload.experts_can_be_dealt_out: [
         (
             with_table(with_model(PLAN, num_experts=6, moe_ffn_hidden_size=192), (1, 1, 1, 1)),

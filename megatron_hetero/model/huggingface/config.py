@@ -174,6 +174,8 @@ class DecoderConfig(HuggingFaceConfig, RotaryKeys, RoutedKeys):
     mlp_only_layers: list[int] = []
     swiglu_alpha: float = 1.702
     swiglu_limit: float = Field(7.0, gt=0)
+    output_router_logits: bool = False
+    router_aux_loss_coef: float | None = Field(None, ge=0)
 
 
 class LatentConfig(HuggingFaceConfig, RotaryKeys, RoutedKeys):

@@ -12,6 +12,11 @@ def few_experts(writer: FlagWriter, config: DecoderConfig) -> None:
     """Write the experts of Mixtral and GPT-OSS: as wide as the file's MLP, in all layers."""
     writer.add("num_local_experts", "--num-experts", config.num_experts)
     writer.add("num_experts_per_tok", "--moe-router-topk", config.num_experts_per_tok)
+    if config.output_router_logits and config.router_aux_loss_coef:
+        # Without the logits Hugging Face's own training has no such loss either.
+        coefficient = repr(config.router_aux_loss_coef)
+        writer.add("router_aux_loss_coef", "--moe-router-load-balancing-type", "aux_loss")
+        writer.add("router_aux_loss_coef", "--moe-aux-loss-coeff", coefficient)
 
 
 def qwen_experts(writer: FlagWriter, config: DecoderConfig) -> None:

@@ -13,6 +13,7 @@ from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.stock.by_hand import plans_by_hand
 from megatron_hetero.planner.stock.search import StockResult
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import plan_cost
@@ -123,6 +124,22 @@ def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) 
         if is_as_priced and plan.schedule == "1f1b"
         else f"its simulated step takes {format_duration(max(more_s, 0.0))} more",
         settings_text(plan, _micro_batch_sizes(problem, best.placement)),
+    )
+
+
+def by_hand_alternatives(problem: Problem, best: Candidate) -> tuple[Alternative, ...]:
+    """Return what people do without a planner, beside the best."""
+    sizes = _micro_batch_sizes(problem, best.placement)
+    return tuple(
+        Alternative(
+            format_layout(found.plan.layout),
+            found.name,
+            found.step_time_s,
+            found.step_time_s / best.step_time_s - 1,
+            "the same layers on every stage",
+            settings_text(found.plan, sizes),
+        )
+        for found in plans_by_hand(problem)
     )
 
 

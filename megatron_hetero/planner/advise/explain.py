@@ -16,6 +16,7 @@ from megatron_hetero.planner.advise.alternatives import (
     Alternative,
     Shortage,
     alternative_to,
+    by_hand_alternatives,
     runners_up,
     shortage_of,
     stock_alternative_to,
@@ -114,6 +115,9 @@ class Explanation:
     machines are on one site."""
     sharded: tuple[ShardedStage, ...] = ()
     """The stages with sharded layers."""
+    by_hand: tuple[Alternative, ...] = ()
+    """What people do without a planner (`stock.by_hand`), by name in `strategy`; none where it does
+    not fit."""
 
 
 def explain_candidate(
@@ -163,6 +167,7 @@ def explain_candidate(
         interrupted=board.interrupted,
         exchange=None if board.interrupted else exchange_choice(problem, best),
         sharded=tuple(sharded_stages(problem.costs, placement)),
+        by_hand=() if board.interrupted else by_hand_alternatives(problem, best),
     )
 
 

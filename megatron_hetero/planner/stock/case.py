@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class StockCase:
             self._costs = self._plain.variant(holders=holders)
         self._rows = self._costs.vocab_rows([grid.width])
         numbers = self._distinct_replicas()
-        self._chains = [grid.chains[d] for d in numbers]
+        self._chains = [grid.chain(d) for d in numbers]
         self._places = [
             [self._place(stage, p) for p, stage in enumerate(self._stages_of_replica(d))]
             for d in numbers
@@ -108,17 +108,18 @@ class StockCase:
 
     def _stages_of_replica(self, d: int) -> list[PlacedStage]:
         """Return the stages of a replica with one layer each, as they are priced."""
-        chains, groups = self.grid.chains, self.settings.expert_groups
+        groups, together = self.settings.expert_groups, self._together
+        own = self.grid.chain(d)
         if groups is None:
-            return [unit.stage for unit in chains[d]]
-        together = self._together
-        peers = chains[d // together * together :][:together]
+            return [unit.stage for unit in own]
+        start = d // together * together
+        peers = [self.grid.chain(r) for r in range(start, start + together)]
         return [
             replace(
                 unit.stage,
                 experts=PlacedExperts(groups, tuple([g for c in peers for g in c[p].devices])),
             )
-            for p, unit in enumerate(chains[d])
+            for p, unit in enumerate(own)
         ]
 
     @property
@@ -353,8 +354,17 @@ class StockCase:
                 found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])
         return np.asarray(np.max(found, axis=0))
 
-    @cached_property
+    @property
     def _exchange_lines(self) -> tuple[list[_Line], list[_Line], list[float]]:
+        """Return `_priced_exchange`, which micro-batches and recompute do not change."""
+        grid, groups = self.grid, self.settings.expert_groups
+        shape = grid.num_replicas, grid.num_stages, grid.rank_order, grid.context_parallel
+        key = "exchange", *shape, groups
+        if key not in grid.ranks.known:
+            grid.ranks.known[key] = self._priced_exchange()
+        return cast(_ExchangeLines, grid.ranks.known[key])
+
+    def _priced_exchange(self) -> tuple[list[_Line], list[_Line], list[float]]:
         """Return seconds without layers and what each layer adds, of the gradients and of the new
         weights of each stage; then seconds of each replica's tied embeddings.
 
@@ -380,6 +390,7 @@ class StockCase:
 
 
 _Line = tuple[float, float]
+_ExchangeLines = tuple[list[_Line], list[_Line], list[float]]
 
 
 def num_in_flight(

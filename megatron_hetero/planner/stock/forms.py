@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from megatron_hetero.cost.choices import NOT_WITH_CONTEXT_PARALLEL, deals_experts, may_choose
 from megatron_hetero.cost.work.compute import uses_flash_attention
+from megatron_hetero.model.micro_batches import size_changes_objective
 from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.plan.plan import StageShape
 from megatron_hetero.plan.stock_ranks import groups_fit
@@ -107,5 +108,8 @@ def kinds_of_recompute(problem: Problem) -> tuple[StockRecompute, ...]:
 
 
 def _sizes(problem: Problem, batch: int) -> Sequence[int]:
-    """Return micro-batch sizes, which divide the global batch."""
+    """Return micro-batch sizes, which divide the global batch: all, or the job's own where another
+    would change what is trained."""
+    if size_changes_objective(problem.workload):
+        return (problem.workload.training.micro_batch_size,)
     return _divisors(batch)

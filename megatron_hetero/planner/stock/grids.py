@@ -8,12 +8,12 @@ context-parallel ranks in one of Megatron's two orders of ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
 
 from megatron_hetero.cluster.spec import Node
-from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder, places_by_rank
+from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder
 from megatron_hetero.planner.columns.kinds import Kind, kinds_of
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.shapes.symmetric import equal_units
@@ -31,6 +31,8 @@ class StockRanks:
 
     units: tuple[Unit, ...]
     kinds: tuple[int, ...]
+    known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+    """Prices of grids of these groups that no other setting changes."""
 
     @property
     def width(self) -> int:
@@ -51,19 +53,41 @@ class StockGrid:
     @cached_property
     def chains(self) -> tuple[Chain, ...]:
         """[replica][stage]."""
-        place = dict(zip(self._places(), self._joined(), strict=True))
-        return tuple(
-            tuple(place[d, p] for p in range(self.num_stages)) for d in range(self.num_replicas)
-        )
+        return tuple(map(self.chain, range(self.num_replicas)))
+
+    def chain(self, d: int) -> Chain:
+        """Return the stages of one replica, the GPUs of each in rank order."""
+        return tuple(self._unit(self._groups(d, p)) for p in range(self.num_stages))
+
+    def _groups(self, d: int, p: int) -> range:
+        """Return the positions of the groups of a stage."""
+        if self.rank_order == "tp-dp-pp":
+            place = d + self.num_replicas * p
+        else:
+            place = p + self.num_stages * d
+        context = self.context_parallel
+        return range(place * context, (place + 1) * context)
+
+    def _unit(self, groups: range) -> Unit:
+        units = self.ranks.units[groups.start : groups.stop]
+        if len(units) == 1:
+            return units[0]
+        indices: dict[str, tuple[int, ...]] = {}
+        for unit in units:
+            indices[unit.node] = (*indices.get(unit.node, ()), *unit.indices)
+        (own, *beyond) = indices.items()
+        return Unit(*own, self.context_parallel, tuple(beyond))
 
     @cached_property
     def stage_kinds(self) -> tuple[tuple[int, ...], ...]:
         """The kinds of the GPUs of each stage, in all replicas."""
-        context = self.context_parallel
-        found: list[set[int]] = [set() for _ in range(self.num_stages)]
-        for index, (_, p) in enumerate(self._places()):
-            found[p].update(self.ranks.kinds[index * context : (index + 1) * context])
-        return tuple(tuple(sorted(kinds)) for kinds in found)
+        kinds = self.ranks.kinds
+        if len(set(kinds)) == 1:
+            return (kinds[:1],) * self.num_stages
+        return tuple(
+            tuple(sorted({kinds[i] for d in range(self.num_replicas) for i in self._groups(d, p)}))
+            for p in range(self.num_stages)
+        )
 
     @cached_property
     def replica_patterns(self) -> tuple[tuple[object, ...], ...]:
@@ -74,36 +98,13 @@ class StockGrid:
     def pattern(self, replicas: Sequence[int]) -> tuple[object, ...]:
         """Return `replica_patterns` of several replicas together."""
         numbers: dict[str, int] = {}
-        kind_of = self._kind_of_node
+        units, kinds = self.ranks.units, self.ranks.kinds
         return tuple(
-            (kind_of[node], numbers.setdefault(node, len(numbers)))
+            (kinds[i], numbers.setdefault(units[i].node, len(numbers)))
             for d in replicas
-            for unit in self.chains[d]
-            for node in unit.group_nodes
+            for p in range(self.num_stages)
+            for i in self._groups(d, p)
         )
-
-    @cached_property
-    def _kind_of_node(self) -> dict[str, int]:
-        return {
-            unit.node: kind for unit, kind in zip(self.ranks.units, self.ranks.kinds, strict=True)
-        }
-
-    def _places(self) -> Iterator[tuple[int, int]]:
-        for d, p, _ in places_by_rank(self.rank_order, self.num_replicas, self.num_stages, 1):
-            yield d, p
-
-    def _joined(self) -> Iterator[Unit]:
-        """Yield the groups of each stage as one unit, its GPUs in rank order."""
-        context = self.context_parallel
-        if context == 1:
-            yield from self.ranks.units
-            return
-        for first in range(0, len(self.ranks.units), context):
-            indices: dict[str, tuple[int, ...]] = {}
-            for unit in self.ranks.units[first : first + context]:
-                indices[unit.node] = (*indices.get(unit.node, ()), *unit.indices)
-            (own, *beyond) = indices.items()
-            yield Unit(*own, context, tuple(beyond))
 
     @property
     def num_gpus(self) -> int:

@@ -61,6 +61,9 @@ MAX_DIVISIONS = 200_000
 stage."""
 _FEW_DIVISIONS = 5_000
 _FEW_SIMULATIONS = 10
+"""Up to so many, interleaved cases wait for the others."""
+_FEW_CLIMBS = 3
+"""Interleaved cases whose layers move between chunks where few steps are simulated."""
 _BATCH = 4096
 Division = tuple[int, ...]
 """Layers of each virtual stage."""
@@ -108,7 +111,7 @@ class StockLimits:
 BESIDE_A_PLAN = StockLimits(
     num_orders=100,
     num_grids=10_000,
-    num_cases=24,
+    num_cases=32,
     num_bounded=20_000,
     num_simulated=3,
     num_messages=6_000,
@@ -182,6 +185,7 @@ class _StockSearch:
         self._winner: tuple[StockCase, Division] | None = None
         self._best_of: dict[tuple[int, int, int], tuple[float, Plan]] = {}
         self._unsimulated: tuple[float, StockCase, Division] | None = None
+        self._fits_undivided = False
         self._deferred: list[tuple[float, _Ready]] = []
         self._queue: list[tuple[float, int, _Item]] = []
         self._number = count()
@@ -212,11 +216,30 @@ class _StockSearch:
             if case.settings.num_chunks > 1:
                 self._climb(case, division)
 
+    def _climbed(self, item: _Ready) -> tuple[float, _Ready]:
+        """Return a case with layers moved between chunks as long as that lowers the bound."""
+        division, bound_s = item.divisions[item.place], float(item.bounds_s[item.place])
+        while True:
+            moved = np.array(list(moves(division.tolist())), dtype=np.int64)
+            if not len(moved):
+                break
+            bounds_s = item.case.least_times_s(moved)
+            self._num_bounded += len(moved)
+            best = int(np.argmin(bounds_s))
+            if not below(float(bounds_s[best]), bound_s):
+                break
+            division, bound_s = moved[best], float(bounds_s[best])
+        return bound_s, _Ready(item.case, division[None], np.array([bound_s]))
+
     def _is_deferred(self, item: _Ready) -> bool:
         """Return whether a case waits for the others: the bound of interleaved stages is far from
         their step, and would take all simulations of a few."""
-        is_chunked = item.case.settings.num_chunks > 1
-        return is_chunked and self._limits.num_simulated <= _FEW_SIMULATIONS
+        return item.case.settings.num_chunks > 1 and self._is_short()
+
+    def _is_short(self) -> bool:
+        """Return whether few steps are simulated: interleaved stages that divide sequences are then
+        left out where something fits without."""
+        return self._limits.num_simulated <= _FEW_SIMULATIONS
 
     def _defer(self, bound_s: float, item: _Item) -> None:
         if isinstance(item, _Ready):
@@ -225,6 +248,10 @@ class _StockSearch:
     def _simulate_deferred(self) -> None:
         """Simulate of what waits the best of each kind, and then what may be the best if its step
         is as far from its bound as theirs were."""
+        if self._is_short():
+            chunked = [e for e in self._deferred if e[1].case.settings.num_chunks > 1]
+            chunked.sort(key=lambda entry: entry[0])
+            self._deferred += [self._climbed(item) for _, item in chunked[:_FEW_CLIMBS]]
         ratios: dict[bool, float] = {}
         while self._deferred and self._num_simulated < self._limits.num_simulated:
             ranked = sorted(
@@ -317,6 +344,9 @@ class _StockSearch:
     def _make_cases(self, item: _Grid) -> None:
         if not self._rates.fits(item.grid, item.form):
             return
+        if self._is_short() and self._fits_undivided and _is_chunked_and_divided(item):
+            self._is_exact = False
+            return
         form, grid = item.form, item.grid
         content = tuple(sorted(map(repr, grid.replica_patterns)))
         key = grid.width, grid.context_parallel, grid.num_stages, content, form.settings
@@ -334,7 +364,6 @@ class _StockSearch:
         if self._num_cases[is_chunked] >= self._limits.num_cases:
             self._is_exact = False
             return
-        self._num_cases[is_chunked] += 1
         divisions = self._divisions(case)
         if not len(divisions):
             return
@@ -344,6 +373,8 @@ class _StockSearch:
         order = np.argsort(bounds_s, kind="stable")
         bounds_s = bounds_s[order]
         if np.isfinite(bounds_s[0]):
+            self._num_cases[is_chunked] += 1
+            self._fits_undivided |= case.grid.context_parallel == 1
             self._push(float(bounds_s[0]), _Ready(case, divisions[order], bounds_s))
 
     def _next_division(self, item: _Ready, *, follows: bool = True) -> float | None:
@@ -458,6 +489,10 @@ class _StockSearch:
             or min(self._num_cases) >= limits.num_cases
             or self._num_grids >= limits.num_grids
         )
+
+
+def _is_chunked_and_divided(item: _Grid) -> bool:
+    return item.form.settings.num_chunks > 1 and item.grid.context_parallel > 1
 
 
 def _num_messages(case: StockCase) -> int:

@@ -171,6 +171,7 @@ def comparison_bars(content: Content) -> Figure:
     others = [
         *([("stock Megatron's best", explanation.best_stock)] if explanation.best_stock else []),
         *((f"next best {i}", other) for i, other in enumerate(explanation.runners_up, start=1)),
+        *((other.strategy, other) for other in explanation.by_hand),
     ]
     rows += [("other", name, other.step_time_s) for name, other in others]
     longest = max(seconds for *_, seconds in rows)

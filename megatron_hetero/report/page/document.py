@@ -214,6 +214,8 @@ def _comparison(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
                         f"does not fit into {short.gpu_type}")  # fmt: skip
     for i, other in enumerate(explanation.runners_up, start=1):
         yield _alternative_row(f"next best {i}", other)
+    for other in explanation.by_hand:
+        yield _alternative_row(other.strategy, other)
     yield "</table>"
     divided_s = content.estimates.bound_with_context_parallel_s
     if divided_s is not None:

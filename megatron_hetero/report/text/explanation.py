@@ -27,7 +27,7 @@ CAUSES = (
 )
 """Words for each field of `TimeByCause`, in the order in which a step meets them."""
 _FASTEST, _NEXT = "best of all", "next best"
-_HOW_TO_GET = {_FASTEST: "leave away --simplest", _NEXT: "plan anew"}
+_HOW_TO_GET = {_FASTEST: "leave away --simplest, or give --plugin-gain 0%", _NEXT: "plan anew"}
 _ALIKE = 5e-4
 """Steps that differ by less are the same, as they are printed."""
 
@@ -204,6 +204,7 @@ def comparison_lines(
     if explanation.best_stock is not None and (not_stock or explanation.best_stock.slower_by < 0):
         others.insert(0, ("best of stock Megatron", explanation.best_stock))
     others += list(_simplest(explanation))
+    others += [(other.strategy, other) for other in explanation.by_hand]
     if others:
         yield Padding(_comparison_table(explanation.step_time_s, others), (0, 0, 1, 1))
     yield Padding(facts(*_stock_facts(explanation, not_stock)), (0, 0, 0, 1))

@@ -1,0 +1,334 @@
+"""Beside the search of stock Megatron's best plan: plain enumeration of its settings.
+
+    python tools/enumerate_stock.py [JOB ...]
+
+Every order of the kinds of GPUs (all nodes of some of them, one kind after the other), every
+tensor-, context-, pipeline- and data-parallel size, both orders of ranks, every expert-parallel and
+expert-tensor-parallel size, both dispatchers, every micro-batch size, no recompute or all, one to
+four model chunks; layers as even as can be, and in proportion to the speed of stages with every
+move of one layer.  Nothing of `planner.stock` is used: plans are written as layouts, priced by the
+cost model, and the best of them simulated.  Prints, for each job, both steps and their ratio; fails
+where the enumeration is faster by more than the search's tolerance.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, permutations
+from pathlib import Path
+
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.widths import usable_widths
+from megatron_hetero.errors import HeteroError
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.checks.validate import first_violations
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage
+from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
+from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.stock.search import BESIDE_A_PLAN, best_stock_plan
+from megatron_hetero.schedule.of_plan import with_schedule
+from megatron_hetero.schedule.orders.interleaved import interleaved
+from megatron_hetero.schedule.simulator.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
+
+NUM_SIMULATED = 12
+_LINKS = {"H100-80GB": "360 GB/s", "B200": "700 GB/s", "A100-80GB": "240 GB/s"}
+_COMMON = (
+    "--swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope "
+    "--attention-dropout 0 --hidden-dropout 0 --bf16 --calculate-per-token-loss "
+    "--untie-embeddings-and-output-weights --sequence-parallel --use-distributed-optimizer "
+    "--group-query-attention"
+)
+_MODELS = {
+    "llama-1b": "16 2048 8192 32 8 64 128256",
+    "llama-8b": "32 4096 14336 32 8 128 128256",
+    "qwen-30b-a3b": "48 2048 6144 32 4 128 151936 128 8 768",
+    "mixtral-8x7b": "32 4096 14336 32 8 128 32000 8 2 14336",
+    "glm-4.5-air": "46 4096 10944 96 8 128 151552 128 8 1408 1408",
+}
+"""Layers, hidden, FFN, heads, query groups, head size, vocabulary; experts, top-k, columns of each,
+of the shared one."""
+_H, _A, _B = ("H100-80GB", 8), ("A100-80GB", 8), ("B200", 4)
+JOBS: dict[str, tuple[str, Sequence[tuple[str, int]], int, int]] = {
+    # The four cases that were wrong.
+    "llama-1b, 131,072 tokens, 2 x 4 H100": ("llama-1b", [("H100-80GB", 4)] * 2, 131072, 32),
+    "qwen-30b-a3b, 4 B200 + 4 H100": ("qwen-30b-a3b", [_B, ("H100-80GB", 4)], 4096, 64),
+    "glm-4.5-air, 16 H100 + 16 A100": ("glm-4.5-air", [_H, _H, _A, _A], 4096, 128),
+    "mixtral-8x7b, 16 H100 + 16 A100": ("mixtral-8x7b", [_H, _H, _A, _A], 4096, 128),
+    # Twelve others.
+    "llama-8b, 8 H100": ("llama-8b", [_H], 4096, 64),
+    "llama-8b, 4 H100 + 4 A100": ("llama-8b", [("H100-80GB", 4), ("A100-80GB", 4)], 4096, 64),
+    "llama-8b, 32,768 tokens, 8 H100": ("llama-8b", [_H], 32768, 16),
+    "llama-8b, 131,072 tokens, 16 H100": ("llama-8b", [_H, _H], 131072, 16),
+    "llama-8b, 32,768 tokens, 8 H100 + 8 A100": ("llama-8b", [_H, _A], 32768, 32),
+    "qwen-30b-a3b, 8 H100": ("qwen-30b-a3b", [_H], 4096, 64),
+    "qwen-30b-a3b, 16 H100": ("qwen-30b-a3b", [_H, _H], 4096, 64),
+    "qwen-30b-a3b, 8 H100 + 8 A100": ("qwen-30b-a3b", [_H, _A], 4096, 64),
+    "mixtral-8x7b, 16 H100": ("mixtral-8x7b", [_H, _H], 4096, 64),
+    "mixtral-8x7b, 8 H100 + 8 A100": ("mixtral-8x7b", [_H, _A], 4096, 64),
+    "llama-8b, 64 H100": ("llama-8b", [_H] * 8, 4096, 256),
+    "mixtral-8x7b, 64 H100": ("mixtral-8x7b", [_H] * 8, 4096, 256),
+}
+
+
+def job(name: str) -> tuple[Cluster, Workload]:
+    """Return a job's cluster and workload."""
+    model, machines, seq_length, batch = JOBS[name]
+    nodes = "".join(
+        f"  - {{name: n{i:02d}, gpu: {gpu}, count: {count}, site: a}}\n"
+        for i, (gpu, count) in enumerate(machines)
+    )
+    inside = "".join(
+        f"    {gpu}: {{bandwidth: {_LINKS[gpu]}, latency: 5 us}}\n"
+        for gpu in sorted({gpu for gpu, _ in machines})
+    )
+    text = f"version: 1\nnodes:\n{nodes}links:\n  inside_node:\n{inside}"
+    if len(machines) > 1:
+        text += "  between_nodes:\n    a: {bandwidth: 400 Gb/s, latency: 10 us}\n"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.yaml"
+        path.write_text(text)
+        cluster = load_cluster(path)
+    sizes = _MODELS[model].split()
+    names = (
+        *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads"),
+        *("num-query-groups", "kv-channels", "vocab-size", "num-experts", "moe-router-topk"),
+        *("moe-ffn-hidden-size", "moe-shared-expert-intermediate-size"),
+    )
+    words = [w for n, size in zip(names, sizes, strict=False) for w in (f"--{n}", size)]
+    for flag, value in (
+        ("seq-length", seq_length),
+        ("max-position-embeddings", seq_length),
+        ("global-batch-size", batch),
+        ("micro-batch-size", 1),
+    ):
+        words += [f"--{flag}", str(value)]
+    if len(sizes) > 7:
+        words.append("--moe-grouped-gemm")
+    return cluster, load_workload(None, (*words, *_COMMON.split()))
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors, ascending."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def orders(cluster: Cluster) -> Iterator[list[Node]]:
+    """Yield the nodes of each selection of kinds, one kind after the other, in every order."""
+    nodes = sorted(cluster.nodes, key=lambda node: (node.gpu_type.name, node.name))
+    kinds = [list(group) for _, group in groupby(nodes, key=lambda node: node.gpu_type.name)]
+    for size in range(1, len(kinds) + 1):
+        for chosen in permutations(kinds, size):
+            yield [node for kind in chosen for node in kind]
+
+
+def experts(workload: Workload, width: int, context: int, replicas: int) -> Iterator[str]:
+    """Yield the part of a stage's layout that says how experts are dealt out."""
+    yield ""
+    model, own = workload.model, width * context
+    for size in divisors(model.num_experts) if model.num_experts else ():
+        for etp in divisors(width):
+            whole = size * etp
+            fits = own * replicas % whole == 0 and (own % whole == 0 or whole % own == 0)
+            if fits and (size, etp) != (1, width) and model.moe_ffn_hidden_size % etp == 0:
+                yield f"ep{size}etp{etp}"
+
+
+def plans(cluster: Cluster, workload: Workload) -> Iterator[tuple[float, Plan]]:
+    """Yield plans that fit, with the cost model's price."""
+    model, batch = workload.model, workload.training.global_batch_size
+    jobs: dict[tuple[object, ...], tuple[Workload, CostModel]] = {}
+
+    def of(size: int, recompute: str, dispatcher: str) -> tuple[Workload, CostModel]:
+        key = size, recompute, dispatcher
+        if key not in jobs:
+            training = replace(
+                workload.training,
+                micro_batch_size=size,
+                recompute=recompute,  # type: ignore[arg-type]
+                token_dispatcher=dispatcher,  # type: ignore[arg-type]
+            )
+            changed = replace(workload, training=training)
+            jobs[key] = changed, CostModel(cluster, changed)
+        return jobs[key]
+
+    for nodes in orders(cluster):
+        names = [device.name for node in nodes for device in node.devices]
+        speeds = {d.name: node.gpu_type for node in nodes for d in node.devices}
+        widths = set.intersection(*(set(usable_widths(cluster, workload, n)) for n in nodes))
+        for width in sorted(widths):
+            for context in divisors(len(names) // width):
+                if model.seq_length % (2 * context * width) or len(names) % (width * context):
+                    continue
+                own = width * context
+                for replicas in divisors(len(names) // own):
+                    depth = len(names) // own // replicas
+                    if depth > model.num_layers or batch % replicas:
+                        continue
+                    for order in ("tp-dp-pp", "tp-pp-dp"):
+                        at = {
+                            (d, p): names[place * own : (place + 1) * own]
+                            for d in range(replicas)
+                            for p in range(depth)
+                            for place in (
+                                (d + replicas * p,) if order == "tp-dp-pp" else (p + depth * d,)
+                            )
+                        }
+                        rates = [
+                            min(
+                                speeds[name].peak_flops["bf16"] or 1.0
+                                for d in range(replicas)
+                                for name in at[d, p]
+                            )
+                            for p in range(depth)
+                        ]
+                        for layers in divisions(model.num_layers, rates):
+                            for dealt in experts(workload, width, context, replicas):
+                                form = f"tp{width}{f'cp{context}' if context > 1 else ''}{dealt}"
+                                yield from priced(
+                                    cluster, of, at, (replicas, depth, order), form, layers, batch
+                                )
+                        if depth == 1 or replicas == 1:
+                            break
+
+
+def divisions(num_layers: int, rates: Sequence[float]) -> Iterator[tuple[int, ...]]:
+    """Yield layers as even as can be, and in proportion to rates with moves of one layer from or
+    to the last and the first stage."""
+    depth = len(rates)
+    even = tuple(num_layers // depth + (p < num_layers % depth) for p in range(depth))
+    ideal = [num_layers * rate / sum(rates) for rate in rates]
+    own = [max(1, int(n)) for n in ideal]
+    while sum(own) < num_layers:
+        own[max(range(depth), key=lambda p: ideal[p] - own[p])] += 1
+    while sum(own) > num_layers:
+        own[max(range(depth), key=lambda p: own[p] - ideal[p])] -= 1
+    found = {even, tuple(own)}
+    for start in (even, tuple(own)):
+        for giver in range(depth):
+            for taker in range(depth):
+                if giver != taker and start[giver] > 1 and {giver, taker} & {0, depth - 1}:
+                    moved = list(start)
+                    moved[giver] -= 1
+                    moved[taker] += 1
+                    found.add(tuple(moved))
+    yield from sorted(found)
+
+
+def priced(cluster, of, at, shape, form, layers, batch) -> Iterator[tuple[float, Plan]]:  # type: ignore[no-untyped-def]
+    """Yield one form on one grid under all of its settings."""
+    replicas, depth, order = shape
+    for size in divisors(batch // replicas):
+        number = batch // replicas // size
+        line = ",".join(f"{form}:{n}" for n in layers)
+        shapes = parse_layout(f"{line} @{number}").replicas[0].stages
+        first = [sum(layers[:p]) for p in range(depth)]
+        for recompute in ("none", "full"):
+            for dispatcher in ("allgather", "alltoall") if "ep" in form else ("allgather",):
+                workload, costs = of(size, recompute, dispatcher)
+                made = tuple(
+                    Replica(
+                        tuple(Stage(shapes[p], first[p], tuple(at[d, p])) for p in range(depth)),
+                        number,
+                    )
+                    for d in range(replicas)
+                )
+                hosts = hosts_in_rank_order(made, order, cluster)
+                plan = Plan(made, workload=workload, hosts=hosts)
+                if first_violations(plan):
+                    break
+                placement = placement_of(plan, cluster)
+                cost = costs.placement(placement)
+                if cost.missing_bytes > 0:
+                    continue
+                # Interleaved, the fill of the pipelines is shorter by as much as there are chunks.
+                yield cost.step_time_s, plan
+
+
+def chunked(plan: Plan) -> Iterator[Plan]:
+    """Yield a plan, and with its stages in two to four chunks as even as can be."""
+    yield plan
+    stages, number = plan.replicas[0].stages, plan.replicas[0].num_micro_batches
+    depth = len(stages)
+    for chunks in range(2, 5):
+        if depth == 1 or number % depth or min(s.shape.num_layers for s in stages) < chunks:
+            continue
+        sizes = [
+            stage.shape.num_layers // chunks + (c < stage.shape.num_layers % chunks)
+            for c in range(chunks)
+            for stage in stages
+        ]
+        ranges = [LayerRange(sum(sizes[:i]), n) for i, n in enumerate(sizes)]
+        made = tuple(
+            replace(
+                replica,
+                stages=tuple(
+                    replace(
+                        stage, first_layer=ranges[p].first_layer, chunks=tuple(ranges[p::depth])
+                    )
+                    for p, stage in enumerate(replica.stages)
+                ),
+            )
+            for replica in plan.replicas
+        )
+        schedule = interleaved(tuple(range(depth)) * chunks, number)
+        whole = replace(plan, replicas=made)
+        for r in range(len(made)):
+            whole = with_schedule(whole, r, schedule, "interleaved")
+        yield whole
+
+
+def enumerated(cluster: Cluster, workload: Workload) -> tuple[float, str, int]:
+    """Return the best simulated step, its layout, and how many plans were priced."""
+    found = sorted(plans(cluster, workload), key=lambda entry: entry[0])
+    best_s, best = float("inf"), ""
+    num_simulated = 0
+    for price_s, plan in found:
+        if num_simulated >= NUM_SIMULATED or price_s > 1.3 * best_s:
+            break
+        num_simulated += 1
+        for own in chunked(plan):
+            try:
+                step = simulate_plan(own, cluster, is_stock=True)
+            except HeteroError:
+                continue
+            if any(p > s.capacity_bytes for s in step.timelines for p in s.device_peak_bytes):
+                continue
+            if step.step_time_s < best_s and is_stock(own):
+                best_s, best = step.step_time_s, str(own.layout)
+    return best_s, best, len(found)
+
+
+def main() -> int:
+    """Compare the jobs that are named, or all."""
+    failed = 0
+    for name in sys.argv[1:] or JOBS:
+        cluster, workload = job(name)
+        start = time.process_time()
+        found = best_stock_plan(make_problem(cluster, workload), BESIDE_A_PLAN)
+        took_s = time.process_time() - start
+        best_s, layout, number = enumerated(cluster, workload)
+        own_s = float("inf") if found is None else found.step_time_s
+        ratio = own_s / best_s
+        failed += ratio > 1 + 2 * BESIDE_A_PLAN.tolerance
+        print(
+            f"{name}: search {own_s:.4f} s ({took_s:.2f} s of processor), "
+            f"{number} plans enumerated {best_s:.4f} s, ratio {ratio:.4f}\n"
+            f"    search      {str(found.plan.layout)[:90] if found else None}\n"
+            f"    enumeration {layout[:90]}",
+            flush=True,
+        )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
