@@ -43,6 +43,14 @@ def test_pages_that_are_printed_whole_are_what_their_tools_print() -> None:
         assert tool.PAGE.read_text() == tool.page(), f"run {tool.__name__}.py"
 
 
+def test_a_source_archive_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert results._commit() == "a source archive"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert results._commit() == "a source archive"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(

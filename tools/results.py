@@ -202,13 +202,18 @@ def _is_figure(cell: str) -> bool:
 
 
 def _commit() -> str:
+    """Return the commit, with "+" where files are changed; a source archive has none."""
+
     def git(*words: str) -> str:
         return subprocess.run(
             ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "megatron_hetero", "tools")
-    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    try:
+        changed = git("status", "--porcelain", "--", "megatron_hetero", "tools")
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "a source archive"
 
 
 def _machine() -> str:

@@ -113,14 +113,23 @@ class PlantedJob:
 
 def _train(argv: Sequence[str], versions: Mapping[str, str]) -> None:
     if versions:
-        have = dict(agreement._versions())
-        agreement._versions.cache_clear()
-        agreement._versions = lambda: {**have, **versions}  # type: ignore[assignment]
+        have = dict(agreement.agreed_versions())
+        agreement.agreed_versions.cache_clear()
+        agreement.agreed_versions = lambda: {**have, **versions}  # type: ignore[assignment]
     entry.main(argv)
 
 
-def start_ranks(num_ranks: int, folder: Path, function: Callable[[int], None]) -> Start:
-    """Run `function(rank)` in forked processes, none of which is ended for another's sake."""
+def start_ranks(
+    num_ranks: int, folder: Path, function: Callable[[int], None], stays: int | None = None
+) -> Start:
+    """Run `function(rank)` in forked processes, none of which is ended for another's sake.
+
+    Args:
+        num_ranks: number of processes.
+        folder: for their logs and their store.
+        function: the work of a rank.
+        stays: rank that is not waited for, because it is stopped for ever.
+    """
     preload()
     began = time.monotonic()
     pids = {}
@@ -130,7 +139,7 @@ def start_ranks(num_ranks: int, folder: Path, function: Callable[[int], None]) -
             _be_rank(rank, num_ranks, folder, function)
         pids[pid] = rank
     codes, ends = [_NEVER] * num_ranks, []
-    while pids and time.monotonic() - began < LIMIT_S:
+    while set(pids.values()) - {stays} and time.monotonic() - began < LIMIT_S:
         for pid in list(pids):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
@@ -167,6 +176,7 @@ def _be_rank(rank: int, num_ranks: int, folder: Path, function: Callable[[int], 
         traceback.print_exc()
     finally:
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
@@ -225,7 +235,7 @@ def kinds(rank: int, number: int) -> dict[str, list[Difference]]:
     number_flags = ("--lr", "--weight-decay", "--clip-grad", "--adam-beta1", "--init-method-std")
     count_flags = ("--train-iters", "--lr-warmup-iters", "--eval-interval", "--log-interval")
     switches = ("--swiglu", "--overlap-grad-reduce", "--use-distributed-optimizer", "--bf16")
-    stages = "tp1:1,tp1:3 @3 | tp1:4 @3", "tp1:4 @3 | tp1:3,tp1:1 @3", "tp3:4 @6"
+    stages = "tp1:1,tp1:3 @3 | tp1:4 @3", "tp1:4 @3 | tp1:3,tp1:1 @3", "tp1:2,tp1:1,tp1:1 @6"
     no_effect = (
         ("--data-cache-path=FOLDER/another-cache",),
         ("--num-workers=1",),

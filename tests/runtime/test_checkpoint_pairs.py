@@ -25,6 +25,7 @@ from tests.runtime.runs import checkpoint_tensors
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
 DIVIDED = "--use-distributed-optimizer"
+STOCK = "optimizer.state.param."
 FORM = "--dist-ckpt-optim-fully-reshardable"
 DEEP = "tp2:3,tp1:1 @4 | tp1:4 @2"
 WIDE = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
@@ -153,8 +154,18 @@ def _there_and_back(pair: Pair, folder: Path) -> None:
 
 
 def _of_the_model(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the entries without the random states, which are a plan's."""
-    return {key: value for key, value in tensors.items() if not key.startswith(PREFIX)}
+    """Return the entries without the random states, which are a plan's, and with main weights as an
+    ordinary optimizer has them: under another key, and in fp32 not at all."""
+    found = {}
+    for key, value in tensors.items():
+        name = key.removeprefix(STOCK)
+        if name == key:
+            found |= {} if key.startswith(PREFIX) else {key: value}
+        elif tensors[name].dtype == torch.float32:
+            assert torch.equal(value, tensors[name])
+        else:
+            found[f"optimizer.state.fp32_param.{name}"] = value
+    return found
 
 
 def _run(folder: Path, layout: str, argv: Sequence[str]) -> None:

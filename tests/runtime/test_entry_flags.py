@@ -29,7 +29,6 @@ def _world_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--ckpt-format=torch"], "--ckpt-format"),
         (["--use-mp-args-from-checkpoint-args"], "--use-mp-args-from-checkpoint-args"),
-        (["--num-distributed-optimizer-instances=2"], "--num-distributed-optimizer-instances"),
     ],
 )
 def test_flags_that_replicas_would_follow_in_unlike_ways(flags: list[str], name: str) -> None:

@@ -53,8 +53,17 @@ def refused_options(plan: Plan) -> tuple[Option, ...]:
     """
     if plan.workload is None or is_stock(plan):
         return ()
+    return refused_among(plan.workload.megatron_args)
+
+
+def refused_among(megatron: Sequence[str]) -> tuple[Option, ...]:
+    """Return the options of a command line that the runtime refuses on any asymmetric plan.
+
+    Raises:
+        UsageError: Megatron would not read the flags.
+    """
     table = flag_table()
-    given = {o.flag.names[0]: o for o in last_of_each(table.split(plan.workload.megatron_args))}
+    given = {o.flag.names[0]: o for o in last_of_each(table.split(megatron))}
     for entry in SUPPORT:
         if entry.followed and entry.asked_by in given and entry.names not in given:
             flag = table.by_name[entry.names]

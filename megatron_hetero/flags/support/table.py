@@ -89,10 +89,20 @@ SUPPORT: tuple[Support, ...] = (
         "--delay-wgrad-compute "
         "--defer-embedding-wgrad-compute "
         "--inprocess-restart --use-precision-aware-optimizer "
-        "--optimizer-cpu-offload --num-distributed-optimizer-instances "
-        "--distribute-saved-activations --dist-ckpt-strictness "
-        "--no-initialization",
+        "--optimizer-cpu-offload --distribute-saved-activations --no-initialization",
         "values other than Megatron's default",
+    ),
+    Support(
+        "refused",
+        "--dist-ckpt-strictness",
+        "log_unexpected and log_all are followed; with the others a plan's own entries of a "
+        "checkpoint would be taken for faults",
+        followed=("assume_ok_unexpected", "log_unexpected", "log_all"),
+    ),
+    Support(
+        "no effect",
+        "--num-distributed-optimizer-instances",
+        "the optimizer's state is divided over all that hold a piece of the model",
     ),
     Support(
         "passed on",

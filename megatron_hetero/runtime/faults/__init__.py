@@ -4,6 +4,8 @@ progress  the phase that the training thread is in
 marks     where a step stamps its phases
 drill     faults on purpose, by rank, step and phase
 watch     who is dead, who stands still; one message for all
+beat      what a rank publishes of itself
+running   the watch of this process
 store     stores for meetings and watches
 limits    how long a phase may last
 place     what a rank is called

@@ -38,7 +38,11 @@ class Place:
     def is_alive(self) -> bool:
         """Whether the process runs, on this machine; one that waits to be collected does not."""
         state, started = _life(self.pid)
-        return started == self.started and state not in ("Z", "X", "x")
+        return started == self.started and state not in ("", "Z", "X", "x")
+
+    def is_stopped(self) -> bool:
+        """Tell if the process of this machine is stopped, by SIGSTOP or its kind."""
+        return _life(self.pid) == ("T", self.started)
 
     def text(self) -> str:
         """The form in the store."""

@@ -19,46 +19,24 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from dataclasses import replace
 
 import torch.distributed as dist
 
-from megatron_hetero.errors import EXIT_RANK_DIED
+from megatron_hetero.errors import EXIT_RANK_DIED, HeteroError
+from megatron_hetero.runtime.faults.beat import Beat, is_lost_connection, where
 from megatron_hetero.runtime.faults.limits import LOST_S, PERIOD_S, StallLimits
 from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
+from megatron_hetero.runtime.faults.store import launcher_serves
 
 _VERDICT = "verdict"
-
-
-@dataclass(frozen=True)
-class Beat:
-    """What a rank published: the `number` of the publication and where its training thread is.
-
-    `age_s`: seconds since its stamp.  `waits`: it is in a call of torch's that waits for others.
-    """
-
-    number: int
-    step: int
-    phase: Phase
-    age_s: float
-    waits: bool
-    line: str
-
-    def text(self) -> str:
-        """The form in the store."""
-        fields = (self.number, self.step, self.phase.value, f"{self.age_s:.1f}", int(self.waits))
-        return "\t".join([*map(str, fields), self.line])
-
-    @staticmethod
-    def of(text: str) -> Beat:
-        """A beat from the store."""
-        number, step, phase, age, waits, line = text.split("\t", 5)
-        return Beat(int(number), int(step), Phase(phase), float(age), waits == "1", line)
+_STOPPED_S = 20.0
+"""A process of this machine that Linux calls stopped for so long does not go on by itself."""
+_LOOK_S = 0.05
+_GRACE_S = 2.0
+"""For a process that is dying, whose connections close before it is dead, and for its reason."""
 
 
 class Watch:
@@ -83,10 +61,12 @@ class Watch:
         self._limits, self._saves_on_sigterm = limits, saves_on_sigterm
         self._number = 0
         self._seen: dict[int, tuple[int, float]] = {}
+        self._odd_since: dict[tuple[str, int], float] = {}
         self._places: list[Place] = []
         self._main = threading.main_thread().ident
         self._woken, self._wake = os.pipe()
         self._is_over = threading.Event()
+        self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="megatron-hetero watch", daemon=True)
 
     def start(self) -> None:
@@ -108,6 +88,100 @@ class Watch:
         signal.set_wakeup_fd(-1)
         os.write(self._wake, b"\0")
         self._thread.join(timeout=5 * PERIOD_S)
+        self._serve_until_all_are_done()
+
+    def _serve_until_all_are_done(self) -> None:
+        """Keep the store of a job without `torchrun` until the others have said their last word."""
+        if self._own.rank != 0 or launcher_serves() or isinstance(self._store, dist.FileStore):
+            return
+        deadline = time.monotonic() + 30.0
+        while time.monotonic() < deadline:
+            beats = [self._newest(rank) for rank in range(self._num_ranks)]
+            if all(beat is not None and beat.phase is Phase.END for beat in beats):
+                return
+            time.sleep(_LOOK_S)
+
+    def describe(self, what: str) -> None:
+        """Say more exactly what this rank is."""
+        self._own = replace(self._own, what=what)
+        self._store.set(f"place/{self._own.rank}", self._own.text())
+
+    def failed(self, error: BaseException) -> None:
+        """Find the cause of an error of the training thread.
+
+        The death of a rank ends its connections, so that others fail before any watch has looked.
+        Ends the process if another rank is the cause, or if connections failed though all live;
+        returns if the error is this rank's own, of which the others learn.
+        """
+        lost = is_lost_connection(error)
+        deadline = time.monotonic() + (LOST_S + 4 * PERIOD_S if lost else _GRACE_S / 2)
+        try:
+            if isinstance(error, HeteroError):
+                # All ranks may refuse the same, each with the status of the error.
+                said = str(error).partition("\n")[0]
+                self._store.set(f"left/{self._own.rank}", f"ended with an error: {said}")
+                return
+            while time.monotonic() < deadline:
+                self._end_if_told()
+                for place in self._places:
+                    if place.machine == self._own.machine and place.rank != self._own.rank:
+                        self._end_if_dead(place)
+                time.sleep(_LOOK_S)
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            if lost:
+                self._accuse(
+                    self._own.rank, f"lost its connection to others, though no rank died ({said})"
+                )
+            # Whoever loses the connection to this rank from now on knows why.
+            text = self._accusation(self._own.rank, f"failed with {said}")
+            self._store.compare_set(_VERDICT, "", text)
+        except RuntimeError as gone:
+            self._end(self._without_store(gone))
+
+    def _end_if_told(self) -> None:
+        if self._store.check([_VERDICT]):
+            self._end(self._store.get(_VERDICT).decode())
+
+    def _end_if_dead(self, place: Place) -> None:
+        if place.is_alive():
+            return
+        fault = self._fault_of_dead(place.rank)
+        if fault is not None:
+            self._accuse(place.rank, fault)
+
+    def _fault_of_dead(self, rank: int) -> str | None:
+        """Return what ended a process; None if it was done, or may still be said to be."""
+        beat = self._newest(rank)
+        if beat is not None and beat.phase is Phase.END:
+            return None
+        if self._store.check([f"left/{rank}"]):
+            # All ranks may be leaving for the same reason, each with its own words.
+            is_old = self._lasts("left", rank, True, 2 * _GRACE_S)
+            return self._store.get(f"left/{rank}").decode() if is_old else None
+        return "is dead"
+
+    def _lasts(self, what: str, rank: int, is_so: bool, seconds: float) -> bool:
+        """Tell if something about a rank has been so for `seconds`."""
+        if not is_so:
+            self._odd_since.pop((what, rank), None)
+            return False
+        since = self._odd_since.setdefault((what, rank), time.monotonic())
+        return time.monotonic() - since > seconds
+
+    def _without_store(self, error: RuntimeError) -> str:
+        """Return what the loss of the store says: its server was on the machine of rank 0."""
+        first = self._places[0]
+        own = "Start the job again with --load to go on from its newest complete checkpoint."
+        if not launcher_serves():
+            deadline = time.monotonic() + _GRACE_S
+            while first.machine == self._own.machine and time.monotonic() < deadline:
+                if not first.is_alive():
+                    return f"{first} is dead. All ranks stop. {own}"
+                time.sleep(_LOOK_S)
+        return (
+            f"rank {self._own.rank} cannot reach the others' store any more: the machine of rank 0 "
+            f"({first.host}), or the network to it, is gone ({error}). {own}"
+        )
 
     def _run(self) -> None:
         try:
@@ -119,17 +193,13 @@ class Watch:
             self._store.set(f"beat/{self._own.rank}", self._beat(Phase.END).text())
         except RuntimeError as error:
             if not self._is_over.is_set():
-                self._end(
-                    f"rank {self._own.rank} cannot reach the others' store any more: the machine "
-                    f"of rank 0, or the network to it, is gone ({error})"
-                )
+                self._end(self._without_store(error))
 
     def _tick(self) -> None:
         self._number += 1
         beat = self._beat(PROGRESS.current.phase)
         self._store.set(f"beat/{self._own.rank}", beat.text())
-        if self._store.check([_VERDICT]):
-            self._end(self._store.get(_VERDICT).decode())
+        self._end_if_told()
         for rank in self._looked_at():
             fault = self._fault_of(rank)
             if fault is not None:
@@ -151,10 +221,12 @@ class Watch:
         place, beat = self._places[rank], self._newest(rank)
         if beat is not None and beat.phase is Phase.END:
             return None
-        if place.machine == self._own.machine and not place.is_alive():
+        is_here = place.machine == self._own.machine
+        if is_here and not place.is_alive():
             # It may have said that it is done, and ended, since its beat was read.
-            last = self._newest(rank)
-            return None if last is not None and last.phase is Phase.END else "is dead"
+            return self._fault_of_dead(rank)
+        if is_here and self._lasts("stopped", rank, place.is_stopped(), _STOPPED_S):
+            return f"is frozen: its process has been stopped for {_STOPPED_S:.0f} s"
         number = 0 if beat is None else beat.number
         before, since = self._seen.get(rank, (-1, 0.0))
         if number != before:
@@ -192,29 +264,38 @@ class Watch:
         self._accuse(cause, f"{how}, at {beat.line}")
 
     def _accuse(self, rank: int, fault: str) -> None:
+        text = self._accusation(rank, fault)
+        self._end(self._store.compare_set(_VERDICT, "", text).decode())
+
+    def _accusation(self, rank: int, fault: str) -> str:
+        place = Place.of(self._store.get(f"place/{rank}").decode())
         beat = self._newest(rank)
         when = ""
         if beat is not None:
             when = f" It was last in step {beat.step}, phase {beat.phase}, for {beat.age_s:.0f} s."
-        text = (
-            f"{self._places[rank]} {fault}.{when} All ranks stop. Start the job again with --load "
+        return (
+            f"{place} {fault}.{when} All ranks stop. Start the job again with --load "
             "to go on from its newest complete checkpoint."
         )
-        self._end(self._store.compare_set(_VERDICT, "", text).decode())
 
     def _terminated(self) -> None:
         """SIGTERM: a launcher that ends all because one is dead deserves the reason."""
-        for place in self._places:
-            beat = self._newest(place.rank)
-            has_ended = beat is not None and beat.phase is Phase.END
-            if place.machine == self._own.machine and not place.is_alive() and not has_ended:
-                self._accuse(place.rank, "is dead")
+        deadline = time.monotonic() + (0.0 if self._saves_on_sigterm else _GRACE_S / 2)
+        while True:
+            self._end_if_told()
+            for place in self._places:
+                if place.machine == self._own.machine:
+                    self._end_if_dead(place)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_LOOK_S)
         if self._saves_on_sigterm:
             return
         print("> megatron-hetero: ended by SIGTERM", flush=True)
         os._exit(128 + signal.SIGTERM)
 
     def _end(self, verdict: str) -> None:
+        self._ending.acquire()  # of two threads one speaks; the process ends under it
         self._is_over.set()
         sys.stdout.flush()
         print(f"error: {verdict}", file=sys.stderr, flush=True)
@@ -229,74 +310,5 @@ class Watch:
         age = time.monotonic() - stamp.time_s
         waits, line = False, "-"
         if age > PERIOD_S:
-            waits, line = _where(self._main)
+            waits, line = where(self._main)
         return Beat(self._number, stamp.step, phase, age, waits, line)
-
-
-def _where(thread: int | None) -> tuple[bool, str]:
-    """Whether a thread is in a wait of torch's, and the line of code that it is at."""
-    frame = sys._current_frames().get(thread or 0)
-    if frame is None:
-        return False, "-"
-    stack = traceback.extract_stack(frame)
-    waits = any("torch/distributed" in entry.filename for entry in stack[-3:])
-    own = next((e for e in reversed(stack) if "torch/" not in e.filename), stack[-1])
-    return waits, f"{os.path.basename(own.filename)}:{own.lineno} ({own.name})"
-
-
-_running: Watch | None = None
-
-
-def start_watch(
-    rank: int,
-    num_ranks: int,
-    store_path: str | None,
-    what: str,
-    stall_limit_s: float,
-    saves_on_sigterm: bool = False,
-) -> None:
-    """Watch this job's ranks from here on.  Collective; nothing for one rank, or a limit of 0.
-
-    Args:
-        store_path: the file through which the ranks meet, if there is one.
-        what: this rank's GPU and place in the plan, for the message.
-        stall_limit_s, saves_on_sigterm: of `StallLimits` and `Watch`.
-    """
-    global _running
-    if num_ranks == 1 or stall_limit_s == 0:
-        return
-    store, place = _store(store_path, num_ranks), Place.here(rank, what)
-    _running = Watch(store, place, num_ranks, StallLimits(stall_limit_s), saves_on_sigterm)
-    _running.start()
-
-
-def saves_on_sigterm(args: Any) -> bool:
-    """Whether Megatron's `args` have it save and end on SIGTERM (`--exit-signal-handler`)."""
-    return bool(args.exit_signal_handler) and args.exit_signal == signal.SIGTERM
-
-
-def stop_watch() -> None:
-    """End the watch of this process, if it has one: the job is done."""
-    global _running
-    if _running is not None:
-        _running.stop()
-    _running = None
-
-
-def _store(path: str | None, num_ranks: int) -> dist.Store:
-    """A store for the watches: a file beside the job's, or a connection of their own to its store.
-
-    Args:
-        path: of the file through which the job's ranks meet; None for `torchrun`'s store.
-    """
-    if path is not None:
-        return dist.FileStore(f"{path}.watch", num_ranks)
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-    )
-    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"megatron-hetero/watch/{life}", store)

@@ -60,7 +60,7 @@ def agreed_items(plan: Plan | None, arguments: HeteroArguments) -> dict[str, str
     Raises:
         HeteroError: a file that the command line names cannot be read.
     """
-    items = {f"version of {name}": text for name, text in _versions().items()}
+    items = {f"version of {name}": text for name, text in agreed_versions().items()}
     items |= flag_items(arguments.megatron)
     items |= dict(_own_flags(arguments))
     for name, file in (("cluster", arguments.cluster), ("profile", arguments.profile)):
@@ -132,7 +132,8 @@ def _own_flags(arguments: HeteroArguments) -> Iterator[tuple[str, str]]:
 
 
 @cache
-def _versions() -> dict[str, str]:
+def agreed_versions() -> dict[str, str]:
+    """Return the versions that all ranks must have, this package's with a hash of its code."""
     found = {"megatron_hetero": f"{megatron_hetero.__version__} (source {_source_hash()})"}
     for name in ("megatron-core", "torch"):
         try:

@@ -166,6 +166,8 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
         # are `runtime.state.random_states`.
         "--no-save-rng",
         "--no-load-rng",
+        # Megatron would count its instances among the ranks of this replica alone.
+        "--num-distributed-optimizer-instances=1",
     ]
     if position != rank_table(plan)[-1]:
         # Megatron opens its writers on the last rank; so far each replica has one of its own.

@@ -20,7 +20,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import own_precisions, stage_precisions
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
-from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch
+from megatron_hetero.runtime.faults.running import explained, saves_on_sigterm, start_watch
 from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
     follow_job,
@@ -45,6 +45,7 @@ from megatron_hetero.runtime.job.meeting import MEETING
 from megatron_hetero.runtime.job.stock import (
     Step,
     check_checkpoint,
+    configured,
     ended,
     needs_of,
     parsed,
@@ -58,6 +59,7 @@ from megatron_hetero.schedule.proof.of_plan import How, check_operations
 
 if TYPE_CHECKING:
     from megatron_hetero.runtime.job.attachments import RankContext
+    from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
     from megatron_hetero.runtime.parallel.groups import RankGroups
 
 
@@ -192,7 +194,7 @@ class AsymmetricJob:
 
         place = TensorPlace.of_stage(self._stage.shape, self._position.tensor_rank, args)
         with place.own_sizes(args), precision.in_precision(args, self._precision):
-            model = with_layer_spec(gpt_config_from_args(args, **given))
+            model = with_layer_spec(configured(gpt_config_from_args, args, given))
         set_tensor_place(model.transformer, place)
         if place.experts is not None:
             deal_experts(model.transformer, place.width)
@@ -236,10 +238,7 @@ class AsymmetricJob:
         Raises:
             UsageError: the script asks Megatron for something that the plan decides.
         """
-        from megatron_hetero.runtime.job.attachments import RankContext
         from megatron_hetero.runtime.megatron import compile_helpers
-        from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
-        from megatron_hetero.runtime.parallel.groups import build_groups
         from megatron_hetero.runtime.state.safety import guard_checkpoints
 
         _refuse_what_the_plan_decides(named)
@@ -249,15 +248,38 @@ class AsymmetricJob:
                 "the plan cannot divide it. Train a GPT: pretrain_gpt.py of Megatron-LM core 0.19 "
                 "or later, or -m megatron_hetero.pretrain_gpt."
             )
-        plan = self._plan
         compile_helpers.apply()
-        plan_hash = content_hash(plan_to_data(plan))
+        plan_hash = content_hash(plan_to_data(self._plan))
         saver = guard_checkpoints(plan_hash, self._arguments.faults.keep_checkpoints)
         timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
+        if self._world.rank == 0:
+            saver.lock(self._args.save)
         MEETING.agree(timeout)
-        PROGRESS.enter(Phase.GROUPS)
+        PROGRESS.enter(Phase.START)
         self._watch()
-        join(self._world, self._args, timeout)
+        PROGRESS.enter(Phase.GROUPS)
+        with explained():
+            join(self._world, self._args, timeout)
+            communicator, groups = self._prepare(config, timeout)
+            return ended(
+                saver,
+                pretrain,
+                config,
+                self._iterators(datasets_provider, groups),
+                model_type,
+                self._own_step(forward_step),
+                p2p_communicator=communicator,
+                pg_collection=groups.collection(),
+                skip_model_parallel_init=True,
+            )
+
+    def _prepare(self, config: Any, timeout: timedelta) -> tuple[PipelineCommunicator, RankGroups]:
+        """Build the plan's groups and boundaries, and attach all to Megatron.  Collective."""
+        from megatron_hetero.runtime.job.attachments import RankContext
+        from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
+        from megatron_hetero.runtime.parallel.groups import build_groups
+
+        plan = self._plan
         # Parsed in a virtual world; the writer of --async-save finds its GPU by this number.
         self._args.rank = self._world.rank
         if self._world.rank == 0:
@@ -303,17 +325,7 @@ class AsymmetricJob:
             loads_states=self._loads_states,
         )
         self._attach(context)
-        return ended(
-            saver,
-            pretrain,
-            config,
-            self._iterators(datasets_provider, groups),
-            model_type,
-            self._own_step(forward_step),
-            p2p_communicator=communicator,
-            pg_collection=groups.collection(),
-            skip_model_parallel_init=True,
-        )
+        return communicator, groups
 
     def _activation_elements(self) -> set[int]:
         """Return the elements of the activations that cross boundaries in training and in

@@ -96,10 +96,12 @@ def preload() -> None:
         warnings.simplefilter("ignore")
         for name in _FOR_RANKS:
             import_module(name)
+        from megatron_hetero.runtime.job.agreement import agreed_versions
         from megatron_hetero.runtime.megatron import flag_texts, guards
 
         guards.check_symbols(is_stock=False)
         flag_texts.apply()
+        agreed_versions()
 
 
 @contextmanager

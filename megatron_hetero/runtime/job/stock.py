@@ -17,7 +17,13 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.faults.options import NO_FAULTS, FaultOptions
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
-from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch, stop_watch
+from megatron_hetero.runtime.faults.running import (
+    describe_rank,
+    explained,
+    saves_on_sigterm,
+    start_watch,
+    stop_watch,
+)
 from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.checks.needs import check_needs
 from megatron_hetero.runtime.job.meeting import MEETING
@@ -82,7 +88,7 @@ class StockJob:
         from megatron_hetero.runtime.megatron import value_channels
         from megatron_hetero.runtime.model.hooks import initial_weights_hook, stock_agreement_hook
 
-        model = with_layer_spec(gpt_config_from_args(args, **given))
+        model = with_layer_spec(configured(gpt_config_from_args, args, given))
         value_channels.apply_if_needed(args)
         # Experts go by numbers of their rank's own, so names alone would draw all ranks' alike.
         if self._init == "layout-independent" and args.num_experts is None:
@@ -103,6 +109,8 @@ class StockJob:
             named["store"] = self._world.store()
         plan = None if self._plan is None else content_hash(plan_to_data(self._plan))
         saver = guard_checkpoints(plan, self._faults.keep_checkpoints)
+        if self._world.rank == 0:
+            saver.lock(self._args.save)
         training_log.add_observer(marks.after_a_step)
         config.model.post_wrap_hooks += [marks.stock_gradients_hook, self._watch_hook]
         given = tuple(
@@ -110,22 +118,24 @@ class StockJob:
         )
         optimizer_load.apply_if_needed(self._args)
         MEETING.agree(timedelta(minutes=self._args.distributed_timeout_minutes))
+        world, limit = self._world, self._faults.stall_limit_s
+        name, saves = machine.gpu_name(self._args), saves_on_sigterm(self._args)
+        PROGRESS.enter(Phase.START)
+        start_watch(world.rank, world.size, world.store_path, name, limit, saves)
         PROGRESS.enter(Phase.GROUPS)
-        return ended(saver, pretrain, config, *given, **named)
+        with explained():
+            return ended(saver, pretrain, config, *given, **named)
 
     def _watch_hook(self, model: list[Any]) -> list[Any]:
-        """A `post_wrap_hook`: the ranks have met by then."""
+        """Say which part of the model this rank has: a `post_wrap_hook`, when Megatron knows."""
         from megatron.core import parallel_state
 
-        what = (
+        describe_rank(
             f"{machine.gpu_name(self._args)}, data-parallel replica "
             f"{parallel_state.get_data_parallel_rank()}, pipeline stage "
             f"{parallel_state.get_pipeline_model_parallel_rank()}, tensor rank "
             f"{parallel_state.get_tensor_model_parallel_rank()}"
         )
-        world, limit = self._world, self._faults.stall_limit_s
-        saves = saves_on_sigterm(self._args)
-        start_watch(world.rank, world.size, world.store_path, what, limit, saves)
         return model
 
 
@@ -171,6 +181,19 @@ def parsed(parse_and_validate_args: Step, given: Mapping[str, Any]) -> Any:
     except (AssertionError, ValueError, RuntimeError, ImportError, OSError) as error:
         said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
         raise UsageError(f"Megatron refuses the flags: {said}") from error
+
+
+def configured(gpt_config_from_args: Step, args: Any, given: Mapping[str, Any]) -> Any:
+    """Build the configuration of the model with Megatron's own function.
+
+    Raises:
+        UsageError: Megatron refuses the model; the message is its own.
+    """
+    try:
+        return gpt_config_from_args(args, **given)
+    except (AssertionError, ValueError, ImportError) as error:
+        said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+        raise UsageError(f"Megatron refuses the model that the flags describe: {said}") from error
 
 
 def watch_stock(plan: Plan, timeline: Path | None, args: Any, model: Any) -> None:

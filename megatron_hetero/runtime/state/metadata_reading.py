@@ -68,7 +68,21 @@ def read_metadata(path: Path) -> Any:
     for name in named_files(found):
         if Path(name).name != name:
             raise CheckpointError(f"{path}: it names {name!r}, no file of its folder")
+    _leave_strides_to_the_class(found)
     return found
+
+
+def _leave_strides_to_the_class(metadata: Any) -> None:
+    """Remove the strides that torch 2.15 added to the properties of a tensor.
+
+    Megatron 0.19 passes all that a `TensorProperties` object itself has to `torch.empty`, which
+    takes no strides (`load_tensors_metadata`, of `--dist-ckpt-strictness`).  Megatron writes
+    contiguous tensors, for which the default of the class answers.
+    """
+    for entry in (getattr(metadata, "state_dict_metadata", None) or {}).values():
+        properties = getattr(entry, "properties", None)
+        if properties is not None:
+            properties.__dict__.pop("strides", None)
 
 
 def named_files(metadata: Any) -> set[str]:

@@ -23,7 +23,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_hetero.errors import CheckpointError, HeteroError
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
+from megatron_hetero.runtime.parallel.texts import broadcast_text
 from megatron_hetero.runtime.state import folders
+from megatron_hetero.runtime.state.lock import FolderLock
 from megatron_hetero.runtime.state.manifest import write_digests, write_manifest
 from megatron_hetero.runtime.state.metadata_reading import named_files, read_metadata
 
@@ -47,6 +49,20 @@ class Saver:
         self._is_first = True
         self._step = 0
         self.failure: str | None = None
+        self._lock: FolderLock | None = None
+
+    def lock(self, folder: str | None) -> None:
+        """Keep other jobs from saving in `folder` until this one ends (rank 0).
+
+        Raises:
+            CheckpointError: another job saves there, or nothing can be written there.
+        """
+        if folder is None:
+            return
+        self._lock = FolderLock(Path(folder))
+        found = self._lock.take()
+        if found is not None:
+            _warn(found)
 
     def save_checkpoint(self, original: Function, step: int, *given: Any, **named: Any) -> None:
         """Megatron's `save_checkpoint`, of which nothing is left where it fails."""
@@ -122,6 +138,8 @@ class Saver:
         Raises:
             CheckpointError: what was trained since the last complete checkpoint is lost.
         """
+        if self._lock is not None:
+            self._lock.release()
         if self.failure is not None:
             raise CheckpointError(
                 f"The job ended, but its last checkpoint was not saved: {self.failure}"
@@ -249,7 +267,7 @@ def _said_by_rank_0(act: Callable[[], None]) -> str | None:
     """Let rank 0 act.  Collective.
 
     Returns:
-        None on all ranks if it went well; else the reason, which rank 0 alone knows in words.
+        None on all ranks if it went well; else the reason.
     """
     reason = None
     if dist.get_rank() == 0:
@@ -263,7 +281,8 @@ def _said_by_rank_0(act: Callable[[], None]) -> str | None:
     dist.broadcast(flag, src=0)
     if not flag.item():
         return None
-    return reason or "rank 0 could not write"
+    # Each rank's last line names the cause, wherever a launcher looks for it.
+    return broadcast_text(reason)
 
 
 def _words(error: OSError) -> str:

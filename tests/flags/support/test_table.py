@@ -95,6 +95,10 @@ def test_refused_options_are_those_that_ask_for_something() -> None:
     assert refused("tp2:2,tp1:2 @4", *fp8) == ["--fp8-recipe delayed"]
     assert refused("tp2:2,tp1:2 @4", *fp8, "--fp8-recipe", "tensorwise") == []
     assert refused("tp2:2,tp1:2 @4", "--fp8-param-gather") == []
+    for strictness in ("log_unexpected", "log_all", "assume_ok_unexpected"):
+        assert refused("tp2:2,tp1:2 @4", "--dist-ckpt-strictness", strictness) == []
+    strict = "--dist-ckpt-strictness raise_all"
+    assert refused("tp2:2,tp1:2 @4", *strict.split()) == [strict]
     for recipe in ("delayed", "blockwise", "mxfp8"):
         asked = f"--fp8-recipe {recipe}"
         assert refused("tp2:2,tp1:2 @4", *fp8, *asked.split()) == [asked]

@@ -14,14 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.errors import EXIT_RANK_DIED
+from megatron_hetero.errors import EXIT_RANK_DIED, CheckpointError
 from megatron_hetero.lab.rehearse.pace import RehearsalDone
+from megatron_hetero.runtime.faults.beat import Beat
 from megatron_hetero.runtime.faults.limits import StallLimits
 from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
-from megatron_hetero.runtime.faults.watch import Beat, Watch, _store, start_watch
+from megatron_hetero.runtime.faults.running import explained, start_watch
+from megatron_hetero.runtime.faults.store import side_store
+from megatron_hetero.runtime.faults.watch import Watch
 from megatron_hetero.runtime.job.stock import ended
 from megatron_hetero.runtime.state.saving import Saver
+from tests.runtime.killed_jobs import kill_one
+from tests.runtime.planted import start_ranks
 
 NUM_RANKS = 3
 FLOOR_S = 5.0
@@ -64,7 +69,8 @@ def _be_rank(rank: int, folder: Path, broken: Callable[[], None] | None, work_s:
     code = 1
     try:
         place = Place.here(rank, f"A100 a-0:{rank}, replica 0, stage {rank}, tensor rank 0")
-        store = _store(str(folder / "store"), NUM_RANKS)
+        store = side_store("watch", str(folder / "store"), rank, NUM_RANKS)
+        assert store is not None
         watch = Watch(store, place, NUM_RANKS, StallLimits(FLOOR_S))
         PROGRESS.enter(Phase.SETUP)  # whatever a test before this one left
         watch.start()
@@ -187,7 +193,8 @@ def test_a_rank_that_ends_while_it_is_looked_at_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
     """Its beat is read, it says that it is done, its process ends, and only then is that seen."""
-    store = _store(str(tmp_path / "store"), 2)
+    store = side_store("watch", str(tmp_path / "store"), 0, 2)
+    assert store is not None
     watch = Watch(store, Place.here(0, ""), 2, StallLimits(FLOOR_S))
     here = Place.here(1, "")
     watch._places = [here, here]
@@ -200,3 +207,59 @@ def test_a_rank_that_ends_while_it_is_looked_at_is_no_fault(
 
     monkeypatch.setattr(Place, "is_alive", is_alive)
     assert watch._fault_of(1) == (None if ended else "is dead")
+
+
+@pytest.mark.parametrize("phase", [Phase.SETUP, Phase.GRADIENT_SYNC, Phase.SAVE_DATA])
+def test_survivors_of_a_real_job_all_name_the_killed_rank(phase: Phase, tmp_path: Path) -> None:
+    """Connections break before any watch has looked; none names another, or nobody."""
+    found = kill_one(tmp_path, phase, 0, torchrun=False)
+    assert set(found.codes) == {EXIT_RANK_DIED}
+    assert found.num_right == len(found.codes) and found.seconds < 5.0
+
+
+def test_an_error_of_ones_own_is_told_to_all(tmp_path: Path) -> None:
+    """A rank that fails is named with its error, and not as one that died."""
+
+    def fail(rank: int) -> None:
+        PROGRESS.enter(Phase.SETUP)
+        start_watch(rank, 3, str(tmp_path / "store"), "a place", FLOOR_S)
+        with explained():
+            if rank == 1:
+                raise ValueError("a shape of 3")
+            time.sleep(8.0)
+
+    found = start_ranks(3, tmp_path, fail)
+    assert found.codes == (EXIT_RANK_DIED, 1, EXIT_RANK_DIED)
+    for rank in (0, 2):
+        assert (
+            "rank 1 on" in found.logs[rank]
+            and "failed with ValueError: a shape of 3" in (found.logs[rank])
+        )
+    assert "Traceback" in found.logs[1]
+
+
+def test_the_same_refusal_of_all_keeps_its_status(tmp_path: Path) -> None:
+    """Ranks that refuse alike do not take one another for dead, although one is slow."""
+
+    def refuse(rank: int) -> None:
+        PROGRESS.enter(Phase.SETUP)
+        start_watch(rank, 3, str(tmp_path / "store"), "a place", FLOOR_S)
+        with explained():
+            time.sleep(rank * 1.2)
+            raise CheckpointError("no checkpoint")
+
+    assert start_ranks(3, tmp_path, refuse).codes == (4, 4, 4)
+
+
+def test_connections_that_break_though_all_live_accuse_nobody_of_death(tmp_path: Path) -> None:
+    def lose(rank: int) -> None:
+        PROGRESS.enter(Phase.SETUP)
+        start_watch(rank, 2, str(tmp_path / "store"), "a place", FLOOR_S)
+        with explained():
+            if rank == 0:
+                raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+            time.sleep(12.0)
+
+    found = start_ranks(2, tmp_path, lose)
+    assert found.codes == (EXIT_RANK_DIED, EXIT_RANK_DIED)
+    assert all("lost its connection to others, though no rank died" in log for log in found.logs)

@@ -24,11 +24,6 @@ REFUSED: tuple[Rule, ...] = (
         "leave it out; Megatron offloads what its own distributed optimizer divides",
     ),
     (
-        "--num-distributed-optimizer-instances",
-        lambda a: a.num_distributed_optimizer_instances > 1,
-        "use 1",
-    ),
-    (
         "--use-layer-wise-distributed-optimizer",
         lambda a: getattr(a, "use_layer_wise_distributed_optimizer", False),
         "use --use-distributed-optimizer",
@@ -103,7 +98,9 @@ REFUSED: tuple[Rule, ...] = (
     (
         "--ckpt-format",
         lambda a: a.ckpt_format != "torch_dist",
-        "use torch_dist; the others name files by one grid of ranks",
+        "use torch_dist; the others name files by one grid of ranks. Stock Megatron writes such a "
+        "checkpoint anew: its own flags with --load OLD --ckpt-convert-format torch_dist "
+        "--ckpt-convert-save NEW",
     ),
     (
         "--ckpt-convert-format torch",
@@ -137,8 +134,11 @@ REFUSED: tuple[Rule, ...] = (
     ),
     (
         "--dist-ckpt-strictness",
-        lambda a: a.dist_ckpt_strictness != "assume_ok_unexpected",
-        "leave it out; a plan's checkpoint has entries of its own, which would be taken for faults",
+        lambda a: (
+            a.dist_ckpt_strictness not in ("assume_ok_unexpected", "log_unexpected", "log_all")
+        ),
+        "leave it out, or use log_unexpected or log_all; a plan's checkpoint has entries of its "
+        "own, which would be taken for faults",
     ),
     ("--delay-wgrad-compute", lambda a: getattr(a, "delay_wgrad_compute", False), "leave it out"),
     (

@@ -1,0 +1,88 @@
+"""Flags of checkpoints change a resumed job on a plan as they do in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from tests.runtime.flag_runs import one_process_job, plan_job, read_log
+
+ODD = "tp2:2,tp1:2 @6"
+
+
+@pytest.mark.parametrize("strictness", ["log_unexpected", "log_all"])
+def test_weights_that_a_checkpoint_lacks_begin_anew_and_are_named(
+    strictness: str, tmp_path: Path
+) -> None:
+    """Norms of queries and keys are new in the resumed job; by default its load fails."""
+    makers = (plan_job, one_process_job)
+    first = [
+        make(
+            tmp_path / f"first-{make.__name__}",
+            ["--save", str(tmp_path / make.__name__), "--save-interval=1000"],
+        )
+        for make in makers
+    ]
+    run_jobs(first, 240)
+    resumed = [
+        make(
+            tmp_path / f"then-{make.__name__}",
+            [
+                *("--load", str(tmp_path / make.__name__), "--qk-layernorm", "--train-iters=6"),
+                *("--no-load-optim", f"--dist-ckpt-strictness={strictness}"),
+            ],
+        )
+        for make in makers
+    ]
+    run_jobs(resumed, 240)
+    ours, one = map(read_log, resumed)
+    assert len(ours.losses) == 3
+    assert ours.losses == pytest.approx(one.losses, rel=2e-6)
+    for job in resumed:
+        assert "q_layernorm" in (job.directory / "rank-0.log").read_text()
+
+
+def test_the_instances_of_a_divided_optimizer_change_nothing(tmp_path: Path) -> None:
+    """Stock divides its state over fewer ranks with them; what is trained stays."""
+    flags = ["--use-distributed-optimizer"]
+    jobs = [
+        plan_job(tmp_path / "one", flags),
+        plan_job(tmp_path / "two", [*flags, "--num-distributed-optimizer-instances=2"]),
+    ]
+    run_jobs(jobs, 240)
+    alone, told = map(read_log, jobs)
+    assert len(alone.losses) == 3 and told.losses == alone.losses
+    assert "has no effect on an asymmetric plan" in (jobs[1].directory / "rank-0.log").read_text()
+
+
+@pytest.mark.parametrize("other", ["tp1:1,tp1:3 @6", None], ids=["a stock plan", "one process"])
+def test_whoever_loses_the_odd_card_goes_on_in_stock_megatron(
+    other: str | None, tmp_path: Path
+) -> None:
+    """Saved on an asymmetric plan with a divided optimizer and no further flag: the losses go on as
+    on that plan, and otherwise where the moments are left behind."""
+    flags = ["--use-distributed-optimizer", "--override-opt_param-scheduler", "--train-iters=4"]
+    saved = f"{tmp_path / 'saved'}"
+    saving = [f"--save={saved}", "--save-interval=2", "--exit-interval=2"]
+    run_jobs([plan_job(tmp_path / "saving", [*flags, *saving], ODD)], 240)
+    going = [*flags, f"--load={saved}"]
+
+    def resumed(name: str, *more: str) -> LocalJob:
+        # The vocabulary is padded as under the plan that saved.
+        if other is None:
+            return one_process_job(tmp_path / name, [*going, *more], ODD)
+        argv = [*going, *more, "--make-vocab-size-divisible-by=8"]
+        return plan_job(tmp_path / name, argv, other)
+
+    jobs = [
+        plan_job(tmp_path / "odd", going, ODD),
+        resumed("then"),
+        resumed("without", "--no-load-optim"),
+    ]
+    run_jobs(jobs, 240)
+    odd, then, without = (read_log(job).losses for job in jobs)
+    assert len(then) == 2
+    assert then == pytest.approx(odd, rel=2e-6)
+    assert abs(without[1] / odd[1] - 1) > 1e-5
