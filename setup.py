@@ -109,6 +109,9 @@ setup(
         # one wheel and the name of this extra are all that they need.
         "tested": tested_versions(),
         "te": ["transformer-engine[pytorch]"],
+        # Its layers on a machine without a GPU: Python alone, Apache-2.0; never beside a GPU, where
+        # Megatron would find a Transformer Engine without its library.
+        "te-cpu": ["einops", "transformer-engine==2.20.2"],
         "plot": ["matplotlib>=3.8"],
         "dev": [
             "build>=1.2",

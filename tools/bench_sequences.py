@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,7 @@ def text_lengths(folder: Path, longest: int) -> list[int]:
 def megatron_seconds(tree: GroupTree, lengths: Sequence[int]) -> tuple[float, float]:
     """Price the deal of Megatron's own balanced scheduler: with the launch for every sample that
     it makes, and as if a rank's launches in a group of samples were paid once."""
+    import_module("megatron_hetero.runtime")  # hides a Transformer Engine without its library
     from megatron.core.pipeline_parallel.hybrid_cp_schedule import BalancedCPScheduler
 
     class Group:

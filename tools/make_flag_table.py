@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ ACTIONS = {
 
 def flag_table_data() -> dict[str, Any]:
     """Return the table as JSON data: the Megatron version and every flag, sorted by first name."""
+    import_module("megatron_hetero.runtime")  # hides a Transformer Engine without its library
     from megatron.training.arguments import add_megatron_arguments
 
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))

@@ -108,6 +108,10 @@ def report(
         f"{len(covered & allowed):,} of the {len(allowed):,} possible pairs of values of "
         f"{len(space.factors)} features."
     )
+    yield from ("", "| plans | equal | with uneven shares | pairs of values |", "| --: " * 4 + "|")
+    yield (
+        f"| {len(proofs)} | {len(equal)} | {uneven} | {len(covered & allowed)} of {len(allowed)} |"
+    )
     against_floor = sum(proof.is_against_floor for proof in equal)
     if against_floor:
         yield ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ def document_lengths(prefix: str) -> Lengths:
     Raises:
         FileFormatError: there is no such data set, its index is damaged, or it has no tokens.
     """
+    import_module("megatron_hetero.runtime")  # hides a Transformer Engine without its library
     from megatron.core.datasets.indexed_dataset import _IndexReader
 
     path = Path(f"{prefix}.idx")

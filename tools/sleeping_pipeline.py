@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks
 from megatron_hetero.runtime import backend
@@ -72,6 +71,8 @@ def _run_stage(
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=pipeline.num_stages, timeout=timeout
     )
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
     config = TransformerConfig(
         num_layers=1, hidden_size=4, num_attention_heads=1, pipeline_dtype=torch.float32
     )
