@@ -33,7 +33,7 @@ def _lines() -> Iterator[str]:
         "verbs are for. All verbs take `--color auto|always|never` and `--help`."
     )
     for verb, summary in VERBS.items():
-        module = importlib.import_module(f"megatron_hetero.cli.{verb}")
+        module = importlib.import_module(f"megatron_hetero.cli.{verb.replace('-', '_')}")
         yield from ("", f"## {verb}", "", f"{summary[0].upper()}{summary[1:]}.")
         if module.TAKES_MEGATRON_FLAGS:
             yield "Takes Megatron's flags too, among its own or after `--`."

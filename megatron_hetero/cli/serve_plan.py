@@ -42,12 +42,16 @@ TAKES_MEGATRON_FLAGS = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `serve-plan`."""
-    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.YAML")
+    parser.add_argument(
+        "--cluster", type=Path, required=True, metavar="CLUSTER.YAML", help="the machines"
+    )
     parser.add_argument(
         "--model", type=Path, required=True, metavar="DIR",
         help="a folder with a Hugging Face config.json, that file, or a file of Megatron flags",
     )  # fmt: skip
-    parser.add_argument("--workload", type=Path, required=True, metavar="WORKLOAD.YAML")
+    parser.add_argument(
+        "--workload", type=Path, required=True, metavar="WORKLOAD.YAML", help="the requests"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="SERVE.JSON", help="the plan")
     parser.add_argument(
         "--goal", choices=get_args(Goal), default="throughput",
