@@ -11,6 +11,5 @@ choosing          the checkpoint that a job goes on from, checked before it is r
 metadata_reading  torch's `.metadata` without trusting pickle
 other_layers      checkpoints between Transformer Engine's layers and local ones
 coverage          every element of every tensor exactly once
-safety            what saves and loads in Megatron's places
 safety            saves, loads and choices in Megatron's places
 """
