@@ -53,7 +53,7 @@ done
 _PRELUDE = """exit() { :; }
 source() { if [ -f "$1" ]; then builtin source "$@"; fi; true; }
 .() { source "$@"; }
-set() { case "$1" in -*e*|-u*) ;; *) builtin set "$@" ;; esac; }
+set() { case "$1" in [-+][a-z]*) ;; *) builtin set "$@" ;; esac; }
 """
 """An empty environment lacks what a script checks for: it goes on where it would stop."""
 _AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from megatron_hetero.errors import ModelError, UnsupportedError
@@ -29,6 +30,7 @@ class FlagReader:
         self._arguments = {a.flag: a for a in job.arguments}
         self._source = job.source
         self._is_planned = is_planned
+        self._set_aside: list[Unread] = []
         for argument in job.arguments:
             self._check_hidden_flags(argument.flag, (*argument.values[1:], *argument.holes))
 
@@ -162,13 +164,26 @@ class FlagReader:
             f"{argument.where}: {flag}: {what} is not supported yet; remove the flag"
         )
 
+    def set_aside(self, flag: str, what: str, reason: str) -> None:
+        """Remember what the plan does otherwise than a flag of the job says."""
+        if self._is_planned:
+            self._set_aside.append(Unread(what, self._arguments[flag].where, reason))
+
+    def replace(self, flag: str, value: str) -> None:
+        """Give a flag the value that the plan starts from."""
+        if self._is_planned:
+            argument = self._arguments[flag]
+            word = Word(value, argument.where)
+            self._arguments[flag] = replace(argument, values=(word,))
+
     def kept(self) -> tuple[str, ...]:
         """Return every argument that is known, as Megatron gets it."""
         return tuple(word for a in self._arguments.values() for word in a.words or ())
 
     def unread(self) -> tuple[Unread, ...]:
         """Return what only running the script would tell, each once."""
-        found = (*self._job.unread, *(u for a in self._arguments.values() for u in a.unread))
+        hidden = (u for a in self._arguments.values() for u in a.unread)
+        found = (*self._job.unread, *hidden, *self._set_aside)
         return tuple(dict.fromkeys(found))
 
     def _value(self, flag: str) -> str | None:

@@ -267,7 +267,7 @@ def _precision(flags: FlagReader) -> Precision:
 
 
 def _recompute(flags: FlagReader, num_layers: int) -> Literal["none", "selective", "full"]:
-    """Read Megatron's granularity; refuse the forms whose memory cannot be planned yet."""
+    """Read Megatron's granularity; set the forms aside that a plan does not start from."""
     granularity = flags.text("--recompute-granularity", "none", _RECOMPUTE)
     if flags.switch("--recompute-activations"):
         granularity = "selective"
@@ -287,10 +287,18 @@ def _recompute(flags: FlagReader, num_layers: int) -> Literal["none", "selective
             "add --recompute-method uniform --recompute-num-layers 1",
         )
     if method == "uniform" and layers != 1:
-        flags.refuse("--recompute-num-layers", f"recompute of {layers} layers at a time")
+        _set_recompute_aside(flags, f"recompute of {layers} layers at a time")
     if method == "block" and layers < num_layers:
-        flags.refuse("--recompute-num-layers", "recompute of some layers of each stage")
+        _set_recompute_aside(flags, f"recompute of {layers} layers of each stage")
     return "full"
+
+
+def _set_recompute_aside(flags: FlagReader, what: str) -> None:
+    """Take the plan's own form of full recompute in place of the job's, as parallel sizes are."""
+    reason = "the plan decides which layers are recomputed, and is made from all, one at a time"
+    flags.set_aside("--recompute-num-layers", what, reason)
+    flags.replace("--recompute-method", "uniform")
+    flags.replace("--recompute-num-layers", "1")
 
 
 def _fused_activation(flags: FlagReader, model: ModelSpec) -> bool:

@@ -106,12 +106,14 @@ def _of_variables(shell: Shell) -> tuple[tuple[Word, ...], tuple[Unread, ...]]:
         name: [w for word in v.words for w in ((word,) if v.is_array else split(word))]
         for name, v in shell.variables.items()
     }
+    held = {name: words for name, words in held.items() if any(w.is_flag for w in words)}
     table = flag_table().by_name
-    held = {
+    of_megatron = {
         name: words
         for name, words in held.items()
         if any(w.is_flag and (w.text or "").partition("=")[0] in table for w in words)
     }
+    held = of_megatron or {name: words for name, words in held.items() if words[0].is_flag}
     words = tuple(word for found in held.values() for word in found)
     if any(part.reason.endswith("is not understood") for part in shell.records.unread):
         return (), ()  # where training starts may stand in that part

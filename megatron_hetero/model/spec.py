@@ -211,8 +211,9 @@ class TrainingSpec:
 class Unread:
     """Part of a script that only a running shell knows, and that a plan therefore lacks.
 
-    `name` is the flag or the environment variable whose value it is, and empty for a word that may
-    hold flags or nothing; `where` is file and line, `reason` the variable and what it depends on.
+    `name` is the flag or the environment variable whose value it is, a file or a setting that is
+    left out, and empty for a word that may hold flags or nothing; `where` is file and line,
+    `reason` the variable and what it depends on.
     """
 
     name: str
@@ -225,7 +226,8 @@ class Unread:
 
         A known flag without its value changes neither: the reader refuses one that does.
         """
-        return not self.name.startswith("--") and not re.fullmatch("[A-Z][A-Z0-9_]*", self.name)
+        is_setting = re.fullmatch("[A-Z][A-Z0-9_]*", self.name)
+        return not self.name.startswith(("--", "recompute of ")) and not is_setting
 
     def __str__(self) -> str:
         if self.name:

@@ -188,14 +188,6 @@ def test_an_old_plan_in_a_script_gives_way_to_the_new_one(tmp_path: Path) -> Non
         ("--position-embedding-type mrope", '"mrope"'),
         ("--optimizer muon", 'the optimizer "muon"'),
         ("--recompute-granularity selective --recompute-modules mlp", "without core_attn"),
-        (
-            "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
-            "recompute of some layers of each stage",
-        ),
-        (
-            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
-            "recompute of 2 layers at a time",
-        ),
     ],
 )
 def test_what_cannot_be_planned_yet_is_refused_by_name(flags: str, feature: str) -> None:

@@ -21,7 +21,7 @@ Status = bool | None
 _SHELLS = ("bash", "sh", "zsh", "dash")
 _READ_INPUT = (*_SHELLS, "ssh", "sbatch", "srun")
 _ELSEWHERE = ("ssh", "pdsh", "clush", "kubectl")
-_LAUNCH = re.compile(r"\S+\.py\s|\s-m\s+\S*pretrain\S*\s")
+_LAUNCH = re.compile(r"\.py\s|\s-m\s+\S{0,200}pretrain\S{0,200}\s")
 _OF_ENVIRONMENTS = re.compile(
     r"(\.?bashrc|\.?bash_profile|\.?profile|activate|conda\.sh|setvars\.sh|modules?\.sh|bash)"
 )

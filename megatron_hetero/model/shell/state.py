@@ -269,6 +269,7 @@ class Shell:
     def assign(self, name: str, words: Sequence[Word], is_array: bool = False) -> None:
         """Set a variable."""
         size = sum(len(w.text or "") + sum(len(p.text or "") for p in w.parts) for w in words)
+        self.records.steps += size >> 8  # long values take long
         if size > MAX_VALUE or len(words) > MAX_VALUE >> 4:
             raise ModelError(f"{self.where}: {name} grows beyond {MAX_VALUE} characters")
         if name == "SHELLOPTS":

@@ -80,9 +80,13 @@ def run_all(shell: Shell, nodes: Sequence[Node]) -> Status:
             status = True
             continue
         status = run(shell, node)
-        if status is False and shell.stops_at_errors and node.type in _STOPPING:
+        if status is False and shell.stops_at_errors and _goes_on(shell) and node.type in _STOPPING:
             _end(shell, "a command fails after `set -e`")
     return status
+
+
+def _goes_on(shell: Shell) -> bool:
+    return not shell.flow
 
 
 def _end(shell: Shell, why: str) -> None:

@@ -23,6 +23,7 @@ LAST_HOLE = 0xF8FF
 _HOLE = re.compile(f"[{chr(FIRST_HOLE)}-{chr(LAST_HOLE)}]")
 
 
+_BOUND = re.compile(r"(\$\{\w{1,99}:)\$([A-Za-z_]\w{0,99} ?[-+*] ?\w{1,20}\})")
 _BEFORE_FORM = re.compile(r"(?:[^$`<>\\]|\\.)*", re.DOTALL)
 
 
@@ -37,6 +38,8 @@ def _parser() -> Parser:
 
 def parsed(text: str) -> Node:
     """Return the root of a text's tree."""
+    # The grammar has no `$` in bounds that are sums; a name means the same there.
+    text = _BOUND.sub(r"\1 \2", text)
     return _parser().parse(text.encode("utf-8", "surrogatepass")).root_node
 
 
