@@ -114,14 +114,14 @@ def meet(names: Sequence[str], limit: timedelta, patience_s: float = 20.0) -> No
             absent = [other for other, key in enumerate(keys) if not store.check([key])]
         said = ", ".join(f"rank {other} ({names[other]})" for other in absent[:8])
         said += f" and {len(absent) - 8} more" if len(absent) > 8 else ""
+        if absent and rank == 0:
+            print(f"> megatron-hetero: waiting for {said}", flush=True)
         if absent and time.monotonic() >= end_s:
             raise EnvironmentMismatchError(
                 f"{said} did not come to the meeting of all {len(names)} ranks within "
                 f"{limit.total_seconds():.0f} s (--distributed-timeout-minutes). Look at the log "
                 "of these processes, and start them with the address and port of the others."
             )
-        if absent and rank == 0:
-            print(f"> megatron-hetero: waiting for {said}", flush=True)
 
 
 def connect_world() -> None:
