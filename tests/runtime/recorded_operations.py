@@ -43,10 +43,12 @@ _READS = ("item", "tolist", "cpu", "__bool__", "__int__", "__float__")
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded job: its operations, and of every rank the step in which each was given."""
+    """A recorded job: its operations, of every rank the step in which each was given, and the
+    number of steps."""
 
     job: JobOperations
     steps: Sequence[Sequence[int]]
+    num_steps: int
 
 
 class Recorder:
@@ -160,7 +162,7 @@ def _start_at_once(engine: Any, of: Any, flat: Any, group: Any) -> Any:
     return work
 
 
-def read(folder: Path, num_ranks: int) -> Recorded:
+def read(folder: Path, num_ranks: int, num_steps: int) -> Recorded:
     """Read the operations of all ranks."""
     files = [json.loads((folder / f"operations-{r}.json").read_text()) for r in range(num_ranks)]
     (groups,) = {tuple(map(tuple, of["groups"])) for of in files}
@@ -172,7 +174,7 @@ def read(folder: Path, num_ranks: int) -> Recorded:
         for n, ranks in enumerate(groups)
     ]
     steps = [[step for _, step in of["items"]] for of in files]
-    return Recorded(JobOperations(communicators, items), steps)
+    return Recorded(JobOperations(communicators, items), steps, num_steps)
 
 
 def _item(kind: Any, group: int, operation: int, messages: Any, what: str) -> Item:
@@ -200,7 +202,7 @@ def record(shrunk: Shrunk, folder: Path, steps: int = 2, optimizer: Any = "adam"
 
     num_ranks = shrunk.plan.layout.num_devices
     run_jobs([LocalJob("recorded", num_ranks, train, folder)], 240)
-    return read(folder, num_ranks)
+    return read(folder, num_ranks, steps)
 
 
 def compared(recorded: Recorded, proved: JobOperations) -> list[str]:
@@ -210,15 +212,15 @@ def compared(recorded: Recorded, proved: JobOperations) -> list[str]:
     real job may write checkpoints and validate.  The first step, in which no bucket starts early,
     is left out.
     """
-    job = recorded.job
-    if [g.ranks for g in job.groups] != [g.ranks for g in proved.groups]:
+    job, found = recorded.job, []
+    number_of = _same_groups(job, proved)
+    if number_of is None:
         return [f"groups {[g.ranks for g in job.groups]}, not {[g.ranks for g in proved.groups]}"]
-    found = []
     for rank, items in enumerate(proved.ranks):
         wanted = list(order_of_step(proved, items[proved.training[rank]]))
-        for step in range(2, max(recorded.steps[rank]) + 1):
+        for step in range(2, recorded.num_steps + 1):
             given = [
-                item
+                item._replace(group=number_of.get(item.group, -1))
                 for item, of in zip(job.ranks[rank], recorded.steps[rank], strict=True)
                 if of == step
             ]
@@ -232,6 +234,23 @@ def compared(recorded: Recorded, proved: JobOperations) -> list[str]:
                     f"rank {rank}, step {step}, place {at}: recorded {made[at : at + 6]}, "
                     f"proved {wanted[at : at + 6]}"
                 )
+    return found
+
+
+def _same_groups(job: JobOperations, proved: JobOperations) -> dict[int, int] | None:
+    """Return place of a recorded group -> its place in the proof; None where they differ.
+
+    Groups of gradients are made in the order of buckets, which within a layer is the model's.
+    """
+    model = [group.use for group in proved.groups].index("gradients")
+    ranks = [[group.ranks for group in of.groups] for of in (job, proved)]
+    if ranks[0][:model] != ranks[1][:model] or sorted(ranks[0]) != sorted(ranks[1]):
+        return None
+    left = list(range(model, len(ranks[1])))
+    found = {number: number for number in range(model)}
+    for number in range(model, len(ranks[0])):
+        found[number] = next(n for n in left if ranks[1][n] == ranks[0][number])
+        left.remove(found[number])
     return found
 
 

@@ -1,6 +1,7 @@
 """Unlike stages and widths: groups, boundaries, shards, and the programme of a stage.
 
 groups             the process groups of a rank
+connecting         their communicators and connections, made at the start
 boundary           activations between unlike widths, every byte once
 arrivals           messages of a boundary that are under way
 shards             the part of every parameter that a rank holds

@@ -137,7 +137,8 @@ class StageItems:
                 early = is_last and self._early
                 what = f"backward {operation.micro_batch}"
                 self._pass(tuple(reversed(layers)), what, backward=True, completes=early)
-            case "backward_weight":
+            case "backward_weight" if self._of.in_sequence:
+                # Its linear layers gather their input again.
                 self._inner(str(operation))
             case "send_forward" | "send_backward":
                 self._send(operation)
