@@ -170,6 +170,11 @@ class DividedOptimizer(ChainedOptimizer):
         self, model_sharded_state_dict: Any, is_loading: bool = False, **kwargs: Any
     ) -> Any:
         """Describe the state of the owned pieces by their places in the global tensors."""
+        if not is_loading:
+            # Some pieces are copies of weights, which may have been loaded since the last step.
+            with torch.no_grad():
+                for piece in self._pieces:
+                    piece.read_weights()
         entries, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
         by_data = {id(entry.data): entry for entry in nested_values(entries)}
         described = {

@@ -114,14 +114,6 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "chain",
-    [
-        # Our divided optimizer saves wrong main weights of some matrices (docs/runtime.md).
-        pytest.param(c, marks=pytest.mark.xfail(strict=True)) if c.name == "in stock's form" else c
-        for c in (*CHAINS[1:], *MORE)
-    ],
-    ids=lambda chain: chain.name,
-)
+@pytest.mark.parametrize("chain", [*CHAINS[1:], *MORE], ids=lambda chain: chain.name)
 def test_more_there_and_back(chain: Chain, more: Path) -> None:
     assert_alike(chain, more)
