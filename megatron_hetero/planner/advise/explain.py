@@ -84,8 +84,8 @@ class Explanation:
     """See the fields; `headroom_bytes` is what each device of the plan has left at its peak.
 
     `best_stock` is the fastest plan found that stock Megatron can run without the plug-in, in its
-    shape and in its order of ranks; up to 12 GPUs of all that its flags can say
-    (`planner.stock.search`), and then its time is simulated.  It is None where none fits;
+    shape and in its order of ranks, of all that its flags can say (`planner.stock.search`); unless
+    its step is long, its time is simulated.  It is None where none fits;
     `stock_shortage` is then the one that lacks least (None too if the limits leave stock Megatron
     no plan at all).
     """

@@ -358,8 +358,7 @@ class StockCase:
     def _exchange_lines(self) -> tuple[list[_Line], list[_Line], list[float]]:
         """Return `_priced_exchange`, which micro-batches and recompute do not change."""
         grid, groups = self.grid, self.settings.expert_groups
-        shape = grid.num_replicas, grid.num_stages, grid.rank_order, grid.context_parallel
-        key = "exchange", *shape, groups
+        key = "exchange", *grid.shape, groups
         if key not in grid.ranks.known:
             grid.ranks.known[key] = self._priced_exchange()
         return cast(_ExchangeLines, grid.ranks.known[key])

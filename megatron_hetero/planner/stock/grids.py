@@ -7,10 +7,12 @@ context-parallel ranks in one of Megatron's two orders of ranks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
+from typing import cast
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder
@@ -89,11 +91,30 @@ class StockGrid:
             for p in range(self.num_stages)
         )
 
-    @cached_property
+    @property
     def replica_patterns(self) -> tuple[tuple[object, ...], ...]:
         """What is equal for replicas that differ only in which of like nodes they are on: the kind
         of each group, and which groups are on one node."""
-        return tuple(self.pattern(range(d, d + 1)) for d in range(self.num_replicas))
+        key = ("patterns", *self.shape)
+        if key not in self.ranks.known:
+            found = tuple(self.pattern(range(d, d + 1)) for d in range(self.num_replicas))
+            self.ranks.known[key] = found
+        return cast(tuple[tuple[object, ...], ...], self.ranks.known[key])
+
+    @property
+    def content(self) -> object:
+        """What is equal for grids that differ in the names of like nodes, and in the places of
+        their replicas."""
+        key = ("content", *self.shape)
+        if key not in self.ranks.known:
+            counts = Counter(self.replica_patterns)
+            self.ranks.known[key] = hash(frozenset(counts.items())), len(counts)
+        return self.ranks.known[key]
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """All but its groups."""
+        return self.num_replicas, self.num_stages, self.rank_order, self.context_parallel
 
     def pattern(self, replicas: Sequence[int]) -> tuple[object, ...]:
         """Return `replica_patterns` of several replicas together."""

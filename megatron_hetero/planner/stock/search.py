@@ -21,7 +21,7 @@ never made their stage wait.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 import numpy as np
@@ -96,6 +96,8 @@ class StockLimits:
     """Grids that are bounded."""
     num_cases: int = 50_000
     """Grids whose divisions are bounded, of one chunk a stage and of several each."""
+    num_made: int = 1_000_000
+    """Grids that are bounded with their links."""
     num_bounded: int = 2_000_000
     num_simulated: int = 2_000
     num_messages: int = 10**9
@@ -110,8 +112,9 @@ class StockLimits:
 
 BESIDE_A_PLAN = StockLimits(
     num_orders=100,
-    num_grids=10_000,
+    num_grids=3_000,
     num_cases=32,
+    num_made=600,
     num_bounded=20_000,
     num_simulated=3,
     num_messages=6_000,
@@ -177,7 +180,7 @@ class _StockSearch:
         self._problem, self._limits = problem, limits
         self._ranks, self._is_exact = stock_ranks(problem, limits.num_orders)
         self._rates = StockRates(problem, self._ranks)
-        self._num_grids = self._num_bounded = 0
+        self._num_grids = self._num_made = self._num_bounded = 0
         self._num_cases = [0, 0]  # of one chunk a stage, and of several
         self._num_simulated = self._num_messages = 0
         self._best_s = float("inf")
@@ -186,6 +189,7 @@ class _StockSearch:
         self._best_of: dict[tuple[int, int, int], tuple[float, Plan]] = {}
         self._unsimulated: tuple[float, StockCase, Division] | None = None
         self._fits_undivided = False
+        self._dropped: list[tuple[float, int, _Item]] = []
         self._deferred: list[tuple[float, _Ready]] = []
         self._queue: list[tuple[float, int, _Item]] = []
         self._number = count()
@@ -196,8 +200,26 @@ class _StockSearch:
         for ranks in self._ranks:
             for form in forms(self._problem, ranks):
                 self._push(self._rates.dealt_pace_s(ranks, form), (ranks, form))
+        self._look_at_all()
+        while self._dropped and not (self._deferred or self._found_any()):
+            # Nothing fits of what was looked at: on to the forms that were left.
+            self._queue, self._dropped = self._dropped, []
+            heapify(self._queue)
+            self._num_grids = self._num_made = 0
+            self._look_at_all()
+        self._simulate_deferred()
+        if self._winner is not None and self._limits.climbs:
+            case, division = self._winner
+            if case.settings.num_chunks > 1:
+                self._climb(case, division)
+
+    def _found_any(self) -> bool:
+        return self._best is not None or self._unsimulated is not None
+
+    def _look_at_all(self) -> None:
+        """Look at what has the lowest bound, until none may win or the work is spent."""
         while self._queue:
-            bound_s, _, item = heappop(self._queue)
+            bound_s, number, item = heappop(self._queue)
             if not self._may_win(bound_s):
                 break
             if self._is_spent():
@@ -206,15 +228,13 @@ class _StockSearch:
                 for own_s, _, other in self._queue:
                     self._defer(own_s, other)
                 break
-            if isinstance(item, _Ready) and self._is_deferred(item):
+            if isinstance(item, tuple | _Form) and self._num_grids >= self._limits.num_grids:
+                self._is_exact = False
+                self._dropped.append((bound_s, number, item))
+            elif isinstance(item, _Ready) and self._is_deferred(item):
                 self._defer(bound_s, item)
             else:
                 self._look_at(item)
-        self._simulate_deferred()
-        if self._winner is not None and self._limits.climbs:
-            case, division = self._winner
-            if case.settings.num_chunks > 1:
-                self._climb(case, division)
 
     def _climbed(self, item: _Ready) -> tuple[float, _Ready]:
         """Return a case with layers moved between chunks as long as that lowers the bound."""
@@ -348,14 +368,14 @@ class _StockSearch:
             self._is_exact = False
             return
         form, grid = item.form, item.grid
-        content = tuple(sorted(map(repr, grid.replica_patterns)))
-        key = grid.width, grid.context_parallel, grid.num_stages, content, form.settings
+        key = grid.width, grid.context_parallel, grid.num_stages, grid.content, form.settings
         if key in self._seen:
             return
         self._seen.add(key)
         for dispatcher in dispatchers(self._problem, form.settings.expert_groups):
             settings = replace(form.settings, dispatcher=dispatcher)
             case = StockCase(self._problem, grid, settings)
+            self._num_made += 1
             self._push(case.quick_s(), case)
 
     def _price(self, case: StockCase) -> None:
@@ -487,7 +507,7 @@ class _StockSearch:
             self._num_bounded > limits.num_bounded
             or self._num_simulated >= limits.num_simulated
             or min(self._num_cases) >= limits.num_cases
-            or self._num_grids >= limits.num_grids
+            or self._num_made >= limits.num_made
         )
 
 

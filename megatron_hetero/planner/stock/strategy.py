@@ -8,6 +8,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.planner.advise.alternatives import by_hand_alternatives
 from megatron_hetero.planner.advise.explain import Explanation, explain_candidate
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.objectives.outcome import outcome_of
@@ -73,6 +74,8 @@ def stock_plan_and_explanation(
         explanation,
         outcome=outcome_of(own, board, candidate),
         num_priced=num_priced + found.num_simulated,
+        # By hand the job's own settings are kept, which this plan may change.
+        by_hand=by_hand_alternatives(problem, candidate),
     )
     if explanation.best_stock is not None:
         itself = replace(explanation.best_stock, slower_by=0.0)
