@@ -90,42 +90,6 @@ def make_group(
     return group
 
 
-<<<<<<< HEAD
-=======
-def meet(names: Sequence[str], limit: timedelta, patience_s: float = 20.0) -> None:
-    """Wait until all ranks of the job are there.  Collective; NCCL would wait without a word.
-
-    Args:
-        names: [rank] -> its place, for messages.
-        limit: of the wait.
-        patience_s: after so many seconds, and again, rank 0 says who has not come.
-    Raises:
-        EnvironmentMismatchError: some have not come; the message names them.
-    """
-    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-    keys = [f"hetero-came/{other}" for other in range(len(names))]
-    store.set(keys[rank], "here")
-    end_s = time.monotonic() + limit.total_seconds()
-    while True:
-        left_s = max(min(patience_s, end_s - time.monotonic()), 0.001)
-        try:
-            store.wait(keys, timedelta(seconds=left_s))
-            return
-        except RuntimeError:  # torch's store says with it that the time is up
-            absent = [other for other, key in enumerate(keys) if not store.check([key])]
-        said = ", ".join(f"rank {other} ({names[other]})" for other in absent[:8])
-        said += f" and {len(absent) - 8} more" if len(absent) > 8 else ""
-        if absent and rank == 0:
-            print(f"> megatron-hetero: waiting for {said}", flush=True)
-        if absent and time.monotonic() >= end_s:
-            raise EnvironmentMismatchError(
-                f"{said} did not come to the meeting of all {len(names)} ranks within "
-                f"{limit.total_seconds():.0f} s (--distributed-timeout-minutes). Look at the log "
-                "of these processes, and start them with the address and port of the others."
-            )
-
-
->>>>>>> order
 def connect_world() -> None:
     """Make and connect the communicator of the whole job.  Collective.
 
