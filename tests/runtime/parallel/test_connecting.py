@@ -1,15 +1,13 @@
-"""The start of a job names who does not come, and what cannot be connected."""
+"""A communicator that cannot be made says which ranks it is of, and what to set."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from megatron_hetero.errors import EnvironmentMismatchError
-from megatron_hetero.runtime.parallel.connecting import connection_error, meet
+from megatron_hetero.runtime.parallel.connecting import connection_error
 
 
 @pytest.fixture
@@ -20,19 +18,6 @@ def alone(tmp_path: Path) -> object:
     )
     yield
     dist.destroy_process_group()
-
-
-def test_ranks_that_do_not_come_are_named(
-    alone: object, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ["stage 0", "stage 1, a:1", "stage 2, b:0"]
-    with pytest.raises(EnvironmentMismatchError, match=r"rank 1 \(stage 1, a:1\), rank 2 .* 1 s"):
-        meet(names, timedelta(seconds=1), patience_s=0.3)
-    assert "waiting for rank 1 (stage 1, a:1), rank 2 (stage 2, b:0)" in capsys.readouterr().out
-
-
-def test_all_that_come_go_on(alone: object) -> None:
-    meet(["stage 0"], timedelta(seconds=1))
 
 
 def test_a_communicator_that_fails_says_which_ranks_and_what_to_set(alone: object) -> None:
