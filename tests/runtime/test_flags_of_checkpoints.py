@@ -12,7 +12,9 @@ from tests.runtime.flag_runs import one_process_job, plan_job, read_log
 ODD = "tp2:2,tp1:2 @6"
 
 
-@pytest.mark.parametrize("strictness", ["log_unexpected", "log_all"])
+@pytest.mark.parametrize(
+    "strictness", [pytest.param("log_unexpected", marks=pytest.mark.slow), "log_all"]
+)
 def test_weights_that_a_checkpoint_lacks_begin_anew_and_are_named(
     strictness: str, tmp_path: Path
 ) -> None:
@@ -44,6 +46,7 @@ def test_weights_that_a_checkpoint_lacks_begin_anew_and_are_named(
         assert "q_layernorm" in (job.directory / "rank-0.log").read_text()
 
 
+@pytest.mark.slow
 def test_the_instances_of_a_divided_optimizer_change_nothing(tmp_path: Path) -> None:
     """Stock divides its state over fewer ranks with them; what is trained stays."""
     flags = ["--use-distributed-optimizer"]
@@ -57,7 +60,11 @@ def test_the_instances_of_a_divided_optimizer_change_nothing(tmp_path: Path) -> 
     assert "has no effect on an asymmetric plan" in (jobs[1].directory / "rank-0.log").read_text()
 
 
-@pytest.mark.parametrize("other", ["tp1:1,tp1:3 @6", None], ids=["a stock plan", "one process"])
+@pytest.mark.parametrize(
+    "other",
+    ["tp1:1,tp1:3 @6", pytest.param(None, marks=pytest.mark.slow)],
+    ids=["a stock plan", "one process"],
+)
 def test_whoever_loses_the_odd_card_goes_on_in_stock_megatron(
     other: str | None, tmp_path: Path
 ) -> None:
