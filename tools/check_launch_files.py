@@ -1,12 +1,13 @@
 """Check launch files by the schemas of the systems that read them, and their scripts by ShellCheck.
 
-    python tools/check_launch_files.py FOLDER [--jobset-crd FILE] [--skypilot-python PYTHON]
+    python tools/check_launch_files.py FOLDER [--crd FILE ...] [--skypilot-python PYTHON]
 
 FOLDER is what `megatron-hetero launch PLAN --for LAUNCHER -o FOLDER` wrote.  What is checked, with
 unknown fields refused:
 
-Kubernetes: the JobSet by `launch_schemas/jobset.yaml`, its pods and the ConfigMap by the schemas of
-the package kubernetes-validate; --jobset-crd names JobSet's own CustomResourceDefinition instead.
+Kubernetes: the JobSet by `launch_schemas/jobset.yaml`, the PyTorchJob by `pytorchjob.yaml` there,
+pods and the ConfigMap by the schemas of the package kubernetes-validate; --crd names the operator's
+own CustomResourceDefinition instead.
 SkyPilot: every task by `launch_schemas/skypilot-task.yaml`; --skypilot-python names a Python that
 has `skypilot`, whose own schema is asked too.  Slurm: the names and values of all `#SBATCH` lines,
 and `sbatch --test-only job.sbatch` where there is an sbatch with its controller.
@@ -22,7 +23,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ import kubernetes_validate
 from ruamel.yaml import YAML
 
 SCHEMAS = Path(__file__).parent / "launch_schemas"
+OWN_CRDS = (SCHEMAS / "jobset.yaml", SCHEMAS / "pytorchjob.yaml")
+"""Our definitions of operators' objects, each named as the manifest that holds the object."""
 _SKYPILOT = """
 import json, sys
 import jsonschema
@@ -58,24 +61,26 @@ _SBATCH = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--jobset-crd", type=Path, metavar="FILE", default=SCHEMAS / "jobset.yaml")
+    parser.add_argument("--crd", type=Path, metavar="FILE", action="append", default=[])
     parser.add_argument("--skypilot-python", metavar="PYTHON")
     options = parser.parse_args()
-    faults = folder_faults(options.folder, options.jobset_crd, options.skypilot_python)
+    faults = folder_faults(options.folder, options.crd, options.skypilot_python)
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0
 
 
 def folder_faults(
-    folder: Path, crd: Path = SCHEMAS / "jobset.yaml", skypilot_python: str | None = None
+    folder: Path, crds: Sequence[Path] = (), skypilot_python: str | None = None
 ) -> list[str]:
     """Find the faults of a folder's files; the arguments are those of the command line."""
     faults: list[str] = []
     for script in sorted([*folder.glob("*.sh"), *folder.glob("*.sbatch")]):
         faults += shell_faults(script.name, script.read_text())
-    if (folder / "jobset.yaml").exists():
-        faults += kubernetes_faults(folder / "jobset.yaml", crd)
+    definitions = {_kind_of(crd): crd for crd in (*OWN_CRDS, *crds)}
+    for crd in OWN_CRDS:
+        if (folder / crd.name).exists():
+            faults += kubernetes_faults(folder / crd.name, definitions)
     for task in sorted(folder.glob("part-*.yaml")):
         faults += skypilot_faults(task, skypilot_python)
     if (folder / "job.sbatch").exists():
@@ -101,21 +106,31 @@ def shell_faults(name: str, text: str) -> list[str]:
     ]
 
 
-def kubernetes_faults(path: Path, crd: Path) -> list[str]:
+def kubernetes_faults(path: Path, definitions: Mapping[str, Path]) -> list[str]:
     """Find what the API server would refuse in a manifest, and ShellCheck in its scripts."""
     faults = []
     for document in YAML(typ="safe").load_all(path.read_text()):
-        if document["kind"] == "JobSet":
-            faults += jobset_faults(document, path.name, crd)
-            for job in document.get("spec", {}).get("replicatedJobs", []):
-                meta = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}}
-                faults += core_faults({**meta, **job.get("template", {})}, path.name)
+        if document["kind"] in definitions:
+            faults += custom_faults(document, path.name, definitions[document["kind"]])
+            for part in _core_parts(document):
+                faults += core_faults(part, path.name)
         else:
             faults += core_faults(document, path.name)
             for name, text in document.get("data", {}).items():
                 if name.endswith(".sh"):
                     faults += shell_faults(f"{path.name}: {name}", text)
     return faults
+
+
+def _core_parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of Kubernetes' own that a JobSet or a PyTorchJob has templates of."""
+    spec = document.get("spec", {})
+    for job in spec.get("replicatedJobs", []):
+        meta = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}}
+        yield {**meta, **job.get("template", {})}
+    for replicas in spec.get("pytorchReplicaSpecs", {}).values():
+        meta = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}}
+        yield {**meta, **replicas.get("template", {})}
 
 
 def core_faults(document: Mapping[str, Any], name: str) -> list[str]:
@@ -128,8 +143,8 @@ def core_faults(document: Mapping[str, Any], name: str) -> list[str]:
     return []
 
 
-def jobset_faults(document: Mapping[str, Any], name: str, crd: Path) -> list[str]:
-    """Find what a CustomResourceDefinition refuses in a JobSet."""
+def custom_faults(document: Mapping[str, Any], name: str, crd: Path) -> list[str]:
+    """Find what a CustomResourceDefinition refuses in an object of its kind."""
     definition = _read(crd)
     version = document["apiVersion"].rpartition("/")[2]
     schemas = {v["name"]: v["schema"]["openAPIV3Schema"] for v in definition["spec"]["versions"]}
@@ -183,6 +198,11 @@ def slurm_faults(folder: Path) -> list[str]:
         )
         faults += [f"job.sbatch: {done.stderr.strip()}"] if done.returncode else []
     return faults
+
+
+def _kind_of(crd: Path) -> str:
+    kind: str = _read(crd)["spec"]["names"]["kind"]
+    return kind
 
 
 def _read(path: Path) -> Any:

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from megatron_hetero.cli.launch import LAUNCHERS  # noqa: E402
 from megatron_hetero.errors import InfeasiblePlanError, UnsupportedError  # noqa: E402
+from megatron_hetero.flags.launchers.registry import LAUNCHERS  # noqa: E402
 from megatron_hetero.plan.file import load_plan  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
 from tools.bench_boxes import jobs  # noqa: E402
@@ -79,10 +79,10 @@ def verified(plan: Path, steps: int) -> dict[str, Any]:
 
 def launch_faults(plan: Path) -> Iterator[str]:
     """Write the files of every launcher and check them."""
-    for launcher in LAUNCHERS:
+    for launcher, found in LAUNCHERS.items():
         folder = plan.with_suffix(f".{launcher}")
         if not folder.exists():
-            image = ["--image", "img"] if launcher in ("kubernetes", "skypilot") else []
+            image = ["--image", "img"] if found.takes_image and found.brings_folder else []
             done = command("launch", plan, "--for", launcher, "-o", folder, *image)
             if launcher in _CANNOT_ASK and done.returncode == UnsupportedError.exit_code:
                 continue

@@ -16,15 +16,12 @@ from megatron_hetero.files import write_json
 from megatron_hetero.flags.environment import exports_left
 from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.launchers.install import find_wheel, install_script
-from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob, SkyOptions, SlurmOptions
-from megatron_hetero.flags.launchers.kubernetes import kubernetes_files
+from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
+from megatron_hetero.flags.launchers.launcher import ACTIONS, Action, Launcher
 from megatron_hetero.flags.launchers.node_script import PLAN_NAME
+from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.replanning import CLUSTER_NAME, PROFILE_NAME
-from megatron_hetero.flags.launchers.running import ACTIONS, RECORD_NAME, Action, record_of, steps
-from megatron_hetero.flags.launchers.skypilot import sky_options, skypilot_files
-from megatron_hetero.flags.launchers.slurm import slurm_files, slurm_options
-from megatron_hetero.flags.launchers.ssh import ssh_files
-from megatron_hetero.flags.launchers.torchrun import torchrun_files
+from megatron_hetero.flags.launchers.running import RECORD_NAME, read_record, record_of, steps
 from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.notes import unread_lines, unread_parts
 from megatron_hetero.plan.file import load_plan
@@ -44,17 +41,6 @@ of GPU needs.  Nothing is started.  Megatron flags that the plan does not know
 --status, --logs and --stop ask the launcher's own tools (squeue, sacct, scancel;
 kubectl; sky; ssh) about the job of a folder that was written before."""
 TAKES_MEGATRON_FLAGS = True
-
-LAUNCHERS = {
-    "torchrun": (torchrun_files, "run the lines of START.txt, each on its machine"),
-    "ssh": (ssh_files, "bash {folder}/start.sh"),
-    "slurm": (slurm_files, "bash {folder}/start.sh"),
-    "kubernetes": (kubernetes_files, "kubectl apply -f {folder}/jobset.yaml"),
-    "skypilot": (skypilot_files, "bash {folder}/start.sh"),
-}
-
-_NEEDS_COPIES = ("torchrun", "ssh", "slurm")
-"""Launchers that find the folder on each machine; the others bring it there."""
 
 _ACTION_HELP: dict[Action, str] = {
     "status": "what the job of a folder is doing",
@@ -89,18 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--image",
-        help="container image, for kubernetes and skypilot; for slurm, where it has pyxis",
+        help=f"container image, for {', '.join(n for n, x in LAUNCHERS.items() if x.takes_image)} "
+        "(slurm: where it has pyxis)",
     )
     parser.add_argument(
         "--wheel",
         help="the wheel of `make dist`, a path or an https URL: install.sh installs it on the "
         "machines, with the versions that it is tested with",
-    )
-    parser.add_argument(
-        "--open-ports",
-        action="store_true",
-        help="skypilot: open the rendezvous and the ports of NCCL and gloo to every address, for "
-        "machines that firewalls part inside one network; read SECURITY.md before",
     )
     parser.add_argument(
         "--interface",
@@ -117,8 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_master_port(parser)
     add_loss_arguments(parser)
-    _add_slurm_arguments(parser)
-    _add_skypilot_arguments(parser)
+    for launcher in LAUNCHERS.values():
+        _add_options(parser, launcher)
     running = parser.add_mutually_exclusive_group()
     for action, text in _ACTION_HELP.items():
         running.add_argument(f"--{action}", type=Path, metavar="FOLDER", help=text)
@@ -130,40 +111,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
-def _add_slurm_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("slurm")
-    for name, text in (
-        ("--partition", "partition of all nodes, or of those with a kind of GPU; may be repeated"),
-        ("--cpus-per-task", "cores of a node's task, or of nodes with a kind of GPU; repeatable"),
-    ):
-        group.add_argument(name, action="append", default=[], metavar="[GPU-TYPE=]VALUE", help=text)
-    group.add_argument("--account", help="account that the job is charged to")
-    group.add_argument("--qos", help="quality of service")
-    group.add_argument("--time", metavar="[DAYS-]HH:MM:SS", help="limit of the job's time")
-    group.add_argument(
-        "--requeue",
-        action="store_true",
-        help="put the job back into the queue when a node of it fails",
-    )
-    group.add_argument(
-        "--container-mounts",
-        metavar="/FOLDER:/FOLDER",
-        help="with --image: folders of the machines in the container, beside the job's own",
-    )
-
-
-def _add_skypilot_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("skypilot")
-    group.add_argument(
-        "--infra",
-        action="append",
-        default=[],
-        metavar="[GPU-TYPE=]CLOUD[/REGION]",
-        help="where all machines are rented, or those with a kind of GPU; may be repeated",
-    )
-    group.add_argument(
-        "--spot", action="store_true", help="rent machines that the cloud may take away"
-    )
+def _add_options(parser: argparse.ArgumentParser, launcher: Launcher) -> None:
+    """Declare the options that one launcher alone reads, in a group of its name."""
+    if not launcher.options:
+        return
+    group = parser.add_argument_group(launcher.name)
+    for option in launcher.options:
+        if option.metavar is None:
+            group.add_argument(option.flag, action="store_true", help=option.help)
+        elif option.repeats:
+            group.add_argument(
+                option.flag, action="append", default=[], metavar=option.metavar, help=option.help
+            )
+        else:
+            group.add_argument(option.flag, metavar=option.metavar, help=option.help)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -203,6 +164,8 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
             f"--for {arguments.launcher} starts engines, and {arguments.plan} is a plan of "
             f"training; its launchers are {', '.join(LAUNCHERS)}"
         )
+    launcher = LAUNCHERS[arguments.launcher]
+    _refuse_options_of_others(launcher, arguments)
     wheel = find_wheel(arguments.wheel) if arguments.wheel is not None else None
     job = LaunchJob(
         load_plan(arguments.plan),
@@ -211,17 +174,14 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         tuple(arguments.megatron_args or ()),
         arguments.master_port,
         arguments.image,
-        wheel is not None,
-        arguments.open_ports,
-        _slurm(arguments),
-        tuple(_interface(text) for text in arguments.interface),
-        arguments.public_addresses,
-        replanning_of(arguments),
-        _sky(arguments),
+        is_installed_by_script=wheel is not None,
+        interfaces=tuple(_interface(text) for text in arguments.interface),
+        takes_public_addresses=arguments.public_addresses,
+        replanning=replanning_of(arguments),
     )
+    if launcher.read_options is not None:
+        job = launcher.read_options(job, vars(arguments))
     job.check()
-    if arguments.open_ports and arguments.launcher != "skypilot":
-        raise UsageError("--open-ports: only rented machines (--for skypilot) are opened here")
     parts = unread_parts(job.plan, job.more_flags)
     for note in (*unread_lines(parts), *unmet_needs(job.plan), *_left_exports(job)):
         output.note(note)
@@ -237,8 +197,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
             f"the job cannot start without {missing_line(missing)}. Give them behind `--`, or let "
             "`megatron-hetero init --job` write a script that has all of them and plan from it"
         )
-    files_of, next_step = LAUNCHERS[arguments.launcher]
-    files = [*files_of(job), *([install_script(wheel)] if wheel is not None else [])]
+    files = [*launcher.files(job), *([install_script(wheel)] if wheel is not None else [])]
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         _write(folder, file)
@@ -253,14 +212,14 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
     if wheel is not None and wheel.path is not None:
         shutil.copyfile(wheel.path, folder / wheel.name)
         written.append(wheel.name)
-    start = next_step.format(folder=folder)
+    start = launcher.start.format(folder=folder)
     if arguments.json:
         output.json({"folder": str(folder), "files": written, "start": start})
         return 0
     output.show(f"Written to {folder}: {', '.join(written)}")
-    if wheel is not None and arguments.launcher != "skypilot":
+    if wheel is not None and not launcher.brings_folder:
         output.show(f"Install: bash {folder}/install.sh, on each machine or on their shared disk")
-    if len(job.plan.hosts) > 1 and arguments.launcher in _NEEDS_COPIES:
+    if len(job.plan.hosts) > 1 and not launcher.brings_folder:
         output.show(
             f"Copy: {folder} to the same path on every machine, or have it on a shared disk"
         )
@@ -299,26 +258,14 @@ def _interface(text: str) -> tuple[str, str]:
     return machine, name
 
 
-def _slurm(arguments: argparse.Namespace) -> SlurmOptions:
-    given = (arguments.partition, arguments.cpus_per_task)
-    texts = (arguments.account, arguments.qos, arguments.time)
-    more = (arguments.requeue, arguments.container_mounts)
-    if arguments.launcher != "slurm" and (any(given) or any(texts) or any(more)):
-        raise UsageError(
-            "--partition, --cpus-per-task, --account, --qos, --time, --requeue and "
-            "--container-mounts are Slurm's; they go with --for slurm"
-        )
-    if arguments.container_mounts and not arguments.image:
-        raise UsageError("--container-mounts goes with --image, the container")
-    return slurm_options(
-        *given, *texts, requeue=arguments.requeue, mounts=arguments.container_mounts
-    )
-
-
-def _sky(arguments: argparse.Namespace) -> SkyOptions:
-    if arguments.launcher != "skypilot" and (arguments.infra or arguments.spot):
-        raise UsageError("--infra and --spot are SkyPilot's; they go with --for skypilot")
-    return sky_options(arguments.infra, is_spot=arguments.spot)
+def _refuse_options_of_others(launcher: Launcher, arguments: argparse.Namespace) -> None:
+    """Refuse options that only another launcher reads."""
+    for other in LAUNCHERS.values():
+        given = [o.flag for o in other.options if getattr(arguments, o.name)]
+        if other is not launcher and given:
+            raise UsageError(
+                f"{', '.join(given)}: read by {other.name} alone; they go with --for {other.name}"
+            )
 
 
 def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, output: Output) -> int:
@@ -347,9 +294,9 @@ def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, outp
             raise CheckFailedError(f"{shlex.join(step.argv)} ended with exit code {code}")
     if num_failed and num_failed == len(todo):
         raise CheckFailedError(f"--{action} {folder}: none of its commands found the job")
-    if action == "stop" and not arguments.dry_run and todo[0].argv[0] == "sky":
-        names = " ".join(step.argv[-1] for step in todo)
-        output.note(f"the machines stay rented; sky down {names} gives them back")
+    launcher, record = read_record(folder)
+    if action == "stop" and not arguments.dry_run and launcher.after_stop is not None:
+        output.note(launcher.after_stop(record))
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.replanning import OnLoss
 
 
@@ -40,10 +41,11 @@ def replanning_of(arguments: argparse.Namespace) -> OnLoss | None:
         if arguments.cluster is not None or arguments.profile is not None:
             raise UsageError("--cluster and --profile go with --hetero-on-loss replan")
         return None
-    if arguments.launcher != "ssh":
+    if not LAUNCHERS[arguments.launcher].can_replan:
+        able = " or ".join(name for name, launcher in LAUNCHERS.items() if launcher.can_replan)
         raise UsageError(
-            f"--hetero-on-loss replan with --for {arguments.launcher}: only --for ssh writes what "
-            "watches over all machines; elsewhere plan again by hand (`plan --near`)"
+            f"--hetero-on-loss replan with --for {arguments.launcher}: only --for {able} writes "
+            "what watches over all machines; elsewhere plan again by hand (`plan --near`)"
         )
     if arguments.cluster is None:
         raise UsageError(

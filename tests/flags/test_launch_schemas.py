@@ -1,8 +1,8 @@
 """Our launch files by the schemas of the systems that read them, and their scripts by ShellCheck.
 
 The schemas in `tools/launch_schemas` are checked always.  Where the systems' own are at hand they
-are asked too: MEGATRON_HETERO_JOBSET_CRD names JobSet's CustomResourceDefinition,
-MEGATRON_HETERO_SKYPILOT_PYTHON a Python that has `skypilot`.
+are asked too: MEGATRON_HETERO_CRDS names operators' CustomResourceDefinitions (JobSet's,
+PyTorchJob's), parted by ":", MEGATRON_HETERO_SKYPILOT_PYTHON a Python that has `skypilot`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.flags.launchers.install import Wheel, install_script
+from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.slurm import slurm_options
 from megatron_hetero.plan.plan import Plan
-from tests.flags.test_launchers import LAUNCHERS, files
+from tests.flags.test_launchers import files
 from tests.flags.test_stock import placed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,15 +35,15 @@ def plan_on_one_machine() -> Plan:
 
 
 GOLDEN = Path(__file__).parent / "golden"
-_OWN_CRD = os.environ.get("MEGATRON_HETERO_JOBSET_CRD")
+_OWN_CRDS = [Path(crd) for crd in os.environ.get("MEGATRON_HETERO_CRDS", "").split(":") if crd]
 _OWN_PYTHON = os.environ.get("MEGATRON_HETERO_SKYPILOT_PYTHON")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "ssh", "slurm", "kubernetes", "skypilot"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_golden_files_keep_to_the_schemas(launcher: str) -> None:
     assert folder_faults(GOLDEN / launcher) == []
-    if _OWN_CRD is not None:
-        assert folder_faults(GOLDEN / launcher, crd=Path(_OWN_CRD)) == []
+    if _OWN_CRDS:
+        assert folder_faults(GOLDEN / launcher, crds=_OWN_CRDS) == []
     if _OWN_PYTHON is not None:
         assert folder_faults(GOLDEN / launcher, skypilot_python=_OWN_PYTHON) == []
 
@@ -104,6 +105,26 @@ def test_faults_planted_in_a_jobset_are_refused(
     was: str, becomes: str, fault: str, tmp_path: Path
 ) -> None:
     found = folder_faults(planted("kubernetes", "jobset.yaml", was, becomes, tmp_path))
+    assert any(fault in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "fault"),
+    [
+        ("pytorchReplicaSpecs:", "replicaSpecs:", "spec lacks pytorchReplicaSpecs"),
+        ("Master:", "Chief:", "pytorchReplicaSpecs lacks Master"),
+        ("replicas: 1", "replicas: 2", "Master.replicas is 2; its maximum is 1"),
+        ("cleanPodPolicy: Running", "cleanPodPolicy: Some", "allowed are All, Running, None"),
+        ("restartPolicy: Never", "restartPolicy: Perhaps", "restartPolicy is 'Perhaps'"),
+        ("kubeflow.org/v1", "kubeflow.org/v2", "apiVersion v2; served are v1"),
+        ("fieldPath: spec.nodeName", "path: spec.nodeName", "Pod: spec.containers.0.env.0"),
+        ("matchFields", "matchField", "Pod: spec.affinity.nodeAffinity"),
+    ],
+)
+def test_faults_planted_in_a_pytorchjob_are_refused(
+    was: str, becomes: str, fault: str, tmp_path: Path
+) -> None:
+    found = folder_faults(planted("pytorchjob", "pytorchjob.yaml", was, becomes, tmp_path))
     assert any(fault in line for line in found), found
 
 

@@ -18,13 +18,12 @@ from ruamel.yaml import YAML
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import HeteroError, UsageError
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
-from megatron_hetero.flags.launchers.kubernetes import kubernetes_files
 from megatron_hetero.flags.launchers.node_script import node_script
+from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.replanning import OnLoss
 from megatron_hetero.flags.launchers.skypilot import sky_options, skypilot_files
-from megatron_hetero.flags.launchers.slurm import slurm_files, slurm_options
+from megatron_hetero.flags.launchers.slurm import slurm_options
 from megatron_hetero.flags.launchers.ssh import ssh_files
-from megatron_hetero.flags.launchers.torchrun import torchrun_files
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import plan_from_data, save_plan
 from megatron_hetero.plan.layout import parse_layout
@@ -32,13 +31,6 @@ from megatron_hetero.plan.plan import Host, Plan
 from tests.plan.edits import PLAN
 
 GOLDEN = Path(__file__).parent / "golden"
-LAUNCHERS = {
-    "torchrun": torchrun_files,
-    "ssh": ssh_files,
-    "slurm": slurm_files,
-    "kubernetes": kubernetes_files,
-    "skypilot": skypilot_files,
-}
 
 
 def mixed_plan() -> Plan:
@@ -55,7 +47,7 @@ def job(**changes: object) -> LaunchJob:
 def files(launcher: str, **changes: object) -> tuple[LaunchFile, ...]:
     made = job(**changes)
     made.check()
-    return LAUNCHERS[launcher](made)
+    return LAUNCHERS[launcher].files(made)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

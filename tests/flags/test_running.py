@@ -17,9 +17,11 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import FileFormatError, HeteroError, UnsupportedError, UsageError
 from megatron_hetero.files import write_json
-from megatron_hetero.flags.launchers.running import ACTIONS, RECORD_NAME, record_of, steps
+from megatron_hetero.flags.launchers.launcher import ACTIONS
+from megatron_hetero.flags.launchers.registry import LAUNCHERS
+from megatron_hetero.flags.launchers.running import RECORD_NAME, record_of, steps
 from megatron_hetero.plan.file import save_plan
-from tests.flags.test_launchers import LAUNCHERS, files, job, mixed_plan, run_script, written
+from tests.flags.test_launchers import files, job, mixed_plan, run_script, written
 
 TOOLS = ("sbatch", "squeue", "sacct", "scancel", "kubectl", "sky", "ssh", "pkill")
 LABEL = "jobset.sigs.k8s.io/jobset-name=megatron-hetero"
@@ -57,6 +59,9 @@ def tools(folder: Path, monkeypatch: pytest.MonkeyPatch, **codes: int) -> Path:
         ("kubernetes", "status", ["kubectl get jobset megatron-hetero ", "kubectl get pods --sel"]),
         ("kubernetes", "logs", [f"kubectl logs --selector {LABEL} --prefix --tail 200 --max-l"]),
         ("kubernetes", "stop", ["kubectl delete --filename jobset.yaml "]),
+        ("pytorchjob", "status", ["kubectl get pytorchjob megatron-hetero ", "kubectl get pods"]),
+        ("pytorchjob", "logs", ["kubectl logs --selector training.kubeflow.org/job-name=meg"]),
+        ("pytorchjob", "stop", ["kubectl delete --filename pytorchjob.yaml "]),
         ("skypilot", "status", ["sky status megatron-hetero-0 megatron-hetero-1 ", "sky queue "]),
         (
             "skypilot",
@@ -146,7 +151,13 @@ def test_jobs_started_by_hand_are_refused(action: str, tmp_path: Path) -> None:
         ("job.id", "4711; rm -rf /", UsageError, "is no number of a job"),
         ("job.id", None, UsageError, "was the job started by"),
         (RECORD_NAME, None, FileFormatError, "name a folder that `launch` wrote"),
-        (RECORD_NAME, '{"launcher": "at"}', FileFormatError, "launcher"),
+        (RECORD_NAME, '{"launcher": "at"}', FileFormatError, "hosts"),
+        (
+            RECORD_NAME,
+            '{"launcher": "at", "name": "a", "hosts": [], "num_parts": 1}',
+            FileFormatError,
+            "launcher 'at' is not known; known are torchrun, ssh",
+        ),
         (
             RECORD_NAME,
             '{"launcher": "slurm", "name": "a b", "hosts": [], "num_parts": 1}',
@@ -179,7 +190,7 @@ def test_what_is_in_the_folder_never_becomes_a_command(
         (["--status", "job", "--for", "ssh"], "--status job stands alone"),
         (["plan.json", "--for", "ssh", "-o", "job", "--dry-run"], "--dry-run goes with --status"),
         (["PLAN", "--for", "ssh", "-o", "job", "--time", "10"], "they go with --for slurm"),
-        (["PLAN", "--for", "ssh", "-o", "job", "--open-ports"], "only rented machines"),
+        (["PLAN", "--for", "ssh", "-o", "job", "--open-ports"], "they go with --for skypilot"),
         (["PLAN", "--for", "slurm", "-o", "job", "--wheel", "x.whl"], "there is no such wheel"),
         (
             ["PLAN", "--for", "slurm", "-o", "job", "--wheel", "http://a.example/x.whl"],

@@ -4,10 +4,14 @@ job          what every launcher is given
 node_script  `train.sh`, the same on every node
 install      `install.sh`, from the project's wheel
 replanning   goes on without lost machines
+launcher     a launcher as data
+registry     the launchers that `launch --for` knows
+kept         the number of a job that a start script has kept
 running      status, logs and stop by the launcher's own tools
 torchrun     by hand
 ssh          one script for all nodes
 slurm        a heterogeneous job
 kubernetes   a JobSet
+pytorchjob   a PyTorchJob of Kubeflow
 skypilot     a task for each kind of node
 """

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launchers.job import Component, LaunchFile, LaunchJob, indented
+from megatron_hetero.flags.launchers.launcher import (
+    LOG_LINES,
+    Action,
+    Launcher,
+    LauncherCommand,
+    LaunchRecord,
+)
 from megatron_hetero.flags.launchers.node_script import NAME, PLAN_NAME, node_script
 from megatron_hetero.plan.file import plan_to_data
 
@@ -18,7 +26,7 @@ _MOST_BYTES = 1 << 20
 """Limit of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/)."""
 
 _HEAD = """\
-# kubectl apply -f jobset.yaml        needs JobSet, and the operator of the GPUs' maker
+# kubectl apply -f {file}        needs {operator}, and the operator of the GPUs' maker
 apiVersion: v1
 kind: ConfigMap
 metadata:
@@ -98,6 +106,15 @@ def kubernetes_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
     Raises:
         UsageError: there is no image, a wheel is given, or the plan is too large for a ConfigMap.
     """
+    return (LaunchFile("jobset.yaml", "".join(_parts(job, pod_image(job)))),)
+
+
+def pod_image(job: LaunchJob) -> str:
+    """Return the image of a job's pods, which has megatron-hetero in it.
+
+    Raises:
+        UsageError: there is no image, or a wheel is given.
+    """
     if job.image is None:
         raise UsageError(
             "--image is missing: the container image that has megatron-hetero in it "
@@ -107,17 +124,30 @@ def kubernetes_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
         raise UsageError(
             "--wheel: pods have what their image has; build it in (`make image`), and leave --wheel"
         )
-    return (LaunchFile("jobset.yaml", "".join(_parts(job, job.image))),)
+    return job.image
 
 
-def _parts(job: LaunchJob, image: str) -> Iterator[str]:
-    yield _HEAD.format(name=job.name)
+def config_map(job: LaunchJob, file: str, operator: str) -> Iterator[str]:
+    """Yield the lines of a ConfigMap with the plan and `train.sh`.
+
+    Args:
+        job: the job, whose name the ConfigMap takes.
+        file: the manifest that the lines begin.
+        operator: what the cluster needs for the objects behind the ConfigMap.
+    Raises:
+        UsageError: the plan is too large.
+    """
+    yield _HEAD.format(name=job.name, file=file, operator=operator)
     plan_text = json.dumps(plan_to_data(job.plan), indent=1, sort_keys=True)
     _check_size(plan_text)
     texts = {NAME: node_script(job, hosts_are_rented=True).text, PLAN_NAME: plan_text}
     for name, text in texts.items():
         yield f"  {name}: |\n"
         yield indented(text.splitlines(), 4)
+
+
+def _parts(job: LaunchJob, image: str) -> Iterator[str]:
+    yield from config_map(job, "jobset.yaml", "JobSet")
     yield _JOBSET.format(name=job.name)
     for component in job.components:
         yield _job(job, component, image)
@@ -132,7 +162,7 @@ def _check_size(plan_text: str) -> None:
         )
 
 
-def _resource(gpu_type: str) -> str:
+def gpu_resource(gpu_type: str) -> str:
     """Return the name under which the maker's device plug-in offers its GPUs."""
     if gpu_type.startswith("MI"):
         return "amd.com/gpu"
@@ -150,6 +180,34 @@ def _job(job: LaunchJob, component: Component, image: str) -> str:
         first=component.first_node_rank,
         master=f"{job.name}-part0-0-0.{job.name}",
         gpus=component.gpus_per_node,
-        resource=_resource(component.gpu_type),
+        resource=gpu_resource(component.gpu_type),
         port=job.master_port,
     )
+
+
+def pod_logs(record: LaunchRecord, label: str) -> LauncherCommand:
+    """Return the command that shows the logs of a job's pods, which bear a label."""
+    most = str(max(5, len(record.hosts)))
+    words = ("--selector", label, "--prefix", "--tail", LOG_LINES, "--max-log-requests", most)
+    return LauncherCommand(("kubectl", "logs", *words))
+
+
+def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
+    label = f"jobset.sigs.k8s.io/jobset-name={record.name}"
+    if action == "status":
+        yield LauncherCommand(("kubectl", "get", "jobset", record.name))
+        yield LauncherCommand(("kubectl", "get", "pods", "--selector", label, "--output", "wide"))
+    elif action == "logs":
+        yield pod_logs(record, label)
+    else:
+        yield LauncherCommand(("kubectl", "delete", "--filename", "jobset.yaml"))
+
+
+KUBERNETES = Launcher(
+    "kubernetes",
+    kubernetes_files,
+    "kubectl apply -f {folder}/jobset.yaml",
+    _commands,
+    brings_folder=True,
+    takes_image=True,
+)

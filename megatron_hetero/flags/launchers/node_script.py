@@ -26,6 +26,8 @@ NAME = "train.sh"
 VENV_NAME = "venv"
 PLAN_NAME = "plan.json"
 BY_NAME = "by-name"
+HOST_VARIABLE = "MEGATRON_HETERO_HOST"
+"""Name of the machine, where neither Slurm nor `hostname` says it: in a pod."""
 
 _HEAD = """\
 #!/usr/bin/env bash
@@ -112,7 +114,7 @@ def _settings_of(job: LaunchJob, host: Host) -> Iterator[EnvironmentSetting]:
 
 def _rank_by_name(hosts: Sequence[Host]) -> Iterator[str]:
     yield f'if [ "$node_rank" = {BY_NAME} ]; then'
-    yield "    name=${SLURMD_NODENAME:-$(hostname)}"
+    yield f"    name=${{{HOST_VARIABLE}:-${{SLURMD_NODENAME:-$(hostname)}}}}"
     yield '    case "$name" in'
     for node_rank, host in enumerate(hosts):
         yield f"    {host.host}) node_rank={node_rank} ;;"

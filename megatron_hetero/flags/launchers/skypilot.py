@@ -10,7 +10,10 @@ are therefore opened only on request.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launchers.job import (
@@ -20,6 +23,13 @@ from megatron_hetero.flags.launchers.job import (
     SkyOptions,
     by_kind,
     of_kind,
+)
+from megatron_hetero.flags.launchers.launcher import (
+    Action,
+    Launcher,
+    LauncherCommand,
+    LaunchOption,
+    LaunchRecord,
 )
 from megatron_hetero.flags.launchers.node_script import node_script
 
@@ -194,3 +204,53 @@ def accelerator_name(gpu_type: str) -> str:
             f"(known: {', '.join(sorted(_ACCELERATORS))}). Launch by ssh, Slurm or Kubernetes."
         )
     return accelerator
+
+
+def _read_options(job: LaunchJob, given: Mapping[str, Any]) -> LaunchJob:
+    options = sky_options(given["infra"], is_spot=given["spot"])
+    return replace(job, sky=options, opens_ports=given["open_ports"])
+
+
+def _clusters(record: LaunchRecord) -> list[str]:
+    return [f"{record.name}-{part}" for part in range(record.num_parts)]
+
+
+def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
+    names = _clusters(record)
+    if action == "status":
+        yield LauncherCommand(("sky", "status", *names))
+        yield LauncherCommand(("sky", "queue", *names), may_fail=True)
+        return
+    words = ("logs", "--no-follow") if action == "logs" else ("cancel", "--yes", "--all")
+    for name in names:
+        yield LauncherCommand(("sky", *words, name))
+
+
+def _after_stop(record: LaunchRecord) -> str:
+    return f"the machines stay rented; sky down {' '.join(_clusters(record))} gives them back"
+
+
+SKYPILOT = Launcher(
+    "skypilot",
+    skypilot_files,
+    "bash {folder}/start.sh",
+    _commands,
+    (
+        LaunchOption(
+            "--infra",
+            "where all machines are rented, or those with a kind of GPU; may be repeated",
+            "[GPU-TYPE=]CLOUD[/REGION]",
+            repeats=True,
+        ),
+        LaunchOption("--spot", "rent machines that the cloud may take away"),
+        LaunchOption(
+            "--open-ports",
+            "open the rendezvous and the ports of NCCL and gloo to every address, for machines "
+            "that firewalls part inside one network; read SECURITY.md before",
+        ),
+    ),
+    _read_options,
+    brings_folder=True,
+    takes_image=True,
+    after_stop=_after_stop,
+)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launchers.job import (
@@ -20,10 +23,20 @@ from megatron_hetero.flags.launchers.job import (
     by_kind,
     of_kind,
 )
+from megatron_hetero.flags.launchers.kept import kept_number
+from megatron_hetero.flags.launchers.launcher import (
+    LOG_LINES,
+    Action,
+    Launcher,
+    LauncherCommand,
+    LaunchOption,
+    LaunchRecord,
+)
 from megatron_hetero.flags.launchers.node_script import BY_NAME, node_script
 
 JOB_ID_NAME = "job.id"
 LOG_NAME = "job.log"
+_JOB_ID = re.compile(r"([0-9]+)(?:;[\w.-]+)?")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*")
 _MOUNTS = re.compile(r"/[^\s'\"$`\\;,:]*(:[^\s'\"$`\\;,]+)?(,/[^\s'\"$`\\;,]+)*")
 _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED", re.ASCII)
@@ -153,3 +166,64 @@ def _resources(job: LaunchJob, component: Component) -> Iterator[str]:
     ):
         if value is not None:
             yield f"#SBATCH --{name}={value}\n"
+
+
+def _read_options(job: LaunchJob, given: Mapping[str, Any]) -> LaunchJob:
+    if given["container_mounts"] and not job.image:
+        raise UsageError("--container-mounts goes with --image, the container")
+    options = slurm_options(
+        given["partition"],
+        given["cpus_per_task"],
+        given["account"],
+        given["qos"],
+        given["time"],
+        requeue=given["requeue"],
+        mounts=given["container_mounts"],
+    )
+    return replace(job, slurm=options)
+
+
+def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
+    if action == "logs":
+        yield LauncherCommand(("tail", "-n", LOG_LINES, "--", LOG_NAME))
+        return
+    number = kept_number(folder / JOB_ID_NAME, _JOB_ID)
+    if action == "status":
+        yield LauncherCommand(("squeue", "--jobs", number), may_fail=True)
+        columns = "JobID,JobName,State,ExitCode,Elapsed,NodeList"
+        yield LauncherCommand(("sacct", "--jobs", number, f"--format={columns}"), may_fail=True)
+    else:
+        yield LauncherCommand(("scancel", number))
+
+
+SLURM = Launcher(
+    "slurm",
+    slurm_files,
+    "bash {folder}/start.sh",
+    _commands,
+    (
+        LaunchOption(
+            "--partition",
+            "partition of all nodes, or of those with a kind of GPU; may be repeated",
+            "[GPU-TYPE=]VALUE",
+            repeats=True,
+        ),
+        LaunchOption(
+            "--cpus-per-task",
+            "cores of a node's task, or of nodes with a kind of GPU; repeatable",
+            "[GPU-TYPE=]VALUE",
+            repeats=True,
+        ),
+        LaunchOption("--account", "account that the job is charged to", "ACCOUNT"),
+        LaunchOption("--qos", "quality of service", "QOS"),
+        LaunchOption("--time", "limit of the job's time", "[DAYS-]HH:MM:SS"),
+        LaunchOption("--requeue", "put the job back into the queue when a node of it fails"),
+        LaunchOption(
+            "--container-mounts",
+            "with --image: folders of the machines in the container, beside the job's own",
+            "/FOLDER:/FOLDER",
+        ),
+    ),
+    _read_options,
+    takes_image=True,
+)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
+from megatron_hetero.flags.launchers.kept import kept_number
+from megatron_hetero.flags.launchers.launcher import (
+    LOG_LINES,
+    Action,
+    Launcher,
+    LauncherCommand,
+    LaunchRecord,
+)
 from megatron_hetero.flags.launchers.node_script import PLAN_NAME, VENV_NAME, node_script
 
 PID_NAME = "start.pid"
@@ -116,3 +126,21 @@ def _options(job: LaunchJob) -> Iterator[str]:
         yield from ("--interface", f"{machine}={name}" if machine else name)
     if job.takes_public_addresses:
         yield "--public-addresses"
+
+
+def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
+    if action == "status":
+        for host in record.hosts:
+            yield LauncherCommand(
+                ("ssh", "-o", "BatchMode=yes", host, "pgrep -a torchrun"), may_fail=True
+            )
+    elif action == "logs":
+        names = [f"logs/node-{rank}.log" for rank in range(len(record.hosts))]
+        yield LauncherCommand(("tail", "-n", LOG_LINES, "--", *names))
+    else:
+        # The process of the file, if it is start.sh still, which then stops what it started.
+        kept_number(folder / PID_NAME, re.compile("([0-9]+)"))
+        yield LauncherCommand(("pkill", "-TERM", "-F", PID_NAME, "-f", "start[.]sh"))
+
+
+SSH = Launcher("ssh", ssh_files, "bash {folder}/start.sh", _commands, can_replan=True)

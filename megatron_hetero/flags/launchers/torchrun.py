@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
+from megatron_hetero.flags.launchers.launcher import Launcher
 from megatron_hetero.flags.launchers.node_script import node_script
 
 
@@ -10,3 +11,6 @@ def torchrun_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
     """Write `train.sh` and the commands, one for each machine."""
     lines = [f"{host.host}: bash train.sh {rank}\n" for rank, host in enumerate(job.plan.hosts)]
     return (node_script(job), LaunchFile("START.txt", "".join(lines)))
+
+
+TORCHRUN = Launcher("torchrun", torchrun_files, "run the lines of START.txt, each on its machine")

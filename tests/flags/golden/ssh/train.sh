@@ -29,7 +29,7 @@ export NCCL_ALGO=${NCCL_ALGO:-Ring}
 export NCCL_PROTO=${NCCL_PROTO:-Simple}
 
 if [ "$node_rank" = by-name ]; then
-    name=${SLURMD_NODENAME:-$(hostname)}
+    name=${MEGATRON_HETERO_HOST:-${SLURMD_NODENAME:-$(hostname)}}
     case "$name" in
     a.example) node_rank=0 ;;
     b.example) node_rank=1 ;;
