@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.errors import HeteroError, MegatronVersionError, UsageError
+from megatron_hetero.model.megatron_release import FIRST, RELEASE
 
 USAGE = "usage: python -m megatron_hetero.launch SCRIPT.py [the script's own arguments]"
 
@@ -86,8 +87,8 @@ def _function(module: str, name: str) -> Any:
     function = getattr(import_module(module), name, None)
     if function is None:
         raise MegatronVersionError(
-            f"{module}.{name} is not there: this Megatron is older than core 0.19. Use a "
-            "Megatron-LM tree of core_v0.19.0 or later, or the wheel megatron-core 0.19."
+            f"{module}.{name} is not there: this Megatron is older than core {RELEASE}. Use "
+            f"a Megatron-LM tree of core_v{FIRST} or later, or the wheel megatron-core {RELEASE}."
         )
     return function
 

@@ -1,5 +1,6 @@
 """What another release of Megatron changed of the symbols that this package relies on.
 
+    python tools/canary.py --main                 # Megatron-LM's main of today, by git
     python tools/canary.py TREE-OR-WHEEL [...]
 
 Compares every guarded symbol (`megatron_hetero/runtime/megatron/guards.py`) with the sources of a
@@ -13,7 +14,9 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +28,7 @@ from megatron_hetero.runtime.megatron.guarded import (
     text_fingerprint,
 )
 
+REPOSITORY = "https://github.com/NVIDIA/Megatron-LM"
 _MAX_IMPORTS = 8
 
 
@@ -118,13 +122,36 @@ def changes(path: Path, symbols: tuple[Guarded, ...]) -> list[str]:
     return found
 
 
+def cloned(repository: str, folder: Path) -> Path:
+    """Return the newest tree of a repository's branch `main`, without its history."""
+    tree = folder / "main"
+    git = ["git", "clone", "--quiet", "--depth", "1", "--branch", "main", "--", repository]
+    subprocess.run([*git, str(tree)], check=True)
+    return tree
+
+
 def main() -> int:
     """Compare what the command line names; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="TREE-OR-WHEEL")
-    paths = parser.parse_args().paths
+    parser.add_argument("paths", nargs="*", type=Path, metavar="TREE-OR-WHEEL")
+    parser.add_argument(
+        "--main",
+        nargs="?",
+        const=REPOSITORY,
+        metavar="REPOSITORY",
+        help=f"clone the branch main of a repository (default: {REPOSITORY}) and compare it",
+    )
+    options = parser.parse_args()
+    if not options.paths and options.main is None:
+        parser.error("name a tree or a wheel, or --main")
+    with tempfile.TemporaryDirectory() as folder:
+        clones = [] if options.main is None else [cloned(options.main, Path(folder))]
+        return _compare([*options.paths, *clones])
+
+
+def _compare(paths: list[Path]) -> int:
     from megatron_hetero.runtime.megatron.guards import guarded
 
     symbols = guarded()

@@ -18,11 +18,12 @@ import zipfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from megatron_hetero.model.megatron_release import FIRST, LAST
 from tools.canary import changes
 
 ROOT = Path(__file__).resolve().parents[1]
 
-ENDS = ("0.19.0", "0.19.2")
+ENDS = (FIRST, LAST)
 TESTS = (
     "tests/runtime/megatron",
     "tests/runtime/test_equality.py",

@@ -19,10 +19,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 import megatron_hetero
 from megatron_hetero.errors import FileFormatError, MegatronVersionError, UsageError
+from megatron_hetero.model.megatron_release import RELEASE
 from megatron_hetero.patching.unified_diff import apply_hunks, first_difference, hunks_of
 
-_CORE = "0.19."
-"""Version of Megatron core with which the runtime works."""
 _MAX_QUOTED = 72
 
 State = Literal["unpatched", "patched"]
@@ -111,7 +110,7 @@ def _what_to_do(version: str | None) -> str:
     It names `megatron_hetero.launch` only if the runtime works with the tree's own Megatron core.
     """
     checkout = "check one of these commits out (undo your own changes of that file first)."
-    if version is not None and not version.startswith(_CORE):
+    if version is not None and not version.startswith(f"{RELEASE}."):
         return f"The runtime does not work with megatron-core {version}, patched or not: {checkout}"
     return (
         "Use `python -m megatron_hetero.launch pretrain_gpt.py …`, which needs no patch, or "

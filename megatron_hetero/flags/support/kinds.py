@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron_hetero.model.megatron_release import MEGATRON
+
 Status = Literal["proved", "passed on", "the plan's", "refused", "no effect", "elsewhere"]
 
 Neutral = Literal["log", "kernels", "GPU", "reading", "writing", "end", "unread"]
@@ -18,7 +20,7 @@ NEUTRAL: dict[Neutral, str] = {
     "reading": "names or reads files of data and tokenizers, which every rank does as one process",
     "writing": "decides how fast or by whom a checkpoint is written and read; its form stays",
     "end": "decides when a job ends, or hurts it on purpose to see whether it does",
-    "unread": "an old name, or one that Megatron 0.19 reads nowhere in pre-training",
+    "unread": f"an old name, or one that {MEGATRON} reads nowhere in pre-training",
 }
 """Reasons why a flag that is passed on cannot make a plan differ from one process."""
 

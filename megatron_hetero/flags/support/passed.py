@@ -6,6 +6,7 @@ A test shows that they act as in one process, or the entry says why plans cannot
 from __future__ import annotations
 
 from megatron_hetero.flags.support.kinds import Support
+from megatron_hetero.model.megatron_release import MEGATRON
 
 FOLLOWED: tuple[Support, ...] = (
     Support(
@@ -102,7 +103,7 @@ FOLLOWED: tuple[Support, ...] = (
     Support(
         "refused",
         "--config-logger-dir --init-method-xavier-uniform",
-        "Megatron 0.19 fails at it",
+        f"{MEGATRON} fails at it",
     ),
     Support(
         "passed on",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron_hetero.flags.support.kinds import Support
 from megatron_hetero.flags.support.passed import FOLLOWED
+from megatron_hetero.model.megatron_release import MEGATRON
 
 SUPPORT: tuple[Support, ...] = (
     Support(
@@ -25,7 +26,7 @@ SUPPORT: tuple[Support, ...] = (
     Support(
         "refused",
         "--rampup-batch-size",
-        "use --step-batch-size-schedule; Megatron 0.19 ignores --rampup-batch-size",
+        f"use --step-batch-size-schedule; {MEGATRON} ignores --rampup-batch-size",
     ),
     Support(
         "proved",

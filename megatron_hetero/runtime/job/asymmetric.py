@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import content_hash
 from megatron_hetero.model.flag_table import flag_table
+from megatron_hetero.model.megatron_release import RELEASE
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import plan_to_data
@@ -245,8 +246,8 @@ class AsymmetricJob:
         if self._model is None or config.model is not self._model:
             raise UsageError(
                 "the script does not build its model with Megatron's gpt_config_from_args, so that "
-                "the plan cannot divide it. Train a GPT: pretrain_gpt.py of Megatron-LM core 0.19 "
-                "or later, or -m megatron_hetero.pretrain_gpt."
+                "the plan cannot divide it. Train a GPT: pretrain_gpt.py of Megatron-LM core "
+                f"{RELEASE} or later, or -m megatron_hetero.pretrain_gpt."
             )
         compile_helpers.apply()
         plan_hash = content_hash(plan_to_data(self._plan))

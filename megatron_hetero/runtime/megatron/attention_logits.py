@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.utils import get_model_config, unwrap_model
 
-from megatron_hetero.runtime.megatron.guarded import TESTED
+from megatron_hetero.model.megatron_release import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 from megatron_hetero.runtime.parallel.tensor_place import tensor_place
 

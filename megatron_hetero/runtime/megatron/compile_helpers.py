@@ -7,7 +7,7 @@ built yet keeps Megatron's own behaviour.
 
 from __future__ import annotations
 
-from megatron_hetero.runtime.megatron.guarded import TESTED
+from megatron_hetero.model.megatron_release import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 REPLACEMENT = Replacement(

@@ -17,11 +17,8 @@ from importlib import import_module, metadata
 from typing import Any
 
 from megatron_hetero.errors import MegatronVersionError
+from megatron_hetero.model.megatron_release import INSTALL
 
-TESTED = "0.19.0 to 0.19.2"
-"""Releases of megatron-core that carry the known sources; `tools/megatron_range.py` tests both
-ends."""
-INSTALL = 'pip install "megatron-core>=0.19,<0.20"'
 ORIGINAL = "_megatron_hetero_original"
 """Attribute of a substitute: what it stands in for."""
 

@@ -11,7 +11,8 @@ import pkgutil
 from importlib import import_module
 
 import megatron_hetero.runtime.megatron as room
-from megatron_hetero.runtime.megatron.guarded import TESTED, Guarded
+from megatron_hetero.model.megatron_release import TESTED
+from megatron_hetero.runtime.megatron.guarded import Guarded
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"

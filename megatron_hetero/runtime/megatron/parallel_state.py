@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_hetero.errors import MegatronVersionError
-from megatron_hetero.runtime.megatron.guarded import INSTALL
+from megatron_hetero.model.megatron_release import INSTALL, RELEASE
 from megatron_hetero.runtime.parallel.groups import RankGroups
 
 _PIPELINE = ("_PIPELINE_MODEL_PARALLEL_GROUP",)
@@ -78,7 +78,7 @@ def fill(groups: RankGroups) -> None:
             if not hasattr(mpu, name):
                 raise MegatronVersionError(
                     f"megatron.core.parallel_state has no {name}; this package was written for "
-                    f"megatron-core 0.19. Install a tested release: {INSTALL}."
+                    f"megatron-core {RELEASE}. Install a tested release: {INSTALL}."
                 )
             setattr(mpu, name, value)
     mpu.set_tensor_model_parallel_world_size(groups.tensor.size())

@@ -12,7 +12,7 @@ import socket
 import threading
 from typing import Any
 
-from megatron_hetero.runtime.megatron.guarded import TESTED
+from megatron_hetero.model.megatron_release import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 REPLACEMENT = Replacement(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,20 @@ def test_an_unknown_megatron_is_refused_before_any_process_group(
 
     with pytest.raises(MegatronVersionError, match="Install a tested release"):
         job.parse(parser)
+
+
+def test_the_canary_clones_the_newest_megatron(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    repository = tmp_path / "repository"
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q", "-b", "main"], [*who, "commit", "-q", "--allow-empty", "-m", "a"]):
+        repository.mkdir(exist_ok=True)
+        subprocess.run(["git", *words], cwd=repository, check=True)
+    monkeypatch.setattr(sys, "argv", ["canary.py", "--main", str(repository)])
+    assert canary.main() == 1
+    shown = capsys.readouterr().out
+    assert f"{len(guarded())} guarded symbols, {len(guarded())} not as they are known" in shown
 
 
 def test_the_canary_names_what_a_newer_megatron_changed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megatron_hetero.model.megatron_release import MEGATRON
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks.refused_flags import Rule
 from megatron_hetero.runtime.model.attention.reported_logits import reports_logits
@@ -16,7 +17,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     (
         "--full-validation without --multiple-validation-sets",
         lambda a: a.full_validation and not a.multiple_validation_sets,
-        "give both; Megatron 0.19 fails at the first validation otherwise",
+        f"give both; {MEGATRON} fails at the first validation otherwise",
     ),
     (
         "--multiple-validation-sets with fewer than two --valid-data-path",
@@ -26,7 +27,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     (
         "--multiple-validation-sets with --test-data-path",
         lambda a: a.multiple_validation_sets and a.test_data_path is not None,
-        "leave the test set out; Megatron 0.19 fails at it",
+        f"leave the test set out; {MEGATRON} fails at it",
     ),
     (
         "--optimizer sgd with --load",
@@ -36,7 +37,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
             and not (a.finetune or a.no_load_optim)
             and _has_checkpoint(a.load)
         ),
-        "add --no-load-optim, or use adam; Megatron 0.19 cannot load the state of SGD",
+        f"add --no-load-optim, or use adam; {MEGATRON} cannot load the state of SGD",
     ),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
     (
@@ -73,12 +74,12 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     (
         "--init-method-xavier-uniform",
         lambda a: a.init_method_xavier_uniform,
-        "leave it out; Megatron 0.19 takes the flag and fails at it",
+        f"leave it out; {MEGATRON} takes the flag and fails at it",
     ),
     (
         "--config-logger-dir",
         lambda a: bool(a.config_logger_dir),
-        "leave it out; Megatron 0.19 fails to write a configuration that has process groups",
+        f"leave it out; {MEGATRON} fails to write a configuration that has process groups",
     ),
     (
         "--recompute-modules mlp with biases",
@@ -94,7 +95,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     (
         "--rerun-mode report_stats",
         lambda a: a.rerun_mode == "report_stats",
-        "use validate_results or disabled; Megatron 0.19 takes the word and fails at it",
+        f"use validate_results or disabled; {MEGATRON} takes the word and fails at it",
     ),
     (
         "--fp8-format / --fp4-format without a GPU",

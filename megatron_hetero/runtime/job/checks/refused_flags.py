@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from megatron_hetero.model.megatron_release import MEGATRON
 from megatron_hetero.runtime.model.attention.reported_logits import reports_logits
 from megatron_hetero.runtime.model.samples.packed import is_packed
 
@@ -44,7 +45,7 @@ REFUSED: tuple[Rule, ...] = (
     (
         "--rampup-batch-size",
         lambda a: a.rampup_batch_size is not None,
-        "use --step-batch-size-schedule; Megatron 0.19 itself ignores --rampup-batch-size",
+        f"use --step-batch-size-schedule; {MEGATRON} itself ignores --rampup-batch-size",
     ),
     (
         "--step-batch-size-schedule with --train-iters",

@@ -17,6 +17,7 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.transformer.moe.moe_logging import MoEMetricsTracker, set_moe_metrics_tracker
 
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.model.megatron_release import MEGATRON
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.megatron import token_dropping
 from megatron_hetero.runtime.parallel.groups import RankGroups
@@ -59,7 +60,7 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "--moe-use-upcycling",
         lambda a: a.moe_use_upcycling,
-        "leave it out; Megatron 0.19 builds the dense model, whose weights it would copy, from the "
+        f"leave it out; {MEGATRON} builds the dense model, whose weights it would copy, from the "
         "configuration with experts",
     ),
     (
