@@ -56,7 +56,8 @@ def add_near_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_near_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse arguments that need `--near` without the flag, and arguments that exclude the flag.
+    """Refuse arguments that go only with `--near` without the flag, and arguments excluded by the
+    flag.
 
     Raises:
         UsageError: `--prefer` or `--store-bandwidth` without `--near`; `--prove` or `--schedule

@@ -31,8 +31,8 @@ class Variation:
 
 
 def variations(plan: Plan, cluster: Cluster, profile: Profile | None) -> tuple[Variation, ...]:
-    """Simulate the plan with every link between and inside nodes at twice and half its speed, and
-    with each GPU type at 90 % of its peak; the largest loss comes first.
+    """Simulate the plan with the links between nodes and inside nodes at twice and half the speed,
+    and with each GPU type at 90 % of its speed; the largest loss comes first.
 
     Args:
         plan: valid on `cluster`, with a workload and devices.

@@ -18,7 +18,8 @@ from megatron_hetero.plan.plan import Plan, Stage
 
 
 def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
-    """Find stages that launch fewer forwards than the next stage, which would wait for ever."""
+    """Find stages that launch fewer forwards than the next stage, so that the replica would wait
+    for ever."""
     for r, replica in enumerate(plan.replicas):
         previous: int | None = None
         for s, stage in enumerate(replica.stages):
@@ -108,8 +109,8 @@ def chunks_are_the_stages_layers(plan: Plan) -> Iterator[Violation]:
 
 
 def chunks_follow_each_other(plan: Plan) -> Iterator[Violation]:
-    """Find chunks that leave a gap or repeat layers, neighbours on the same stage, and first or
-    last chunks on another stage than the first or last."""
+    """Find chunks that leave a gap or repeat layers, neighbours on the same stage, and a first or
+    last chunk on the wrong stage."""
     for r, replica in enumerate(plan.replicas):
         if not any(stage.chunks for stage in replica.stages):
             continue
