@@ -284,7 +284,7 @@ class Cluster:
         )
 
     def lines(self, here: str, there: str) -> tuple[Line, ...]:
-        """Return the lines on the path between two nodes that other pairs of nodes share, in the
+        """Return the lines on the path between two nodes that are shared with further pairs, in the
         order of a byte's path; empty inside a node."""
         key = here, there
         if key not in self._lines:

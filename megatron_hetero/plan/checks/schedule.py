@@ -18,8 +18,8 @@ from megatron_hetero.plan.plan import Plan, Stage
 
 
 def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
-    """Find stages that launch fewer forwards than the next stage, so that the replica would wait
-    for ever."""
+    """Find stages that launch fewer forwards than the next stage, with which training would
+    hang."""
     for r, replica in enumerate(plan.replicas):
         previous: int | None = None
         for s, stage in enumerate(replica.stages):

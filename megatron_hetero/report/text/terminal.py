@@ -171,7 +171,7 @@ def gap_words(gap: float) -> str:
 
 
 def bound_covers_words(divided_s: float) -> str:
-    """Say that a bound covers no context parallelism, and give the bound of plans with it.
+    """Say that a bound covers no context parallelism, and give the bound of such plans.
 
     Args:
         divided_s: seconds of a step that none of these beats; 0 if nothing is known.
