@@ -122,8 +122,8 @@ class ModelSpec:
 
     @property
     def least(self) -> ModelSpec:
-        """Return a model of equal layers, each a lower bound of every layer of this model: lower
-        bounds of plans are computed for it.  The model itself where all layers are alike."""
+        """Return a model of equal layers that need no more of anything than any layer of this
+        model: lower bounds are computed for it.  The model itself where all layers are alike."""
         if not self.kinds:
             return self
         _, dense = self.kinds

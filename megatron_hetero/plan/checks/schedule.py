@@ -18,8 +18,7 @@ from megatron_hetero.plan.plan import Plan, Stage
 
 
 def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
-    """Find stages that launch fewer forwards than the next stage, with which training would
-    hang."""
+    """Find stages that launch fewer forwards than the next stage, a cause of hangs."""
     for r, replica in enumerate(plan.replicas):
         previous: int | None = None
         for s, stage in enumerate(replica.stages):
