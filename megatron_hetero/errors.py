@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 _NUM_NAMED = 8
 EXIT_RANK_DIED = 6
-"""Exit code of a command that started ranks, of which one died."""
+"""Exit code of a command that started ranks, after the death of a rank."""
 EXIT_INTERRUPTED = 130
 """Exit code of a command that the user stopped (Ctrl-C): 128 + SIGINT."""
 
@@ -37,7 +37,8 @@ class UnsupportedError(HeteroError):
 
 
 class LibraryError(UnsupportedError):
-    """GPUs have no communication library in common, or one on whose devices nothing trains."""
+    """GPUs without a common communication library, or with a library that the runtime cannot train
+    on."""
 
 
 class InfeasiblePlanError(HeteroError):
@@ -61,7 +62,7 @@ class ModelError(FileFormatError):
 
 
 class PlanFormatError(FileFormatError):
-    """A plan or a layout breaks its grammar, its schema or one of the plan's invariants."""
+    """Plan or layout that breaks the grammar, the schema or an invariant."""
 
 
 class ProfileError(FileFormatError):
@@ -79,7 +80,7 @@ class EnvironmentMismatchError(HeteroError):
 
 
 class MegatronVersionError(EnvironmentMismatchError):
-    """The installed Megatron is not one whose private symbols we know."""
+    """Installed Megatron with private symbols that this package does not know."""
 
 
 class CheckFailedError(HeteroError):
@@ -89,7 +90,7 @@ class CheckFailedError(HeteroError):
 
 
 class BoundFaultWarning(RuntimeWarning):
-    """A lower bound is above the step of a plan that it is a bound of: a fault of this program.
+    """A lower bound above the step of a plan in its scope: a fault of this program.
 
     The plan is right; it is given without a bound.
     """

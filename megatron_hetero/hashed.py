@@ -1,4 +1,4 @@
-"""Frozen dataclasses that compute their hash once."""
+"""Frozen dataclasses that compute each hash once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def hashed_once[Class: type](of: Class) -> Class:
         return known
 
     def state(self: object) -> dict[str, object]:
-        """Return what goes to other processes, where strings have other hashes."""
+        """Return the fields for other processes, without the hash, since strings hash differently
+        there."""
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     for name, method in {"__hash__": remembered, "__getstate__": state}.items():

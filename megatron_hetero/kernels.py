@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 CompiledCrossing = tuple[Sequence[int], Sequence[float], float]
-"""Numbers of the paths of a message, its seconds on each, and its latency in seconds."""
+"""Numbers of the paths of a message, the seconds on each path, and the latency in seconds."""
 CompiledPipeline = tuple[
     Sequence[int],
     int,

@@ -1,4 +1,4 @@
-"""Comparisons of floats that ignore what rounding leaves between numbers that are equal.
+"""Comparisons of floats that ignore differences left by rounding.
 
 Two ways to add up the same seconds or bytes differ in their last digits, some 1e-16 of the result
 for each operation.  Nothing that a user can notice is as small as `ROUNDING`.
@@ -7,7 +7,7 @@ for each operation.  Nothing that a user can notice is as small as `ROUNDING`.
 from __future__ import annotations
 
 ROUNDING = 1e-9
-"""Part of a number by which it may be off and still count as the same."""
+"""Relative difference up to which two numbers count as equal."""
 
 
 def at_most(value: float, limit: float) -> bool:

@@ -22,7 +22,7 @@ def at_least_one(text: str) -> int:
 
 
 def add_model_argument(parser: argparse.ArgumentParser, help: str) -> None:
-    """Declare `--model` and what a script of it is started with."""
+    """Declare `--model`, and the environment in which a script is started."""
     parser.add_argument(
         "--model",
         type=Path,
@@ -79,7 +79,7 @@ def add_sends_argument(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def with_sends(workload: Workload, sends: Sends | None) -> Workload:
-    """Return the job whose plans are priced with these sends; as it is where none are given."""
+    """Return the job with plans priced for these sends; unchanged if `sends` is None."""
     if sends is None:
         return workload
     return replace(workload, training=replace(workload.training, sends=sends))

@@ -110,7 +110,7 @@ class _Questions:
         return nodes
 
     def _cards(self, which: str) -> list[CardsDraft]:
-        """Ask for one type and its number, or several at once as 1xRTX-4090+2xRTX-3090."""
+        """Ask for a GPU type and a number, or for several types as 1xRTX-4090+2xRTX-3090."""
         text = self._ask(
             f"GPU of {which} (or `own` for one by its numbers; unlike ones of one machine as "
             "1xRTX-4090+2xRTX-3090)",
@@ -215,7 +215,7 @@ def _library(text: str) -> Library:
 
 
 def _unit(parse: Callable[[object], float]) -> Callable[[str], str]:
-    """Make a check that keeps the text as it was written."""
+    """Make a check that keeps the text as written."""
 
     def check(text: str) -> str:
         try:

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Convert in a process of its own, which sees no GPU."""
+    """Convert in a separate process that sees no GPU."""
     source, target = arguments.source, arguments.target
     check_new_folder(target, str(target))
     words = [arguments.action, str(source), str(target)]

@@ -171,7 +171,7 @@ def _experiment(
 
 
 def _show_left_out(job: FlagScaleJob, output: Output) -> None:
-    """Show one note for each reason, with its keys; files are named from the source."""
+    """Show a note for each reason, with its keys; file names are relative to the source."""
     places: dict[str, list[str]] = {}
     for left in job.left_out:
         where = left.where.removeprefix(f"{job.path.parent}/")
@@ -199,7 +199,7 @@ def _model(path: Path | None, typed: Sequence[str]) -> Workload | None:
 
 
 def _plan(conversion: Conversion, workload: Workload | None) -> Plan:
-    """Build the plan of a conversion, its stages with their recompute."""
+    """Build the plan of a conversion, with the recompute of each stage."""
     plan = plan_from_layout(parse_layout(conversion.layout), workload)
     if not conversion.recompute:
         return plan
@@ -217,7 +217,7 @@ def _recomputed(stage: Stage, how: StageRecompute) -> Stage:
 
 
 def _flags_of_the_model(typed: Sequence[str]) -> tuple[str, ...]:
-    """Keep Megatron's flags that describe the model, of those typed behind `--`."""
+    """Keep the flags that describe the model, of Megatron's flags typed behind `--`."""
     kept: list[str] = []
     taken = False
     for word in flag_table().known_part(tuple(typed)):

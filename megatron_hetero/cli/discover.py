@@ -126,7 +126,7 @@ def unknown_types(nodes: Sequence[NodeDraft]) -> tuple[str, ...]:
 
 
 def what_next(path: Path, nodes: Sequence[NodeDraft]) -> str:
-    """Say what a first cluster file still lacks, or the command that takes it."""
+    """Say what a first cluster file still lacks, or give the next command."""
     if unknown := unknown_types(nodes):
         return f"fill in its question marks first: the catalogue has no {', '.join(unknown)}"
     return (

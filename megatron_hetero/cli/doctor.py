@@ -221,8 +221,7 @@ def _seconds(text: str) -> float:
 
 
 def _with_flags(plan: Plan, more: tuple[str, ...]) -> Plan:
-    """Return the plan of a job that is launched with `more` flags beside those that it
-    remembers."""
+    """Return the plan with `more` flags behind the flags of its job."""
     if not more or plan.workload is None:
         return plan
     flags = (*plan.workload.megatron_args, *more)

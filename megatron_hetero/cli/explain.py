@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Print the plan and, with a cluster, why it is what it is."""
+    """Print the plan and, with a cluster, the reasons for its shape."""
     if arguments.profile and not arguments.cluster:
         raise UsageError("--profile scores the plan on a cluster; give --cluster too")
     if arguments.what_if and not arguments.cluster:

@@ -125,7 +125,7 @@ def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...])
 
 
 def comment(text: str) -> str:
-    """Write a bash comment that stays one: a name from a plan file cannot begin a new line."""
+    """Write a bash comment of a single line: a name from a plan file cannot begin a new line."""
     return "# " + "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Write the file and check that it loads."""
+    """Write the cluster file and check that `plan` can load the file."""
     if arguments.job:
         return write_job(arguments, output)
     arguments.output = arguments.output or Path("cluster.yaml")

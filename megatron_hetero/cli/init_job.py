@@ -13,7 +13,7 @@ from megatron_hetero.model.load import load_arguments, load_workload
 
 
 def write_job(arguments: argparse.Namespace, output: Output) -> int:
-    """Write the script and check that `plan` reads it."""
+    """Write the script and check that `plan` can read the script."""
     if arguments.node:
         raise UsageError("--node describes a cluster, --job a training script: one at a time")
     if arguments.model is None and not arguments.megatron_args:

@@ -57,7 +57,7 @@ class Verb(Protocol):
 
     DESCRIPTION: str
     TAKES_MEGATRON_FLAGS: bool
-    """Whether Megatron's flags are accepted, among the verb's own or after `--`; they arrive as
+    """True if Megatron's flags are accepted, among the verb's own or after `--`; they arrive as
     `arguments.megatron_args`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ class Verb(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code.
+    """Run a command line and return its exit code.
 
     Args:
         argv: the words after the program's name; those of this process by default.
@@ -118,7 +118,7 @@ def console() -> NoReturn:
 
 
 def _refuse_unknown_verb(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Refuse an unknown verb, and name the one that was meant, where one is near."""
+    """Refuse an unknown verb, and name the nearest verb if there is a near one."""
     typed = next((w for w in words if not w.startswith("-") and w not in COLOR_CHOICES), None)
     if typed is not None:
         from megatron_hetero.files import near_names  # loads much, and only here is it needed
@@ -201,8 +201,7 @@ class _JsonParser(argparse.ArgumentParser):
 def _parser(
     verb_name: str | None, verb: Verb | None, *, as_json: bool = False
 ) -> argparse.ArgumentParser:
-    """Build the parser of the whole command line, with the arguments of the one verb that was
-    typed.
+    """Build the parser of the whole command line, with the arguments of the verb that was typed.
 
     Args:
         verb_name: the verb, if one was typed.

@@ -28,7 +28,7 @@ PREFERENCES = ("pays", "near", "best")
 
 
 def add_near_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare `--near` and the arguments that belong to it."""
+    """Declare `--near` and its arguments."""
     near = parser.add_argument_group(
         "planning again, after a node was lost, added or became slow",
         "The model is that of the old plan, unless --model is given.",
@@ -56,7 +56,8 @@ def add_near_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_near_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse arguments that have a meaning beside `--near` alone, and those that have none there.
+    """Refuse arguments that go only with `--near` without the flag, and arguments excluded by the
+    flag.
 
     Raises:
         UsageError: `--prefer` or `--store-bandwidth` without `--near`; `--prove` or `--schedule

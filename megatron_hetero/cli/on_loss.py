@@ -13,7 +13,7 @@ from megatron_hetero.flags.launchers.replanning import OnLoss
 
 
 def add_loss_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare `--hetero-on-loss` and what belongs to it."""
+    """Declare `--hetero-on-loss` and its arguments."""
     group = parser.add_argument_group("lost machines")
     group.add_argument(
         "--hetero-on-loss",

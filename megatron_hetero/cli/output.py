@@ -25,7 +25,7 @@ MAX_WIDTH = 100
 
 
 class Progress(Protocol):
-    """The call by which the planner reports while it searches."""
+    """Callback for the progress of the planner."""
 
     def __call__(
         self, incumbent_step_time_s: float | None, num_evaluated: int, bound_s: float = 0.0
@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 
 SAID_EVERY_S = 30.0
-"""Time between two lines about what is going on, where nobody sees it move."""
+"""Time between two lines of progress where output is not a terminal."""
 
 
 class Output:
@@ -95,7 +95,7 @@ class Output:
 
     @contextmanager
     def own_warnings(self) -> Iterator[None]:
-        """Show faults of this program that do not stop the command as a line of it."""
+        """Show faults of this program that do not stop the command as lines of warning."""
         with warnings.catch_warnings():
             show_others = warnings.showwarning
 
@@ -117,8 +117,8 @@ class Output:
 
     @contextmanager
     def progress(self, words: str) -> Iterator[Callable[[str], None]]:
-        """Show a line on stderr that says what is going on, in a pipe every half minute; the call
-        yielded changes its words."""
+        """Show a line of progress on stderr, in a pipe every half minute; the yielded call changes
+        the words."""
         if not sys.stderr.isatty():
             with self._said_now_and_then(words) as change:
                 yield change

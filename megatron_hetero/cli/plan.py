@@ -301,7 +301,7 @@ def _part(percent: str | None, flag: str = "--simplest") -> float | None:
 
 
 def _may_be_proved_further(arguments: argparse.Namespace, plan: Plan) -> bool:
-    """Return whether the bound is so far from the plan that somebody may want to know more."""
+    """Return True if the plan is so far from the bound that a longer search may pay."""
     gap = None if plan.estimates is None else plan.estimates.gap
     is_plain = arguments.schedule == "counts" and arguments.strategy != STOCK
     return gap is not None and gap > _WIDE_GAP and is_plain and not arguments.prove

@@ -30,7 +30,7 @@ class PlanOnCluster:
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser, *, needs_plan: bool = True) -> None:
-    """Declare the plan, its cluster and its profile."""
+    """Declare the plan, the cluster and the profile."""
     source = parser.add_mutually_exclusive_group(required=needs_plan)
     source.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON", help="the plan")
     source.add_argument(

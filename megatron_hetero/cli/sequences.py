@@ -31,7 +31,7 @@ _PLANNING = ("near", "prove", "output", "simplest", "stock", "memory")
 def run_sequences(
     arguments: argparse.Namespace, output: Output, cluster: Cluster, profile: Profile | None
 ) -> int:
-    """Plan for a distribution of lengths, print what flexible groups gain, draw one step.
+    """Plan for a distribution of lengths, print the gain of flexible groups, draw a step.
 
     Args:
         arguments: of `plan`.
@@ -72,8 +72,8 @@ def run_sequences(
 
 
 def attention_window(megatron_args: Sequence[str]) -> int | None:
-    """Return the keys that a query sees at most, itself among them, by `--window-size`; None where
-    it sees all before it.
+    """Return the most keys that a query sees, itself included, by `--window-size`; None if no
+    window is set.
 
     Raises:
         UsageError: the window is not two numbers.

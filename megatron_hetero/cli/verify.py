@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Check that the runtime is installed, hand over to it and report."""
+    """Check that the runtime is installed, run the verification and report."""
     require_runtime()
     # Ranks are forked, which CUDA does not survive; the check is one of arithmetic and order.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,4 +1,4 @@
-"""The GPUs that a cluster file can name without numbers, each with the source of its numbers.
+"""GPUs that a cluster file can name without numbers, with the source of each number.
 
 Peaks are dense; tensor peaks are with fp32 accumulation, which training needs (GeForce cards run it
 at half of the rate that their sheets print).  `fp32` is the peak outside the tensor cores, not
@@ -118,7 +118,7 @@ def spellings() -> tuple[Spelling, ...]:
 
 
 def usual_launch_s() -> float:
-    """Return the seconds that a host takes for each operator that it launches, of any GPU."""
+    """Return the seconds that a host takes to launch an operator, on any GPU."""
     return next(iter(_load()[0].values())).launch_s
 
 

@@ -42,7 +42,7 @@ _NOISE = frozenset(
         *("hbm2", "hbm2e", "hbm3e", "radeon"),
     }
 )
-"""Words that tell no two GPUs of one maker apart."""
+"""Words that do not distinguish two GPUs of the same maker."""
 _FORMS = {
     "sxm": "sxm", "sxm2": "sxm", "sxm3": "sxm", "sxm4": "sxm", "sxm5": "sxm", "sxm6": "sxm",
     "hgx": "sxm", "pcie": "pcie", "pci": "pcie", "oam": "sxm", "nvl": "nvl", "hbm3": "sxm",
@@ -55,7 +55,7 @@ _GLUED = (
     "workstation", "blackwell", "super", "laptop", "mobile", "ada", "pcie", "nvl", "sxm", "oam",
     "hbm",
 )  # fmt: skip
-"""Words that are written in one with others: "rtxproserver6000", "rtx4070tisuper"."""
+"""Words written without a blank to the next: "rtxproserver6000", "rtx4070tisuper"."""
 _PIECES = re.compile(
     "|".join(
         (
@@ -73,7 +73,7 @@ _MEMORY = re.compile(r"(?<![a-z0-9.])([0-9]{1,3}) ?-?g(?:i?b)?(?![a-z0-9])")
 _GEFORCE = re.compile(r"[2-5]0[5-9]0")
 _AMPERE_RTX = re.compile(r"a[2456][05]00")
 _NEAR_ENOUGH = 0.1
-"""Part by which the memory that a list states may differ from the usual one."""
+"""Fraction by which the memory stated in a list may differ from the usual memory."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def near_candidates(name: str) -> tuple[str, ...]:
 
 
 def names_match(name: str, driver_name: str) -> bool:
-    """Return whether the driver's name ("NVIDIA GeForce RTX 4090") is that of a plan ("RTX-4090").
+    """Return whether the driver's name ("NVIDIA GeForce RTX 4090") fits a plan's name ("RTX-4090").
 
     A GPU of the catalogue has to be of the same model and, where both say it, the same memory,
     whether a module or a card; of a type that the user named, every word has to be one of the

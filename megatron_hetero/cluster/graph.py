@@ -48,7 +48,7 @@ def link_graph(
 def connected_parts(
     node_names: Iterable[str], node_links: Mapping[tuple[str, str], Link]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the sets of nodes that reach each other, each in the order of `node_names`."""
+    """Return the connected components of the nodes, each in the order of `node_names`."""
     import networkx
 
     names = tuple(node_names)

@@ -16,7 +16,7 @@ SitePair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Line:
-    """One direction of a capacity that paths share.
+    """Capacity in a single direction, shared by several paths.
 
     Names are for people, and never those of a path between two nodes or of a GPU's port: they begin
     with a word and a space, which no node's name has.

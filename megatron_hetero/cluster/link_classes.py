@@ -14,7 +14,7 @@ from megatron_hetero.cluster.node_links import Link, LinkSummary
 
 @dataclass(frozen=True, eq=False)
 class LinkClasses:
-    """The distinct links of a cluster, and which one each pair of nodes has.
+    """Distinct links of a cluster, and the class of each pair of nodes.
 
     Attributes:
         links: [class].

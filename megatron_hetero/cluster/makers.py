@@ -1,4 +1,4 @@
-"""Makers of GPUs, and the library with which their machines exchange tensors.
+"""Makers of GPUs, and the library for exchanges of tensors between machines of each maker.
 
 The GPUs of one job speak one library: a process group of torch has one backend, NVIDIA's NCCL and
 AMD's RCCL (the same interface, other code and another wire format) do not meet in one group, and
@@ -33,7 +33,7 @@ class LibraryFacts:
 
     @property
     def trains(self) -> bool:
-        """Return whether the runtime, as Megatron, runs on its device."""
+        """Return whether the runtime can train on the device, as Megatron can."""
         return self.device == _CUDA
 
 
@@ -84,7 +84,7 @@ def cannot_train(gpu_name: str, library: Library) -> str:
 
 
 def mixed_libraries(places: Iterable[tuple[str, str, Library]]) -> str:
-    """Explain why these GPUs cannot be in one job and what to do; empty if they can.
+    """Explain why GPUs of several libraries cannot share a job, and what to do; empty if they can.
 
     Args:
         places: (node, GPU type, library) of each node of the job.

@@ -36,8 +36,8 @@ def check_host_name(name: str) -> str:
 
 
 def expand_names(text: str) -> tuple[str, ...]:
-    """Return the names that one with a range stands for, as Slurm writes them: "a[0-2,7]" or
-    "n[08-10]"; a name without a range is itself.
+    """Return the names in a range, in the notation of Slurm: "a[0-2,7]" or "n[08-10]"; a name
+    without a range stands for itself.
 
     Raises:
         ValueError: it is no such range, or of too many names.
@@ -61,7 +61,7 @@ def expand_names(text: str) -> tuple[str, ...]:
 
 
 def is_number(name: str) -> bool:
-    """Tell a name that resolvers take for an address that it does not spell: "0" is 0.0.0.0, every
+    """Tell a name that resolvers take for an address without four parts: "0" is 0.0.0.0, every
     interface, and "134744072" is 8.8.8.8."""
     if not _NUMBER.fullmatch(name.rpartition(".")[2]):
         return False

@@ -23,7 +23,7 @@ class Nics:
 
     @property
     def total_bytes_per_s(self) -> float:
-        """Return what the machine sends over all of them, or receives."""
+        """Return the bytes/s of all NICs together, in each direction."""
         return self.num * self.bytes_per_s
 
     def faster(self, factor: float) -> Nics:
@@ -37,5 +37,5 @@ def near_in_order(num_gpus: int, num_nics: int) -> tuple[int, ...]:
 
 
 def nic_name(machine: str, number: int) -> str:
-    """Return what one of a machine's NICs is called: `NIC 0 of a`, no node's name."""
+    """Return the name of a machine's NIC: `NIC 0 of a`, which no node can be called."""
     return f"NIC {number} of {machine}"

@@ -75,7 +75,7 @@ class Link:
 
 
 class NodeLinks(Mapping[NodePair, Link]):
-    """One link for each ordered pair of nodes, made of classes and the pairs that differ.
+    """Link of each ordered pair of nodes, from classes and exceptions.
 
     Args:
         sites: the site of each node, in the order of the nodes.
@@ -134,7 +134,7 @@ def mapped_links(
 
 @dataclass(frozen=True)
 class LinkSummary:
-    """The links of a cluster in the one form that does not depend on how they are given.
+    """Links of a cluster in a form that does not depend on the form of the description.
 
     `usual` is, by (site, site), the link that most ordered pairs of their nodes have (of equally
     many the slowest); `others` are the pairs with another.
@@ -151,8 +151,8 @@ class LinkSummary:
 
 
 def summarise_links(site_of: Mapping[str, str], links: Mapping[NodePair, Link]) -> LinkSummary:
-    """Group the links between nodes by pairs of sites, in time that grows with the pairs of sites
-    and the pairs of nodes that have a link of their own.
+    """Group the links between nodes by pairs of sites, in time proportional to the pairs of sites
+    and the pairs of nodes with a link of their own.
 
     Args:
         site_of: the site of every node; links of other nodes do not count.

@@ -41,11 +41,12 @@ class GpuType:
     """Communication library of its machines; GPUs of one job have one (`cluster.makers`)."""
     launch_s: float = 0.0  # of the host, for each operator (`cost.work.launches`)
     has_own_launch_time: bool = False
-    """Whether the cluster's description says `launch_s`; no measurement replaces it then."""
+    """True if the cluster's description gives `launch_s`; a measurement does not replace that
+    value."""
     best_product: float | None = None
     """Part of the 16-bit peak in the fastest products measured on the type; None if unknown."""
     half_rate: bool = False
-    """Whether 16-bit products that add in fp32 run at half the rate of its tensor cores."""
+    """True if 16-bit products that add in fp32 run at half the rate of the tensor cores."""
 
     @property
     def capability(self) -> float | None:
@@ -79,7 +80,7 @@ class Node:
     gpu_indices: tuple[int, ...] = ()
     """Empty: 0 to `num_gpus - 1`."""
     nics: Nics | None = None
-    """Of the machine, where it has several; `uplink_bytes_per_s` is no more than their sum."""
+    """NICs of a machine with several; `uplink_bytes_per_s` is no more than their sum."""
     root_complex_bytes_per_s: float = inf
     """Bandwidth that all traffic between the machine's islands shares."""
 
@@ -90,11 +91,11 @@ class Node:
 
     @property
     def is_island(self) -> bool:
-        """Return whether the machine has other GPUs, of another kind or joined otherwise."""
+        """Return whether the machine has more GPUs, of another kind or joined by another link."""
         return self.machine != self.name
 
     def with_faster_network(self, factor: float) -> Node:
-        """Return the node with `factor` times what its NICs carry, one by one and together."""
+        """Return the node with its NICs, each and together, `factor` times as fast."""
         nics = self.nics and self.nics.faster(factor)
         return replace(self, uplink_bytes_per_s=factor * self.uplink_bytes_per_s, nics=nics)
 
@@ -149,7 +150,7 @@ class Limits:
     idle_devices: tuple[str, ...] = ()
     """Devices ("node:index") or whole nodes ("node") that stay unused."""
     first_stage_nodes: tuple[str, ...] = ()
-    """Every replica's first stage is on one of these nodes (empty: anywhere)."""
+    """Nodes on which every replica's first stage must be (empty: anywhere)."""
     last_stage_nodes: tuple[str, ...] = ()
     no_tensor_parallel_across: tuple[str, ...] = ("nodes",)
     """Classes ("nodes", "sites") or node names inside which TP is forbidden.  A class forbids TP
@@ -184,11 +185,11 @@ class Cluster:
     prices_per_gb: Mapping[tuple[str, str], float] = field(default_factory=dict)
     site_lines: Mapping[SitePair, tuple[Line, ...]] = field(default_factory=dict)
     kept_to: Library | None = None
-    """The library whose GPUs a search keeps to, where the limits leave it open."""
+    """Library to which a search keeps, if the limits leave the choice open."""
 
     @property
     def library(self) -> Library | None:
-        """Return the one library whose GPUs may be used; None where nothing says which."""
+        """Return the library of all usable GPUs; None if nothing restricts the choice."""
         return self.limits.library or self.kept_to
 
     @cached_property
@@ -228,8 +229,8 @@ class Cluster:
         return self.node_by_name[self.device_by_name[device].node]
 
     def without(self, names: Sequence[str]) -> Cluster:
-        """Return the cluster as its file would have it with these machines or GPUs in
-        `limits: {idle: ...}`: they are there no more.
+        """Return the cluster without the given machines or GPUs, as `limits: {idle: ...}` in its
+        file would have it.
 
         Raises:
             UsageError: there is no such machine or GPU, or none is left.
@@ -258,7 +259,7 @@ class Cluster:
 
     @cached_property
     def site_places(self) -> dict[str, int]:
-        """Return each site's place in the order in which rings visit them (`site_tour`)."""
+        """Return the place of each site on the tour of rings (`site_tour`)."""
         tour = site_tour([node.site for node in self.nodes], self.link_summary.usual)
         return {site: place for place, site in enumerate(tour)}
 
@@ -283,8 +284,8 @@ class Cluster:
         )
 
     def lines(self, here: str, there: str) -> tuple[Line, ...]:
-        """Return the lines that the path from one node to another shares with other pairs of nodes,
-        in the order in which a byte meets them; empty inside a node."""
+        """Return the lines on the path between two nodes that are shared with further pairs, in the
+        order of a byte's path; empty inside a node."""
         key = here, there
         if key not in self._lines:
             self._lines[key] = self._lines_between(here, there) if here != there else ()
@@ -313,8 +314,8 @@ class Cluster:
 
     @cached_property
     def without_nics(self) -> Cluster:
-        """Return the same cluster with GPUs that share all NICs of their machine: nothing is
-        slower.  Itself if no machine has several."""
+        """Return the same cluster with all NICs of a machine shared by its GPUs: nothing is
+        slower."""
         if not self.has_nics:
             return self
         links = mapped_links(self.node_links, lambda link: replace(link, nic_bytes_per_s=inf))
@@ -324,7 +325,7 @@ class Cluster:
 
     @cached_property
     def has_nics(self) -> bool:
-        """Return whether a machine has several NICs, so that its GPUs do not share one."""
+        """Return whether a machine has several NICs, not a single NIC for all GPUs."""
         return any(node.nics is not None for node in self.nodes)
 
     def nic_of(self, device: Device) -> str:
@@ -334,7 +335,8 @@ class Cluster:
         return device.node if number is None else nic_name(machine_of(device.node), number)
 
     def nic_number(self, device: Device) -> int | None:
-        """Return which NIC of its machine is near a GPU; None where it is said to have one."""
+        """Return the number of the NIC near a GPU; None if the machine is described with a single
+        NIC."""
         nics = self.node_by_name[device.node].nics if self.has_nics else None
         return None if nics is None else nics.near[device.index]
 
@@ -345,8 +347,7 @@ class Cluster:
         return inf if nics is None else min(nics.bytes_per_s, link.nic_bytes_per_s)
 
     def is_path_of_nics(self, here: str, there: str) -> bool:
-        """Return whether the NICs of two nodes are all that messages between them wait for, so that
-        the path has no limit of its own."""
+        """Return whether NICs alone limit the messages between two nodes."""
         ends = [self.node_by_name[name].nics for name in (here, there)]
         return None not in ends and self.node_links[here, there].nic_bytes_per_s < inf
 
@@ -366,15 +367,15 @@ class Cluster:
         return self.node_by_name[device.node].gpu_type
 
     def path(self, sender: Device, receiver: Device) -> Link:
-        """Return the path between the nodes of two devices, as all their GPUs share it; of one
-        node its link."""
+        """Return the path between the nodes of two devices, shared by all GPUs there; inside a
+        node, the node's link."""
         if sender.node == receiver.node:
             return self.node_by_name[sender.node].link
         return self.node_links[sender.node, receiver.node]
 
     def link(self, sender: Device, receiver: Device) -> Link:
-        """Return the path from one device to another (not itself), as these two alone have it:
-        between nodes over one NIC at each end."""
+        """Return the path from a device to another, with no other traffic: between nodes over a
+        single NIC at each end."""
         path = self.path(sender, receiver)
         if not self.has_nics or sender.node == receiver.node:
             return path

@@ -1,4 +1,4 @@
-"""Plans of other systems as layouts of ours, and back where they can say what a plan says.
+"""Plans of other systems as our layouts, and layouts as plans of such systems where possible.
 
 hexiscale            HexiScale's (FlashFlex's) command line
 flagscale            FlagScale's meshes and layer splits

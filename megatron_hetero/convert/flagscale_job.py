@@ -172,8 +172,8 @@ def _other_checkpoints(
 
 
 def _arguments(train: Tree, prefix: str) -> Iterator[tuple[str, Argument]]:
-    """Yield flags with their keys, as FlagScale flattens them: a later part replaces a key of
-    another."""
+    """Yield flags with their keys, flattened as FlagScale flattens keys: a later part replaces the
+    keys of an earlier part."""
     merged = Tree()
     first_part: dict[str, str] = {}
     for part in _PARTS:
@@ -206,8 +206,7 @@ def _folders(tree: Tree) -> Iterator[Argument]:
 
 
 def _mlp_columns(found: Mapping[str, Argument]) -> Iterator[Option]:
-    """Convert `multiple_of` and `hidden_dim_multiplier` to the width that FlagScale makes of
-    them."""
+    """Convert `multiple_of` and `hidden_dim_multiplier` to FlagScale's width of the MLP."""
     wanted = ("--multiple-of", "--swiglu", "--hidden-size")
     if "--ffn-hidden-size" in found or any(flag not in found for flag in wanted):
         return

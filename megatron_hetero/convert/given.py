@@ -23,7 +23,7 @@ class StageRecompute:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A layout line, and the parts of the original that it does not say.
+    """Layout line, with notes about the parts of the original that the line cannot hold.
 
     `recompute`: of each stage of every replica; empty where the job's flags say it for all.
     """
@@ -74,7 +74,7 @@ class GivenFlags:
         return tuple(int(word) for word in words)
 
     def integer(self, flag: str) -> int:
-        """Return its one value.
+        """Return the only value of a flag.
 
         Raises:
             UsageError: as `integers`, or there are several.
@@ -89,7 +89,7 @@ class GivenFlags:
         return self._by_name[flag].where
 
     def never_asked_for(self, prefixes: Sequence[str]) -> tuple[str, ...]:
-        """Return the flags with one of these prefixes that no question was about."""
+        """Return the flags with a prefix in `prefixes` that were never asked for."""
         return tuple(
             name
             for name in self._by_name
@@ -98,7 +98,7 @@ class GivenFlags:
 
 
 def read_flags(script: Path | None, typed: Sequence[str]) -> GivenFlags:
-    """Read the flags of a script, with those typed by hand in their places.
+    """Read the flags of a script, with typed flags in the place of equal flags of the script.
 
     Raises:
         UsageError, ModelError, FileFormatError: the script cannot be read.

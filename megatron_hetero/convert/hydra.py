@@ -24,7 +24,7 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w-]*(?:\.[\w-]+)*)\}")
 _TO_FILL_IN = re.compile(r"\?\?\?|/?x{3,}")
 MAX_FILES = 64
 MAX_REFERENCES = 64
-"""Keys through which one reference may lead."""
+"""Most keys on the way from a reference to a value."""
 MAX_REPLACED = 1 << 20
 """Characters that references may bring in: a small file must not be able to fill the memory."""
 
@@ -88,7 +88,7 @@ class Experiment:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Compose an experiment from the files that it names.
+    """Compose an experiment from the files named in it.
 
     Raises:
         FileFormatError: a file cannot be read, or refers to what is not there or to itself.
@@ -102,7 +102,7 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def _composed(path: Path, opened: tuple[Path, ...]) -> Tree:
-    """Read a file and those of its defaults, as the mapping of its own package."""
+    """Read a file and the files in its defaults, as the mapping of the file's own package."""
     if path in opened or len(opened) >= MAX_FILES:
         raise FileFormatError(f"{path}:1: its defaults lead back to itself")
     document = read_yaml(path)

@@ -1,4 +1,4 @@
-"""A file as plain data that knows its lines, and the builder that keeps it within limits."""
+"""Plain data of a file with line numbers, and the builder that enforces limits on size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Document:
         return known
 
     def line(self, keypath: Sequence[str | int]) -> int:
-        """Return the line of a key path, or of the innermost container of it that the file has."""
+        """Return the line of a key path, or of the innermost container in the file on the path."""
         return self.lines[self.existing(keypath)]
 
     def locate(self, keypath: Sequence[str | int]) -> str:
@@ -91,7 +91,7 @@ class DocumentBuilder:
         self._lines[tuple(self._keypath)] = line
 
     def scalar(self, value: Any, line: int) -> None:
-        """Take a value that holds no others."""
+        """Take a value that is no container."""
         if isinstance(value, float) and not math.isfinite(value):
             self.fail(line, "NaN and infinite numbers are not allowed; write a finite number")
         self._place(value, line)

@@ -1,4 +1,4 @@
-"""Faults that a schema found in a file, in words for the person who wrote the file."""
+"""Faults found by a schema in a file, in words for the author of the file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def describe_faults(
 
 
 def _is_consequence(location: Sequence[str | int], others: Sequence[Sequence[str | int]]) -> bool:
-    """Return whether a list is short only because pydantic left its wrong entries out."""
+    """Return whether a list is short only because pydantic left out wrong entries."""
     depth = len(location)
     return any(len(o) > depth and tuple(o[:depth]) == tuple(location) for o in others)
 

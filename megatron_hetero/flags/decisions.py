@@ -17,7 +17,7 @@ from megatron_hetero.schedule.stock import (
 
 @dataclass(frozen=True)
 class Decision:
-    """Value that a plan gives to one Megatron flag.
+    """Value that a plan gives to a Megatron flag.
 
     `values` are the arguments of the flag: empty for a switch, None if every use of the flag
     contradicts the plan. `printed` flags are written where the user has not given them. `meaning`
@@ -183,6 +183,6 @@ def _number(name: str, value: int, what: str, *, printed: bool = False) -> Decis
 
 
 def _same_everywhere(name: str, values: tuple[int, ...], what: str) -> Decision:
-    """Return a decision that allows a flag only if all stages share its value."""
+    """Return a decision that allows a flag only if all stages share the flag's value."""
     shown = f"{what} {', '.join(map(str, values))}"
     return Decision(name, (str(values[0]),) if len(values) == 1 else None, shown)

@@ -27,7 +27,7 @@ NOT_FROM_A_PLAN = {
     "--trust-remote-code": "it runs code that comes with a tokenizer",
     "--yaml-cfg": "it replaces all flags by those of another file",
 }
-"""Flags that a plan file, which may be a stranger's, must not carry."""
+"""Flags that a plan file must not carry, because a stranger may have written the file."""
 
 
 def megatron_args(
@@ -92,7 +92,7 @@ def plan_arguments(
 
 
 def render_bash(argv: Sequence[str], name: str = "MEGATRON_ARGS") -> str:
-    """Return a bash array with one flag and its values per line, for use as `"${NAME[@]}"`."""
+    """Return a bash array with a flag and its values on each line, for use as `"${NAME[@]}"`."""
     lines: list[list[str]] = []
     for token in argv:
         if token.startswith("--") or not lines:
@@ -138,7 +138,7 @@ def _without_overridden(
 
 
 def tokens_of(options: Sequence[Option]) -> tuple[str, ...]:
-    """Return the words of a command line that give these options."""
+    """Return the command-line words of the options."""
     return tuple(token for option in options for token in option.tokens)
 
 

@@ -21,7 +21,7 @@ TIGHT_PART = 0.02
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 _NO_FRAGMENTS = "expandable_segments:True"
 NODE_VARIABLE = "MEGATRON_HETERO_NODE"
-"""Says which node of the plan a machine is, where its host name cannot."""
+"""Environment variable with the plan's node, for a machine not known by host name."""
 
 _OF_ONE_MACHINE = re.compile(
     "IFNAME|HCA|GID|FILE|PATH|PLUGIN|DIR|VISIBLE_DEVICES|HOST|ADDR|_NET$|TUNER|PROFILER|INJECTION"
@@ -32,7 +32,7 @@ _NO_PEER_TO_PEER = ("RTX-40", "RTX-50")
 
 @dataclass(frozen=True)
 class EnvironmentSetting:
-    """One variable, its value, and why it is set."""
+    """Environment variable, its value, and the reason for the setting."""
 
     name: str
     value: str
@@ -40,7 +40,7 @@ class EnvironmentSetting:
 
 
 def visible_devices_variable(library: Library) -> str:
-    """Return the variable that limits a process to some GPUs of its machine.
+    """Return the variable that limits a process to some GPUs of a machine.
 
     Every release of HIP reads HIP_VISIBLE_DEVICES; not every one reads CUDA's name.
     """
@@ -135,7 +135,7 @@ def _own_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
 
 
 def interface_settings(interface: str | None) -> Iterator[EnvironmentSetting]:
-    """Yield the variables that keep the ranks on one network interface, if one is named."""
+    """Yield the variables that keep the ranks on a network interface, if `interface` is given."""
     if interface is not None:
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             yield EnvironmentSetting(
@@ -156,7 +156,7 @@ def _is_tight(plan: Plan) -> bool:
 
 
 def peer_to_peer_settings(host: Host) -> Iterator[EnvironmentSetting]:
-    """Yield the variable that keeps NCCL from peer-to-peer where a card of the host lacks it.
+    """Yield the variable that keeps NCCL from peer-to-peer if a card of the host lacks support.
 
     `NCCL_P2P_DISABLE` switches NVLink off too. `NCCL_P2P_LEVEL=NVL` allows peer-to-peer over NVLink
     only, and so keeps it between the other cards (NCCL's documentation, environment variables).

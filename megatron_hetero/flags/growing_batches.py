@@ -1,4 +1,4 @@
-"""Batches of `--step-batch-size-schedule` that a plan cannot divide among its replicas."""
+"""Batches of `--step-batch-size-schedule` that a plan cannot divide among the replicas."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class _ScriptSection:
     flags: tuple[tuple[str, str], ...]
     defaults: tuple[str, ...] = ()
     of_experts: bool = False
-    """Whether it is for models with experts alone."""
+    """True if the flag is for models with experts only."""
 
 
 _SECTIONS = (
@@ -224,5 +224,5 @@ def _commented(line: str, meaning: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return a text on one line, without characters that could end a comment."""
+    """Return a text on a single line, without characters that could end a comment."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -67,7 +67,7 @@ _NOT_TO_EVALUATE = ("--train-iters", "--lr")
 def missing_flags(
     given: Mapping[str, tuple[str, ...]], unknown: Collection[str] = ()
 ) -> tuple[Needed, ...]:
-    """Return the entries of `NEEDED` that a job lacks, in their order.
+    """Return the entries of `NEEDED` that a job lacks, in the order of `NEEDED`.
 
     Args:
         given: flag -> its values.

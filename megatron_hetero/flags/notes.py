@@ -1,4 +1,4 @@
-"""What a plan does not take over from a job's script, and what it changes, in lines for people."""
+"""Lines for people on what a plan leaves out of a job's script, and on changed settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOSES_WORK = ("--save", "--load", "--data-path")
 
 
 def unread_parts(plan: Plan, more: Collection[str] = ()) -> tuple[Unread, ...]:
-    """Return what only running the script would tell, but for flags that are given elsewhere.
+    """Return the parts that only a running shell knows, without flags given elsewhere.
 
     Args:
         more: words of a command line, beside those that the plan remembers.
@@ -66,7 +66,7 @@ def plan_notes(
 
 
 def unknown_words(plan: Plan) -> str:
-    """Say that what is not known of a script may change the model; empty where it cannot."""
+    """Say that unknown parts of a script may change the model; empty if there are no such parts."""
     if not any(part.may_change_model for part in unread_parts(plan)):
         return ""
     return (
@@ -77,7 +77,8 @@ def unknown_words(plan: Plan) -> str:
 
 
 def changed_settings(plan: Plan, job: Workload) -> str:
-    """Say which settings of a job its plan changed: micro-batches and recompute; empty if none."""
+    """Say which settings of a job the plan changed: micro-batches and recompute; empty if there are
+    none."""
     training = job.training
     own = training if plan.workload is None else plan.workload.training
     sizes = sorted({r.micro_batch_size or own.micro_batch_size for r in plan.replicas})
@@ -96,7 +97,7 @@ def changed_settings(plan: Plan, job: Workload) -> str:
 
 
 def refused_words(plan: Plan, has_stock: bool = True) -> str:
-    """Say which flags of the job are refused at start-up, and what to do; empty where none is.
+    """Say which flags of the job are refused at start-up, and the remedy; empty if there are none.
 
     Args:
         has_stock: some plan of stock Megatron fits, which takes all of its own flags.
@@ -113,7 +114,8 @@ def refused_words(plan: Plan, has_stock: bool = True) -> str:
 
 
 def memory_savers(workload: Workload) -> str:
-    """Say which flags of a job save memory that no plan counts; empty where none does.
+    """Say which flags of a job save memory without being counted in a plan; empty if there are
+    none.
 
     They are for the error that no plan fits, of which they may be the reason.
     """

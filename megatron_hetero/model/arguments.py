@@ -1,4 +1,4 @@
-"""A Megatron argument vector as flags with their values, each with the place it came from."""
+"""A Megatron argument vector as flags with values, each with file and line."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Argument:
 
     @property
     def unread(self) -> Iterator[Unread]:
-        """Yield what of it only a running shell knows."""
+        """Yield the parts of the argument that only a running shell knows."""
         hidden = next((v for v in self.values if not v.is_known), None)
         if self.words is None:
             reason = self.reason or (hidden.reason if hidden else "")
@@ -131,8 +131,8 @@ def group_arguments(words: Sequence[Word]) -> tuple[Argument, ...]:
 def merge_arguments(
     arguments: Sequence[Argument], typed: Sequence[Argument]
 ) -> tuple[Argument, ...]:
-    """Merge a script's arguments, without those that the plan decides, with the typed ones, which
-    win.
+    """Merge a script's arguments, without flags that the plan decides, with the typed arguments; a
+    typed flag wins.
 
     A flag that occurs twice keeps its last values, in its first place, as in Megatron's parser.
 

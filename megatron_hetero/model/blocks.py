@@ -96,8 +96,8 @@ def _head(model: ModelSpec, vocab_size: int) -> Block:
 
 
 def joining_params(model: ModelSpec) -> int:
-    """Count the weights that join what a layer says of a token with the embedding of a further
-    one, in a layer that predicts that (Megatron's `eh_proj`)."""
+    """Count the weights that join a layer's output with the embedding of the next token, in a layer
+    for multi-token prediction (Megatron's `eh_proj`)."""
     return 2 * model.hidden_size**2
 
 
@@ -118,7 +118,7 @@ def _layer(model: ModelSpec) -> Block:
 
 
 def _matmul_weights(model: ModelSpec) -> int:
-    """Count the weights that one token is multiplied with in a layer."""
+    """Count the weights multiplied with each token in a layer."""
     weights = attention_weights(model)
     matrices = 3 if model.gated_mlp else 2
     if not model.num_experts:
@@ -135,8 +135,8 @@ def norm_parameters(model: ModelSpec, size: int | None = None) -> int:
 
 
 def attention_parameters(model: ModelSpec) -> tuple[int, int]:
-    """Count the parameters of one attention, and those of them that every tensor-parallel rank
-    holds."""
+    """Count the parameters of an attention, and the parameters replicated on every tensor-parallel
+    rank."""
     num_parameters = attention_weights(model)
     num_replicated = 0
     if model.learns_softmax_offset:
@@ -183,15 +183,15 @@ def _score_sizes(model: ModelSpec) -> tuple[int, int]:
 
 
 def router_params(model: ModelSpec) -> int:
-    """Count the parameters that choose the experts of a layer, and that gate its shared expert;
-    every member of a group holds them whole."""
+    """Count the parameters of a layer's router and of the gate of the shared expert, held whole by
+    every member of a group."""
     router = model.num_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
     return router + (model.hidden_size if model.moe_shared_expert_gate else 0)
 
 
 def mlp_parameters(model: ModelSpec) -> tuple[int, int]:
-    """Count the parameters of one MLP or of all experts with their router, and the replicated ones
-    of them.
+    """Count the parameters of an MLP, or of all experts with the router, and the replicated
+    parameters among them.
 
     An expert has the shape of a dense MLP of width `moe_ffn_hidden_size`.
     """

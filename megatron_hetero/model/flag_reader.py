@@ -177,7 +177,7 @@ class FlagReader:
             self._arguments[flag] = replace(argument, values=(word,))
 
     def kept(self) -> tuple[str, ...]:
-        """Return every argument that is known, as Megatron gets it."""
+        """Return every known argument, in the form that Megatron gets."""
         return tuple(word for a in self._arguments.values() for word in a.words or ())
 
     def unread(self) -> tuple[Unread, ...]:
@@ -205,7 +205,7 @@ class FlagReader:
             self._fail_unknown(argument, argument.reason)
 
     def _check_hidden_flags(self, flag: str, surplus: Sequence[Word]) -> None:
-        """Refuse a variable that the script sets under a condition and that may hold any flags."""
+        """Refuse a variable set under a condition that may hold any flags."""
         for word in surplus:
             if word.text is None and word.is_conditional:
                 self.fail(

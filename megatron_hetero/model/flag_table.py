@@ -22,7 +22,7 @@ TABLE_PATH = Path(__file__).with_name("flag_table.json")
 Scalar = str | int | float | bool | None
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
-"""Tokens that argparse takes for values although they begin with '-'."""
+"""Pattern of tokens that argparse takes for values although the tokens begin with '-'."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Option:
 
 @dataclass(frozen=True)
 class FlagTable:
-    """All flags of one release of megatron-core, in the order in which its parser declares them."""
+    """All flags of a release of megatron-core, in the order of declaration in its parser."""
 
     megatron_core_version: str
     flags: tuple[Flag, ...]
@@ -154,7 +154,7 @@ class FlagTable:
         return tuple(options)
 
     def known_part(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """Drop the flags that Megatron does not know, with their values, from `argv`.
+        """Drop the flags unknown to Megatron, with their values, from `argv`.
 
         A script with flags of its own has such a command line; its own parser judges them.
         """
@@ -169,7 +169,7 @@ class FlagTable:
 
 
 def last_of_each(options: Iterable[Option]) -> tuple[Option, ...]:
-    """Drop the options that a later one overrides; as in argparse, the last one wins."""
+    """Drop the options that a later option overrides; as in argparse, the last wins."""
     kept: dict[str, Option] = {}
     for option in options:
         kept.pop(option.flag.dest, None)

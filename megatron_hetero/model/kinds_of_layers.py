@@ -1,4 +1,4 @@
-"""Flags of what a layer is made of beside Megatron's plain one: its experts, latent attention."""
+"""Flags of experts and latent attention, which replace parts of Megatron's plain layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from megatron_hetero.model.flag_reader import FlagReader
 
 _TERM = re.compile(r"\(?\[([01](?:,[01])*)\]\)?(?:\*(\d+))?")
-"""A list of zeros and ones, and how often it comes, in Megatron's `--moe-layer-freq`."""
+"""Pattern of a list of zeros and ones with the number of repetitions, in `--moe-layer-freq`."""
 
 
 def layers_with_experts(flags: FlagReader, num_layers: int, num_experts: int) -> dict[str, Any]:

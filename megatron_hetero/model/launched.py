@@ -1,4 +1,4 @@
-"""The command of a script that starts training, among all that it starts."""
+"""Choice of the command that starts training, among all commands of a script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _TRAINING = re.compile(r"pretrain|train_gpt")
 
 @dataclass(frozen=True)
 class Launch:
-    """Words behind the training script of a command, and how surely it is one: 0 is the surest."""
+    """Words behind the training script of a command, and the certainty of the choice: rank 0 is the
+    surest."""
 
     words: tuple[Word, ...]
     rank: int
@@ -29,7 +30,7 @@ class Launch:
 
 
 def training_command(started: Sequence[Started]) -> tuple[Launch | None, tuple[Unread, ...]]:
-    """Return the last command that starts training, and a note where another one may be meant.
+    """Return the last command that starts training, and a note for each rival command.
 
     It names a `pretrain*.py` or `-m ...pretrain...`; else it has flags of a model; else it is any
     Python script with flags.
@@ -94,7 +95,7 @@ def _has_model(words: Sequence[Word]) -> bool:
 
 
 def _by_flags(command: Started, words: Sequence[Word]) -> Launch | None:
-    """Read a command whose program is not known by the flags of Megatron that it has."""
+    """Read a command with an unknown program by its Megatron flags."""
     names = [(word.text or "").partition("=")[0] if word.is_flag else "" for word in words]
     known = [i for i, name in enumerate(names) if name in flag_table().by_name]
     is_launcher = any(_LAUNCHERS.fullmatch(os.path.basename(w.text or "")) for w in words)

@@ -54,7 +54,7 @@ def load_arguments(
     megatron_args: Sequence[str] = (),
     environment: Mapping[str, str | None] | None = None,
 ) -> JobText:
-    """Read the arguments and their source, from which `load_workload` starts.
+    """Read the arguments and source that `load_workload` starts from.
 
     Raises:
         FileFormatError, ModelError, UsageError: as there, but nothing that is missing.

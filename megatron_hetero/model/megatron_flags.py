@@ -308,9 +308,9 @@ def _fused_activation(flags: FlagReader, model: ModelSpec) -> bool:
 
 
 def _scores(flags: FlagReader, model: ModelSpec) -> tuple[bool, FusedScores]:
-    """Return whether attention never stores its scores, as Transformer Engine's by default, and
-    where local layers store none: where they divide sequences, if torch's fused kernels compute
-    what the job asks for (`runtime.parallel.fused_rows.may_be_fused`)."""
+    """Return whether attention never stores scores, as is Transformer Engine's default, and where
+    local layers store none: where they divide sequences, if torch's fused kernels compute what the
+    job asks for (`runtime.parallel.fused_rows.may_be_fused`)."""
     implementation = flags.text(
         "--transformer-impl",
         "transformer_engine",

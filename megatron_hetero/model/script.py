@@ -101,7 +101,7 @@ def _shell(path: Path, arguments: Sequence[str], given: Mapping[str, str | None]
 
 
 def _of_variables(shell: Shell) -> tuple[tuple[Word, ...], tuple[Unread, ...]]:
-    """Return the words of all variables that hold flags, for a file that starts nothing."""
+    """Return the words of all variables with flags, for a file that starts no command."""
     held = {
         name: [w for word in v.words for w in ((word,) if v.is_array else split(word))]
         for name, v in shell.variables.items()
@@ -145,7 +145,7 @@ def _with_exports(
     unread: tuple[Unread, ...],
     settings: Sequence[tuple[str, Word]],
 ) -> Script:
-    """Return the script's words with the variables that it sets for NCCL, gloo and the like."""
+    """Return the script's words with the variables set for NCCL, gloo and the like."""
     exports: list[str] = []
     parts = list(unread)
     values = {name: v.words[0] for name, v in shell.variables.items() if v.words and not v.is_array}

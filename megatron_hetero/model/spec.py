@@ -16,10 +16,10 @@ TokenDispatcher = Literal["allgather", "alltoall", "flex"]
 """Megatron's `--moe-token-dispatcher-type`."""
 FusedScores = Literal["nowhere", "divided", "everywhere"]
 MAX_LAYERS = 100_000
-"""Of a model that is read: a line of text must not be able to fill the memory."""
+"""Largest number of layers read: a line of text must not be able to fill the memory."""
 ONLY_IF_SET: Mapping[str, bool] = {"only_if_set": True}
-"""Of a field that files have only where it differs from its default, so that a model without it
-has the bytes, and the hash, that it had before there was such a field."""
+"""Metadata of a field written only if not at the default, so that older files keep bytes and
+hashes."""
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -74,7 +74,7 @@ class ModelSpec:
 
     @property
     def is_rotary(self) -> bool:
-        """Return whether queries and keys are rotated by their positions."""
+        """Return whether queries and keys are rotated by position."""
         return self.position_embedding in ("rope", "yarn")
 
     @property
@@ -90,8 +90,8 @@ class ModelSpec:
 
     @property
     def column_kinds(self) -> tuple[int, ...]:
-        """Return the columns of each kind of MLP that the model has, all of which a group
-        divides."""
+        """Return the columns of each kind of MLP in the model; a group divides the columns of every
+        kind."""
         kinds = self.mlp_columns, self.moe_shared_expert_intermediate_size, self.dense_columns
         return tuple(dict.fromkeys(size for size in kinds if size))
 
@@ -122,9 +122,8 @@ class ModelSpec:
 
     @property
     def least(self) -> ModelSpec:
-        """Return a model of equal layers, none of which needs more of anything than any layer of
-        this one: what lower bounds are computed for.  The model itself where all layers are
-        alike."""
+        """Return a model of equal layers that need no more of anything than any layer of this
+        model: lower bounds are computed for it.  The model itself where all layers are alike."""
         if not self.kinds:
             return self
         _, dense = self.kinds
@@ -135,7 +134,7 @@ class ModelSpec:
         return replace(dense, ffn_hidden_size=columns)
 
     def kind_counts(self, first_layer: int, num_layers: int) -> tuple[int, ...]:
-        """Count the layers of each of `kinds` among some that follow each other."""
+        """Count the layers of each of `kinds` in a run of layers."""
         sparse = sum(self.moe_layer_freq[first_layer : first_layer + num_layers])
         return sparse, num_layers - sparse
 
@@ -193,7 +192,7 @@ class TrainingSpec:
 
     @property
     def stock_waits(self) -> bool:
-        """Return whether what stock Megatron runs is priced with its waiting for its sends."""
+        """Return whether stock Megatron is priced with waiting sends."""
         return self.sends == "as-run"
 
     @property
@@ -209,7 +208,7 @@ class TrainingSpec:
 
 @dataclass(frozen=True)
 class Unread:
-    """Part of a script that only a running shell knows, and that a plan therefore lacks.
+    """Part of a script that only a running shell knows, missing in the plan.
 
     `name` is the flag or the environment variable whose value it is, a file or a setting that is
     left out, and empty for a word that may hold flags or nothing; `where` is file and line,
@@ -222,7 +221,7 @@ class Unread:
 
     @property
     def may_change_model(self) -> bool:
-        """Return whether it may hold flags that change the model or its training.
+        """Return whether the part may hold flags of the model or the training.
 
         A known flag without its value changes neither: the reader refuses one that does.
         """
@@ -238,7 +237,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its training, and the user's Megatron flags from which both were read.
+    """Model, training, and the user's Megatron flags from which both were read.
 
     `megatron_args` is the user's argument vector without any flag that the plan decides (TP, PP,
     layout): `flags` prints it back.  `source` says where it was read, for people.  `unread` is what

@@ -1,4 +1,4 @@
-"""The size of the vocabulary, from what a job says of its tokenizer.
+"""The size of the vocabulary, from a job's flags about its tokenizer.
 
 Megatron takes the size from the tokenizer and leaves `--vocab-size` to the types that have no files
 (`megatron.core.tokenizers.utils.build_tokenizer`).  The files are read where they are; else a type

@@ -1,4 +1,4 @@
-"""A Megatron-LM source tree, and the patch that belongs to it.
+"""A Megatron-LM source tree and its patch.
 
 The sha256 of the patched file, before and after the patch, identifies a tree. An unknown tree is
 left untouched, and reverting restores the original bytes.
@@ -119,7 +119,7 @@ def _what_to_do(version: str | None) -> str:
 
 
 def _edits(path: Path, data: bytes, known: Sequence[Release]) -> Iterator[str]:
-    """Yield, for each known release, the first line that its patch does not find as expected.
+    """Yield, for each known release, the first line that the patch does not find as expected.
 
     Where the patch finds all its lines, the text says that other lines of the file are edited.
     """

@@ -26,7 +26,7 @@ class Hunk:
 
     @property
     def reversed(self) -> Hunk:
-        """Return the hunk that undoes this one."""
+        """Return the hunk that undoes this hunk."""
         return Hunk(self.new_start, self.start, self.after, self.before)
 
 

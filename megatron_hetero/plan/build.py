@@ -34,8 +34,8 @@ def replica_from_shape(shape: ReplicaShape) -> Replica:
 
 
 def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host, ...]:
-    """Order the nodes that the replicas use, in plans that stock Megatron cannot number (for the
-    others see `stock_ranks.hosts_in_rank_order`).
+    """Order the nodes of the replicas, in plans that stock Megatron cannot number
+    (`stock_ranks.hosts_in_rank_order` orders stock plans).
 
     Nodes come site by site, on the tour of the sites on which rings are short
     (`Cluster.site_places`), and in cluster order on a site.  But the site, and there the node, of

@@ -6,7 +6,7 @@ from megatron_hetero.plan.plan import LayerRange, Replica, Stage
 
 
 def stage_chunks(stage: Stage) -> tuple[LayerRange, ...]:
-    """Return a stage's pieces of the model, one for a stage that names none."""
+    """Return a stage's pieces of the model; the whole stage if no chunks are named."""
     return stage.chunks or (LayerRange(stage.first_layer, stage.shape.num_layers),)
 
 

@@ -14,7 +14,7 @@ from megatron_hetero.plan.plan import Estimates, Layout, Plan, Replica, Stage
 from megatron_hetero.units import format_bytes, format_duration
 
 MEMORY = "memory in use"
-"""What differs where a GPU holds more or less, without what plans leave free."""
+"""Name of a difference in the memory held by a GPU, without the reserve."""
 _OF_THE_JOB = "the job's"
 
 
@@ -36,7 +36,7 @@ class Difference:
 
 
 def diff_plans(before: Plan, after: Plan) -> tuple[Difference, ...]:
-    """Find every difference that matters to a run or to its prediction, the most important first;
+    """Find every difference that matters to a run or to the prediction, the most important first;
     empty for equal plans."""
     return tuple(
         difference
@@ -227,7 +227,7 @@ def _memory(before: Plan, after: Plan) -> Iterator[Difference]:
 def _number(
     where: str, what: str, old: float | None, new: float | None, show: Callable[[float], str]
 ) -> Iterator[Difference]:
-    """Report both values and, where it says something, their ratio."""
+    """Report the old and new value, with their ratio if both are known and the old is not 0."""
     if old == new:
         return
     before = None if old is None else show(old)

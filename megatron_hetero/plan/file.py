@@ -195,7 +195,7 @@ def _to_data(value: Any, hint: Any) -> Any:
 
 
 def _unset(value: Any) -> set[str]:
-    """Return the fields that are written only where they are set, and are not."""
+    """Return the unset fields among the fields that are written only if set."""
     return {
         field.name
         for field in dataclasses.fields(value)

@@ -129,18 +129,18 @@ class Layout:
 
     @property
     def has_context_parallel(self) -> bool:
-        """Return whether some stage divides its sequences among several groups."""
+        """Return True if a stage divides its sequences among several groups."""
         return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
 
     @property
     def has_uneven_context_parallel(self) -> bool:
-        """Return whether the groups of some stage have unlike shares of its sequences."""
+        """Return True if the groups of a stage have unequal shares of its sequences."""
         return any(s.uneven_context_shares for r in self.replicas for s in r.stages)
 
     @property
     def expert_groups(self) -> tuple[int, int] | None:
-        """Return the groups of experts of the first stage that has them over replicas; a valid plan
-        has the same in all stages."""
+        """Return the groups of experts over replicas, from the first stage with such groups; a
+        valid plan has the same in all stages."""
         groups = (s.expert_groups for r in self.replicas for s in r.stages)
         return next((own for own in groups if own is not None), None)
 
@@ -207,7 +207,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Host:
-    """One node of the launch, in `--node-rank` order, and the GPUs it contributes in rank order.
+    """Node of the launch, in `--node-rank` order, with the GPUs that train, in rank order.
 
     `gpu_type` is None where these are of several types: `gpu_types` then has one for each.
     """
@@ -222,13 +222,13 @@ class Host:
 
     @property
     def type_by_device(self) -> dict[str, str]:
-        """Map each GPU that it contributes, by "node:index" in rank order, to its type."""
+        """Map each GPU of the host, by "node:index" in rank order, to its type."""
         types = self.gpu_types or (self.gpu_type or "",) * len(self.gpu_indices)
         return {f"{self.node}:{i}": t for i, t in zip(self.gpu_indices, types, strict=True)}
 
     @property
     def kind(self) -> str:
-        """Name its GPU type for people, or its types with their numbers."""
+        """Return the GPU type for people, or the types with the number of GPUs."""
         return self.gpu_type or " + ".join(
             f"{number} x {name}" for name, number in Counter(self.gpu_types).items()
         )
@@ -236,8 +236,8 @@ class Host:
 
 @dataclass(frozen=True)
 class DeviceEstimate:
-    """Predicted peak memory of one device, bytes, and its parts (keys: weights, gradients,
-    optimizer, activations, buffers, libraries, reserve).
+    """Predicted peak memory of a device, in bytes, by part (keys: weights, gradients, optimizer,
+    activations, buffers, libraries, reserve).
 
     `libraries` is what CUDA and its libraries take, `reserve` what the plan leaves free.
     """
@@ -264,7 +264,7 @@ class DeviceEstimate:
 
 @dataclass(frozen=True)
 class TrafficEstimate:
-    """Traffic of one cause between two sites, there and back, and its price.
+    """Traffic between two sites with a common cause, in both directions, and its price.
 
     `cause`: "replica 0, stages 2 to 3", or "gradients" (and new weights).
     """
@@ -334,7 +334,7 @@ class Plan:
 
     @property
     def layout(self) -> Layout:
-        """Return the asymmetric part, which one line can say."""
+        """Return the shapes of all replicas, in the form of the one-line layout."""
         return Layout(tuple(r.shape for r in self.replicas))
 
     @cached_property

@@ -32,7 +32,7 @@ def mixes_precisions(plan: Plan, job: Precision) -> bool:
 
 
 def own_precisions(plan: Plan) -> Iterator[tuple[int, int, Precision]]:
-    """Yield replica, stage and precision of the stages that the plan gives one."""
+    """Yield replica, stage and precision of every stage with a precision of its own."""
     for r, replica in enumerate(plan.replicas):
         for s, stage in enumerate(replica.stages):
             if stage.precision is not None:

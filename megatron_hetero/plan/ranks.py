@@ -68,5 +68,5 @@ def rank_names(plan: Plan) -> list[str]:
 
 
 def rank_machines(plan: Plan) -> list[str]:
-    """Return [rank] -> its machine, in a plan that has devices on all of its ranks."""
+    """Return the machine of each rank, in a plan that has devices on all ranks."""
     return [str(place.device).rpartition(":")[0] for place in rank_table(plan)]

@@ -1,4 +1,4 @@
-"""Megatron's two orders of ranks, and the arrangements of nodes and replicas that follow one.
+"""Megatron's two orders of ranks, and arrangements of nodes and replicas that follow an order.
 
 Stock Megatron computes from a global rank which replica, stage and rank of the stage (its
 tensor-parallel groups one after the other, one for each context-parallel rank) it is; `torchrun`
@@ -71,7 +71,8 @@ def places_by_rank(
 
 
 def rank_orders(plan: Plan) -> tuple[RankOrder, ...]:
-    """Find Megatron's orders that give every global rank of the plan its place; the default first.
+    """Find Megatron's orders that give each global rank the same place as the plan; the default
+    first.
 
     Empty too when replicas, depths or widths differ, for which Megatron has no order.
     """
@@ -82,7 +83,7 @@ def rank_orders(plan: Plan) -> tuple[RankOrder, ...]:
 
 
 def ranks_follow(plan: Plan) -> tuple[RankOrder, ...]:
-    """Find the orders of `rank_orders`, whether or not groups of experts fit them."""
+    """Find the orders of `rank_orders`, with no regard to groups of experts."""
     if not _is_regular(plan.replicas):
         return ()
     first = plan.replicas[0].stages
@@ -127,7 +128,7 @@ def node_grid(plan: Plan) -> NodeGrid:
 
 @lru_cache(maxsize=4096)
 def find_stock_arrangement(nodes: NodeGrid) -> StockArrangement | None:
-    """Find the arrangement of equal replicas for which ranks follow one of Megatron's orders.
+    """Find the arrangement of equal replicas in which ranks follow an order of Megatron's.
 
     The default order is preferred, then the order in which replicas and nodes are given.  None if
     there is none, or (with many nodes that several replicas share) none was found in
@@ -150,7 +151,7 @@ def hosts_in_rank_order(
 
 
 def split_node(nodes: NodeGrid, order: RankOrder) -> tuple[str, int, int] | None:
-    """Find a node whose ranks would not be consecutive if the replicas kept their given order.
+    """Find a node whose ranks would not be consecutive with the replicas in the given order.
 
     Returns:
         Its name and the two neighbours among its ranks with others' ranks between; None if all
@@ -168,8 +169,7 @@ def split_node(nodes: NodeGrid, order: RankOrder) -> tuple[str, int, int] | None
 
 
 class _OrderSearch:
-    """Backtracking search that lays nodes one after the other along the ranks, and steps back where
-    no replica fits.
+    """Backtracking search that lays nodes along the ranks, and steps back where no replica fits.
 
     Every data-parallel rank is followed as the stages that it has so far, each as the nodes of its
     tensor ranks.  The ranks so far can be completed exactly if for every such beginning there are

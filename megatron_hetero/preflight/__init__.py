@@ -1,4 +1,4 @@
-"""Checks, before a job starts, for what would hang it or make it train wrongly: those of `doctor`.
+"""Checks before a job starts, for causes of hangs and of wrong training; `doctor` runs the checks.
 
 check           all checks that need no machine
 job             plan, cluster, flags and environment under test

@@ -1,4 +1,4 @@
-"""All checks that need no machine, in one call."""
+"""All checks that need no machine, behind a single call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron flags that do not do what they say on this plan, or stop the job after its start.
+"""Megatron flags without the promised effect on this plan, or with a late failure.
 
 Each rule follows a line of `megatron.training.arguments.validate_args` or of `megatron.core`, named
 beside it.
@@ -19,10 +19,8 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def launches_are_serialised(job: Job) -> Iterator[Finding]:
-    """Check that CUDA_DEVICE_MAX_CONNECTIONS is 1 where `validate_args` wants it.
-
-    It does for tensor parallelism on GPUs before Blackwell.
-    """
+    """Check that CUDA_DEVICE_MAX_CONNECTIONS is 1 for tensor parallelism on GPUs before Blackwell,
+    as `validate_args` requires."""
     if job.plan.layout.tensor_parallel_widths[-1] == 1:
         return
     for node, value in job.variable(CONNECTIONS).items():
@@ -66,7 +64,8 @@ def the_job_is_complete(job: Job) -> Iterator[Finding]:
 
 
 def the_script_is_read(job: Job) -> Iterator[Finding]:
-    """Find parts of the job's script that only running it would tell; the job starts without."""
+    """Find parts of the job's script that only a running shell knows; the job starts without these
+    parts."""
     for part in unread_parts(job.plan):
         loses = part.name in LOSES_WORK or part.may_change_model
         what = f"{part.name} is left out" if part.name else "what may hold flags is left out"
@@ -120,7 +119,7 @@ def local_layers_have_their_kernels(job: Job) -> Iterator[Finding]:
 
 
 def flash_attention_is_used(job: Job) -> Iterator[Finding]:
-    """Find a request for fused attention on local layers, which ignore it.
+    """Find a request for fused attention on local layers, which ignore the flag.
 
     Local layers compute attention unfused (`core.transformer.dot_product_attention`).
     """

@@ -13,7 +13,7 @@ _FIRST_UNTESTED_CAPABILITY = 12.0
 
 
 def precision_is_supported(job: Job) -> Iterator[Finding]:
-    """Find GPUs that cannot compute in the precision of the job or of their stage."""
+    """Find GPUs that cannot compute in the precision of the job or stage."""
     for stage in job.stages:
         job_precision = None if job.plan.workload is None else job.plan.workload.training.precision
         precision = stage.content.precision or job_precision
@@ -29,7 +29,7 @@ def precision_is_supported(job: Job) -> Iterator[Finding]:
 
 
 def old_gpus_are_worth_their_cost(job: Job) -> Iterator[Finding]:
-    """Find GPUs before Ampere beside newer ones, which then lose bf16 and fused attention."""
+    """Find GPUs before Ampere in a plan with newer GPUs, which lose bf16 and fused attention."""
     versions = {gpu.name: gpu.capability for gpu in job.gpu_types}
     known = {name: version for name, version in versions.items() if version is not None}
     old = [f"{name} ({v})" for name, v in known.items() if v < _FLASH_CAPABILITY]
@@ -48,8 +48,8 @@ def old_gpus_are_worth_their_cost(job: Job) -> Iterator[Finding]:
 
 
 def formats_and_kernels_are_supported(job: Job) -> Iterator[Finding]:
-    """Find GPUs that lack fp8 with the job's recipe, fp4, FlashAttention or the grouped GEMM, where
-    the job asks for them."""
+    """Find GPUs that lack a format or kernel of the job: fp8 with the job's recipe, fp4,
+    FlashAttention, the grouped GEMM."""
     for need in gpu_needs(job.options):
         yield from _needs(job, need)
 

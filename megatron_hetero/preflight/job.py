@@ -37,7 +37,7 @@ class StageOnNode:
 
 @dataclass(frozen=True)
 class Job:
-    """A plan that names devices of `cluster`, with the settings of its start.
+    """Plan with devices of `cluster`, and the settings for its start.
 
     `environment[node]` holds the variables of the processes on a node: those of the launch lines,
     and the user's.
@@ -62,7 +62,7 @@ class Job:
         return None if default is None else str(default)
 
     def has(self, *names: str) -> bool:
-        """Tell if one of these flags is given."""
+        """Tell if any of the flags is given."""
         return any(name in self.options for name in names)
 
     @cached_property

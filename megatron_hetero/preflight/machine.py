@@ -1,4 +1,4 @@
-"""Facts that one process sees of its machine, sent to rank 0 as JSON."""
+"""Facts about a machine, seen by a process on it and sent to rank 0 as JSON."""
 
 from __future__ import annotations
 

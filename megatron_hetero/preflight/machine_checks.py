@@ -66,7 +66,7 @@ def nccl_is_not_known_to_err(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def torch_has_the_kernels(job: Job, facts: Facts) -> Iterator[Finding]:
-    """Find processes whose build of torch has no kernels for their GPU."""
+    """Find processes with a build of torch without kernels for the GPU."""
     for fact in facts:
         if fact.gpu_capability and fact.gpu_architectures and not _is_built(fact):
             yield Finding(
@@ -80,7 +80,7 @@ def torch_has_the_kernels(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
-    """Find processes that have another type of GPU than the plan gives their rank."""
+    """Find processes with another type of GPU than the plan gives the rank."""
     for fact in facts:
         wanted = job.plan.type_by_device[job.devices[fact.rank]]
         if fact.gpu_name is not None and not names_match(wanted, fact.gpu_name):
@@ -158,7 +158,7 @@ def bridges_are_there(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def hosts_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
-    """Find processes that run on another host than the plan gives their rank."""
+    """Find processes on another host than the plan gives the rank."""
     for fact in facts:
         host = _host(job, fact).host
         # Without GPUs the check is a rehearsal on one machine.

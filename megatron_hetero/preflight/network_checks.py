@@ -131,7 +131,7 @@ def nodes_use_one_fabric(job: Job) -> Iterator[Finding]:
 
 
 def sites_are_joined_by_sockets(job: Job) -> Iterator[Finding]:
-    """Find jobs over several sites whose NCCL might try a fabric that ends at the site."""
+    """Find jobs over several sites in which NCCL might try a fabric inside a site."""
     names = [node.name for node in job.nodes]
     site = {node.name: node.site for node in job.nodes}
     links = {

@@ -32,7 +32,7 @@ def plan_is_for_the_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 
 def figures_are_fresh(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
-    """Find a plan that was made for the cluster file as it was before a change."""
+    """Find a plan made for an earlier or another version of the cluster file."""
     made_for = plan.inputs.get("cluster")
     if made_for is not None and made_for != cluster_hash(cluster):
         yield Finding(
@@ -46,7 +46,7 @@ def figures_are_fresh(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 
 def operations_end(plan: Plan) -> Iterator[Finding]:
-    """Find ranks that would wait for each other under NCCL's rules."""
+    """Find ranks that would deadlock under NCCL's rules."""
     if plan.workload is None:
         return
     try:
@@ -67,7 +67,8 @@ def memory_suffices(
     profile: Profile | None,
     environment: Mapping[str, Mapping[str, str]],
 ) -> Iterator[Finding]:
-    """Find devices whose predicted peak, reserve included, exceeds or nearly fills their memory.
+    """Find devices with a predicted peak, reserve included, that exceeds or nearly fills the
+    memory.
 
     Args:
         plan: the plan; one without a workload is not checked.

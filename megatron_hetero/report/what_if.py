@@ -22,7 +22,8 @@ SLOWER_GPU = 0.9
 
 @dataclass(frozen=True)
 class Variation:
-    """One change and the step time under it; `change` is its ratio to the plan's own, minus 1."""
+    """A change, the step time under the change, and the ratio of that time to the plan's own, minus
+    1."""
 
     what: str
     step_time_s: float
@@ -30,8 +31,8 @@ class Variation:
 
 
 def variations(plan: Plan, cluster: Cluster, profile: Profile | None) -> tuple[Variation, ...]:
-    """Simulate the plan with links between nodes and inside them at twice and half their speed, and
-    with each GPU type at 90 % of its own; worst for the plan first.
+    """Simulate the plan with the links between nodes and inside nodes at twice and half the speed,
+    and with each GPU type at 90 % of its speed; the largest loss comes first.
 
     Args:
         plan: valid on `cluster`, with a workload and devices.

@@ -1,4 +1,4 @@
-"""What would stop a fleet, or make it slower than planned, found in its files."""
+"""Faults in a fleet's files that would stop or slow the fleet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.serving.fleet.plan import PlannedReplica, ServingPlan
 
 _FLASH, _FP8 = 8.0, 8.9
-"""Compute capability from which FlashAttention runs, and from which tensor cores have fp8."""
+"""Least compute capability for FlashAttention, and for fp8 in tensor cores."""
 _SLOW_HAND_OVER = 1.25e9
 
 
@@ -129,7 +129,7 @@ def _hand_over(plan: ServingPlan, gpus: dict[str, GpuType]) -> Iterator[Finding]
 
 
 def _hand_over_links(plan: ServingPlan, cluster: Cluster) -> Iterator[Finding]:
-    """Yield slow links between machines of which one prefills and the other decodes, once each."""
+    """Yield each slow link from a machine for prefill to a machine for decode."""
     machines = {
         phase: {
             cluster.node_of(r.stages[0].devices[0]).name

@@ -1,4 +1,4 @@
-"""A new serving plan beside the one that runs: what stays, what moves, and whether it pays.
+"""A new serving plan beside the running plan: replicas that stay, replicas that move, and the gain.
 
 A replica stays where its stages are on the same GPUs with the same layers: a new phase or new
 weights of the router need no reload.  Others load their weights again, during which their GPUs
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from megatron_hetero.serving.fleet.plan import PlannedReplica, ServingPlan
 
 LOAD_BYTES_PER_S = 1e9
-"""At which a replica reads its weights, unless the user knows better."""
+"""Bytes/s at which a replica reads weights, unless the user gives a rate."""
 START_S = 60.0
 """From a process to a ready engine beside its weights: captured graphs, communicators."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a new plan does to the running one.
+    """Difference between a new plan and the running plan.
 
     Attributes:
         stays: (old, new) replicas on the same GPUs with the same layers, by name.

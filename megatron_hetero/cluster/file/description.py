@@ -212,7 +212,7 @@ def _check_unique_names(nodes: tuple[NodeSection, ...], references: References) 
 def _islands(
     file: ClusterSection, gpu_types: Mapping[str, GpuType], references: References
 ) -> tuple[list[Island], dict[NodePair, Link]]:
-    """Build the islands of all machines, and the links between those of one machine."""
+    """Build the islands of all machines, and the links between islands of the same machine."""
     islands: list[Island] = []
     links: dict[NodePair, Link] = {}
     for i, section in enumerate(file.nodes):
@@ -247,7 +247,7 @@ def _node(
 def _prices_per_gb(
     file: ClusterSection, entries: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], float]:
-    """Return the prices of traffic by both orders of the sites between which it costs."""
+    """Return the prices of traffic between sites, for both orders of each pair with a price."""
     prices = {}
     for sites, index in entries.items():
         price = file.links.between_sites[index].price_per_gb

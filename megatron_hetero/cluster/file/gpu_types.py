@@ -14,7 +14,7 @@ from megatron_hetero.files import near_names
 
 
 def resolve_gpu_types(file: ClusterSection, references: References) -> dict[str, GpuType]:
-    """Return every GPU type that the file defines or uses, by the name that the file gives it.
+    """Return every GPU type that the file defines or uses, by name in the file.
 
     Raises:
         ClusterError: a name is neither in the file nor in the catalogue, two names describe one
@@ -55,7 +55,8 @@ def resolve_gpu_types(file: ClusterSection, references: References) -> dict[str,
 def check_inside_links(
     file: ClusterSection, gpu_types: Mapping[str, GpuType], references: References
 ) -> None:
-    """Refuse links of GPU types that are given twice, and nodes whose equal GPUs have no link.
+    """Refuse links of GPU types that are given twice, and nodes with several equal GPUs and no
+    link.
 
     Aliases of one type count as one name; the error names all nodes without a link at once.
 
@@ -113,7 +114,7 @@ def check_inside_links(
 
 
 def _uses_in_nodes(file: ClusterSection) -> Iterator[tuple[str, tuple[str | int, ...]]]:
-    """Yield the GPU types that machines name, each with its place in the file."""
+    """Yield the GPU types named by machines, each with its place in the file."""
     for i, node in enumerate(file.nodes):
         for j, cards in enumerate(node.cards):
             yield cards.type, ("nodes", i, "gpus", j, "type") if node.gpus else ("nodes", i, "gpu")

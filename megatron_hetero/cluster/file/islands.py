@@ -28,7 +28,7 @@ from megatron_hetero.units import format_bytes
 
 @dataclass(frozen=True)
 class Island:
-    """Cards of one machine that are alike; of a machine of equal cards, all of them.
+    """Cards of a machine that are alike; in a machine of equal cards, all cards.
 
     `place` is the machine's number in the file; `link` joins any two of the cards, None where
     there is one card only.
@@ -50,7 +50,7 @@ class Island:
 @dataclass(frozen=True)
 class _IslandCard:
     gpu: GpuType
-    """Its memory is what others leave of it."""
+    """GPU type, with the memory that `reserve` leaves."""
     entry: int
     link: LinkSection | None
 
@@ -62,7 +62,8 @@ def islands_of(
     links: LinksSection,
     references: References,
 ) -> tuple[list[Island], dict[NodePair, Link]]:
-    """Divide one machine into its islands; return them and the links between them, both orders.
+    """Divide a machine into islands; return the islands and the links between islands, in both
+    orders.
 
     Args:
         place: the machine's number in the file.
@@ -132,8 +133,7 @@ def _check_one_library(place: int, cards: Sequence[_IslandCard], references: Ref
 
 
 def _classes(cards: Sequence[_IslandCard], between: _CardLinks) -> list[list[int]]:
-    """Group the indices of cards that are alike, each class ascending, classes by their first
-    card."""
+    """Group the indices of like cards, each class ascending, classes sorted by the first card."""
     classes: list[list[int]] = []
     for index in range(len(cards)):
         own = next((c for c in classes if _are_alike(c[0], index, cards, between)), None)

@@ -22,7 +22,7 @@ def resolve_site_lines(
     links: NodeLinks,
     references: References,
 ) -> dict[SitePair, tuple[Line, ...]]:
-    """Return the lines from each site to each other one, in the order in which a byte meets them.
+    """Return the lines from each site to every other site, in the order of a byte's path.
 
     A line is as fast as its entry of `between_sites` says, or as the fastest measured pair of nodes
     that it joins.
@@ -76,7 +76,7 @@ def capped(
     site_lines: Mapping[SitePair, Sequence[Line]],
     uplinks: Mapping[str, float],
 ) -> NodeLinks:
-    """Slow down links that are faster than a line that they lead over.
+    """Slow down links that are faster than a line on the path.
 
     Args:
         links: of each pair of nodes.
@@ -112,7 +112,7 @@ def _slower_pairs(
     fastest: Mapping[str, float],
     site_links: Mapping[SitePair, Link],
 ) -> Iterator[tuple[tuple[str, str], Link]]:
-    """Yield the pairs with a node whose uplink is slower than the fastest of its site."""
+    """Yield the pairs with an uplink slower than the fastest of the site."""
     if all(uplinks[node.name] >= fastest[node.site] for node in nodes):
         return
     for a, b in combinations(nodes, 2):

@@ -15,7 +15,7 @@ from megatron_hetero.cluster.node_links import Incast, Link, NodeLinks, NodePair
 
 
 class Placed(Protocol):
-    """A node, or an island of one, as far as links between nodes depend on it."""
+    """Node, or island of a node, with the fields on which links between nodes depend."""
 
     @property
     def name(self) -> str: ...
@@ -142,7 +142,7 @@ def _fail_missing(
 
 
 def _check_names(section: LinksSection, references: References) -> None:
-    """Refuse links of what is not there, and pairs that are given twice."""
+    """Refuse links of unknown sites or nodes, and pairs that are given twice."""
     if isinstance(section.between_nodes, dict):
         for site in section.between_nodes:
             references.check(["links", "between_nodes", site], "site", site, references.sites)

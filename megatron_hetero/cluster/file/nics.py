@@ -65,8 +65,8 @@ def nics_of(place: int, section: NodeSection, references: References) -> Nics | 
 
 
 def with_nics(links: NodeLinks, nodes: Sequence[Island], nics: Mapping[str, Nics]) -> NodeLinks:
-    """Widen the links between machines of one site that have NICs: what the file says of one pair
-    of GPUs, over a NIC at each end, their NICs have side by side.
+    """Widen the links between machines of the same site that have NICs: the speed that the file
+    gives for a pair of GPUs is multiplied by the NICs side by side.
 
     A link between sites stays one path for all GPUs of two machines.
 
@@ -107,6 +107,6 @@ def _widened(link: Link, one: Nics | None, other: Nics | None) -> Link:
 
 
 def capacity_of(section: NodeSection, nics: Nics | None) -> float:
-    """Return what a machine sends to others in all, or receives: its uplink, and no more than its
-    NICs together."""
+    """Return the bytes/s between a machine and all others: the uplink, at most the sum of the
+    NICs."""
     return min(section.uplink or inf, inf if nics is None else nics.total_bytes_per_s)

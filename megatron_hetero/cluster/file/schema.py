@@ -113,7 +113,7 @@ class GpuSection(_Section):
 
 
 class CardsSection(_Section):
-    """Cards of a machine that stand side by side on its PCI bus: `count` of one `type`.
+    """Cards side by side on a machine's PCI bus: `count` of a single `type`.
 
     `link` joins any two of them.  `reserve` is memory of each that something else uses, a screen
     for example; `limits.memory_reserve` is kept free beside it.
@@ -126,8 +126,8 @@ class CardsSection(_Section):
 
 
 class CardPairSection(LinkSection):
-    """The path between any two of these cards, by their places on the PCI bus: an NVLink bridge, a
-    slot of few lanes."""
+    """Path between any two of the cards given by place on the PCI bus: an NVLink bridge, a slot of
+    few lanes."""
 
     cards: Annotated[tuple[_GpuIndex, ...], Field(min_length=2, max_length=MAX_GPUS_PER_NODE)]
 
@@ -210,7 +210,7 @@ class SiteLinkSection(LinkSection):
 
 
 class TypesLinkSection(LinkSection):
-    """The path between a card of one type and a card of another in one machine."""
+    """Path between two cards of different types in the same machine."""
 
     types: Annotated[tuple[str, ...], Field(min_length=2, max_length=2)]
 

@@ -19,7 +19,7 @@ _SHOWN = 6
 
 
 class CardNames:
-    """The names of one list, the meaning of each, and those that somebody has to be asked for.
+    """Names of a list with the meaning of each, and the ambiguous names that the user must explain.
 
     Args:
         means: meanings that the user gives (`--gpu-name`).
@@ -39,8 +39,7 @@ class CardNames:
     def find(
         self, where: str, name: str, memory_bytes: int | None = None
     ) -> tuple[str, TypeDraft | None]:
-        """Find the catalogue's GPU behind a name, or make up a name and the entry that the file
-        needs for it.
+        """Find the catalogue's GPU for a name, or make up a name and an entry for the file.
 
         A name that could be several is remembered for `check`, and the first of them returned.
 

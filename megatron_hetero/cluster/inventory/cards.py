@@ -37,7 +37,7 @@ class Card:
 
     @property
     def kind(self) -> tuple[str, str | None]:
-        """Return the properties that cards of one entry of the file have in common."""
+        """Return the properties shared by all cards of an entry of the file."""
         return self.gpu, self.reserve
 
 
@@ -95,7 +95,7 @@ def cards_of(
 
 
 def _bridged(cards: Sequence[Card], paths: Mapping[Pair, str]) -> set[Pair]:
-    """Find the pairs that NVLink joins, where each card is joined to all that its partners are."""
+    """Find the pairs joined by NVLink, in groups where every two cards are joined."""
     partners = {i: {i} for i in range(len(cards))}
     for (a, b), path in paths.items():
         if path.startswith("NV"):
@@ -141,7 +141,7 @@ def _most(links: Sequence[Guess]) -> Guess | None:
 
 
 def _groups(links: Mapping[Pair, Guess]) -> Iterator[tuple[tuple[int, ...], Guess]]:
-    """Join pairs of one link into groups in which all cards have it between each two."""
+    """Join pairs with an equal link into groups where every two cards have the link."""
     left = dict(links)
     while left:
         (first, second), link = next(iter(left.items()))

@@ -37,12 +37,12 @@ _LEAST_RESERVE_MIB = 1024
 _RESERVE_STEP_MIB = 512
 _BUS_ID = re.compile(r"[0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-9A-F]", re.ASCII)
 _LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""GB/s of one lane of PCI Express, by its generation, after the line code."""
+"""Bandwidth of a PCI Express lane in GB/s after the line code, by generation."""
 
 
 @dataclass(frozen=True)
 class FoundGpu:
-    """One GPU as its driver describes it; `catalogue_name` is None where the catalogue lacks it.
+    """GPU in the words of its driver; `catalogue_name` is None if the catalogue lacks the GPU.
 
     `index` is its number in `nvidia-smi`, and in the topology that this prints.
     """
@@ -56,12 +56,12 @@ class FoundGpu:
     drives_screen: bool = False
     used_bytes: int = 0
     pcie_bytes_per_s: float | None = None
-    """Bandwidth of its slot, one direction; None where it is in none or the driver does not say."""
+    """Bandwidth of the slot in one direction; None if there is no slot or the driver names none."""
 
     @property
     def reserve(self) -> str | None:
-        """Return the memory that the screen takes, where the GPU drives one: what is used now,
-        rounded up."""
+        """Return the memory that the screen takes, if the GPU drives a screen: the memory in use
+        now, rounded up."""
         if not self.drives_screen:
             return None
         steps = -(-(self.used_bytes >> 20) // _RESERVE_STEP_MIB)
@@ -170,7 +170,7 @@ def _number(word: str) -> int | None:
 
 
 def catalogue_name(driver_name: str, memory_bytes: int) -> str | None:
-    """Find the catalogue's GPU of that name and, within a tenth, that memory."""
+    """Find the catalogue's GPU with the driver's name and, within a tenth, the same memory."""
     found = find_gpu(driver_name, memory_bytes)
     return None if found is None else found.name
 

@@ -38,15 +38,15 @@ class TypeDraft:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether a file with it loads."""
+        """Return whether a file with this entry loads."""
         is_known = self.library != "unknown"
         return is_known and None not in (self.memory, self.memory_bandwidth, self.bf16)
 
 
 @dataclass(frozen=True)
 class CardsDraft:
-    """Cards of one kind that stand side by side on a machine's bus: `gpu` is a name of the
-    catalogue, or of an own type.
+    """Cards of a single kind, side by side on a machine's bus: `gpu` is a name of the catalogue, or
+    of an own type.
 
     `link`: bandwidth and latency between two of them, None where it is the machine's.
     """
@@ -63,7 +63,7 @@ class CardsDraft:
 
 @dataclass(frozen=True)
 class PairDraft:
-    """A path of its own between any two of these cards."""
+    """Path between any two of `cards` with a link of its own."""
 
     cards: tuple[int, ...]
     link: tuple[str, str]
@@ -108,7 +108,7 @@ class NodeDraft:
 
     @property
     def has_one_kind(self) -> bool:
-        """Return whether `gpu` and `count` describe all of its cards."""
+        """Return whether `gpu` and `count` describe all cards of the machine."""
         return len(self.cards) == 1 and self.cards[0].reserve is None
 
 
@@ -131,7 +131,7 @@ class NetworkDraft:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Nodes that a list of somebody's names, and what of the list was left out and why."""
+    """Nodes read from a list of machines, and the parts of the list left out, with reasons."""
 
     nodes: tuple[NodeDraft, ...]
     notes: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ class NcclTest:
     num_wrong: int
 
     def link(self) -> LinkFit:
-        """Fit one direction between two of the ranks, by the ring that the collective is.
+        """Fit a single direction between two ranks, on the assumption of a ring.
 
         An all-reduce takes 2 (n - 1) rounds of 1/n of the buffer; an all-gather or reduce-scatter
         half of them; a send one round of all of it.

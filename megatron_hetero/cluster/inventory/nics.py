@@ -29,7 +29,7 @@ class NicPort:
 
 
 def port_files(topology: Topology) -> tuple[str, ...]:
-    """Return the files that say what the NICs of a machine run at."""
+    """Return the files that state the rate and state of a machine's NICs."""
     devices = dict.fromkeys(device for _, device in topology.nics)
     return tuple(
         f"{_FOLDER}/{device}/ports/1/{name}" for device in devices for name in ("rate", "state")
@@ -37,8 +37,8 @@ def port_files(topology: Topology) -> tuple[str, ...]:
 
 
 def read_ports(files: Sequence[str]) -> str:
-    """Return what these files of this machine say, as `grep -H .` prints it; those that are missing
-    do not count."""
+    """Return the text of the files on this machine, in the form of `grep -H .`; missing files are
+    left out."""
     return "".join(
         f"{file}:{line}\n"
         for file in files
@@ -66,7 +66,7 @@ def parse_ports(text: str) -> dict[str, NicPort]:
 def draft_nics(
     gpus: Sequence[int], topology: Topology, ports: Mapping[str, NicPort]
 ) -> NicsDraft | None:
-    """Give each GPU the NIC that is nearest to it; None where the machine has no NIC that counts.
+    """Give each GPU the nearest NIC; None if the machine has no NIC that counts.
 
     Of NICs that are equally near it takes the one with the fewest GPUs.  NICs that are nearest to
     no GPU (for storage, mostly) and those that are not connected do not count.

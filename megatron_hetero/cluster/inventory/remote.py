@@ -39,15 +39,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Target:
-    """A host, and the word that ssh gets for it (`user@host`, or the host)."""
+    """Host, and the word given to ssh (`user@host`, or the host)."""
 
     word: str
     host: str
 
 
 def targets(hosts: str | None, hostfile: Path | None) -> tuple[Target, ...]:
-    """Read the machines of `a,user@b` or of a file with one on each line (what follows the first
-    word, as `slots=8`, and comments do not count).
+    """Read the machines of `a,user@b`, or of a file with a machine on each line (comments, and
+    words behind the first such as `slots=8`, are ignored).
 
     Raises:
         UsageError: no machine, one twice, or a name that is none.
@@ -76,7 +76,7 @@ def _target(word: str) -> Target:
 
 
 def discover_hosts(machines: Sequence[Target]) -> tuple[Inventory, dict[str, list[FoundGpu]]]:
-    """Ask these hosts for their GPUs over the system's ssh, some at a time.
+    """Ask the hosts for GPUs over the system's ssh, some hosts at a time.
 
     ssh asks for no password and trusts no unknown host (BatchMode): what it needs stands in the
     user's own configuration.
@@ -123,8 +123,7 @@ def _node_name(host: str, names: set[str]) -> str:
 
 
 def _ask(machine: Target) -> Answer | str:
-    """Ask a host for its GPUs, their links and its NICs; return why it did not answer, where it did
-    not."""
+    """Ask a host for its GPUs, links and NICs; return the reason if there is no answer."""
     try:
         gpus = parse_gpus(_ssh(machine, query()))
         if len(gpus) == 1:

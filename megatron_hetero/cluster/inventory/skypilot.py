@@ -28,7 +28,7 @@ _MEANS = {
     "RTXPRO6000": "RTX-PRO-6000-Server",
     "V100": "V100-16GB",
 }
-"""SkyPilot's names that are not the catalogue's, or could be several of its GPUs."""
+"""SkyPilot's names that the catalogue lacks, or with several GPUs in the catalogue."""
 _ACCELERATOR = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9. -]{0,63})(?::(?P<count>[0-9.]{1,8}))?")
 _READ = ("accelerators", "any_of", "ordered", "infra", "cloud", "region", "zone", "use_spot")
 _MAX_NODES = 8192

@@ -139,7 +139,7 @@ def _node(
 def _note_state(
     name: str, state: str, count: int, block: str, reasons: dict[str, list[str]]
 ) -> None:
-    """Note what of a node that is taken is not there now."""
+    """Note the resources of a listed node that are not free now."""
     words = _words(state)
     if any(word.startswith("POWER") for word in words):
         reasons["is powered down or on its way; Slurm starts it for a job"].append(name)
@@ -173,7 +173,7 @@ def _words(state: str) -> list[str]:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each node's text, on one line, with the number of its first line."""
+    """Yield each node's text as a single line, with the number of its first line."""
     first, lines = 0, list[str]()
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("NodeName="):

@@ -54,7 +54,8 @@ def cluster_yaml(
 
 
 def _classes(nodes: Sequence[NodeDraft]) -> dict[str, CardsDraft]:
-    """Choose by GPU type the cards whose link stands for all machines of them: the first."""
+    """Choose for each GPU type the first cards whose link can stand for all machines of the
+    type."""
     classes: dict[str, CardsDraft] = {}
     for node in nodes:
         if node.has_one_kind and node.cards[0].link is not None and node.count > 1:
@@ -189,7 +190,7 @@ def _nodes_guess(nodes: Sequence[NodeDraft]) -> tuple[str, str]:
 
 
 def _text(name: str) -> str:
-    """Quote a name where YAML would read it as a number or a word of its own."""
+    """Quote a name that YAML would read as a number or a reserved word."""
     is_plain = _PLAIN.fullmatch(name) and name.lower() not in ("null", "true", "false")
     return name if is_plain else json.dumps(name)
 

@@ -1,4 +1,4 @@
-"""What joins the GPUs and the NICs of a machine, as `nvidia-smi topo -m` prints it."""
+"""Paths between the GPUs and NICs of a machine, as printed by `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def parse_topology(text: str, source: str) -> Topology:
 
 
 def _nics(columns: list[str], lines: list[str]) -> list[str]:
-    """Return the devices of the columns that are NICs, by the legend where it has them."""
+    """Return the devices of the columns that are NICs, by the legend if there is a legend."""
     legend = {found[1]: found[2] for line in lines if (found := _NIC_DEVICE.match(line))}
     names = []
     for word in columns:

@@ -22,7 +22,7 @@ NEUTRAL: dict[Neutral, str] = {
     "end": "decides when a job ends, or hurts it on purpose to see whether it does",
     "unread": f"an old name, or one that {MEGATRON} reads nowhere in pre-training",
 }
-"""Reasons why a flag that is passed on cannot make a plan differ from one process."""
+"""Reasons why a flag, passed on, cannot make a plan differ from a single process."""
 
 MEANING: dict[Status, str] = {
     "proved": "followed; a test compares with stock Megatron",

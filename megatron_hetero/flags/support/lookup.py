@@ -38,7 +38,7 @@ def _names(pattern: str, name: str) -> bool:
 
 
 def refused_by_presence(given: Sequence[Option]) -> tuple[Option, ...]:
-    """Return the options that no asymmetric plan can follow, whatever their value."""
+    """Return the options that no asymmetric plan can follow, whatever the value."""
     return tuple(option for option in given if support_of(option.flag).by_presence)
 
 

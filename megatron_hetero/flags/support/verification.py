@@ -1,4 +1,5 @@
-"""Treatment of a job's flags in `verify`, which trains a small model on CPUs beside one process."""
+"""Treatment of a job's flags in `verify`, which compares a small model on CPUs with a single
+process."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from megatron_hetero.model.flag_table import Flag, Option
 
 @dataclass(frozen=True)
 class Treated:
-    """Options of a job with their treatments, in the order in which they were given."""
+    """Options of a job with their treatments, in the order given."""
 
     options: tuple[tuple[Option, Entry], ...]
 

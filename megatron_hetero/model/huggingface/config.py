@@ -31,8 +31,8 @@ _HARMLESS = """
     validate_runner_input
 """
 HARMLESS_KEYS = frozenset(_HARMLESS.split())
-"""Keys that say nothing of the model that is trained: about generation, tokens, classification,
-how `transformers` computes the same numbers, or how that trains (its auxiliary loss)."""
+"""Keys without effect on the trained model: about generation, tokens, classification, how
+`transformers` computes the same numbers, or how that trains (its auxiliary loss)."""
 
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
@@ -65,8 +65,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "use_sliding_window": (False,),
     "_remove_final_layer_norm": (False,),
 }
-"""Values with which a key changes nothing of a family that does not read it; null is one for all
-keys."""
+"""Values of a key that change nothing in a family without the key; null is allowed for all keys."""
 
 
 class HuggingFaceConfig(BaseModel):
@@ -236,7 +235,7 @@ class OptConfig(HuggingFaceConfig):
 
 
 class Gpt2Config(HuggingFaceConfig):
-    """Keys of GPT-2 and of GPT-BigCode, which has one key and value for all heads."""
+    """Keys of GPT-2 and of GPT-BigCode, whose heads share a single key and value."""
 
     n_layer: int = Field(ge=1)
     n_embd: int = Field(ge=1)

@@ -1,4 +1,4 @@
-"""Llama and whatever is built like it, by the properties of its family."""
+"""Llama and models built like Llama, by the properties of the family."""
 
 from __future__ import annotations
 

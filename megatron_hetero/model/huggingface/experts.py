@@ -104,7 +104,7 @@ def further_tokens(writer: FlagWriter, config: RoutedKeys) -> None:
 def _sparse_layers(
     writer: FlagWriter, config: RoutedKeys, num_layers: int
 ) -> tuple[str, list[int]]:
-    """Return which layers have experts, and the key that says so."""
+    """Return the deciding key, and for each layer 1 if the layer has experts, else 0."""
     key, kinds = "mlp_layer_types", config.mlp_layer_types
     if kinds is None:
         first, every = config.first_k_dense_replace, config.moe_layer_freq

@@ -1,4 +1,4 @@
-"""Families of decoders that are built like Llama, and the ways in which they are not.
+"""Families of decoders that are built like Llama, with the differences of each family.
 
 Sources: the classes of `transformers` (`models/*/configuration_*.py`, `modeling_*.py`).
 """
@@ -67,7 +67,7 @@ class Family:
 
     @property
     def is_gated(self) -> bool:
-        """Return whether its MLP has a gate."""
+        """Return whether the MLP has a gate."""
         return self.activations[0] not in _NOT_GATED
 
     @property

@@ -22,7 +22,7 @@ LATENT_FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "kimi_k2": {**_V3, "norm_topk_prob": True},
     "glm4_moe_lite": {**_V3, "norm_topk_prob": True, "first_k_dense_replace": 1},
 }
-"""By family the values of keys that its files leave out."""
+"""Values of keys that a family's files leave out, by family."""
 
 
 def write_latent(writer: FlagWriter, config: LatentConfig) -> None:

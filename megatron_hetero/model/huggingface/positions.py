@@ -173,8 +173,8 @@ def _write_base(writer: FlagWriter, rotary: Rotary) -> None:
 
 
 def _write_yarn(writer: FlagWriter, rotary: Rotary) -> None:
-    """Write yarn of plain attention, whose factor of attention is that of `transformers` where
-    nothing else is said."""
+    """Write yarn of plain attention; a factor of attention must be the default of
+    `transformers`."""
     key, scaling = rotary.key, rotary.scaling
     factor = scaling.get("factor")
     if factor is None:

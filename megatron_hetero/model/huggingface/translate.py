@@ -39,8 +39,8 @@ _SHOWN = 5
 
 
 def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word, ...]]:
-    """Translate a `config.json` to its source (with the differences of Megatron's model) and its
-    Megatron flags, each with the line of its key.
+    """Translate a `config.json` to a source (with the differences of Megatron's model) and to
+    Megatron flags, each with the line of the key.
 
     Raises:
         ModelError: keys are missing or malformed, or the model type is not supported.
@@ -113,7 +113,7 @@ def _with_defaults(document: Document, defaults: Mapping[str, Any]) -> Document:
 def _check_keys(
     writer: FlagWriter, data: Mapping[str, Any], model_type: str, known: Collection[str]
 ) -> None:
-    """Refuse keys of which nobody here knows whether they change the model.
+    """Refuse keys that may change the model in an unknown way.
 
     Raises:
         UnsupportedError: there are such keys; the first ones are named, with the line of each.
@@ -143,14 +143,14 @@ def _check_keys(
 
 
 def _is_neutral(key: str, value: object, data: Mapping[str, Any]) -> bool:
-    """Return whether a key that the family does not read changes nothing with this value."""
+    """Return whether a key unknown to the family changes nothing with the given value."""
     if key in ("sliding_window", "max_window_layers") and data.get("use_sliding_window") is False:
         return True
     return any(value is v or value == v for v in NEUTRAL_VALUES.get(key, ()))
 
 
 def _keys_of(config_class: type[BaseModel]) -> frozenset[str]:
-    """Return all names under which a class reads its keys."""
+    """Return all names of the keys that a class reads."""
     names: set[str] = set()
     for name, field in config_class.model_fields.items():
         alias = field.validation_alias

@@ -1,4 +1,5 @@
-"""Flags as they are written, each with the line of the key behind it, and what has no flag."""
+"""Megatron flags, each with the line of the key in `config.json`, and refusals of keys without a
+flag."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class FlagWriter:
         return self._document.locate([key] if isinstance(key, str) else key)
 
     def require(self, key: Key, value: object, *allowed: object) -> None:
-        """Check a value of which Megatron has only the `allowed` ones.
+        """Check a value for which Megatron supports `allowed` only.
 
         Raises:
             UnsupportedError: the value is none of them.
@@ -75,6 +76,6 @@ def dropouts(writer: FlagWriter, attention: tuple[str, float], hidden: tuple[str
 
 
 def layer_pattern(kinds: Sequence[int]) -> str:
-    """Write zeros and ones by layer as Megatron reads them: "[0]*3+[1]*58"."""
+    """Write zeros and ones by layer in Megatron's notation: "[0]*3+[1]*58"."""
     runs = [(kind, len(list(run))) for kind, run in groupby(kinds)]
     return "+".join(f"[{kind}]*{count}" for kind, count in runs)

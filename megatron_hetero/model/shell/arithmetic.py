@@ -62,7 +62,7 @@ def evaluated(
     value_of: Callable[[str], Word],
     assign: Callable[[str, str], None] | None = None,
 ) -> Word:
-    """Evaluate what stands between `$((` and `))`, its own `$` forms already replaced.
+    """Evaluate the text between `$((` and `))`, with `$` forms already replaced.
 
     Args:
         where: file and line, for the word returned.
@@ -133,7 +133,7 @@ class _Reader:
         return bool(self._tokens) and self._tokens[0] in {("operator", o) for o in operators}
 
     def _take(self, *operators: str) -> str:
-        """Take the next token if it is one of `operators`; return it or nothing."""
+        """Take the next token if it is among `operators`; return the token or an empty text."""
         return self._tokens.pop(0)[1] if self._next_is(*operators) else ""
 
     def _checked(self, value: int) -> int:

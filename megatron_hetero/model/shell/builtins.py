@@ -1,4 +1,4 @@
-"""Commands of bash itself that change or print what a script knows."""
+"""Commands of bash itself that change or print the state of a script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", '"': '"', "'": "'"}
 
 
 def print_words(shell: Shell, words: list[Word]) -> None:
-    """Add to what the commands print, where somebody reads it."""
+    """Add words to the output of the commands, if the output is captured and known."""
     if shell.is_captured and shell.output is not None:
         shell.output = [*shell.output, *words]
 

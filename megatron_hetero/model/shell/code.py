@@ -61,7 +61,7 @@ def call(shell: Shell, name: str, words: tuple[Word, ...]) -> Status:
 
 
 def _gather(shell: Shell, reason: str) -> None:
-    """Merge the ways that end in a `return` with the one that reaches the end."""
+    """Merge the branches that end in a `return` with the branch to the end."""
     ways = list(shell.returned)
     if shell.flow in ("", "return"):
         ways.append(shell.fork())
@@ -97,7 +97,7 @@ def run_code(shell: Shell, word: Word) -> Status:
 
 
 def _child(shell: Shell, words: tuple[Word, ...], sees_variables: bool = True) -> Shell:
-    """Return a shell that this one starts: it has the exported variables."""
+    """Return a child shell of this shell: it has the exported variables."""
     child = shell.fork()
     child.variables = {
         name: variable
@@ -116,7 +116,7 @@ def follow_nested(
     words: tuple[Word, ...],
     run_words: Callable[[Shell, tuple[Word, ...]], Status],
 ) -> bool:
-    """Follow the code that a command gets as a word or as its input; False where it has none."""
+    """Follow the code that a command gets as a word or as input; False if there is no code."""
     names = [os.path.basename(word.text) if word.text is not None else "" for word in words]
     sees = not any(name in _ELSEWHERE for name in names[:3])
     for i, name in enumerate(names):
@@ -146,7 +146,7 @@ def follow_nested(
 
 
 def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
-    """Follow a file that the script sources, where it lies beside it."""
+    """Follow a file that the script sources, if the file lies beside the script."""
     if not words:
         return False
     found = _beside(shell, words[0])
@@ -170,7 +170,7 @@ def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
 
 
 def _beside(shell: Shell, word: Word) -> tuple[Path, str] | None:
-    """Return the path and text of a file that lies where the script says, seen from its folder."""
+    """Return the path and text of a file at the place named by the script, seen from its folder."""
     path = shown_path(word)
     if path is None or "\0" in path or len(path) > 4096:
         return None

@@ -74,7 +74,7 @@ def tested(shell: Shell, node: Node) -> bool | None:
 
 
 def _leaves(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Return the words of a condition, each as the nodes that touch one another.
+    """Return the words of a condition, each as a list of nodes without a blank between.
 
     The grammar's own reading of `-a` and `=` is not bash's.
     """
@@ -189,7 +189,7 @@ class _Reader:
 
 
 def tested_words(words: Sequence[Word]) -> bool | None:
-    """Evaluate the words of `[ ]` and `test` by their number, as POSIX has it."""
+    """Evaluate the words of `[ ]` and `test` by the number of words, as POSIX prescribes."""
     if any(word.may_split for word in words):
         return None
     texts = [word.text if word.is_known else None for word in words]

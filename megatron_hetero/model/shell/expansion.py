@@ -53,7 +53,7 @@ EXPANDERS: dict[str, Expander] = {}
 
 
 def literal(shell: Shell, text: str, is_quoted: bool, where: str = "") -> Iterator[Piece]:
-    """Yield text of the script, and the words for which the holes in it stand."""
+    """Yield text of the script, with words in the place of holes."""
     for part in _HOLES.split(text):
         if _HOLES.fullmatch(part):
             word = shell.records.holes[ord(part) - FIRST_HOLE]
@@ -146,7 +146,7 @@ def _ansi(text: str, where: str) -> Word:
 
 
 def joined(found: Iterable[Piece], where: str) -> Word:
-    """Join the pieces of an assignment's value, which is not split, to one word."""
+    """Join the pieces of an assignment's value, which is not split, to a single word."""
     words: list[Word] = []
     for piece in found:
         words.append(piece.word)
@@ -162,7 +162,7 @@ def value(shell: Shell, node: Node | str, where: str = "") -> Word:
 
 
 def pattern(shell: Shell, found: Iterable[Piece]) -> str | Word:
-    """Return the regular expression of a pattern, or the word for which it is not known."""
+    """Return the regular expression of a pattern, or the word that makes the pattern unknown."""
     parts: list[tuple[str, bool]] = []
     for piece in found:
         if not piece.word.is_known:
@@ -211,7 +211,7 @@ def words_of(shell: Shell, parent: Node, nodes: Sequence[Node]) -> list[Word]:
 
 
 def _touching(parent: Node, nodes: Sequence[Node]) -> list[list[Node | str]]:
-    """Group nodes, and the text between them, between which there is no blank."""
+    """Group nodes, and the text between nodes, that touch without a blank."""
     text = parent.text or b""
     groups: list[list[Node | str]] = [[]]
     end = nodes[0].start_byte if nodes else 0

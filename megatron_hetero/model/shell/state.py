@@ -76,7 +76,7 @@ OF_BASH = frozenset(
         "PIPESTATUS",
     ]
 )
-"""Variables that are never unset, or that bash sets by itself."""
+"""Variables that are never unset, or set by bash itself."""
 Flow = Literal["", "break", "continue", "return", "exit"]
 
 
@@ -89,7 +89,7 @@ class Variable:
     keys: tuple[str, ...] | None = None
 
     def equals(self, other: Variable) -> bool:
-        """Return whether two variables have one value, wherever it was written."""
+        """Return whether two variables have the same value, wherever written."""
         return (
             (self.is_array, self.keys) == (other.is_array, other.keys)
             and len(self.words) == len(other.words)
@@ -123,7 +123,7 @@ class Records:
 
 @dataclass
 class Shell:
-    """A shell at one place of its script.
+    """State of a shell at a place of its script.
 
     `where` is the file and line of the current command; `path` the file that it stands in and
     `script` the one that was started.  `arguments` are those of the script or function, and
@@ -156,7 +156,7 @@ class Shell:
     records: Records = field(default_factory=Records)
 
     def fork(self, context: str = "") -> Shell:
-        """Return a copy that goes its own way; `context` says why it may not be run."""
+        """Return an independent copy of the shell; `context` says why the copy may not be run."""
         other = copy(self)
         other.variables, other.functions = dict(self.variables), dict(self.functions)
         other.locals = [dict(scope) for scope in self.locals]
@@ -172,7 +172,7 @@ class Shell:
         self.context = context
 
     def merge(self, branches: Sequence[Shell], reason: str) -> None:
-        """Go on as after one of some branches, of which the text does not say which.
+        """Go on after several branches, where the text leaves open which branch is taken.
 
         Args:
             reason: of values that differ, as in "is set inside the `if` of line 3".
@@ -291,7 +291,7 @@ class Shell:
         self.unset |= {name}
 
     def forget(self, names: Iterable[str], reason: str) -> None:
-        """Take variables for unknown, as those of a body that may run any number of times."""
+        """Make variables unknown, as after a body that may run any number of times."""
         line = self.where.rpartition(":")[2]
         for name in names:
             known = self.variables.get(name)
@@ -307,7 +307,7 @@ class Shell:
         self.arguments, self.knows_arguments = (unknown_ones,), True
 
     def hole(self, word: Word) -> str:
-        """Return the character that stands for a word in text that is read again.
+        """Return the character that stands for a word in text to be parsed again.
 
         Raises:
             ModelError: there are too many.

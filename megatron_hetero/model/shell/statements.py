@@ -1,4 +1,4 @@
-"""Statements of a script, followed in the order in which bash would run them; nothing is run.
+"""Statements of a script, followed in the order in which bash would run each; nothing is run.
 
 A condition that the text does not decide is followed both ways, and what differs is not known.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 Status = bool | None
-"""Whether a command succeeds; None where only a running shell knows."""
+"""True if a command succeeds, False if it fails, None if only a running shell knows."""
 _SEPARATORS = frozenset({";", "\n", "&", ";;", "comment", "heredoc_body", "file_redirect"})
 _OUTPUT = (">", ">>", "&>", "&>>", ">|", ">&")
 
@@ -53,7 +53,8 @@ def _run(shell: Shell, node: Node) -> Status:
 
 
 def _not_understood(shell: Shell, node: Node) -> Status:
-    """Remember a statement that the grammar does not understand, and forget what it may set."""
+    """Note a statement that the grammar does not understand, and forget the variables set
+    inside."""
     fault = first_fault(node)
     line = shell.line_at(fault)
     text = " ".join(source(node).split())
@@ -336,7 +337,7 @@ def _while(shell: Shell, node: Node) -> Status:
 def _uncertain_loop(
     shell: Shell, node: Node, body: Callable[[Shell], object], names: Sequence[str]
 ) -> Status:
-    """Follow a loop of which it is not known how often it runs: not at all, or more than once."""
+    """Follow a loop with an unknown number of runs: none, or more than one."""
     kind = {"c_style_for_statement": "for", "for_statement": "for"}.get(node.type, "while")
     what = f"the `{kind}` of line {_line(shell, node)}"
     reason = f"is set inside {what}, which is not run"

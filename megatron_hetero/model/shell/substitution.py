@@ -22,7 +22,7 @@ _MOST_NUMBERS = 4096
 def substituted(
     shell: Shell, node: Node, run_all: Callable[[Shell, Sequence[Node]], object]
 ) -> Word:
-    """Return what the commands of a substitution print, without the newlines at its end."""
+    """Return the output of the commands in a substitution, without the newlines at the end."""
     where = shell.line_at(node)
     not_run = unknown(where, bare_source(node), "is not run")
     if node.has_error or any(child.type == "file_redirect" for child in node.children):
@@ -164,4 +164,4 @@ FILTERS: dict[str, Callable[[Shell, Sequence[Word]], Word | None]] = {
     "seq": _seq,
     "cat": _cat,
 }
-"""Programs whose output is known from their words and input."""
+"""Programs with an output that follows from words and input."""

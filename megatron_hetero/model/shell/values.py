@@ -12,7 +12,7 @@ BLANKS = " \t\n"
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a command line, and where it was written.
+    """Word of a command line, with its file and line.
 
     A `reason` says why the shell would have to be run to know the word; `text` is then what it may
     be, or None.  `is_conditional`: the script sets it, but only under a condition.  `parts` are
@@ -31,12 +31,13 @@ class Word:
 
     @property
     def is_flag(self) -> bool:
-        """Return whether it begins a flag (`--x`, but not a bare `--` nor a negative number)."""
+        """Return whether the word begins a flag (`--x`, but not a bare `--` nor a negative
+        number)."""
         return self.text is not None and re.match(r"--[A-Za-z]", self.text) is not None
 
     @property
     def is_known(self) -> bool:
-        """Return whether its text is what the shell would make of it."""
+        """Return whether the text is certain, without running the shell."""
         return self.text is not None and not self.reason
 
 
@@ -59,7 +60,7 @@ def concatenate(words: Sequence[Word]) -> Word:
 
 
 def assigned(word: Word, name: str, line: int) -> Word:
-    """Return the value that `name=word` gives, whose reason names the variable and its line.
+    """Return the value set by `name=word`, with a reason that names the variable and the line.
 
     A variable with several words is not named: one of them is the reason, not the whole.
     """
@@ -106,20 +107,20 @@ def _cut(text: str, separators: str) -> list[str]:
 
 
 def shown_path(word: Word) -> str | None:
-    """Return the path that a word is where the script is started as it lies; None if unknown."""
+    """Return the path in a word, for a script started where it lies; None if unknown."""
     texts = [part.text for part in word.parts or (word,)]
     return None if None in texts else "".join(text or "" for text in texts)
 
 
 def same(one: Word, other: Word) -> bool:
-    """Return whether two words are one value, wherever they were written."""
+    """Return whether two words have the same value, wherever each was written."""
     if len(one.parts) != len(other.parts) or (one.text, one.reason) != (other.text, other.reason):
         return False
     return all(map(same, one.parts, other.parts))
 
 
 def merged(branches: Sequence[tuple[Word, ...]], reason: str, where: str) -> tuple[Word, ...]:
-    """Merge what the branches that a script may take make of a list of words.
+    """Merge the lists of words that the branches of a script make.
 
     The words at both ends that all branches share are known.  Those between keep their text, with
     `reason`, where they hold flags, so that a refusal can name these; else they are one unknown.
@@ -150,7 +151,7 @@ def merged(branches: Sequence[tuple[Word, ...]], reason: str, where: str) -> tup
 
 
 def atoms(word: Word) -> tuple[Word, ...]:
-    """Cut a value into its words, the unknown parts and the blanks between them."""
+    """Cut a value into words, unknown parts and the blanks between."""
     return tuple(
         replace(part, text=text)
         for part in word.parts or (word,)

@@ -1,4 +1,4 @@
-"""Invariants of a plan, one function each, and the order in which they are checked.
+"""Invariants of a plan, a function for each, and the order of the checks.
 
 validate   all of them, in an order in which later ones may trust earlier ones
 structure  shapes, layers, micro-batches, recompute

@@ -21,7 +21,7 @@ from megatron_hetero.units import format_bytes
 
 
 def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
-    """Find hosts whose node, address, library or GPUs are not those of the cluster."""
+    """Find hosts whose node, address, library or GPUs differ from the cluster's."""
     for i, host in enumerate(plan.hosts):
         key = ("hosts", i)
         islands = cluster.machines.get(host.node, ())
@@ -72,7 +72,8 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
 
 
 def every_device_is_used_or_idle(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
-    """Find devices of the cluster that are neither used nor idle, and idle ones that it lacks."""
+    """Find devices of the cluster that are neither used nor idle, and idle devices unknown to the
+    cluster."""
     if not plan.hosts:
         return
     known = dict.fromkeys(device.name for device in cluster.devices)
@@ -132,7 +133,7 @@ def size_limits_hold(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
 
 
 def pinned_stages_are_where_they_belong(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
-    """Find first and last stages outside of the nodes that the limits pin them to."""
+    """Find first and last stages outside of the nodes given by the limits."""
     for r, replica in enumerate(plan.replicas):
         for s, pins in (
             (0, cluster.limits.first_stage_nodes),
@@ -150,7 +151,7 @@ def pinned_stages_are_where_they_belong(plan: Plan, cluster: Cluster) -> Iterato
 
 
 def tensor_parallel_stays_where_allowed(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
-    """Find tensor-parallel groups that span nodes or sites where the limits forbid it."""
+    """Find tensor-parallel groups that span nodes or sites against the limits."""
     forbidden = cluster.limits.no_tensor_parallel_across
     for r, s, stage in stages(plan):
         width = stage.shape.tensor_parallel
@@ -216,7 +217,7 @@ def price_limit_holds(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
 
 
 def estimated_memory_fits(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
-    """Find devices whose estimated peak is more than their GPU's memory."""
+    """Find devices with an estimated peak above the GPU's memory."""
     if plan.estimates is None:
         return
     for device, estimate in sorted(plan.estimates.devices.items()):

@@ -53,7 +53,8 @@ def one_device_for_each_tensor_rank(plan: Plan) -> Iterator[Violation]:
 
 
 def each_device_in_one_place(plan: Plan) -> Iterator[Violation]:
-    """Find devices that stand in two stages, twice among the idle ones, or in both."""
+    """Find devices in two stages, twice among the idle devices, or in both a stage and the idle
+    devices."""
     place_of_device: dict[str, str] = {}
     for r, s, stage in stages(plan):
         for device in stage.devices:
@@ -130,7 +131,7 @@ def hosts_speak_one_library(plan: Plan) -> Iterator[Violation]:
 
 
 def hosts_hold_exactly_the_devices(plan: Plan) -> Iterator[Violation]:
-    """Find devices of stages that are on no host, and GPUs of hosts that no stage uses."""
+    """Find devices of stages that are on no host, and GPUs of hosts without a stage."""
     hosted = set(_devices_by_rank(plan))
     for r, s, stage in stages(plan):
         for device in stage.devices:
@@ -152,7 +153,7 @@ def hosts_hold_exactly_the_devices(plan: Plan) -> Iterator[Violation]:
 
 
 def stages_are_in_rank_order(plan: Plan) -> Iterator[Violation]:
-    """Find stages whose devices are not in the order of their ranks."""
+    """Find stages whose devices are not sorted by rank."""
     rank_of_device = {device: rank for rank, device in enumerate(_devices_by_rank(plan))}
     for r, s, stage in stages(plan):
         ordered = tuple(sorted(stage.devices, key=lambda device: rank_of_device[device]))
@@ -185,7 +186,8 @@ def _devices_by_rank(plan: Plan) -> list[str]:
 
 
 def exchange_groups_are_of_the_hosts(plan: Plan) -> Iterator[Violation]:
-    """Find groups of machines that are not all machines of the plan, each in one of them."""
+    """Find machines of the plan in no exchange group or in several, and unknown machines in
+    groups."""
     if not plan.exchange_groups:
         return
     key = "exchange_groups"
@@ -222,7 +224,7 @@ def exchange_groups_are_of_the_hosts(plan: Plan) -> Iterator[Violation]:
 
 
 def exchange_uplinks_are_of_the_groups(plan: Plan) -> Iterator[Violation]:
-    """Find relative bandwidths that are not one whole number above 0 for each machine of the
+    """Find relative bandwidths that are not a positive whole number for each machine of the
     exchange groups."""
     uplinks, groups = plan.exchange_uplinks, plan.exchange_groups
     if not uplinks:

@@ -18,7 +18,7 @@ from megatron_hetero.plan.plan import Plan, Stage
 
 
 def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
-    """Find stages that launch fewer forwards than the next one, which would wait for ever."""
+    """Find stages that launch fewer forwards than the next stage, a cause of hangs."""
     for r, replica in enumerate(plan.replicas):
         previous: int | None = None
         for s, stage in enumerate(replica.stages):
@@ -84,7 +84,7 @@ def _peak_in_flight(stage: Stage) -> int:
 
 
 def chunks_are_the_stages_layers(plan: Plan) -> Iterator[Violation]:
-    """Find model chunks that are empty or do not add up to their stage's layers."""
+    """Find model chunks that are empty or do not add up to the layers of the stage."""
     for r, s, stage in stages(plan):
         if not stage.chunks:
             continue
@@ -108,8 +108,8 @@ def chunks_are_the_stages_layers(plan: Plan) -> Iterator[Violation]:
 
 
 def chunks_follow_each_other(plan: Plan) -> Iterator[Violation]:
-    """Find chunks that leave a gap or repeat layers, follow each other on one stage, or do not
-    begin and end on the first and last stage."""
+    """Find chunks that leave a gap or repeat layers, neighbours on the same stage, and a first or
+    last chunk on the wrong stage."""
     for r, replica in enumerate(plan.replicas):
         if not any(stage.chunks for stage in replica.stages):
             continue
@@ -146,7 +146,8 @@ def chunks_follow_each_other(plan: Plan) -> Iterator[Violation]:
 
 
 def orders_are_complete(plan: Plan) -> Iterator[Violation]:
-    """Find replicas in which some stages have an order and others, which need one, have none."""
+    """Find replicas where some stages have an order and others have none, and chunks without an
+    order."""
     for r, replica in enumerate(plan.replicas):
         given = [s for s, stage in enumerate(replica.stages) if stage.order is not None]
         chunked = any(stage.chunks for stage in replica.stages)
@@ -186,7 +187,7 @@ def _order_faults(stage: Stage, num_micro_batches: int) -> Iterator[str]:
 
 
 def _chunk_faults(passes: Sequence[Pass], chunk: int, num_micro_batches: int) -> Iterator[str]:
-    """Find passes of one chunk that are not as many as micro-batches, or out of order."""
+    """Find passes of a chunk whose count is not the number of micro-batches, or out of order."""
     of = f" of chunk {chunk}" if chunk else ""
     done: Counter[str] = Counter()
     split = whole = 0

@@ -18,7 +18,7 @@ FIELD = ("shape", "num_sharded_layers")
 
 
 def sharded_layers_are_the_stages_own(plan: Plan) -> Iterator[Violation]:
-    """Find stages that shard more layers than they have, or fewer than none."""
+    """Find stages with more sharded layers than layers, or with a negative number."""
     for r, s, stage in stages(plan):
         sharded, num_layers = stage.shape.num_sharded_layers, stage.shape.num_layers
         if not 0 <= sharded <= num_layers:
@@ -60,7 +60,7 @@ def sharded_layers_have_holders(plan: Plan) -> Iterator[Violation]:
 
 
 def sharded_layers_are_passed_alike(plan: Plan) -> Iterator[Violation]:
-    """Find pipelines whose replicas do not come to their sharded layers in one order."""
+    """Find pipelines whose replicas reach the sharded layers in different orders."""
     if not plan.layout.has_sharded_layers:
         return
     for r, s, stage in stages(plan):
@@ -98,7 +98,7 @@ def sharded_layers_are_passed_alike(plan: Plan) -> Iterator[Violation]:
 
 
 def sharded_layers_fit_the_training(plan: Plan) -> Iterator[Violation]:
-    """Find sharded layers of models and trainings that they are not built for."""
+    """Find sharded layers in models and trainings that do not support sharded layers."""
     if not plan.layout.has_sharded_layers or plan.workload is None:
         return
     key = stage_key(0, 0, *FIELD)

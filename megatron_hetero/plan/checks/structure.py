@@ -42,7 +42,7 @@ def something_to_run(plan: Plan) -> Iterator[Violation]:
 
 
 def numbers_in_bounds(plan: Plan) -> Iterator[Violation]:
-    """Find counts and sizes that are below 1 or above what any job has."""
+    """Find counts and sizes below 1 or above the largest allowed."""
     for r, replica in enumerate(plan.replicas):
         where = f"replica {r}"
         yield from _bounded(
@@ -78,8 +78,8 @@ def _bounded(
 
 
 def shares_fit_widths(plan: Plan) -> Iterator[Violation]:
-    """Find shares that are not one number from 1 to `MAX_SHARE` for each tensor-parallel rank, or
-    for each context-parallel one."""
+    """Find shares that are not a number from 1 to `MAX_SHARE` for each tensor-parallel or
+    context-parallel rank."""
     for r, s, stage in stages(plan):
         shape = stage.shape
         for field, words, size in (

@@ -1,4 +1,4 @@
-"""Violations, which the invariants of a plan report, and the words in which they name places."""
+"""Violations, reported by the invariants of a plan, and the words for places in a plan."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ def widths_divide_the_model(plan: Plan) -> Iterator[Violation]:
 
 
 def experts_can_be_dealt_out(plan: Plan) -> Iterator[Violation]:
-    """Find stages that deal experts out which the model does not have, or not so many of."""
+    """Find stages that deal out experts although the model has none, too few, or a number not
+    divisible by the width."""
     if plan.workload is None:
         return
     model = plan.workload.model
@@ -146,8 +147,8 @@ def _example_shares(width: int) -> str:
 
 
 def context_parallel_divides(plan: Plan) -> Iterator[Violation]:
-    """Find context-parallel sizes that do not divide the sequence, which Megatron cuts into two
-    chunks for each context-parallel rank; by unlike shares each has two of its own length."""
+    """Find context-parallel sizes that do not divide the sequence into two equal chunks for each
+    rank; by unlike shares each has two of its own length."""
     if plan.workload is None:
         return
     seq_length = plan.workload.model.seq_length
@@ -169,8 +170,8 @@ def context_parallel_divides(plan: Plan) -> Iterator[Violation]:
 
 
 def unlike_sequence_shares_are_gathered(plan: Plan) -> Iterator[Violation]:
-    """Find unlike shares of sequences in a job whose attention is Transformer Engine's, which
-    divides sequences equally."""
+    """Find unlike shares of sequences in a job with Transformer Engine's attention, which divides
+    sequences equally."""
     if plan.workload is None or not plan.workload.training.flash_attention:
         return
     for r, s, stage in stages(plan):

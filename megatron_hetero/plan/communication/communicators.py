@@ -1,4 +1,4 @@
-"""Sets of ranks that make a communicator together, in the one order in which all make them.
+"""Sets of ranks that share a communicator, in the order of creation on all ranks.
 
 The runtime makes the groups of this list (`runtime.parallel.groups`), and those of the gradient
 exchange after it (`cost.sync.communicators` counts them from the model); the count of a rank stands
@@ -29,7 +29,7 @@ MESSAGE_USES = frozenset(DIRECTIONS)
 
 @dataclass(frozen=True)
 class Communicator:
-    """`ranks`, more than one, in the order of their numbers in the group.
+    """Communicator of two or more `ranks`, in the order of the numbers in the group.
 
     `boundary` is the place of a boundary in its replica's chain of chunks; None for other uses.  A
     direction of a boundary has several communicators, which its messages use in turn; `turn` counts

@@ -15,7 +15,7 @@ def library_of(host: Host) -> Library:
 
 
 def stated(gpu: GpuType) -> Library | None:
-    """Return what a host with this GPU has to say of its library: nothing where the name says
+    """Return the library that a host with this GPU has to state; None if the GPU's name implies
     it."""
     return None if gpu.library == _usual(gpu.name) else gpu.library
 

@@ -39,8 +39,8 @@ def messages_under_way(plan: Plan, replica: int, announced: bool = False) -> tup
 
 
 def _in_flight(replica: Replica, announced: bool) -> list[int]:
-    """Count by boundary the most micro-batches whose activation was sent and whose gradient was not
-    yet taken."""
+    """Return for each boundary the largest number of micro-batches between the send of an
+    activation and the receipt of its gradient."""
     stages = replica.stages
     num_chunks = dict.fromkeys(range(len(stages)), 0)
     found = []

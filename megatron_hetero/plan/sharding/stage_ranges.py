@@ -98,7 +98,7 @@ def flat_range(num_elements: int, width: int, index: int) -> tuple[int, int]:
 
 
 def ranges_of(num_elements: int, stage: StageRanks, index: int) -> tuple[tuple[int, int], ...]:
-    """Return the ranges of the whole activation that rank `index` stands for, in its own order.
+    """Return the ranges of the whole activation that rank `index` holds, in the rank's own order.
 
     Args:
         num_elements: of the whole activation; its sequence divides by twice the context

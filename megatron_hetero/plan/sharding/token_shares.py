@@ -1,4 +1,4 @@
-"""Tokens of a sequence on the context-parallel ranks of a stage, and where they lie in it.
+"""Tokens of a sequence on the context-parallel ranks of a stage, and their positions.
 
 Each rank has two chunks, one from the front and one, as far from the end, from the back.  Under a
 causal mask the two together meet as many keys as their tokens times the length of the sequence, so

@@ -22,7 +22,7 @@ from megatron_hetero.units import format_duration
 
 _LEFT, _TOP, _BOTTOM = 70.0, 34.0, 40.0
 _LEAST_BLOCK = 0.4
-"""Narrower blocks, in user units, are drawn as one with their neighbours."""
+"""Width, in user units, below which neighbouring blocks are joined into a larger block."""
 _CLASSES = ((2048, "p0"), (8192, "p6"), (32768, "p1"), (131072, "p2"))
 _LONGEST = "p4"
 

@@ -36,7 +36,8 @@ class Uplink:
 
 @dataclass
 class SiteTraffic:
-    """Bytes of a site to and from other sites, and of its machines to and from other machines."""
+    """Traffic of a site: `uplink`, to and from the other sites; `machines`, the uplink of each
+    machine."""
 
     uplink: Uplink
     machines: dict[str, Uplink] = field(default_factory=dict)
@@ -83,7 +84,7 @@ def _has_shared_lines(simulation: StepSimulation) -> bool:
 
 
 def exchange_tree(plan: Plan, cluster: Cluster, simulation: StepSimulation) -> Figure | None:
-    """Draw sites, and below each its machines, with a bar for what they send and receive.
+    """Draw sites, with the machines of each below, and a bar for the bytes sent and received.
 
     Returns:
         None where no gradient leaves a machine, or where gradients take lines that several

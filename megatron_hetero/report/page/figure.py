@@ -29,14 +29,14 @@ class Figure:
     width: float = PAGE_WIDTH
 
     def inline(self) -> str:
-        """Return the element that stands in the page, which has the styles."""
+        """Return the element for the page, where the styles already stand."""
         return (
             f'<svg class="figure" id="figure-{self.name}" viewBox="0 0 {number(self.width)} '
             f'{number(self.height)}" role="img" aria-label="{escape(self.alt)}">{self.body}</svg>'
         )
 
     def standalone(self) -> str:
-        """Return a file of its own, with the styles in it."""
+        """Return the figure as a separate file, with the styles inside."""
         return (
             '<?xml version="1.0" encoding="UTF-8"?>\n'
             f'<svg xmlns="http://www.w3.org/2000/svg" class="figure" width="{number(self.width)}" '

@@ -10,7 +10,7 @@ from megatron_hetero.report.page.figure import fitted
 MAX_ROWS = 16
 """A figure of no more rows shows each."""
 NEAR = 0.02
-"""Parts of a figure's width by which rows may differ and are still one."""
+"""Fraction of a figure's width by which rows may differ and still be drawn as a single row."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Folded[Row]:
 
     @property
     def num_more(self) -> int:
-        """Count the rows that it stands for beside itself."""
+        """Count the rows beside the drawn one."""
         return len(self.rows) - 1
 
 
@@ -61,7 +61,7 @@ def runs[Row](
     kind: Callable[[Row], Hashable],
     drawn: Callable[[Row], tuple[float, ...]],
 ) -> list[Folded[Row]]:
-    """Fold neighbours that look alike (`folded`), in their order."""
+    """Join runs of neighbours that look alike (`folded`), in the order given."""
     found: list[list[Row]] = []
     for row in rows:
         if found and _are_alike(found[-1][0], row, kind, drawn):

@@ -32,7 +32,7 @@ _LABELS = 190.0
 _MAX_SINGLE = 3000
 """Operations in a figure that still get a shape and a tooltip each."""
 _MIN_NUMBERED = 15.0
-"""Width of an operation that can hold its micro-batch's number."""
+"""Least width of an operation drawn with the number of the micro-batch."""
 _CLOSE_UP_WIDTH = 20.0
 KINDS = {
     "forward": "forward",

@@ -26,7 +26,7 @@ _NAMES = {
 
 
 def communicator_lines(plan: Plan, ranks: Sequence[RankCommunicators]) -> Iterator[RenderableType]:
-    """Name the rank that is in most, and the bytes that NCCL keeps for it."""
+    """Show the rank with the most communicators, and the bytes that NCCL keeps for the rank."""
     most = max(ranks, key=lambda rank: (len(rank.uses), rank.num_connections, -rank.rank))
     if not most.uses:
         return

@@ -25,11 +25,11 @@ CAUSES = (
     ("gradient exchange", "gradient_sync_s"),
     ("optimizer update", "update_s"),
 )
-"""Words for each field of `TimeByCause`, in the order in which a step meets them."""
+"""Words for each field of `TimeByCause`, in the order of a step."""
 _FASTEST, _NEXT = "best of all", "next best"
 _HOW_TO_GET = {_FASTEST: "leave away --simplest, or give --plugin-gain 0%", _NEXT: "plan anew"}
 _ALIKE = 5e-4
-"""Steps that differ by less are the same, as they are printed."""
+"""Relative difference below which two steps are printed as the same."""
 
 
 def explanation_report(explanation: Explanation, not_stock: Sequence[str]) -> RenderableType:
@@ -67,8 +67,8 @@ def cause_lines(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
-    """Show the replicas with launch counts of their own, like ones together: the hop that they
-    hide, and the time that they save."""
+    """Show the replicas whose launch counts are not 1F1B's, equal replicas together, with the hop
+    hidden and the time saved."""
     alike: dict[tuple[object, ...], list[HiddenHop]] = {}
     for hop in explanation.hidden_hops:
         shown = (format_duration(hop.round_trip_s), format_duration(hop.period_s))
@@ -107,7 +107,7 @@ def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def sharded_lines(explanation: Explanation) -> Iterator[RenderableType]:
-    """Show which layers are sharded, what that takes and what it spares."""
+    """Show which layers are sharded, with the time taken and the memory spared."""
     for stage in explanation.sharded:
         saved, missing = format_bytes(abs(stage.saved_bytes)), format_bytes(stage.missing_bytes)
         spares = "spares" if stage.saved_bytes >= 0 else "costs"
@@ -124,7 +124,7 @@ def sharded_lines(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def exchange_lines(explanation: Explanation) -> Iterator[RenderableType]:
-    """Show how gradients cross between sites, and what the other way would take."""
+    """Show how gradients cross between sites, and the step time of the alternative."""
     choice = explanation.exchange
     if choice is None:
         return
@@ -170,7 +170,7 @@ def _numbers(counts: Sequence[int]) -> str:
 
 
 def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:
-    """Show the device that has the least memory left, and the one that has the most."""
+    """Show the devices with the least and the most memory left."""
     ordered = sorted(explanation.headroom_bytes.items(), key=lambda item: (item[1], item[0]))
     if not ordered:
         return

@@ -12,7 +12,7 @@ from megatron_hetero.units import format_duration
 
 
 def faster_flag_lines(gains: Sequence[FlagGain]) -> Iterator[RenderableType]:
-    """Write one line for each flag that gains; nothing where none does."""
+    """Write a line for each flag that gains; nothing if none does."""
     for gain in gains:
         was, is_then = format_duration(gain.from_s), format_duration(gain.step_time_s)
         if gain.joining:

@@ -1,4 +1,4 @@
-"""Flags of a job that its plan does not keep: notes, another objective and refusals, as text."""
+"""Flags of a job that the plan does not keep: notes, another objective and refusals, as text."""
 
 from __future__ import annotations
 

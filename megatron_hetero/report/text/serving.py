@@ -105,7 +105,7 @@ def _restriction(plan: ServingPlan) -> str:
 
 
 def change_lines(change: Change) -> list[str]:
-    """Return the lines that say what a new plan changes."""
+    """Return the lines about the changes that a new plan makes."""
     lines = [
         f"{len(change.stays)} replicas stay, {len(change.stops)} stop, {len(change.starts)} start; "
         f"{format_duration(change.reload_s)} of reload, in which {change.kept_part:.0%} of the old "

@@ -19,7 +19,7 @@ from megatron_hetero.report.text.words import GIB, count, devices_by_node, range
 from megatron_hetero.units import format_duration
 
 TIGHT_MEMORY = 0.9
-"""A device whose predicted peak is above this part of its memory is shown in yellow."""
+"""Fraction of a device's memory above which the predicted peak is shown in yellow."""
 STAGE_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("stage", "right"),
     ("GPUs", "left"),
@@ -42,14 +42,15 @@ _BETWEEN = 2
 MIN_NAMES_WIDTH = 11
 """Names of GPUs wrap before any number is cut, down to this many columns."""
 _MIN_ALIKE = 4
-"""So many stages in a row, or replicas, that are alike are one row or table."""
+"""Least number of like stages in a run, or of like replicas, shown as a single row or table."""
 _NEAR = 0.02
-"""Alike are those whose times differ by at most this part."""
+"""Relative difference up to which two times count as alike."""
 
 
 @dataclass(frozen=True)
 class _StageRow:
-    """Stages that are shown as one: `numbers` of the pipeline, of all replicas of the table."""
+    """A row of the table: `numbers` of the stages, and the `stages` themselves from all
+    replicas."""
 
     numbers: tuple[int, ...]
     stages: tuple[Stage, ...]
@@ -127,8 +128,7 @@ def _replica_groups(plan: Plan) -> list[tuple[int, ...]]:
 
 
 def _rows(plan: Plan, group: Sequence[int]) -> Iterator[_StageRow]:
-    """Yield the stages of replicas that are alike, those that follow each other and are alike in
-    one."""
+    """Yield the rows of a group of like replicas, each run of like stages as one row."""
     num_stages = len(plan.replicas[group[0]].stages)
     start = 0
     while start < num_stages:
@@ -223,7 +223,8 @@ def _recomputes_by_stage(plan: Plan) -> bool:
 
 
 def _recompute(plan: Plan, stage: Stage) -> str:
-    """Write what a stage computes again in its backward pass: `full`, `3 of 9`, `none`."""
+    """Write the layers that a stage computes again in the backward pass: `full`, `3 of 9`,
+    `none`."""
     own = None if plan.workload is None else plan.workload.training.recompute
     if stage.recompute_num_layers is not None:
         return f"{stage.recompute_num_layers} of {stage.shape.num_layers}"

@@ -78,7 +78,7 @@ def _general_types(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def sends_words(plan: Plan) -> str:
-    """Say that a plan is not priced as the trainer sends that it is for; nothing of others."""
+    """Say that a plan for stock Megatron is priced with buffered sends; empty if it is not."""
     has_boundaries = any(len(replica.stages) > 1 for replica in plan.replicas)
     if sends_as_stock(plan) or not (has_boundaries and is_stock(plan)):
         return ""
@@ -121,7 +121,7 @@ def idle_lines(plan: Plan) -> Iterable[RenderableType]:
 
 
 def layout_line(plan: Plan) -> Text:
-    """Write the plan in one line, as `--hetero-layout` takes it."""
+    """Write the plan in one line, in the form of `--hetero-layout`."""
     return Text.assemble(("Layout  ", "bold"), (format_layout(plan.layout), "green"))
 
 
@@ -171,7 +171,7 @@ def gap_words(gap: float) -> str:
 
 
 def bound_covers_words(divided_s: float) -> str:
-    """Say which plans a bound is of that leaves out those with context parallelism.
+    """Say that a bound covers no context parallelism, and give the bound of such plans.
 
     Args:
         divided_s: seconds of a step that none of these beats; 0 if nothing is known.
@@ -202,7 +202,8 @@ def _price(machines: float, of_tokens: float, estimates: Estimates) -> Iterable[
 
 
 def traffic_lines(traffic: Iterable[TrafficEstimate]) -> Iterator[str]:
-    """Say of each cause of traffic between sites its price an hour and its bytes in a step."""
+    """Write a line for each cause of traffic between sites: the price an hour and the bytes of a
+    step."""
     for part in traffic:
         yield (
             f"{part.price_per_hour:,.2f}: {part.cause}, between {' and '.join(part.sites)}, "

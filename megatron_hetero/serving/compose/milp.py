@@ -19,7 +19,7 @@ from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.compose.problem import Composing, Composition
 
 _LEAST_RATE = 1e-9
-"""Part of the demand below which a rate is what rounding left."""
+"""Fraction of the demand below which a rate is rounding error."""
 
 
 def serve_most(problem: Composing, gap: float = 1e-4, time_limit_s: float = inf) -> Composition:
@@ -194,7 +194,7 @@ class _Programme:
                 self.rows.add([*served, (self.request[route, w], -1.0)], 0.0, 0.0)
 
     def _add_flows(self) -> None:
-        """Add what goes from place to place between phases, where wires limit it."""
+        """Add the traffic between places from phase to phase, limited by wires."""
         p = self.problem
         if not p.wires:
             return
@@ -238,7 +238,7 @@ class _Programme:
         self.flow |= {(route, a, b, w): column for (a, b), column in columns.items()}
 
     def _add_choices(self) -> None:
-        """Add which offers may stand together, equal numbers, and classes that stay whole."""
+        """Add the conflicts between offers, the equal numbers, and the classes that stay whole."""
         p = self.problem
         place = {offer.name: i for i, offer in enumerate(p.offers)}
         pairs = [(place[a], place[b]) for a, b in p.conflicts if a in place and b in place]

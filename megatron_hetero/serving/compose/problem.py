@@ -30,7 +30,7 @@ class Rentable:
 
 @dataclass(frozen=True)
 class Resource:
-    """A stock of places for replicas that each machine of a kind brings, such as its GPUs."""
+    """Places for replicas on each machine of a kind, such as GPUs."""
 
     name: str
     machine: str
@@ -39,7 +39,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class Wire:
-    """Bandwidth that everything shares which goes from one place to another of `pairs`."""
+    """Bandwidth shared by all traffic between the `pairs` of places."""
 
     name: str
     pairs: frozenset[tuple[str, str]]
@@ -104,7 +104,7 @@ class Composing:
 
     @cached_property
     def route_of(self) -> dict[str, int]:
-        """Map each phase to the route that it is part of."""
+        """Map each phase to its route."""
         return {phase: i for i, route in enumerate(self.routes) for phase in route}
 
     def of_phase(self, phase: str) -> list[int]:
@@ -140,7 +140,7 @@ class Composing:
             )
 
     def without_dominated(self) -> Composing:
-        """Return the problem without offers that others make needless.
+        """Return the problem without dominated offers.
 
         One offer makes another needless where some number of it takes no more of anything, costs
         no more and serves each class at least as fast.  Offers in conflicts, and those of phases

@@ -14,7 +14,7 @@ from megatron_hetero.serving.simulate.transfer import Transfers
 
 LEAST_REQUESTS, MOST_REQUESTS = 500, 1200
 LEAST_SECONDS, MOST_SECONDS = 20.0, 3600.0
-"""Of arrivals: queues need some requests' time to fill."""
+"""Seconds of arrivals to simulate: queues take the time of some requests to fill."""
 
 
 def simulate(
@@ -51,7 +51,7 @@ def simulate(
 
 
 def simulated_replicas(fleet: Fleet, found: Composition) -> list[SimulatedReplica]:
-    """Return fresh replicas, in the order in which `placed_replicas` places them."""
+    """Return fresh replicas, in the order of `placed_replicas`."""
     replicas = []
     shared = [round(c.input_tokens.mean * c.shared_prefix) for c in fleet.mix.classes]
     for name in sorted(found.counts):

@@ -40,7 +40,7 @@ class OfferedReplica:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Everything that a fleet for one workload may be made of."""
+    """All choices for a fleet that serves a given workload."""
 
     cluster: Cluster
     served: ServedModel
@@ -158,8 +158,8 @@ def make_fleet(
 
 
 def _may_be_apart(shapes: Sequence[Shape], served: ServedModel) -> set[str]:
-    """Return the names of shapes that may prefill for each other: engines hand keys and values over
-    between replicas of equally many stages, in one format, at widths of whole ratios."""
+    """Return the names of shapes that can take part in a hand-over: engines hand keys and values
+    over between replicas of equally many stages, in one format, at widths of whole ratios."""
     fewest = min(len(shape.pipeline.stages) for shape in shapes)
     found = set()
     for shape in shapes:

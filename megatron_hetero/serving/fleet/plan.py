@@ -15,7 +15,7 @@ Phase = Literal["both", "prefill", "decode"]
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """Consecutive layers on GPUs of one machine, which divide each of them.
+    """Consecutive layers on GPUs of a machine that divide every layer.
 
     `devices` are `machine:index`; `gpu` is their type.
     """
@@ -60,7 +60,7 @@ class PlannedReplica:
 
     @property
     def shape(self) -> str:
-        """Return its stages in one line: `H100-80GB tp4:40, A100-80GB tp4:40`."""
+        """Return the stages in a line: `H100-80GB tp4:40, A100-80GB tp4:40`."""
         return ", ".join(f"{s.gpu} tp{len(s.devices)}:{s.num_layers}" for s in self.stages)
 
 
@@ -104,7 +104,7 @@ class FleetForecast:
 
 @dataclass(frozen=True)
 class ServedAs:
-    """The model and its formats, as engines are to be given them."""
+    """Model and formats, in the form given to engines."""
 
     source: str
     num_layers: int

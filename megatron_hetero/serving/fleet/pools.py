@@ -14,7 +14,7 @@ from megatron_hetero.serving.compose.problem import Wire
 
 @dataclass(frozen=True)
 class Pool:
-    """Machines of one kind at one site, of one price.
+    """Machines of a single kind, site and price.
 
     Attributes:
         name: of the kind and site; unique.
@@ -87,8 +87,8 @@ def has_prices(cluster: Cluster) -> bool:
 
 
 def link_between(cluster: Cluster, one: Pool, other: Pool) -> Link | None:
-    """Return the slowest link from a machine of one pool to a machine of another (or of the same
-    one); None where a pool of one machine is meant twice."""
+    """Return the slowest link between machines of two pools, or within a pool that is given twice;
+    None for a pool of a single machine given twice."""
     links = [
         cluster.node_links[a, b] for a, _ in one.devices for b, _ in other.devices if a != b
     ]  # fmt: skip

@@ -28,7 +28,7 @@ _LOAD_STEPS = 5
 
 @dataclass(frozen=True)
 class FoundFleet:
-    """An answer and what the simulator said of it.
+    """Composition of a fleet with its simulated outcome.
 
     Attributes:
         load: multiple of the workload's rates at which it was simulated; the largest that keeps
@@ -110,7 +110,7 @@ def _cheapest(fleet: Fleet, budget_per_hour: float, gap: float, seed: int) -> Fo
 
 
 def _goodput(fleet: Fleet, made: Composition, whole: Composition, seed: int) -> FoundFleet:
-    """Find the largest load at which a fleet keeps its deadlines, by halving."""
+    """Find the largest load at which a fleet meets all deadlines, by bisection."""
     low, high = 0.0, made.scale
     best: tuple[FleetOutcome, float] | None = None
     load = high
@@ -155,7 +155,7 @@ def _improved(fleet: Fleet, start: FoundFleet, budget_per_hour: float, seed: int
 
 
 def _neighbours(fleet: Fleet, found: Composition) -> Iterator[dict[str, int]]:
-    """Yield fleets in which one replica has another phase on the same GPUs."""
+    """Yield the fleets in which a single replica has another phase on the same GPUs."""
     by_shape: dict[str, list[str]] = {}
     for name, offered in fleet.offered.items():
         by_shape.setdefault(offered.shape.name, []).append(name)

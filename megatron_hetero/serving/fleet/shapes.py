@@ -46,19 +46,19 @@ class Shape:
 
     @property
     def place(self) -> str:
-        """Return the pool from which keys and values leave, and where they arrive."""
+        """Return the pool that keys and values leave from and arrive at."""
         return self.pools[0]
 
     @property
     def has_one_width(self) -> bool:
-        """Return whether all stages have one width, as engines want it."""
+        """Return whether all stages have the same width, as engines require."""
         return len({stage.width for stage in self.pipeline.stages}) == 1
 
 
 def shapes_of(
     cluster: Cluster, pools: Sequence[Pool], served: ServedModel, engine: Engine
 ) -> tuple[Shape, ...]:
-    """Return every shape whose weights fit its GPUs and that the engine can run."""
+    """Return every shape with enough memory for the weights that the engine can run."""
     found: dict[str, Shape] = {}
     for sides in _sides(cluster, pools, served, engine):
         for shape in _divided(cluster, sides, served, engine):
@@ -67,7 +67,7 @@ def shapes_of(
 
 
 _Side = tuple[Pool, int, int]
-"""A pool, the width of its stages and their number."""
+"""Pool, width of stages and number of stages."""
 
 
 def _sides(
@@ -152,8 +152,8 @@ def _hop(cluster: Cluster, one: Pool, other: Pool) -> Link | None:
 def _weights_of_stages(
     stages: Sequence[ReplicaStage], served: ServedModel, engine: Engine
 ) -> tuple[list[float], list[float]]:
-    """Return the layers per second of each stage in a step of decode, and its room in layers'
-    weights with their share of keys and values."""
+    """Return for each stage the layers per second in a step of decode, and the largest number of
+    layers that fits with keys and values."""
     work = StepWork(64.0, 64.0, 0.0, 64.0 * 1024)
     speeds, room = [], []
     for place, stage in enumerate(stages):

@@ -1,4 +1,4 @@
-"""A serving plan as what other people's engines and routers start from.
+"""A serving plan as files for third-party engines and routers.
 
 processes  the processes of each replica: machine, GPUs, ports
 vllm       their command lines for vLLM, and its router's

@@ -57,7 +57,7 @@ done
 
 
 def fleet_files(plan: ServingPlan, target: str) -> tuple[tuple[LaunchFile, ...], str]:
-    """Return the files for a target, and how to start them, with {folder} in it.
+    """Return the files for a target, and the command to start the fleet, with {folder} inside.
 
     Raises:
         UnsupportedError: a target, or a plan, whose files are not written yet.

@@ -50,7 +50,7 @@ class EngineProcess:
 
 @dataclass(frozen=True)
 class EngineCommand:
-    """A command line with the environment that it needs."""
+    """Command line with its environment."""
 
     environment: Mapping[str, str]
     argv: tuple[str, ...]
@@ -102,6 +102,6 @@ def entries(processes: tuple[EngineProcess, ...], phase: str) -> list[EngineProc
 
 
 def visible_gpus(process: EngineProcess) -> Mapping[str, str]:
-    """Return the variables that show a process its GPUs, by their places on the PCI bus."""
+    """Return the variables that make GPUs visible to a process, by place on the PCI bus."""
     gpus = ",".join(map(str, process.gpus))
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus}

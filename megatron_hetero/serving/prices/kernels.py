@@ -28,7 +28,7 @@ _TWIN = {
     "GH200-96GB": "H200", "L40": "L40S", "RTX-6000-Ada": "L40S", "L4": "L40S",
     "RTX-PRO-6000": "RTX-PRO-6000-Server", "RTX-PRO-6000-Max-Q": "RTX-PRO-6000-Server",
 }  # fmt: skip
-"""Types of the same chip or generation, which reach the same parts of their own sheets."""
+"""Types of the same chip or generation, for which equal fractions of the data sheet are assumed."""
 
 
 class _Curve(BaseModel):
@@ -48,7 +48,7 @@ class _Tables(BaseModel):
 
 @dataclass(frozen=True)
 class KernelSpeed:
-    """One kind of kernel on one GPU."""
+    """Speed of a kind of kernel on a GPU."""
 
     flops_per_s: float
     bytes_per_s: float

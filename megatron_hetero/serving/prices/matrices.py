@@ -1,4 +1,4 @@
-"""The matrices of a decoder layer on one GPU of a tensor-parallel group, as engines divide them."""
+"""The matrices of a decoder layer on a GPU of a tensor-parallel group, divided as in engines."""
 
 from __future__ import annotations
 

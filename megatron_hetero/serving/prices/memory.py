@@ -1,4 +1,4 @@
-"""Bytes of weights on a GPU, and the tokens whose keys and values fit beside them.
+"""Bytes of weights on a GPU, and the number of tokens with keys and values in the remaining memory.
 
 A token's keys and values are on all stages of a pipeline, so the fullest stage decides for all.
 vLLM says it in its own words: all ranks get the smallest number of KV blocks of any rank
@@ -37,8 +37,8 @@ def weight_bytes(price: StagePrice) -> float:
 
 
 def working_bytes(price: StagePrice, engine: Engine) -> float:
-    """Return the bytes that one GPU needs beside weights, keys and values: activations of the
-    largest step, logits, CUDA's context, communicators."""
+    """Return the bytes that a GPU needs beside weights, keys and values: activations of the largest
+    step, logits, CUDA's context, communicators."""
     model, width = price.served.model, price.stage.width
     widest = max(
         m.depth + m.columns * m.active

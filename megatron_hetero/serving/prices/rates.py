@@ -1,4 +1,4 @@
-"""Requests per second of a replica that serves one class alone, by phase, within its deadlines.
+"""Requests per second of a replica that serves a single class, by phase, within the deadlines.
 
 A replica that decodes b requests at once takes a step for each of their tokens: more requests share
 the weights that a step reads, and each waits longer.  The largest batch that memory, the engine and
@@ -76,7 +76,7 @@ class PhaseRates:
         return total
 
     def _prefill_per_s(self, kind: RequestClass) -> float:
-        """Return the prompts per second of steps that are full of them."""
+        """Return the prompts per second in steps full of prompts."""
         new = _new_input(kind)
         number = self.engine.max_batched_tokens / new
         pairs = new * _cached_input(kind) + new * (new + 1) / 2

@@ -16,13 +16,13 @@ WeightFormat = Literal["16-bit", "fp8", "int4"]
 KvFormat = Literal["16-bit", "fp8"]
 
 _WEIGHT_BYTES: dict[WeightFormat, float] = {"16-bit": 2.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
-"""Of an element; int4 has a 16-bit scale for each 128 (AWQ, GPTQ)."""
+"""Bytes of an element; int4 has a 16-bit scale for each 128 (AWQ, GPTQ)."""
 ACTIVATION_BYTES = 2.0
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model, and in which bytes it is held.
+    """Model to serve, with the formats of weights, keys and values.
 
     Attributes:
         source: where the model was read, as engines are to be given it.
@@ -51,7 +51,7 @@ class ServedModel:
         return self.model.num_layers * self.kv_bytes(width=1)
 
     def kv_bytes(self, width: int) -> float:
-        """Return the bytes of keys and values of a token in one layer on one GPU of a group.
+        """Return the bytes of keys and values of a token in a layer on each GPU of a group.
 
         Grouped queries: a group wider than the key-value heads holds copies of them.  Latent
         attention keeps the latent and the rotated key, whole on every GPU.

@@ -26,7 +26,8 @@ _PASSES_OF_ACTIVATIONS = 10.0
 with their residuals, rotation, the activation, what is kept of keys and values."""
 _NUM_SMALL_KERNELS = 6
 _SMALL_KERNEL_S = 2e-6
-"""Of each kernel between products in a captured graph; a figure of usual traces, not fitted."""
+"""Seconds of a small kernel between products in a captured graph; a usual figure of traces, not
+fitted."""
 
 
 class StepWork(NamedTuple):
@@ -47,7 +48,7 @@ class StepWork(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplicaStage:
-    """GPUs of one type that hold consecutive layers.  `link` joins them where there are several."""
+    """GPUs of the same type that hold consecutive layers."""
 
     gpu: GpuType
     width: int
@@ -71,7 +72,7 @@ class StagePrice:
         return card_speed(self.stage.gpu, precision, self.served.weights == "fp8")
 
     def seconds(self, work: StepWork) -> float:
-        """Time a step on the stage, what its group exchanges included."""
+        """Time a step on the stage, with the exchanges of its group."""
         if work.tokens <= 0:
             return 0.0
         speed, model, width = self._speed, self.served.model, self.stage.width
@@ -126,7 +127,7 @@ class StagePrice:
 
 @dataclass(frozen=True)
 class ReplicaPipeline:
-    """Stages of one replica and the links between consecutive ones."""
+    """Stages of a replica and the links between consecutive stages."""
 
     stages: tuple[ReplicaStage, ...]
     hops: tuple[Link, ...] = ()
@@ -171,7 +172,7 @@ class PipelinePrice:
 
 
 def stage_prices(stages: Sequence[ReplicaStage], served: ServedModel) -> tuple[StagePrice, ...]:
-    """Return the prices of stages that follow each other from the first layer on."""
+    """Return the prices of consecutive stages, beginning with the first layer."""
     found, first = [], 0
     for place, stage in enumerate(stages):
         layers = _layers(served.model, first, stage)

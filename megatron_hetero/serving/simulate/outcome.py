@@ -51,7 +51,7 @@ class FleetOutcome:
     num_preemptions: int
 
     def holds(self, attainment: float) -> bool:
-        """Tell if every class keeps its deadlines for this part of its requests."""
+        """Tell if every class keeps the deadlines for the given fraction of requests."""
         return all(c.attainment >= attainment for c in self.classes if c.num_requests)
 
 

@@ -251,7 +251,8 @@ class ReplicaQueue:
         return left
 
     def _keep_prefix(self, running: Running) -> None:
-        """Keep the front of a class's prompts, which its later requests need not compute."""
+        """Keep the shared prefix of a class's prompts, so that later requests need not compute the
+        prefix."""
         kind = running.request.class_index
         if kind in self._cached or kind >= len(self._shared) or not self._shared[kind]:
             return

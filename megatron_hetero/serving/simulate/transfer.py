@@ -9,7 +9,7 @@ from megatron_hetero.serving.compose.problem import Wire
 
 
 class Transfers:
-    """The wires between pools, each of which serves one transfer after the other.
+    """Wires between pools; a wire serves transfers in turn.
 
     A transfer takes its path for `bytes / bandwidth` of one pair of machines, and each wire that it
     shares for its part of what the wire carries.
@@ -28,7 +28,7 @@ class Transfers:
         self._free_s: dict[str, float] = {}
 
     def send(self, now: float, sender: str, receiver: str, num_bytes: float) -> float:
-        """Return the moment at which a transfer that is asked for now has arrived."""
+        """Return the time of arrival of a transfer requested at `now`."""
         wires = self._of_pair.get((sender, receiver), [])
         begins = max([now, *(self._free_s.get(wire.name, 0.0) for wire in wires)])
         for wire in wires:

@@ -30,7 +30,7 @@ class WorkloadError(FileFormatError):
 
 
 def load_request_mix(path: Path | str) -> RequestMix:
-    """Read workload.yaml, and the trace that it names.
+    """Read workload.yaml and the trace named inside.
 
     Raises:
         FileFormatError: a file is not well-formed, or the trace holds no requests.

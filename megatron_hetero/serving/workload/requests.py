@@ -1,4 +1,4 @@
-"""Requests by class, and one by one."""
+"""Classes of requests, and single requests."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class Request:
 
 @dataclass(frozen=True)
 class RequestMix:
-    """All classes of a workload, and the trace that they were read from, if there is one.
+    """All classes of a workload, and the trace from which the classes were read, if there is a
+    trace.
 
     Attributes:
         attainment: part of the requests whose deadlines have to hold.

@@ -1,4 +1,4 @@
-"""Plans beside other plans, and clusters that change, for a terminal.
+"""Comparisons of plans, and plans on changed clusters, for a terminal.
 
 differences  the differences of two plans
 replan       the gain of a new plan at measured speeds

@@ -16,7 +16,7 @@ MAX_KEY_WIDTH = 32
 """Places and names in a table of differences are not wrapped up to this many columns: two of them
 leave 16 of 80."""
 _MAX_MEMORY_ROWS = 4
-"""More rows of devices whose memory differs are one row."""
+"""Number of rows about memory above which all are joined into a single row."""
 _TENSOR_RANK = re.compile(r", tensor rank \d+$")
 
 
@@ -40,8 +40,8 @@ def difference_table(differences: Sequence[Difference]) -> Table:
 
 
 def folded(differences: Iterable[Difference]) -> list[Difference]:
-    """Join rows that say the same of several places into one row; the order is that of the
-    first."""
+    """Join rows that say the same of several places; the joined row stands where the first
+    stood."""
     alike: dict[tuple[str, str | None, str | None], list[str]] = {}
     for d in differences:
         # GPUs that move together are one row, whatever their places in the group.

@@ -1,4 +1,4 @@
-"""The gain of a new plan, now that a training job has shown how fast its GPUs are.
+"""The gain of a new plan, at the GPU speeds measured in training.
 
 Each type's forward and backward passes are stretched by what those of its stages really took
 beside their prediction (the median over them).  The planner is called with passes so stretched, and
@@ -78,8 +78,7 @@ def pass_ratios(content: Content, measured: Sequence[Lane]) -> dict[str, Stretch
 
 
 def _passes_s(lane: Lane) -> tuple[float, float]:
-    """Sum the seconds of all its forward passes, and of its backward passes with all their
-    parts."""
+    """Sum the seconds of the lane's forward passes, and of all parts of its backward passes."""
     forward_s, backward_s = (
         sum(o.end_s - o.start_s for o in lane.operations if o.kind in kinds)
         for kinds in (("forward",), BACKWARDS)

@@ -16,7 +16,7 @@ from megatron_hetero.units import format_bytes, format_duration
 
 
 def replanning_lines(found: Replanning, old: Plan) -> Iterator[RenderableType]:
-    """Show the ways to go on, the one that moves least first."""
+    """Show the ways to go on, sorted by the bytes to move, least first."""
     before = "" if old.estimates is None else format_duration(old.estimates.step_time_s)
     yield Text.assemble(
         ("Ways to go on", "bold"), f"  a step took {before} before" if before else ""

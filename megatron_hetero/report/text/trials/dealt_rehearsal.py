@@ -24,7 +24,7 @@ SHOWN = (
     "in processes that really trained it\nnot shown: how long passes and the exchanges inside a "
     "group take, and the exchange of gradients, which is in neither column"
 )
-"""Facts that a rehearsal of dealt steps proves, and those that it takes from the prediction."""
+"""Facts that a rehearsal of dealt steps proves, and facts taken from the prediction."""
 _MOST_SIZES = 40
 
 

@@ -24,7 +24,7 @@ SHOWN = (
     "in processes that really ran it, and rings in the order of ranks and hosts\nnot shown: how "
     "long passes take, and how fast the lines are that the cluster file describes (probe measures)"
 )
-"""Facts that a rehearsal proves, and those that it takes from the prediction."""
+"""Facts that a rehearsal proves, and facts taken from the prediction."""
 
 
 def rehearsal_report(data: Mapping[str, Any]) -> RenderableType:
