@@ -8,4 +8,5 @@ group_flow      load of an exchange by groups of machines
 exchange_clock  when exchanges that share paths are done
 lines           lines that paths share, as arrays
 nics            network cards that transfers of a machine take
+experts         tokens of experts to the GPUs that hold them, and back
 """

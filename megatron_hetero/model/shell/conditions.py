@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from megatron_hetero.model.shell.expansion import Piece, fields, joined, pattern, pieces
+from megatron_hetero.model.shell.expansion import WordPiece, fields, joined, pattern, pieces
 from megatron_hetero.model.shell.parameters import calculated
 from megatron_hetero.model.shell.patterns import matches
 from megatron_hetero.model.shell.state import Shell
@@ -47,7 +47,7 @@ class Operand:
     """A word of `[[ ]]`, in pieces, or an operator."""
 
     text: str
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[WordPiece, ...] = ()
     is_operator: bool = False
 
 
@@ -99,7 +99,7 @@ def _leaves(nodes: Sequence[Node]) -> list[list[Node]]:
 def _operand(shell: Shell, group: list[Node]) -> Operand:
     text = "".join(map(source, group))
     if len(group) == 1 and (not group[0].is_named or group[0].type == "test_operator"):
-        return Operand(text, (Piece(Word(text, shell.where), is_text=True),), True)
+        return Operand(text, (WordPiece(Word(text, shell.where), is_text=True),), True)
     found = tuple(piece for leaf in group for piece in pieces(shell, leaf))
     return Operand(text, found)
 

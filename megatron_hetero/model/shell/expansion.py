@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Piece:
+class WordPiece:
     """A part of a word: its value, whether it is quoted, and whether it is plain text of the script
     (which is not split).  `ends_field`: an element of an array ends here."""
 
@@ -46,23 +46,23 @@ _BETWEEN = re.compile(r"\\\n|\\.|[ \t\n]+|[^ \t\n\\]+", re.DOTALL)
 _MOST_OF_BRACES = 4096
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "e": "\x1b"}
 
-Expander = Callable[[Shell, "Node", bool], Iterator[Piece]]
+Expander = Callable[[Shell, "Node", bool], Iterator[WordPiece]]
 """Reads a `$` form; the flag says whether it stands in double quotes."""
 EXPANDERS: dict[str, Expander] = {}
 """Type of a node -> its expander; filled by the modules that have them."""
 
 
-def literal(shell: Shell, text: str, is_quoted: bool, where: str = "") -> Iterator[Piece]:
+def literal(shell: Shell, text: str, is_quoted: bool, where: str = "") -> Iterator[WordPiece]:
     """Yield text of the script, with words in the place of holes."""
     for part in _HOLES.split(text):
         if _HOLES.fullmatch(part):
             word = shell.records.holes[ord(part) - FIRST_HOLE]
-            yield Piece(word, is_quoted)
+            yield WordPiece(word, is_quoted)
         elif part:
-            yield Piece(Word(part, where or shell.where), is_quoted, is_text=True)
+            yield WordPiece(Word(part, where or shell.where), is_quoted, is_text=True)
 
 
-def pieces(shell: Shell, node: Node | str, is_quoted: bool = False) -> Iterator[Piece]:
+def pieces(shell: Shell, node: Node | str, is_quoted: bool = False) -> Iterator[WordPiece]:
     """Yield the pieces of a word."""
     shell.deeper(1)
     try:
@@ -71,7 +71,7 @@ def pieces(shell: Shell, node: Node | str, is_quoted: bool = False) -> Iterator[
         shell.deeper(-1)
 
 
-def _pieces(shell: Shell, node: Node | str, is_quoted: bool) -> Iterator[Piece]:
+def _pieces(shell: Shell, node: Node | str, is_quoted: bool) -> Iterator[WordPiece]:
     if isinstance(node, str):
         yield from _plain(shell, node, is_quoted, shell.where)
         return
@@ -82,12 +82,12 @@ def _pieces(shell: Shell, node: Node | str, is_quoted: bool) -> Iterator[Piece]:
         yield from _plain(shell, before, is_quoted, where)
         yield from EXPANDERS[node.type](shell, node, is_quoted)
     elif node.is_error or node.is_missing:
-        yield Piece(unknown(where, source(node), "is not understood"), is_quoted)
+        yield WordPiece(unknown(where, source(node), "is not understood"), is_quoted)
     elif node.type == "raw_string" and not is_quoted:
-        yield Piece(Word("", where), True, is_text=True)
+        yield WordPiece(Word("", where), True, is_text=True)
         yield from literal(shell, source(node)[1:-1], True, where)
     elif node.type == "ansi_c_string" and not is_quoted:
-        yield Piece(_ansi(source(node)[2:-1], where), True)
+        yield WordPiece(_ansi(source(node)[2:-1], where), True)
     elif node.type == "string":
         # Quotes inside of quotes stand in the braces of an expansion, where they only vanish.
         yield from _string(shell, node, where)
@@ -101,10 +101,10 @@ def _pieces(shell: Shell, node: Node | str, is_quoted: bool) -> Iterator[Piece]:
         yield from _plain(shell, source(node), is_quoted, where)
 
 
-def _string(shell: Shell, node: Node, where: str) -> Iterator[Piece]:
+def _string(shell: Shell, node: Node, where: str) -> Iterator[WordPiece]:
     start, end = node.start_byte, node.end_byte
     if not source(node).endswith('"') or end - start < 2 or node.has_error:
-        yield Piece(unknown(where, source(node), "is not understood"), True)
+        yield WordPiece(unknown(where, source(node), "is not understood"), True)
         return
     inner = list(covered(node, start + 1, end - 1))
     empty = not inner
@@ -117,14 +117,14 @@ def _string(shell: Shell, node: Node, where: str) -> Iterator[Piece]:
         empty = empty or (bool(found) and len(inner) == 1)
         yield from found
     if empty or len(inner) > 1:
-        yield Piece(Word("", where), True, is_text=True)
+        yield WordPiece(Word("", where), True, is_text=True)
 
 
 def _in_double_quotes(text: str) -> str:
     return re.sub(r'\\([$`"\\\n])', lambda m: "" if m[1] == "\n" else m[1], text)
 
 
-def _plain(shell: Shell, text: str, is_quoted: bool, where: str) -> Iterator[Piece]:
+def _plain(shell: Shell, text: str, is_quoted: bool, where: str) -> Iterator[WordPiece]:
     """Yield unquoted text: what a backslash precedes is quoted."""
     if is_quoted:
         yield from literal(shell, _in_double_quotes(text), True, where)
@@ -145,7 +145,7 @@ def _ansi(text: str, where: str) -> Word:
     return Word(found, where)
 
 
-def joined(found: Iterable[Piece], where: str) -> Word:
+def joined(found: Iterable[WordPiece], where: str) -> Word:
     """Join the pieces of an assignment's value, which is not split, to a single word."""
     words: list[Word] = []
     for piece in found:
@@ -161,7 +161,7 @@ def value(shell: Shell, node: Node | str, where: str = "") -> Word:
     return joined(_with_home(shell, found), where or shell.where)
 
 
-def pattern(shell: Shell, found: Iterable[Piece]) -> str | Word:
+def pattern(shell: Shell, found: Iterable[WordPiece]) -> str | Word:
     """Return the regular expression of a pattern, or the word that makes the pattern unknown."""
     parts: list[tuple[str, bool]] = []
     for piece in found:
@@ -230,7 +230,7 @@ def _touching(parent: Node, nodes: Sequence[Node]) -> list[list[Node | str]]:
     return [group for group in groups if group]
 
 
-def assembled(shell: Shell, found: list[Piece], where: str) -> tuple[Word, ...]:
+def assembled(shell: Shell, found: list[WordPiece], where: str) -> tuple[Word, ...]:
     """Split pieces into words as the shell does."""
     separators = _separators(shell)
     done: list[Word] = []
@@ -272,7 +272,7 @@ def assembled(shell: Shell, found: list[Piece], where: str) -> tuple[Word, ...]:
     )
 
 
-def _globbed(word: Word, found: list[Piece]) -> Word:
+def _globbed(word: Word, found: list[WordPiece]) -> Word:
     """Take a word with unquoted `*` and a path for unknown: it depends on the files there are."""
     if not word.is_known or not re.search(r"[*?]", word.text or "") or "/" not in (word.text or ""):
         return word
@@ -289,7 +289,7 @@ def _separators(shell: Shell) -> str:
     return variable.words[0].text or ""
 
 
-def _with_home(shell: Shell, found: list[Piece]) -> list[Piece]:
+def _with_home(shell: Shell, found: list[WordPiece]) -> list[WordPiece]:
     """Replace a `~` at the start, for the home folder of whoever runs the script."""
     first = found[0] if found else None
     if first is None or not first.is_text or first.is_quoted:
@@ -300,7 +300,7 @@ def _with_home(shell: Shell, found: list[Piece]) -> list[Piece]:
     home = text.partition("/")[0]
     head = unknown(first.word.where, home, "is the home folder of whoever runs the script")
     rest_pieces = literal(shell, text[len(home) :], False, first.word.where)
-    return [Piece(head, True), *rest_pieces, *found[1:]]
+    return [WordPiece(head, True), *rest_pieces, *found[1:]]
 
 
 def _spread(shell: Shell, node: Node) -> tuple[Word, ...] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from megatron_hetero.model.shell.arithmetic import evaluated
 from megatron_hetero.model.shell.expansion import (
     EXPANDERS,
-    Piece,
+    WordPiece,
     in_quotes,
     joined,
     pattern,
@@ -90,12 +90,12 @@ def calculated(shell: Shell, text: str) -> Word:
     return found
 
 
-def _simple(shell: Shell, node: Node, is_quoted: bool) -> Iterator[Piece]:
+def _simple(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
     name = bare_source(node)[1:]
     if name in ("@", "*"):
         yield from _elements(shell, shell.arguments, name, is_quoted)
         return
-    yield Piece(replace(_scalar(shell, name, node), may_split=False), is_quoted)
+    yield WordPiece(replace(_scalar(shell, name, node), may_split=False), is_quoted)
 
 
 def _scalar(shell: Shell, name: str, node: Node) -> Word:
@@ -110,7 +110,9 @@ def _scalar(shell: Shell, name: str, node: Node) -> Word:
     return found.words[0] if found.words else Word("", shell.line_at(node))
 
 
-def _elements(shell: Shell, words: Sequence[Word], which: str, is_quoted: bool) -> Iterator[Piece]:
+def _elements(
+    shell: Shell, words: Sequence[Word], which: str, is_quoted: bool
+) -> Iterator[WordPiece]:
     """Yield the elements of an array: `"${A[*]}"` joins them."""
     if which == "*" and is_quoted:
         variable = shell.variables.get("IFS")
@@ -119,18 +121,18 @@ def _elements(shell: Shell, words: Sequence[Word], which: str, is_quoted: bool) 
             first = variable.words[0]
             separator = replace(first, text=first.text[:1]) if first.text is not None else first
         spaced = [word for element in words for word in (separator, element)]
-        yield Piece(concatenate(spaced[1:] or [Word("", shell.where)]), True)
+        yield WordPiece(concatenate(spaced[1:] or [Word("", shell.where)]), True)
         return
     for i, word in enumerate(words):
-        yield Piece(word, is_quoted, ends_field=i + 1 < len(words))
+        yield WordPiece(word, is_quoted, ends_field=i + 1 < len(words))
 
 
-def _expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[Piece]:
+def _expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
     """Read `${...}`."""
     children = list(node.children)
     not_read = unknown(shell.line_at(node), bare_source(node), "is not run")
     if node.has_error or len(children) < 3 or children[-1].type != "}":
-        yield Piece(not_read, is_quoted)
+        yield WordPiece(not_read, is_quoted)
         return
     prefix = ""
     if children[1].type in ("#", "!") and len(children) > 3:
@@ -138,12 +140,12 @@ def _expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[Piece]:
     subject, rest = children[1], children[2:-1]
     name, index = _name_and_index(subject)
     if not re.fullmatch(r"\w+|[@*#?$!-]", name) or (prefix and rest):
-        yield Piece(not_read, is_quoted)
+        yield WordPiece(not_read, is_quoted)
         return
     if prefix == "!":
         pointer = _scalar(shell, name, node)
         if index or not pointer.is_known or not re.fullmatch(r"[A-Za-z_]\w*", pointer.text or ""):
-            yield Piece(not_read if pointer.is_known else pointer, is_quoted)
+            yield WordPiece(not_read if pointer.is_known else pointer, is_quoted)
             return
         name = pointer.text or ""
     if name in ("@", "*"):
@@ -151,7 +153,7 @@ def _expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[Piece]:
     found = lookup(shell, name)
     values = _values(shell, name, index, found, node)
     if prefix == "#":
-        yield Piece(_length(shell, values, index, not_read), is_quoted)
+        yield WordPiece(_length(shell, values, index, not_read), is_quoted)
         return
     if rest:
         operator = rest[0].type
@@ -164,7 +166,7 @@ def _expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[Piece]:
         yield from _elements(shell, values, index, is_quoted)
     else:
         word = values[0] if values else Word("", shell.line_at(node))
-        yield Piece(replace(word, may_split=False), is_quoted)
+        yield WordPiece(replace(word, may_split=False), is_quoted)
 
 
 def _name_and_index(subject: Node) -> tuple[str, str]:
@@ -225,7 +227,7 @@ def _operated(
     body: list[Node | str],
     is_quoted: bool,
     otherwise: tuple[Variable | None, Word],
-) -> Iterator[Piece]:
+) -> Iterator[WordPiece]:
     """Yield `${X<operator>body}`.
 
     Args:
@@ -237,7 +239,7 @@ def _operated(
         yield from _defaulted(shell, values, what, body, is_quoted, found)
         return
     if found is None and any(not word.is_known for word in values):
-        yield Piece(values[0], is_quoted)
+        yield WordPiece(values[0], is_quoted)
         return
     if operator == ":":
         yield from _sliced(shell, values, (name, index), body, is_quoted, not_read)
@@ -253,10 +255,10 @@ def _defaulted(
     body: list[Node | str],
     is_quoted: bool,
     found: Variable | None,
-) -> Iterator[Piece]:
+) -> Iterator[WordPiece]:
     name, index, operator = what
     if not index and (name in ("PWD", "HOME") or (found is None and shell.is_of_bash(name))):
-        yield Piece(unset_value(shell, name) if found is None else values[0], is_quoted)
+        yield WordPiece(unset_value(shell, name) if found is None else values[0], is_quoted)
         return
     is_empty = found is None or not values or all(word.text == "" for word in values)
     is_missing = found is None or (not values and index != "") or (":" in operator and is_empty)
@@ -264,7 +266,7 @@ def _defaulted(
     if ":" in operator and hidden is not None and found is not None and not is_missing:
         known = any(part.text for word in values for part in word.parts)
         if not known:  # it may be empty, and then be replaced
-            yield Piece(hidden, is_quoted)
+            yield WordPiece(hidden, is_quoted)
             return
     kind = operator[-1]
     if kind == "+":
@@ -276,7 +278,9 @@ def _defaulted(
         return
     if kind == "?":
         word = unset_value(shell, name)
-        yield Piece(unknown(shell.where, f"${name}", "is needed") if word.is_known else word, True)
+        yield WordPiece(
+            unknown(shell.where, f"${name}", "is needed") if word.is_known else word, True
+        )
         return
     default = list(_body(shell, body, is_quoted))
     if kind == "=" and not index and not name.isdecimal():
@@ -284,7 +288,7 @@ def _defaulted(
     yield from default
 
 
-def _body(shell: Shell, body: list[Node | str], is_quoted: bool) -> Iterator[Piece]:
+def _body(shell: Shell, body: list[Node | str], is_quoted: bool) -> Iterator[WordPiece]:
     """Yield the word behind an operator, in which blanks stand for themselves."""
     for part in body:
         if is_quoted and not isinstance(part, str) and part.type == "raw_string":
@@ -302,13 +306,13 @@ def _sliced(
     body: list[Node | str],
     is_quoted: bool,
     not_read: Word,
-) -> Iterator[Piece]:
+) -> Iterator[WordPiece]:
     name, index = what
     text = "".join(part if isinstance(part, str) else source(part) for part in body)
     bounds = [calculated(shell, part) for part in text.split(":")]
     hidden = next((word for word in (*bounds, *values) if not word.is_known), None)
     if hidden is not None or len(bounds) > 2 or "?" in text:
-        yield Piece(hidden or not_read, is_quoted)
+        yield WordPiece(hidden or not_read, is_quoted)
         return
     if name == "@":  # arguments count from $1; ${@:0} has $0
         values = (not_read, *values)
@@ -323,7 +327,7 @@ def _sliced(
         yield from _elements(shell, values[start:stop], index, is_quoted)
     else:
         part = (values[0].text or "")[start : max(stop, start)] if values else ""
-        yield Piece(Word(part, shell.where), is_quoted)
+        yield WordPiece(Word(part, shell.where), is_quoted)
 
 
 def _changed(
@@ -375,10 +379,10 @@ def _replaced(word: Word, expression: str, new: str, is_everywhere: bool) -> Wor
     return Word(done, word.where)
 
 
-def _arithmetic(shell: Shell, node: Node, is_quoted: bool) -> Iterator[Piece]:
+def _arithmetic(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
     text = bare_source(node)
     inner = text[3:-2] if text.startswith("$((") else text[2:-1]
-    yield Piece(replace(calculated(shell, inner), where=shell.line_at(node)), is_quoted)
+    yield WordPiece(replace(calculated(shell, inner), where=shell.line_at(node)), is_quoted)
 
 
 EXPANDERS["simple_expansion"] = _simple

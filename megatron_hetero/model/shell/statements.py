@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from megatron_hetero.model.shell.code import Runner
 from megatron_hetero.model.shell.commands import run_command, run_declaration, run_unset
 from megatron_hetero.model.shell.conditions import both, either, negated, tested
-from megatron_hetero.model.shell.expansion import EXPANDERS, Piece, fields, pattern, pieces, value
+from megatron_hetero.model.shell.expansion import (
+    EXPANDERS,
+    WordPiece,
+    fields,
+    pattern,
+    pieces,
+    value,
+)
 from megatron_hetero.model.shell.names import assigned_names
 from megatron_hetero.model.shell.parameters import calculated
 from megatron_hetero.model.shell.patterns import matches
@@ -456,12 +463,12 @@ def _assignments(shell: Shell, node: Node) -> Status:
     return True
 
 
-def _substitution(shell: Shell, node: Node, is_quoted: bool) -> Iterator[Piece]:
-    yield Piece(substituted(shell, node, run_all), is_quoted)
+def _substitution(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
+    yield WordPiece(substituted(shell, node, run_all), is_quoted)
 
 
-def _process(shell: Shell, node: Node, is_quoted: bool) -> Iterator[Piece]:
-    yield Piece(Word("/dev/fd/63", shell.where, f"{bare_source(node)} is not run"), True)
+def _process(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
+    yield WordPiece(Word("/dev/fd/63", shell.where, f"{bare_source(node)} is not run"), True)
 
 
 Runner.run = staticmethod(run)

@@ -47,7 +47,7 @@ class RankRefusedError(HeteroError):
         self.exit_code = exit_code
 
 
-class Meeting:
+class StartMeeting:
     """The meeting, as one rank sees it."""
 
     def __init__(self) -> None:
@@ -225,5 +225,5 @@ class Meeting:
         return place.machine != here.machine or place.is_alive()
 
 
-MEETING = Meeting()
+MEETING = StartMeeting()
 """The meeting of this process's job."""

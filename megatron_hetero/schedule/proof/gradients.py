@@ -25,7 +25,7 @@ SHARDED_TURN = 1
 
 
 @dataclass(frozen=True)
-class Bucket:
+class ExchangedBucket:
     """Gradients that go in one exchange: their holders, and the layers whose backward passes
     complete them."""
 
@@ -45,7 +45,7 @@ class Gradients:
 
     plan: Plan
     workload: Workload
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[ExchangedBucket, ...]
     sharded: Mapping[int, tuple[tuple[int, ...], ...]]
 
     @staticmethod
@@ -70,7 +70,7 @@ class Gradients:
                 sharded.setdefault(layer, []).append(ranks)
             else:
                 whole.append((ranks, layer))
-        buckets = [Bucket(ranks, frozenset((layer,))) for ranks, layer in whole]
+        buckets = [ExchangedBucket(ranks, frozenset((layer,))) for ranks, layer in whole]
         if full:
             layers: dict[tuple[int, ...], set[int]] = {}
             last: dict[tuple[int, ...], int] = {}
@@ -78,7 +78,7 @@ class Gradients:
                 layers.setdefault(ranks, set()).add(layer)
                 last[ranks] = place
             in_order = sorted(layers, key=last.__getitem__)
-            buckets = [Bucket(ranks, frozenset(layers[ranks])) for ranks in in_order]
+            buckets = [ExchangedBucket(ranks, frozenset(layers[ranks])) for ranks in in_order]
         return Gradients(
             plan, workload, tuple(buckets), {n: tuple(sets) for n, sets in sharded.items()}
         )
@@ -107,9 +107,9 @@ class Gradients:
         return self.workload.training.use_distributed_optimizer
 
     @cached_property
-    def of_rank(self) -> tuple[tuple[Bucket, ...], ...]:
+    def of_rank(self) -> tuple[tuple[ExchangedBucket, ...], ...]:
         """Return [rank] -> its buckets."""
-        found: list[list[Bucket]] = [[] for _ in range(self.plan.layout.num_devices)]
+        found: list[list[ExchangedBucket]] = [[] for _ in range(self.plan.layout.num_devices)]
         for bucket in self.buckets:
             for rank in bucket.holders:
                 found[rank].append(bucket)
