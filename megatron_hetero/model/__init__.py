@@ -9,5 +9,8 @@ flag_reader      typed reading of flags, with the place of every refusal
 flag_table       Megatron's flags as data, without torch
 arguments        an argument vector as flags with values
 tokenizer        vocabulary sizes that tokenizers say
+launched         the command of a script that starts training
+megatron_release the release of Megatron that the package follows
+micro_batches    jobs whose objective depends on the size of a micro-batch
 script           words that a bash script puts on the command line
 """

@@ -9,5 +9,4 @@ fp8                 Transformer Engine's fp8
 precision           stages in bf16, fp16 or fp32, each in its own
 norm                norms that allow sequence parallelism
 custom_spec         layers of the user's own
-transformer_engine  a check that Transformer Engine is usable
 """

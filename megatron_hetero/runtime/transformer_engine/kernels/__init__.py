@@ -1,8 +1,5 @@
 """Compiled functions of Transformer Engine in plain torch: what its layers call without fp8.
 
-Each function has the arguments and results of the compiled one, computes in fp32 where that one
-does, and is tested against torch's autograd.
-
 enums        names of layouts, masks and types
 widths       types of numbers, and the width in which a function computes
 products     matrix products with bias, GELU and accumulation, alone and in groups
