@@ -95,7 +95,7 @@ class Node:
         return self.machine != self.name
 
     def with_faster_network(self, factor: float) -> Node:
-        """Return the node with its NICs, each and together, `factor` times as fast."""
+        """Return the node with `factor` times the bandwidth of its uplink and of each NIC."""
         nics = self.nics and self.nics.faster(factor)
         return replace(self, uplink_bytes_per_s=factor * self.uplink_bytes_per_s, nics=nics)
 
