@@ -115,6 +115,7 @@ def _experiment(
     job = read_flagscale_job(source, group_arguments(command_line_words(typed)))
     flags = GivenFlags(job.arguments)
     written: list[str] = []
+    # The cluster and the job come first: both convert even where the layout does not.
     if folder is not None:
         check_new_folder(folder, f"--folder {folder}")
         if arguments.hostfile is not None:
@@ -129,6 +130,7 @@ def _experiment(
         written += [JOB_NAME, CLUSTER_NAME]
     if not arguments.json:
         _show_left_out(job, output)
+    # The layout; its error says what was written all the same.
     layout = ""
     try:
         conversion = from_flagscale(flags)
@@ -148,6 +150,7 @@ def _experiment(
             f"links filled in: megatron-hetero plan --cluster {folder / CLUSTER_NAME} --model "
             f"{folder / JOB_NAME}"
         ) from error
+    # Save the plan, then answer.
     if folder is not None:
         save_plan(plan, folder / PLAN_NAME)
         written.append(PLAN_NAME)

@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     size = sum(path.stat().st_size for path in arguments.files if path.is_file())
     with output.byte_progress("tokenizing", size) as say:
         written = command.write_data(request, say)
+    # Flags with which Megatron reads what was written.
     tokenizer = ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(written.vocab_size)]
     flags = ["--data-path", str(request.data_path)]
     flags += tokenizer if arguments.bytes else arguments.megatron_args

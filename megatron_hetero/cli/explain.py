@@ -75,6 +75,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if arguments.what_if:
             with output.progress("planning with what could be added") as say:
                 additions = what_to_add(plan, cluster, profile, say=say)
+    # Communicators are of our runtime; stock Megatron makes its own.
     communicators: tuple[RankCommunicators, ...] = ()
     if plan.workload is not None and not is_stock(plan):
         communicators = by_rank(plan, plan.workload)

@@ -37,6 +37,7 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     given = [name for name in _PLANNING if getattr(arguments, name)]
     if given:
         raise UsageError(f"--memory makes no plan, so --{given[0]} does not go with it")
+    # GPU types of the cluster, or else the whole catalogue, and the job with assumed flags.
     limits, gpus = Limits(), [gpu_type(name) for name in gpu_type_names()]
     cluster = None if arguments.cluster is None else load_cluster(arguments.cluster)
     if cluster is not None:
@@ -49,6 +50,7 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
         environment=dict(arguments.model_env),
     )
     check_user_flags(workload.megatron_args)
+    # The fewest GPUs of each type, and a plan of the cluster if one fits.
     found = holdings(workload, gpus, limits)
     known = {holding.gpu.name for holding in found}
     unable = [gpu.name for gpu in gpus if gpu.name not in known]
@@ -62,6 +64,7 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
         of_cluster = {} if cluster is None else held
         output.json({**data, **of_cluster, "notes": list(notes)})
         return 0
+    # Answer as a table, with what was assumed and what cannot train.
     training, kept = workload.training, limits.memory_reserve_bytes
     reserve = (
         f"{MARGIN_PART:.0%} of each GPU ({LEAST_MARGIN_BYTES / 1e9:g} GB at least)"

@@ -84,6 +84,7 @@ def run_near(
     arguments: argparse.Namespace, output: Output, cluster: Cluster, profile: Profile | None
 ) -> int:
     """Plan again, print the ways to go on, save the chosen one."""
+    # The job is the old plan's, unless a model is given.
     old = load_plan(arguments.near)
     workload = old.workload
     if workload is None or arguments.model is not None or arguments.megatron_args:
@@ -96,6 +97,7 @@ def run_near(
     of_old = None if old.workload is None else old.workload.training.sends
     workload = with_sends(workload, arguments.sends or of_old)
     check_user_flags(workload.megatron_args)
+    # Search near the old plan, and among all plans.
     start_s = time.perf_counter()
     with output.search_progress() as progress:
         found = replan(
@@ -110,6 +112,7 @@ def run_near(
             prefer=arguments.prefer,
         )
     search_s = time.perf_counter() - start_s
+    # The flags are made here once, so that a contradiction is found now.
     plan = found.ways[found.chosen].plan
     megatron_args(plan, str(arguments.output or "plan.json"))
     if arguments.output:

@@ -152,6 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, save."""
+    # Other questions than a plan of training: lengths of sequences, memory, a plan near an old one.
     if arguments.picture is not None and arguments.sequences is None:
         raise UsageError("--picture draws a step of sequences, so it needs --sequences LENGTHS.TXT")
     if arguments.memory and arguments.sequences is None:
@@ -170,6 +171,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     check_near_arguments(arguments)
     if arguments.near is not None:
         return run_near(arguments, output, cluster, profile)
+    # The job, the goal, and the cluster whose measured sizes the plan may use.
     workload = with_sends(
         load_workload(
             arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
@@ -188,6 +190,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not arguments.scale_profile:
         held = held_to_measured_sizes(cluster, workload, profile)
     cluster = held.cluster
+    # Search; for the best precision, once for each candidate.
     start_s = time.perf_counter()
     with output.search_progress() as progress:
         search = partial(
@@ -217,6 +220,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     code = EXIT_INTERRUPTED if explanation.interrupted else code
     if explanation.interrupted:
         output.note("interrupted: this is the best plan found so far")
+    # Answer as JSON with every figure, or as text below.
     utilization = utilization_of(plan, cluster)
     if arguments.json:
         stock = explanation.best_stock
@@ -255,6 +259,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 "plan --strategy thorough takes up to ten times as long and may find a faster plan"
             )
         output.show("plan --prove takes a minute or two more and may find a tighter lower bound")
+    # Name the file written, and flags of the job that would stop its start.
     refusals = tuple(refusal_lines(plan, explanation.best_stock is not None))
     if arguments.output is None:
         output.show("Nothing was written: -o plan.json saves the plan", *refusals)

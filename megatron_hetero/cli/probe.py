@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure, write, show."""
+    # Refuse what does not go together; paths between cards are measurements of their own.
     if arguments.layers < 1 or not 0.1 <= arguments.seconds <= 600:
         raise UsageError("--layers is at least 1, --seconds from 0.1 to 600")
     if arguments.gpus is not None and arguments.gpus < 1:
@@ -109,6 +110,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "--gpu NAME is missing: the GPU type to measure, as cluster.yaml calls it (or --pairs "
             "or --links, for the paths between the cards of this machine)"
         )
+    # The cards to measure: of the given type, or chosen by the user.
     workload = load_workload(
         arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
     )

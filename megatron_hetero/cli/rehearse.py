@@ -124,6 +124,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             keep=arguments.keep,
             on_progress=on_progress,
         )
+    # Judge the error against the limit, and write the timelines.
     data: dict[str, Any] = command.rehearsal_to_data(rehearsal, found.plan)
     data["limit"] = arguments.limit
     data["ok"] = abs(data["error"]) <= arguments.limit

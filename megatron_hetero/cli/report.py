@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError(
             "say what to write: -o PAGE.HTML, --svg FOLDER, --png FOLDER or --trace FILE"
         )
+    # Gather the plan, its simulation, and measured or rehearsed timelines.
     plan = load_plan(arguments.plan)
     cluster = load_cluster(arguments.cluster)
     profile = load_profile(arguments.profile) if arguments.profile else None
@@ -91,6 +92,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         again = replan(content, profile) if arguments.measured else None
     if again is not None:
         content = replace(content, notes=tuple(replan_lines(again)))
+    # Write each file that was asked for.
     written: list[Path] = []
     if arguments.output:
         arguments.output.write_text(page(content), encoding="utf-8")

@@ -120,6 +120,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             arguments.seed,
             arguments.compare_engines,
         )
+    # Compare with the running fleet: its rates count for the replicas whose GPUs are still there.
     change = None
     if running is not None:
         rate = (
@@ -139,6 +140,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         scale = running.scale * part * old_rate / new_rate
         stable_s = parse_time_span(arguments.stable)
         change = compare_plans(running, plan, stable_s, rate, scale)
+    # Save the plan and answer.
     if arguments.output is not None:
         save_serving_plan(plan, arguments.output)
     if arguments.json:

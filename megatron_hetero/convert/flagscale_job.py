@@ -123,6 +123,7 @@ def read_flagscale_job(path: Path, typed: Sequence[Argument] = ()) -> FlagScaleJ
         FileFormatError: not such a file, or a value that is none for Megatron's flag of that name.
         UnsupportedError: a form of Hydra's files that is not read.
     """
+    # The experiment, or a file that is the `train` part itself.
     experiment = read_experiment(path)
     tree = experiment.tree
     train = tree.branch("train")
@@ -134,6 +135,7 @@ def read_flagscale_job(path: Path, typed: Sequence[Argument] = ()) -> FlagScaleJ
             f"{path}:1: no experiment of FlagScale: it has train (with system, model, data), "
             "usually by `defaults: [train: NAME]`"
         )
+    # Flags of the experiment, where a later key replaces an earlier one; typed flags beat both.
     keys: dict[str, str] = {}
     found: dict[str, Argument] = {}
     for key, argument in _arguments(train, prefix):
@@ -145,6 +147,7 @@ def read_flagscale_job(path: Path, typed: Sequence[Argument] = ()) -> FlagScaleJ
             found[argument.flag] = argument
             keys[argument.flag] = "experiment.exp_dir"
     found.update({argument.flag: argument for argument in typed})
+    # Settings that these flags cannot say are left out, with the reason.
     left_out = [*_other_checkpoints(found, keys, typed)]
     options = [*_mlp_columns(found), *_options(found.values(), keys, left_out)]
     left_out += _elsewhere(experiment, prefix)

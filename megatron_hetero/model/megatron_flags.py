@@ -90,6 +90,7 @@ def workload_from_arguments(job: JobText, is_planned: bool = True) -> Workload:
 
 
 def _model(flags: FlagReader, vocabulary: Vocabulary | None) -> ModelSpec:
+    # Sizes without which there is no model.
     num_layers = flags.required_size("--num-layers")
     if num_layers > MAX_LAYERS:
         flags.fail(["--num-layers"], f"--num-layers is {num_layers}; at most {MAX_LAYERS} are read")

@@ -29,6 +29,7 @@ def place_in_order(plan: Plan, cluster: Cluster) -> Plan:
             f"has {len(cluster.devices)}; name a cluster of {wanted} GPUs, which are then taken in "
             "order, or make the plan with `megatron-hetero plan`, which chooses them"
         )
+    # Hand out GPUs in the order of the cluster; a stage stays inside a node.
     free = iter(cluster.devices)
 
     def on_devices(stage: Stage, where: str) -> Stage:
@@ -51,6 +52,7 @@ def place_in_order(plan: Plan, cluster: Cluster) -> Plan:
         )
         for r, replica in enumerate(plan.replicas)
     )
+    # Ranks inside a node follow the places of the plan.
     hosts = canonical_hosts(replicas, cluster)
     placed = replace(plan, replicas=in_rank_order(replicas, hosts), hosts=hosts)
     validate_plan(placed, cluster)

@@ -30,6 +30,7 @@ def draw_png(figure: Figure, path: Path) -> None:
             f"PNG files are drawn by a browser, and none of {', '.join(BROWSERS)} is installed. "
             "Install one, or use --svg, whose files every browser and most editors open."
         )
+    # The browser draws the SVG file in a folder with a fresh profile.
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "figure.svg"
         source.write_text(figure.standalone(), encoding="utf-8")

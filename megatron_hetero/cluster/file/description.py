@@ -58,10 +58,12 @@ def load_cluster(path: Path | str) -> Cluster:
         nodes=tuple(n.name for n in file.nodes),
         sites=tuple(dict.fromkeys(n.site for n in file.nodes)),
     )
+    # Names and GPU types first: all else refers to both.
     _check_unique_names(file.nodes, references)
     gpu_types = resolve_gpu_types(file, references)
     check_inside_links(file, gpu_types, references)
     islands, island_links = _islands(file, gpu_types, references)
+    # Paths between machines, then the NICs and uplinks that limit paths.
     entries = entry_of_sites(file.links, references)
     links = resolve_node_links(file.links, islands, island_links, references)
     nics = {

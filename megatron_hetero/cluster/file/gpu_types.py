@@ -73,6 +73,7 @@ def check_inside_links(
             for i, between in enumerate(file.links.between_types)
         ),
     ]
+    # A pair of types has one link, by whatever names.
     for names, keypath in classes:
         types = frozenset(gpu_types[name].name for name in names)
         if len(types) < len(names):
@@ -88,6 +89,7 @@ def check_inside_links(
                 given = "has a link already, under another name"
             references.fail(keypath, f"{shown} {given}; keep one")
         own_names[types] = ".".join(str(key) for key in keypath)
+    # Machines of several equal cards need a link from somewhere.
     missing = {
         i: node
         for i, node in enumerate(file.nodes)

@@ -33,6 +33,7 @@ def nics_of(place: int, section: NodeSection, references: References) -> Nics | 
             f"{nics.count} NICs for {num_gpus} GPU{'s' * (num_gpus > 1)}: a GPU sends over one; "
             "write as many as GPUs, each with the bandwidth that a GPU gets",
         )
+    # Without lists, GPUs take the NICs in order.
     if not nics.gpus:
         return Nics(nics.bandwidth, near_in_order(num_gpus, nics.count))
     if len(nics.gpus) != nics.count:
@@ -41,6 +42,7 @@ def nics_of(place: int, section: NodeSection, references: References) -> Nics | 
             f"{len(nics.gpus)} lists for {nics.count} NICs; write one for each, for example "
             "[[0, 1], [2, 3]]",
         )
+    # With lists, each GPU stands in exactly one.
     near: dict[int, int] = {}
     for number, gpus in enumerate(nics.gpus):
         at = (*keypath, "gpus", number)

@@ -55,9 +55,11 @@ def cards_of(
         joins: by places on the bus; a pair that is missing crosses the sockets.
         measured: bandwidth and latency of whatever no NVLink joins.
     """
+    # Cards of one kind side by side are one entry of the file.
     entries = [list(e) for _, e in groupby(range(len(cards)), key=lambda i: cards[i].kind)]
     paths = {pair: joins.get(pair, "SYS") for pair in combinations(range(len(cards)), 2)}
     bridged = _bridged(cards, paths)
+    # Over PCIe, the slowest path between two types stands for all of their pairs.
     slow: dict[frozenset[str], str] = {}
     for pair, path in paths.items():
         if pair not in bridged:
@@ -69,6 +71,7 @@ def cards_of(
         else measured or _path_guess(slow[_types(cards, pair)], cards, pair)
         for pair in paths
     }
+    # The link of an entry is its usual link; `said` has the pairs that the entries cover.
     drafts, said = [], dict[Pair, Guess | None]()
     between = [(a, b) for a, b in paths if cards[a].kind != cards[b].kind]
     base = _most([links[pair] for pair in between if pair not in bridged])
@@ -87,6 +90,7 @@ def cards_of(
                 card.reserve,
             )
         )
+    # Pairs with another link are written one by one.
     others = {pair: link for pair, link in links.items() if said.get(pair, base) != link}
     pairs = tuple(PairDraft(group, link) for group, link in _groups(others))
     return NodeDraft(

@@ -68,6 +68,7 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str]) -> Inventory:
         gres = _first(_GRES, block)
         kinds = [(int(m["count"]), m["type"] or "gpu") for m in _GPUS.finditer(gres)]
         state = _first(_STATE, block).upper()
+        # Leave out nodes that are down, and nodes without GPUs.
         if any(word in _UNUSABLE for word in _words(state)) and (kinds or "gpu" in gres):
             reasons[f"is left out: its state is {state[:60]}"].append(name)
             continue
@@ -79,6 +80,7 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str]) -> Inventory:
                 )
             num_without += 1
             continue
+        # Take the node, and note its state and its partitions.
         node = _node(where, name, kinds, names, reasons)
         if node is None:
             continue

@@ -22,6 +22,7 @@ def write_decoder(writer: FlagWriter, config: DecoderConfig, family: Family) -> 
     Raises:
         UnsupportedError: Megatron has no flag for a value.
     """
+    # Sizes and heads.
     writer.require("hidden_act", config.hidden_act, *family.activations)
     num_groups = config.num_key_value_heads or config.num_attention_heads
     writer.sizes(
@@ -42,6 +43,7 @@ def write_decoder(writer: FlagWriter, config: DecoderConfig, family: Family) -> 
         writer.add(
             "num_key_value_heads", "--group-query-attention", "--num-query-groups", num_groups
         )
+    # The parts of a layer: MLP, norms, dropout.
     _write_mlp(writer, config, family)
     _write_norms(writer, config, family)
     dropouts(
@@ -56,6 +58,7 @@ def write_decoder(writer: FlagWriter, config: DecoderConfig, family: Family) -> 
             f"dropout after the embedding is that of layers, {config.hidden_dropout}, not "
             f"{config.embedding_dropout}"
         )
+    # Positions, windows and attention.
     write_rotary(writer, read_rotary(writer, config, family.rotary_share))
     writer.switch("model_type", "--rotary-interleaved", family.interleaved)
     _write_layers_without_rotation(writer, config, family)
@@ -66,6 +69,7 @@ def write_decoder(writer: FlagWriter, config: DecoderConfig, family: Family) -> 
     writer.switch("attention_bias", "--add-qkv-bias", has_bias)
     has_norms = family.qk_norm == "always" or (family.qk_norm == "as said" and config.use_qk_norm)
     writer.switch("use_qk_norm", "--qk-layernorm", has_norms)
+    # Experts, further tokens and the embedding.
     _write_experts(writer, config, family)
     further_tokens(writer, config)
     is_tied = family.tied if config.tie_word_embeddings is None else config.tie_word_embeddings

@@ -50,6 +50,7 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
     model_type = document.data.get("model_type") if isinstance(document.data, dict) else None
     writer = FlagWriter(document)
     config: HuggingFaceConfig
+    # Keys of the family's own.
     if isinstance(model_type, str) and model_type in FAMILIES:
         family = FAMILIES[model_type]
         _check_keys(writer, document.data, model_type, family.keys)
@@ -78,6 +79,7 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
         write_gpt2(writer, gpt2)
     else:
         _refuse_type(document, model_type)
+    # Keys of all families.
     writer.add("vocab_size", "--vocab-size", config.vocab_size)
     if config.initializer_range != 0.02:
         writer.add("initializer_range", "--init-method-std", repr(config.initializer_range))

@@ -134,6 +134,7 @@ def _expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]
     if node.has_error or len(children) < 3 or children[-1].type != "}":
         yield WordPiece(not_read, is_quoted)
         return
+    # The name, with `#` for a length or `!` for a name in a variable.
     prefix = ""
     if children[1].type in ("#", "!") and len(children) > 3:
         prefix = children.pop(1).type
@@ -150,6 +151,7 @@ def _expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]
         name = pointer.text or ""
     if name in ("@", "*"):
         name, index = "@", name
+    # The value or values, then the operator.
     found = lookup(shell, name)
     values = _values(shell, name, index, found, node)
     if prefix == "#":

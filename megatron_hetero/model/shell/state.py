@@ -177,6 +177,7 @@ class Shell:
         Args:
             reason: of values that differ, as in "is set inside the `if` of line 3".
         """
+        # Branches that return are kept apart until the function ends.
         going_on = [branch for branch in branches if not branch.flow]
         self.returned = [
             *self.returned,
@@ -190,6 +191,7 @@ class Shell:
             if leaving:
                 self._merge_values(leaving, reason)
             return
+        # What the branches agree on stays known; all else is forgotten with the reason.
         alive = [*going_on, *leaving]
         first, returned = going_on[0], self.returned
         self._merge_values(alive, reason)

@@ -32,6 +32,7 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
                 f"{some_of(list(cluster.machines))}.",
             )
             continue
+        # The machine itself: its address and its library.
         node = islands[0]
         if host.host != node.host:
             yield Violation(
@@ -51,6 +52,7 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
                 f"machine {host.node} speaks {node.gpu_type.library}; the cluster's limits keep to "
                 f"GPUs with {cluster.limits.library}.",
             )
+        # Its GPUs: each is there, and of the type planned for.
         num_gpus = sum(island.num_gpus for island in islands)
         for index, (device, gpu_type) in zip(
             host.gpu_indices, host.type_by_device.items(), strict=True

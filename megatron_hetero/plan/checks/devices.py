@@ -200,6 +200,7 @@ def exchange_groups_are_of_the_hosts(plan: Plan) -> Iterator[Violation]:
         yield Violation(
             (key,), "exchange_groups has one group, which is none; name two or more, or none."
         )
+    # Each machine stands once; what is left over stands nowhere.
     machines = {host.node for host in plan.hosts}
     found: dict[str, int] = {}
     for number, group in enumerate(plan.exchange_groups):

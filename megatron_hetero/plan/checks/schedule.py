@@ -114,6 +114,7 @@ def chunks_follow_each_other(plan: Plan) -> Iterator[Violation]:
         if not any(stage.chunks for stage in replica.stages):
             continue
         key: tuple[str | int, ...] = ("replicas", r, "stages")
+        # All chunks of the replica in the order of the layers.
         pieces = sorted(
             (chunk.first_layer, chunk.num_layers, s)
             for s, stage in enumerate(replica.stages)
@@ -128,6 +129,7 @@ def chunks_follow_each_other(plan: Plan) -> Iterator[Violation]:
                     f"{due} is due. Let the chunks of all stages follow each other without gaps.",
                 )
             due = first + num_layers
+        # The same chunks as stages: neighbours differ, the ends are the first and last stage.
         order = [s for *_, s in pieces]
         for a, b in pairwise(order):
             if a == b:

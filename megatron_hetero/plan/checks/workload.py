@@ -100,6 +100,7 @@ def expert_groups_fit(plan: Plan) -> Iterator[Violation]:
         return
     shapes = {(s.shape.tensor_parallel, s.shape.context_parallel) for _, _, s in stages(plan)}
     model = None if plan.workload is None else plan.workload.model
+    # All stages deal experts out alike.
     for r, s, stage in stages(plan):
         shape, key = stage.shape, stage_key(r, s, "shape", "expert_groups")
         if shape.expert_groups != plan.layout.expert_groups or len(shapes) > 1:
@@ -110,6 +111,7 @@ def expert_groups_fit(plan: Plan) -> Iterator[Violation]:
                 "(tp, cp, ep, etp) in all stages. Give all stages the same.",
             )
             return
+    # Ranks, stages and experts divide into the groups.
     (size, width), shape = plan.layout.expert_groups, plan.replicas[0].stages[0].shape
     key, where = stage_key(0, 0, "shape", "expert_groups"), f"ep{size}etp{width}"
     ranks, own = size * width, shape.num_devices

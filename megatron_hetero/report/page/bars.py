@@ -48,12 +48,14 @@ def memory_bars(content: Content) -> Figure:
     def drawn(row: tuple[int, int, str]) -> tuple[float, ...]:
         return tuple(devices[row[2]].parts_bytes.get(part, 0) / largest for part in PARTS)
 
+    # Stages that look alike share a bar.
     shown_rows = folded(rows, kind, drawn)
     height, step = (18.0, 26.0) if len(shown_rows) <= 24 else (11.0, 15.0)
     shown = legend(tuple((part, part) for part in PARTS), 0, 14)
     parts = [shown]
     y = 32.0
     for row in shown_rows:
+        # The label: how full the GPU is, or the span over a bar's stages.
         r, s, fullest = row.first
         device = devices[fullest]
         gpu, capacity_bytes = kind(row.first)
@@ -63,6 +65,7 @@ def memory_bars(content: Content) -> Figure:
         words = f"{part} {words}" if row.num_more else f"{peaks[0] / GIB:.1f} {words} ({part})"
         name = label(f"R{r} stage {s}", row.num_more, f": {gpu}", _LABELS)
         parts.append(text(0, y + height - 4, name, "small"))
+        # The bar: the capacity, and on it the parts of the peak.
         scale = _ROOM / largest
         x = _LABELS
         parts.append(rect(x, y, device.capacity_bytes * scale, height, "room"))

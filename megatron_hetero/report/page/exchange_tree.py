@@ -101,6 +101,7 @@ def exchange_tree(plan: Plan, cluster: Cluster, simulation: StepSimulation) -> F
     y = 26.0
     for site in sites.values():
         indent = 0.0
+        # The site's own bar, and its machines below it on a line.
         if len(sites) > 1:
             parts += _row(site.uplink, f"site {site.uplink.name}", "strong", y, room / most)
             y, indent = y + _ROW, _INDENT
@@ -115,6 +116,7 @@ def exchange_tree(plan: Plan, cluster: Cluster, simulation: StepSimulation) -> F
         if indent:
             parts.append(line(10, top, 10, y - _ROW + 10, "grid"))
             y += 6
+    # Groups in which gradients are reduced first.
     if plan.exchange_groups:
         named = [f"{group[0]} and {len(group) - 1} more" if len(group) > 1 else group[0]
                  for group in plan.exchange_groups[:4]]  # fmt: skip

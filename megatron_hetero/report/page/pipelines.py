@@ -51,6 +51,7 @@ def pipelines(plan: Plan, cluster: Cluster, estimates: Estimates) -> Figure:
     for row in folded(range(len(plan.replicas)), kind, drawn, most):
         r = row.first
         replica = plan.replicas[r]
+        # The title of a replica, or of replicas alike.
         part = replica.num_micro_batches / total
         name = f"Replicas {ranges(list(row.rows))}" if row.num_more else f"Replica {r}"
         parts.append(text(0, y + 15, name, "strong"))
@@ -62,6 +63,7 @@ def pipelines(plan: Plan, cluster: Cluster, estimates: Estimates) -> Figure:
             words = f"alike; each: {words}"
         parts.append(text(max(80.0, text_width(name, 14) + 8), y + 15, words, "small"))
         y += _TITLE
+        # Its stages as boxes, in rows of at most `_IN_ROW`.
         boxes = _boxes(r, replica, cluster, estimates, is_many)
         for start in range(0, len(boxes), _IN_ROW):
             parts.append(_row(r, replica, boxes, start, y, cluster, estimates))

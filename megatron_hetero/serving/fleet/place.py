@@ -28,10 +28,12 @@ def placed_replicas(fleet: Fleet, found: Composition) -> tuple[PlannedReplica, .
     ]
     free = {pool.name: [list(devices) for _, devices in pool.devices] for pool in fleet.pools}
     given: dict[tuple[str, int, int], tuple[Device, ...]] = {}
+    # Hand out GPUs, the widest groups first.
     for pool, width, key in sorted(wanted, key=lambda w: (-w[1], w[2])):
         machine = next(devices for devices in free[pool] if len(devices) >= width)
         given[key] = tuple(machine[:width])
         del machine[:width]
+    # Number the replicas of each phase, and divide the rates of like replicas evenly.
     numbers: dict[str, int] = {}
     replicas = []
     for name, number in copies:

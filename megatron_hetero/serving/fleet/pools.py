@@ -43,6 +43,7 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
         UnsupportedError: a machine with unlike cards is priced as a whole.
         UsageError: only some of the machines have a price.
     """
+    # Machines that agree in everything that matters to a price or a speed are one group.
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in cluster.nodes:
         if node.is_island and node.price_per_hour:
@@ -59,6 +60,7 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
             groups.setdefault(key, []).append(node)
     if not groups:
         raise UsageError("every GPU of the cluster is idle by its limits; none is left to serve")
+    # Prices are for all machines or for none.
     nodes = [node for group in groups.values() for node in group]
     priced = [n.price_per_hour is not None or n.gpu_price_per_hour is not None for n in nodes]
     if any(priced) and not all(priced):
@@ -67,6 +69,7 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
             f"{lacking.machine} has no price_per_hour, and others have: give all of them one, or "
             "none"
         )
+    # Name each group by GPU type and site.
     names: dict[str, int] = {}
     found = []
     for group in groups.values():

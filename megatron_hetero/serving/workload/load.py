@@ -73,12 +73,14 @@ def _of_trace(
     rows: Sequence[tuple[float, int, int]], section: TraceSection, attainment: float, source: str
 ) -> RequestMix:
     """Divide the requests of a trace by the quantiles of their lengths."""
+    # Cut points of the lengths of prompts and of answers.
     per_side = {1: 1, 4: 2, 9: 3}[section.classes]
     cuts = (
         _quantiles([num_input for _, num_input, _ in rows], per_side),
         _quantiles([num_output for _, _, num_output in rows], per_side),
     )
     start = min(row[0] for row in rows)
+    # Each request goes to the class of its two lengths.
     requests = []
     members: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for arrival_s, num_input, num_output in sorted(rows):
@@ -91,6 +93,7 @@ def _of_trace(
     span_s = requests[-1][0] * len(requests) / max(1, len(requests) - 1)
     if span_s <= 0:
         raise WorkloadError(f"{source}: all requests of the trace come at the same moment")
+    # Each class has the rate and the lengths of its members.
     words = {1: ("any",), 2: ("short", "long"), 3: ("short", "middle", "long")}[per_side]
     keys = sorted(members)
     classes = tuple(

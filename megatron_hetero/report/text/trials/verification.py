@@ -93,6 +93,7 @@ def _distance_table(found: Mapping[str, Any]) -> Table:
 
 
 def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
+    # Equality with one process, bit by bit.
     yield (
         "every step took the same samples"
         if found["same_samples"]
@@ -112,6 +113,7 @@ def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
         yield "NO: ranks of a tensor-parallel group ended with unlike random states"
     if not found["same_loss_scales"]:
         yield "NO: some rank scaled a loss, or skipped a step, otherwise than the one process"
+    # Facts about experts, boundaries and gradients, where the plan has them.
     routing = found.get("routing")
     if routing:
         yield (
