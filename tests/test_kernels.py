@@ -12,9 +12,9 @@ from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.kernels import KERNELS
+from megatron_hetero.schedule.parts import Crossing
 from megatron_hetero.schedule.simulator import crowd
 from megatron_hetero.schedule.simulator.crowd import OneFOneB, crowd_ends_s
-from megatron_hetero.schedule.simulator.parts import Crossing
 
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="this installation has no compiled loops")
 

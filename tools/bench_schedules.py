@@ -27,8 +27,8 @@ from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts, one_f_one_b
 from megatron_hetero.schedule.orders.synthesise import synthesise
 from megatron_hetero.schedule.orders.zero_bubble import zero_bubble
+from megatron_hetero.schedule.parts import ChunkTimes
 from megatron_hetero.schedule.programme import Schedule
-from megatron_hetero.schedule.simulator.parts import ChunkTimes
 from megatron_hetero.schedule.simulator.pipeline import simulate
 
 HOPS = (0.25, 0.5, 1.0, 2.0, 4.0)

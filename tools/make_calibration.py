@@ -47,6 +47,7 @@ from scipy.optimize import least_squares
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.network.seconds import tensor_parallel_times
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.calibration import (
     Calibration,
     has_tf32,
@@ -55,7 +56,6 @@ from megatron_hetero.cost.work.calibration import (
 from megatron_hetero.cost.work.compute import PassTimes, layer_times, slowest
 from megatron_hetero.cost.work.launches import layer_launches
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.files import write_json
 from megatron_hetero.model.spec import Precision
 

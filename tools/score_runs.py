@@ -25,9 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cost.memory.parameters import layer_params
+from megatron_hetero.cost.parameters import layer_params
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.profile import load_profile
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import FileFormatError, HeteroError, UsageError
 from megatron_hetero.files import read_yaml, validate_document
 from megatron_hetero.model.spec import ModelSpec

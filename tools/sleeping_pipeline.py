@@ -27,8 +27,8 @@ from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.parallel.boundary import Boundary
 from megatron_hetero.runtime.parallel.steps.executor import Executor
 from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
+from megatron_hetero.schedule.parts import ChunkTimes
 from megatron_hetero.schedule.programme import Schedule
-from megatron_hetero.schedule.simulator.parts import ChunkTimes
 
 _ALONE = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
 _BEGIN_IN_S = 0.05

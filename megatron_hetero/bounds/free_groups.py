@@ -28,6 +28,7 @@ from dataclasses import replace
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.choices import context_parallels, shares_tokens
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.share import TensorShare, even_share
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.cost.work.calibration import product_flops_per_s, shipped_calibration
 from megatron_hetero.cost.work.compute import (
@@ -37,7 +38,6 @@ from megatron_hetero.cost.work.compute import (
     uses_flash_attention,
 )
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
-from megatron_hetero.cost.work.share import TensorShare, even_share
 from megatron_hetero.cost.work.stage_precision import training_on
 from megatron_hetero.model.blocks import whole_latent_params
 from megatron_hetero.model.spec import Workload

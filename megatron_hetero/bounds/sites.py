@@ -14,11 +14,11 @@ from typing import Literal
 from megatron_hetero.bounds.chains.kinds import GpuClass
 from megatron_hetero.cost.choices import context_parallels, recomputes
 from megatron_hetero.cost.memory.device import state_bytes
-from megatron_hetero.cost.memory.parameters import layer_params
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.lines import most_bytes_per_s
+from megatron_hetero.cost.parameters import layer_params
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.widths import usable_gpus
-from megatron_hetero.cost.work.share import even_share
 
 MAX_SITES = 8
 """Of more sites nothing is proved: their pairs of nodes are many."""

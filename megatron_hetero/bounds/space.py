@@ -14,9 +14,9 @@ from megatron_hetero.cost.choices import (
 )
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, own_launch_counts
+from megatron_hetero.cost.share import equal_dealing
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.widths import usable_gpus
-from megatron_hetero.cost.work.share import equal_dealing
 
 
 def relaxed(costs: CostModel) -> CostModel:

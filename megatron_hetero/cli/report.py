@@ -13,7 +13,7 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.files import write_json
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
-from megatron_hetero.report.page.content import gather
+from megatron_hetero.report.content import gather
 from megatron_hetero.report.page.document import figures, page
 from megatron_hetero.report.page.lanes import measured_lanes, rehearsed_lanes, trace_lanes
 from megatron_hetero.report.picture import draw_png

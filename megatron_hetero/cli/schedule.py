@@ -14,7 +14,7 @@ from megatron_hetero.cli.plan_on_cluster import add_plan_arguments, read_plan_on
 from megatron_hetero.errors import CheckFailedError, UsageError
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import ScheduleName
-from megatron_hetero.schedule.orders.choose import ScheduledPlan, candidates
+from megatron_hetero.schedule.choice.choose import ScheduledPlan, candidates
 from megatron_hetero.units import format_duration
 
 DESCRIPTION = """\

@@ -95,7 +95,7 @@ def shares_tokens(costs: CostModel) -> bool:
 
 def deals_experts(costs: CostModel) -> bool:
     """Return whether stages may deal whole experts out to the GPUs of their tensor-parallel groups,
-    as many to each (`cost.work.share.equal_dealing`).
+    as many to each (`cost.share.equal_dealing`).
 
     Where times are measured, they are those of divided experts.
     """

@@ -11,10 +11,11 @@ from megatron_hetero.cluster.spec import Cluster, Node
 from megatron_hetero.cost.memory.device import (
     state_bytes,
 )
-from megatron_hetero.cost.memory.parameters import embedding_params, layer_params
 from megatron_hetero.cost.network.lines import line_seconds
+from megatron_hetero.cost.parameters import embedding_params, layer_params
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, stage_ends_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.stage_prices import StagePrices
 from megatron_hetero.cost.step_cost import (
     PlacementCost,
@@ -34,7 +35,6 @@ from megatron_hetero.cost.sync.least import (
 )
 from megatron_hetero.cost.sync.room import room_of
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.spec import Workload
 
 

@@ -18,9 +18,10 @@ from megatron_hetero.cost.memory.device import (
     with_some_layers_recomputed,
 )
 from megatron_hetero.cost.memory.libraries import memory_kind
-from megatron_hetero.cost.memory.parameters import layer_params
 from megatron_hetero.cost.memory.sharded import sharded_memory
+from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Sharding
+from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.cost.step_cost import (
     StageCost,
 )
@@ -28,7 +29,6 @@ from megatron_hetero.cost.sync.gradients import GradientExchangePrices
 from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
 from megatron_hetero.cost.unit_prices import UnitPrices
 from megatron_hetero.cost.work.compute import PassTimes, update_time_s
-from megatron_hetero.cost.work.share import even_share, member_shares
 
 _MAIN_WEIGHT_BYTES = 4
 

@@ -24,6 +24,12 @@ from megatron_hetero.cost.network.seconds import (
 )
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.cost.share import (
+    TensorShare,
+    equal_dealing,
+    least_shares,
+    member_shares,
+)
 from megatron_hetero.cost.variants import Variants
 from megatron_hetero.cost.widths import usable_widths
 from megatron_hetero.cost.work.pieces import (
@@ -32,12 +38,6 @@ from megatron_hetero.cost.work.pieces import (
     least_pieces,
     price_groups,
     price_pieces,
-)
-from megatron_hetero.cost.work.share import (
-    TensorShare,
-    equal_dealing,
-    least_shares,
-    member_shares,
 )
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.plan.sharding.token_shares import token_counts

@@ -48,8 +48,8 @@ from megatron_hetero.planner.stock.strategy import (
 from megatron_hetero.planner.structure_search import StructureSearch
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.rounding import below
+from megatron_hetero.schedule.choice.best import best_of_orders
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
-from megatron_hetero.schedule.orders.best import best_of_orders
 from megatron_hetero.schedule.proof.of_plan import check_operations
 from megatron_hetero.units import format_bytes
 
@@ -85,7 +85,7 @@ def plan_cluster(
         objective: what the plan is the best by, its limits of time and money, and whether it must
             be one that stock Megatron runs.
         schedules: "counts" for 1F1B with launch counts, "best" for other orders of computations
-            where they make the step shorter (`schedule.orders.best`).
+            where they make the step shorter (`schedule.choice.best`).
         prove: the lower bound as far as a minute or more takes it, in clusters of any size.
             Interrupted there, the plan comes with what is proved so far.
         simplest_within: not the best plan, but the one nearest to stock Megatron that is at most

@@ -1,6 +1,8 @@
 """The programme of every pipeline rank as data, its deadlock check and its simulation.
 
 programme  what every stage does, in order
+parts      input and output of the simulator
+network    messages on the cluster's paths
 of_plan    the schedule that the runtime executes
 check      the deadlock check
 stock      which plans stock Megatron runs

@@ -12,20 +12,20 @@ from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.memory.activations import layer_activation_bytes
 from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.holdings import StateSizes, held_bytes, holdings, parts_of_plan
-from megatron_hetero.cost.memory.parameters import layer_params, stage_params
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import (
     boundary_time,
     ring_all_gather_s,
     tensor_parallel_times,
 )
+from megatron_hetero.cost.parameters import layer_params, stage_params
 from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.cost.work.calibration import shipped_calibration
 from megatron_hetero.cost.work.compute import (
     core_attention_times,
     group_layer_times,
 )
-from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 from megatron_hetero.plan.sharding.token_shares import token_counts

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.cost.memory.parameters import layer_params, whole_layer_params
+from megatron_hetero.cost.parameters import layer_params, whole_layer_params
+from megatron_hetero.cost.share import even_share, largest_fraction, member_shares
 from megatron_hetero.cost.work.layer_work import mlp_work
-from megatron_hetero.cost.work.share import even_share, largest_fraction, member_shares
 from tests.cost.builders import CLUSTER, estimate_plan, make_workload, place
 
 JOB: dict[str, Any] = {

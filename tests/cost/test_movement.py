@@ -18,9 +18,9 @@ from megatron_hetero.cost.memory.holdings import (
     parts_of_plan,
     without,
 )
-from megatron_hetero.cost.memory.parameters import layer_params, stage_params
 from megatron_hetero.cost.movement import Mover, surviving
-from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.cost.parameters import layer_params, stage_params
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import BETWEEN, CLUSTER, INSIDE, make_workload, place
 

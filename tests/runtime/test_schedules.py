@@ -23,7 +23,7 @@ from megatron_hetero.runtime.job.local_launch import run_jobs
 from megatron_hetero.schedule.of_plan import with_schedule
 from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
 from megatron_hetero.schedule.orders.synthesise import synthesise
-from megatron_hetero.schedule.simulator.parts import ChunkTimes
+from megatron_hetero.schedule.parts import ChunkTimes
 from tests.runtime.test_daily_life import number, run
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 

@@ -10,10 +10,10 @@ import pytest
 from megatron_hetero.cluster.spec import Limits, Link
 from megatron_hetero.cost.memory.device import StateHolders, stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.pieces import price_pieces
 from megatron_hetero.cost.work.profile import PIECES, PointKey, Profile, _shape_key
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import InfeasiblePlanError, UnsupportedError
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload

@@ -9,10 +9,10 @@ from megatron_hetero.cluster.spec import Cluster, Device, Node
 from megatron_hetero.cost.memory.device import StageMemory
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, StageCost
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.pieces import PieceTimes
-from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.spec import Workload
 from tools.referees.costs import RefereeCosts, check_expressible
 from tools.referees.hexiscale import (

@@ -3,7 +3,6 @@
 device       all parts of one device of a stage
 sharded      the same where replicas divide some layers
 libraries    what CUDA and its libraries take, and the margin beside them
-parameters   parameters on one device
 activations  bytes kept from forward to backward, tensor by tensor
 holdings     state that each device of a plan keeps, as intervals
 """

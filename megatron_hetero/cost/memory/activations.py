@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatron_hetero.cost.memory.parameters import attention_sizes
-from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.cost.parameters import attention_sizes
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 _STATISTIC_BYTES = 4

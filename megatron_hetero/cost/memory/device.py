@@ -1,6 +1,6 @@
 """Bytes that Megatron allocates on one device of a stage, part by part.
 
-Weights, gradients and optimizer states follow the parameter shards (`cost.memory.parameters`),
+Weights, gradients and optimizer states follow the parameter shards (`cost.parameters`),
 activations the micro-batches in flight (`cost.memory.activations`).
 """
 
@@ -22,14 +22,14 @@ from megatron_hetero.cost.memory.activations import (
     own_mask_bytes,
 )
 from megatron_hetero.cost.memory.libraries import KeptFree
-from megatron_hetero.cost.memory.parameters import (
+from megatron_hetero.cost.parameters import (
     expert_params,
     layer_params,
     stage_params,
     word_params,
 )
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import uses_flash_attention
-from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 
 

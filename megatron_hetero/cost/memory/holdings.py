@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_hetero.cost.memory.device import state_bytes
-from megatron_hetero.cost.memory.parameters import (
+from megatron_hetero.cost.parameters import (
     further_params,
     head_params,
     layer_params,
@@ -22,7 +22,7 @@ from megatron_hetero.cost.memory.parameters import (
     word_params,
 )
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks

@@ -9,7 +9,7 @@ from math import lcm
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.network.link_terms import adding_s, transfer_s
 from megatron_hetero.cost.placement import PlacedStage
-from megatron_hetero.cost.work.share import largest_fraction, member_shares
+from megatron_hetero.cost.share import largest_fraction, member_shares
 from megatron_hetero.model.spec import ModelSpec
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
-from megatron_hetero.cost.memory.parameters import (
+from megatron_hetero.cost.parameters import (
     attention_matrices,
     embedding_params,
     further_params,
@@ -26,7 +26,7 @@ from megatron_hetero.cost.memory.parameters import (
     whole_layer_params,
 )
 from megatron_hetero.cost.placement import PlacedStage, Placement
-from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.spec import ModelSpec
 
 MAX_BUCKET_ELEMENTS = 64 << 20

@@ -19,8 +19,8 @@ from itertools import chain as joined
 from itertools import pairwise
 
 from megatron_hetero.cost.memory.libraries import CONNECTION_BYTES
+from megatron_hetero.cost.share import even_share_or_none
 from megatron_hetero.cost.sync.buckets import EMBEDDING
-from megatron_hetero.cost.work.share import even_share_or_none
 from megatron_hetero.exchange.groups.by_group import plan_by_group
 from megatron_hetero.exchange.groups.pairs import pair_sums
 from megatron_hetero.model.blocks import padded_vocab_size

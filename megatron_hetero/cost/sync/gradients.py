@@ -22,11 +22,12 @@ import numpy as np
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.cost.memory.parameters import layer_params
-from megatron_hetero.cost.network.exchange_clock import ExchangeStep, last_end_s
 from megatron_hetero.cost.network.holder_flow import Flow, HolderFlow, HolderFlows, Ints
+from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import StageId, num_rank_sets
+from megatron_hetero.cost.sync.exchange_clock import ExchangeStep, last_end_s
 from megatron_hetero.cost.sync.groups import (
     SyncGroup,
     buffers_of,
@@ -35,7 +36,6 @@ from megatron_hetero.cost.sync.groups import (
     witness_of,
 )
 from megatron_hetero.cost.sync.room import least_rooms
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import UsageError
 from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.model.spec import ModelSpec

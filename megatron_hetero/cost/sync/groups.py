@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from megatron_hetero.cost.memory.parameters import embedding_params, layer_params
+from megatron_hetero.cost.parameters import embedding_params, layer_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS, StageId, layer_tensors
 from megatron_hetero.cost.sync.room import num_copies, part_of_room
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.spec import ModelSpec
 
 

@@ -5,8 +5,7 @@ compute      the analytic model of a layer
 ends         the same of the embedding and the head
 layer_work   products and memory traffic of the parts of a layer
 launches     operators that the host launches for a piece
-share        what one member of a group holds and computes
-products      seconds of a matrix product, by measured tables
+products     seconds of a matrix product, by measured tables
 calibration  what GPUs reach of their peaks, from published tables
 profile      profile.json
 stage_precision  what a group computes in where stages have precisions of their own

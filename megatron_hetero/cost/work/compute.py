@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from megatron_hetero.cluster.makers import FACTS
 from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.share import TensorShare, even_share
 from megatron_hetero.cost.work.calibration import (
     Calibration,
     ScoreTraffic,
@@ -30,7 +31,6 @@ from megatron_hetero.cost.work.layer_work import (
     mlp_work,
 )
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
-from megatron_hetero.cost.work.share import TensorShare, even_share
 from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.share import TensorShare, even_share_or_none
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.profile import Piece, Profile
-from megatron_hetero.cost.work.share import TensorShare, even_share_or_none
 from megatron_hetero.model.spec import Workload
 
 

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megatron_hetero.cluster.spec import GpuType
-from megatron_hetero.cost.memory.parameters import attention_matrices
+from megatron_hetero.cost.parameters import attention_matrices
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import PassTimes, slowest, uses_flash_attention
 from megatron_hetero.cost.work.profile import Piece, Profile
-from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 
 _EAGER_ROTATION = 7

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from megatron_hetero.cost.memory.parameters import (
+from megatron_hetero.cost.parameters import (
     attention_inputs,
     attention_matrices,
     attention_sizes,
     shared_expert_matrices,
 )
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.products import Product
-from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.blocks import router_params
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 

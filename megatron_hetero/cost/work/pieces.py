@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import GpuType, Link
-from megatron_hetero.cost.memory.parameters import attention_sizes
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.network.seconds import (
     context_parallel_times,
     tensor_parallel_times,
     worst_link,
 )
+from megatron_hetero.cost.parameters import attention_sizes
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import (
     PassTimes,
     core_attention_times,
@@ -24,7 +25,6 @@ from megatron_hetero.cost.work.ends import embedding_times, head_times, joining_
 from megatron_hetero.cost.work.gauge import Gauged, Modelled, gauged_times
 from megatron_hetero.cost.work.launches import launching_times
 from megatron_hetero.cost.work.profile import NO_STRETCH, PIECES, Piece, Profile
-from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.spec import Workload
 
 Member = tuple[GpuType, TensorShare]

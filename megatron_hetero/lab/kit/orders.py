@@ -11,7 +11,7 @@ from megatron_hetero.schedule.of_plan import with_schedule
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
 from megatron_hetero.schedule.orders.zero_bubble import zero_bubble
-from megatron_hetero.schedule.simulator.parts import ChunkTimes
+from megatron_hetero.schedule.parts import ChunkTimes
 
 
 def with_chunks(plan: Plan, replica: int, layers: list[tuple[int, int]]) -> Plan:

@@ -17,8 +17,8 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import build_module
 
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.launches import layer_launches
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.runtime import backend
 

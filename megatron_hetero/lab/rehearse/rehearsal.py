@@ -10,8 +10,8 @@ from typing import Any
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.schedule.parts import MessageSpan, OpSpan
 from megatron_hetero.schedule.programme import Operation, OperationKind
-from megatron_hetero.schedule.simulator.parts import MessageSpan, OpSpan
 from megatron_hetero.schedule.simulator.step import StepSimulation
 from megatron_hetero.schedule.simulator.timelines import StageTimeline
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from megatron_hetero.cost.memory.device import state_bytes
-from megatron_hetero.cost.memory.parameters import embedding_params, head_params, layer_params
+from megatron_hetero.cost.parameters import embedding_params, head_params, layer_params
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import EMBEDDING, MAX_BUCKET_ELEMENTS
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.lab.verify.small.shrink import Shrunk, shrink
 from megatron_hetero.model.blocks import padded_vocab_size

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.cost.work.share import even_share_or_none
+from megatron_hetero.cost.share import even_share_or_none
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard

@@ -17,8 +17,8 @@ from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import slowest_link
 from megatron_hetero.cost.placement import PlacedStage, Recompute
+from megatron_hetero.cost.share import TensorShare, equal_dealing, member_shares
 from megatron_hetero.cost.work.pieces import PieceTimes
-from megatron_hetero.cost.work.share import TensorShare, equal_dealing, member_shares
 from megatron_hetero.planner.completion.stage_lines import (
     Rooms,
     StageLine,

@@ -15,8 +15,8 @@ from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, Self
 
 from megatron_hetero.cost.memory.device import state_bytes
-from megatron_hetero.cost.memory.parameters import layer_params
-from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.cost.parameters import layer_params
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
 

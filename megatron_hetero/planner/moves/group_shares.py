@@ -24,8 +24,8 @@ from math import gcd, lcm
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.cost.work.compute import group_layer_times
-from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
 from megatron_hetero.planner.completion.layers import minimax
 from megatron_hetero.planner.completion.stage_options import StagePlace
 

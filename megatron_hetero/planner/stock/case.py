@@ -26,21 +26,21 @@ from megatron_hetero.cost.placement import (
     Recompute,
     with_expert_groups,
 )
+from megatron_hetero.cost.share import TensorShare, member_shares
 from megatron_hetero.cost.work.compute import update_time_s
 from megatron_hetero.cost.work.pieces import PieceTimes
-from megatron_hetero.cost.work.share import TensorShare, member_shares
 from megatron_hetero.model.blocks import blocks
 from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.problem import Chain, Problem
 from megatron_hetero.planner.stock.grids import StockGrid
 from megatron_hetero.planner.stock.place import NEVER, StockPlace
 from megatron_hetero.schedule.exchange.gradients import GradientExchange
+from megatron_hetero.schedule.network import crossing
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.orders.relaxed import ChunkSeconds, Seconds, stage_ends_s
+from megatron_hetero.schedule.parts import Collective, SendMode
 from megatron_hetero.schedule.programme import Schedule
-from megatron_hetero.schedule.simulator.network import crossing
-from megatron_hetero.schedule.simulator.parts import Collective, SendMode
 
 StockRecompute = Literal["as needed", "none", "selective", "full"]
 """`as needed`: as few layers by blocks as fit, the same number on every stage."""

@@ -14,9 +14,9 @@ from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.memory.device import StateHolders
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.share import TensorShare, even_share_or_none, member_shares
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.pieces import price_pieces
-from megatron_hetero.cost.work.share import TensorShare, even_share_or_none, member_shares
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.case import StockSettings, num_in_flight, with_times_kept
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks

@@ -1,7 +1,6 @@
 """One self-contained HTML page about a plan: figures as inline SVG, no network, light and dark.
 
 document     the page
-content      everything that it shows, gathered first
 heading      title and tiles
 figure       shapes that all figures are made of
 folding      rows that look alike, drawn as one

@@ -8,7 +8,7 @@ from megatron_hetero.cluster.names import device_place
 from megatron_hetero.plan.checks.violation import stages
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.explain import Explanation
-from megatron_hetero.report.page.content import Content
+from megatron_hetero.report.content import Content
 from megatron_hetero.report.page.figure import (
     PAGE_WIDTH,
     Figure,

@@ -11,6 +11,7 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Estimates
 from megatron_hetero.planner.advise.alternatives import Alternative
 from megatron_hetero.planner.advise.explain import HiddenHop
+from megatron_hetero.report.content import Content
 from megatron_hetero.report.page.bars import (
     busy_bars,
     comparison_bars,
@@ -20,7 +21,6 @@ from megatron_hetero.report.page.bars import (
     what_if_bars,
 )
 from megatron_hetero.report.page.cluster_map import cluster_map
-from megatron_hetero.report.page.content import Content
 from megatron_hetero.report.page.exchange_tree import exchange_tree
 from megatron_hetero.report.page.figure import Figure, asset, style
 from megatron_hetero.report.page.heading import heading, model_name

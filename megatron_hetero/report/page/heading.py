@@ -8,7 +8,7 @@ from html import escape
 
 from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.model.blocks import num_parameters
-from megatron_hetero.report.page.content import Content
+from megatron_hetero.report.content import Content
 from megatron_hetero.report.text.terminal import traffic_lines
 from megatron_hetero.report.text.words import count
 from megatron_hetero.units import format_duration

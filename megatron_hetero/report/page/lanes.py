@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from megatron_hetero.errors import FileFormatError
 from megatron_hetero.files import read_json, validate_document
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.report.page.content import Lane, LaneGroup
+from megatron_hetero.report.content import Lane, LaneGroup
+from megatron_hetero.schedule.parts import OpSpan
 from megatron_hetero.schedule.programme import BACKWARDS, OperationKind
-from megatron_hetero.schedule.simulator.parts import OpSpan
 from megatron_hetero.schedule.simulator.timelines import StageTimeline
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]

@@ -13,7 +13,7 @@ from functools import partial
 from statistics import median
 
 from megatron_hetero.cluster.names import device_place
-from megatron_hetero.report.page.content import Lane, LaneGroup
+from megatron_hetero.report.content import Lane, LaneGroup
 from megatron_hetero.report.page.figure import (
     PAGE_WIDTH,
     Figure,
@@ -25,7 +25,7 @@ from megatron_hetero.report.page.figure import (
     ticks,
 )
 from megatron_hetero.report.page.folding import Folded, folded, label
-from megatron_hetero.schedule.simulator.parts import OpSpan
+from megatron_hetero.schedule.parts import OpSpan
 from megatron_hetero.units import format_duration
 
 _LABELS = 190.0

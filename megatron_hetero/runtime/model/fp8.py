@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
-from megatron_hetero.cost.work.share import member_shares
+from megatron_hetero.cost.share import member_shares
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError
 from megatron_hetero.flags.gpu_needs import FP8_CAPABILITY
 from megatron_hetero.model.spec import ModelSpec, Workload

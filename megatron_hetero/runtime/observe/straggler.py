@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_hetero.cost.memory.parameters import attention_sizes
-from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
+from megatron_hetero.cost.parameters import attention_sizes
+from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.model.blocks import Block, blocks
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks

@@ -33,8 +33,8 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients.weight_gradients import WeightGradients
 from megatron_hetero.runtime.parallel.texts import gather_texts
 from megatron_hetero.schedule.of_plan import replica_schedule
+from megatron_hetero.schedule.parts import OpSpan
 from megatron_hetero.schedule.programme import COMPUTE, Operation, OperationKind
-from megatron_hetero.schedule.simulator.parts import OpSpan
 from megatron_hetero.schedule.simulator.timelines import StageTimeline
 from megatron_hetero.schedule.simulator.trace import chrome_trace
 

@@ -10,7 +10,7 @@ from megatron_hetero.cost.network.ring import held_fraction
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.model.spec import ModelSpec
-from megatron_hetero.schedule.simulator.network import hops
+from megatron_hetero.schedule.network import hops
 
 Taken = tuple[tuple[tuple[str, float], ...], tuple[float, ...], float]
 """Paths, each with the seconds for which it is taken; bytes over each; latency."""

@@ -34,8 +34,8 @@ from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.schedule.exchange.by_group import Taken, taken_by_groups
 from megatron_hetero.schedule.exchange.rank_sets import RankSet, rank_sets
 from megatron_hetero.schedule.exchange.stock_buckets import StockBuckets
-from megatron_hetero.schedule.simulator.network import hops as hops_of
-from megatron_hetero.schedule.simulator.parts import Collective, Final
+from megatron_hetero.schedule.network import hops as hops_of
+from megatron_hetero.schedule.parts import Collective, Final
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from megatron_hetero.cost.memory.parameters import (
+from megatron_hetero.cost.parameters import (
     embedding_params,
     expert_params,
     mean_of_kinds,
     stage_params,
 )
 from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import EMBEDDING, StageBucket, StageId, layer_tensors
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 

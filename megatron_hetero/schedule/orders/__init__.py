@@ -5,9 +5,6 @@ interleaved    interleaved 1F1B
 zero_bubble    zero bubble
 list_schedule  greedy list scheduling
 synthesise     a schedule computed for one pipeline
-choose         schedules that a replica could run
-ruled_out      schedules that a job's flags rule out
-best           the best of them at the end of planning
 chunk_times    seconds of model chunks and of parts of backward passes
 delivery       what a stage can know of its messages in advance
 relaxed        a lower bound for many divisions of the layers at once

@@ -12,7 +12,7 @@ from megatron_hetero.model.blocks import Block, blocks
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Stage
-from megatron_hetero.schedule.simulator.parts import ChunkTimes
+from megatron_hetero.schedule.parts import ChunkTimes
 
 
 def stage_chunk_times(

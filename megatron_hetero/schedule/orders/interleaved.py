@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.errors import CheckFailedError, PlanFormatError
 from megatron_hetero.schedule.orders.list_schedule import Policy, TimedPipeline, list_schedule
+from megatron_hetero.schedule.parts import ChunkTimes
 from megatron_hetero.schedule.programme import Operation, Schedule, build_schedule
-from megatron_hetero.schedule.simulator.parts import ChunkTimes
 
 
 def interleaved(

@@ -16,8 +16,8 @@ from heapq import heappop, heappush
 
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.schedule.parts import ChunkTimes
 from megatron_hetero.schedule.programme import Operation, Schedule, build_schedule
-from megatron_hetero.schedule.simulator.parts import ChunkTimes
 
 
 @dataclass(frozen=True)

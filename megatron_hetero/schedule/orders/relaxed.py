@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.schedule.parts import Crossing, SendMode
 from megatron_hetero.schedule.programme import (
     COMPUTE,
     RECEIVES,
@@ -22,7 +23,6 @@ from megatron_hetero.schedule.programme import (
     Operation,
     Schedule,
 )
-from megatron_hetero.schedule.simulator.parts import Crossing, SendMode
 
 Seconds = NDArray[np.float64]
 """Seconds for each division of the layers, shape [division]."""

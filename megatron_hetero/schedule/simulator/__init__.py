@@ -6,11 +6,9 @@ engine        the events
 compile       programmes in the engine's terms
 overlapped    stock Megatron's interleaved stages
 exchange      collectives
-network       messages on the cluster's paths
 shared_paths  replicas that share a path, priced by simulation
 crowd         1F1B pipelines that share paths, in a compiled loop where there is one
 pipeline      one pipeline by itself
-parts         input and output of the simulator
 timelines     what GPUs and paths do over a step
 trace         timelines for ui.perfetto.dev
 """

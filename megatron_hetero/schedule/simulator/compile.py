@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.schedule.parts import Crossing, Pipeline
 from megatron_hetero.schedule.programme import (
     COMPUTE,
     RECEIVES,
@@ -15,7 +16,6 @@ from megatron_hetero.schedule.programme import (
     Operation,
     OperationKind,
 )
-from megatron_hetero.schedule.simulator.parts import Crossing, Pipeline
 
 _GRADIENTS = ("backward", "backward_weight")
 _FORWARD = ("forward", "send_forward", "recv_forward")

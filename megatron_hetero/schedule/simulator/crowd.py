@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from megatron_hetero.kernels import KERNELS
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.parts import ChunkTimes, Crossing, Pipeline
 from megatron_hetero.schedule.simulator.engine import computed_until_s
-from megatron_hetero.schedule.simulator.parts import ChunkTimes, Crossing, Pipeline
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 from megatron_hetero.errors import CheckFailedError
-from megatron_hetero.schedule.programme import (
-    OperationKind,
-)
-from megatron_hetero.schedule.simulator.compile import CompiledInstruction, compile_programme
-from megatron_hetero.schedule.simulator.exchange import Exchange, Paths
-from megatron_hetero.schedule.simulator.overlapped import compile_overlapped
-from megatron_hetero.schedule.simulator.parts import (
+from megatron_hetero.schedule.parts import (
     Collective,
     MessageSpan,
     OpSpan,
@@ -29,6 +23,12 @@ from megatron_hetero.schedule.simulator.parts import (
     Run,
     StageId,
 )
+from megatron_hetero.schedule.programme import (
+    OperationKind,
+)
+from megatron_hetero.schedule.simulator.compile import CompiledInstruction, compile_programme
+from megatron_hetero.schedule.simulator.exchange import Exchange, Paths
+from megatron_hetero.schedule.simulator.overlapped import compile_overlapped
 
 
 def run_step(

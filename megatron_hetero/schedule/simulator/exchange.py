@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_hetero.schedule.simulator.parts import Collective, StageId
+from megatron_hetero.schedule.parts import Collective, StageId
 
 
 class Paths:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from megatron_hetero.schedule.orders.interleaved import num_launched_ahead
+from megatron_hetero.schedule.parts import Pipeline
 from megatron_hetero.schedule.programme import COMPUTE, Operation
 from megatron_hetero.schedule.simulator.compile import (
     CompiledInstruction,
@@ -20,7 +21,6 @@ from megatron_hetero.schedule.simulator.compile import (
     computation,
     mark_final,
 )
-from megatron_hetero.schedule.simulator.parts import Pipeline
 
 
 def compile_overlapped(pipeline: Pipeline, stage: int) -> list[CompiledInstruction]:

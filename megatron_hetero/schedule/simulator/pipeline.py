@@ -13,9 +13,7 @@ from functools import cached_property
 
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.work.compute import PassTimes
-from megatron_hetero.schedule.programme import COMPUTE, Operation, Schedule
-from megatron_hetero.schedule.simulator.engine import run_step
-from megatron_hetero.schedule.simulator.parts import (
+from megatron_hetero.schedule.parts import (
     ChunkTimes,
     Collective,
     Crossing,
@@ -23,6 +21,8 @@ from megatron_hetero.schedule.simulator.parts import (
     Pipeline,
     Run,
 )
+from megatron_hetero.schedule.programme import COMPUTE, Operation, Schedule
+from megatron_hetero.schedule.simulator.engine import run_step
 
 StageTimes = PassTimes | Sequence[ChunkTimes]
 """Times of a stage with one chunk, or of each of its chunks."""

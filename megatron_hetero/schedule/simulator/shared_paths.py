@@ -18,8 +18,8 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
+from megatron_hetero.schedule.network import crossing, path_names
 from megatron_hetero.schedule.simulator.crowd import OneFOneB, crowd_ends_s
-from megatron_hetero.schedule.simulator.network import crossing, path_names
 
 MAX_MESSAGES = 200_000
 """Placements whose unlike pipelines exchange more messages a step are left as the cost model has

@@ -16,7 +16,7 @@ from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.schedule.exchange.gradients import LastBackward
 from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
-from megatron_hetero.schedule.simulator.parts import ChunkTimes
+from megatron_hetero.schedule.parts import ChunkTimes
 
 
 @dataclass(frozen=True)

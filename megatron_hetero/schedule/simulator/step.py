@@ -25,17 +25,17 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.exchange.gradients import GradientExchange
+from megatron_hetero.schedule.network import crossing
 from megatron_hetero.schedule.of_plan import replica_schedule
-from megatron_hetero.schedule.programme import OperationKind, Schedule
-from megatron_hetero.schedule.simulator.engine import run_step
-from megatron_hetero.schedule.simulator.network import crossing
-from megatron_hetero.schedule.simulator.parts import (
+from megatron_hetero.schedule.parts import (
     ChunkTimes,
     Collective,
     MessageSpan,
     Pipeline,
     SendMode,
 )
+from megatron_hetero.schedule.programme import OperationKind, Schedule
+from megatron_hetero.schedule.simulator.engine import run_step
 from megatron_hetero.schedule.simulator.stage_times import last_backward_of, replica_chunk_times
 from megatron_hetero.schedule.simulator.timelines import (
     LinkTimeline,

@@ -9,7 +9,7 @@ from functools import cached_property
 from megatron_hetero.cost.memory.device import StageMemory
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica
-from megatron_hetero.schedule.simulator.parts import OpSpan, Pipeline, Run, StageId
+from megatron_hetero.schedule.parts import OpSpan, Pipeline, Run, StageId
 from megatron_hetero.schedule.simulator.pipeline import computing_s, peak_in_flight
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from megatron_hetero.schedule.simulator.parts import MessageSpan
+from megatron_hetero.schedule.parts import MessageSpan
 from megatron_hetero.schedule.simulator.timelines import StageTimeline
 
 _MICROSECONDS = 1e6

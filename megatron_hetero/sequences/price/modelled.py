@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.cost.memory.parameters import attention_sizes
-from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.cost.parameters import attention_sizes
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.sequences.price.exchange import all_to_all_s, into_domains_s
 from megatron_hetero.sequences.price.group_price import Floats

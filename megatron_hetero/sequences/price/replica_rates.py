@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.cost.memory.parameters import attention_sizes
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.share import member_shares
 from megatron_hetero.cost.step_cost import ReplicaCost
 from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.cost.work.share import member_shares
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.sequences.pipelines import StageRates
 from megatron_hetero.sequences.price.exchange import all_to_all_s, into_domains_s

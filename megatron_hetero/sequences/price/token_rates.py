@@ -14,6 +14,7 @@ from functools import lru_cache
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.memory.device import StateHolders, stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.compute import (
     core_attention_times,
     group_layer_times,
@@ -22,7 +23,6 @@ from megatron_hetero.cost.work.compute import (
 from megatron_hetero.cost.work.ends import embedding_times, head_times
 from megatron_hetero.cost.work.pieces import price_pieces
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import FusedScores, Workload
 

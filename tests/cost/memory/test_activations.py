@@ -14,7 +14,7 @@ from megatron_hetero.cost.memory.activations import (
     mask_bytes,
     own_mask_bytes,
 )
-from megatron_hetero.cost.work.share import even_share, member_shares
+from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import make_workload
 

@@ -14,8 +14,8 @@ from megatron_hetero.cost.memory.device import (
     with_some_layers_recomputed,
 )
 from megatron_hetero.cost.memory.libraries import KeptFree
-from megatron_hetero.cost.memory.parameters import layer_params, stage_params
-from megatron_hetero.cost.work.share import even_share, member_shares
+from megatron_hetero.cost.parameters import layer_params, stage_params
+from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import FAST, make_workload

@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cost.memory.parameters import layer_params
+from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import layer_tensors, stage_buckets
 from megatron_hetero.cost.sync.groups import sync_groups
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.plan import Plan
 from tests.schedule.simulator.test_step import placed, three_nodes

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from megatron_hetero.cluster.spec import Device, Link
-from megatron_hetero.cost.memory.parameters import layer_params
+from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.gradients import GradientExchangePrices, StageEnd
 from megatron_hetero.cost.sync.groups import sync_groups
-from megatron_hetero.cost.work.share import even_share
 from tests.cost.builders import BETWEEN, FAST, INSIDE, SLOW, make_cluster, make_workload
 
 CLUSTER = make_cluster(("a", FAST, 4), ("b", SLOW, 4))

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Device
-from megatron_hetero.cost.memory.parameters import embedding_params, layer_params
+from megatron_hetero.cost.parameters import embedding_params, layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS, layer_tensors
 from megatron_hetero.cost.sync.groups import (
     SyncGroup,
@@ -20,7 +21,6 @@ from megatron_hetero.cost.sync.groups import (
     sync_groups,
     witness_of,
 )
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.blocks import num_parameters
 from megatron_hetero.model.spec import ModelSpec
 from tests.cost.builders import make_workload

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cost.memory.parameters import layer_params
+from megatron_hetero.cost.parameters import layer_params
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.calibration import product_flops_per_s, shipped_calibration
 from megatron_hetero.cost.work.compute import (
     PassTimes,
@@ -15,7 +16,6 @@ from megatron_hetero.cost.work.compute import (
     uses_flash_attention,
 )
 from megatron_hetero.cost.work.ends import head_times
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.blocks import blocks
 from tests.cost.builders import FAST, OLD, SLOW, make_workload

@@ -16,9 +16,9 @@ from megatron_hetero.cluster.catalogue import gpu_type, usual_launch_s
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.cost.work.launches import Launches, head_launches, layer_launches
 from megatron_hetero.cost.work.pieces import PieceTimes, price_pieces
-from megatron_hetero.cost.work.share import even_share, member_shares
 from megatron_hetero.model.spec import TrainingSpec, Workload
 from tests.cost.builders import FAST, INSIDE, estimate_plan, make_cluster, make_workload, place
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
-from megatron_hetero.cost.work.share import even_share, member_shares
 from megatron_hetero.model.blocks import blocks
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import make_workload

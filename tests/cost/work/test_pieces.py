@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cost.share import member_shares
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.pieces import PieceTimes, activation_bytes, price_pieces
-from megatron_hetero.cost.work.share import member_shares
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import FAST, INSIDE, SLOW, make_workload
 

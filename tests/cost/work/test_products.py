@@ -10,12 +10,12 @@ from typing import get_args
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.calibration import DEFAULT, shipped_calibration
 from megatron_hetero.cost.work.compute import layer_times
 from megatron_hetero.cost.work.launches import layer_launches
 from megatron_hetero.cost.work.layer_work import mlp_work
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.spec import Fp8Recipe
 from tests.cost.builders import make_workload
 

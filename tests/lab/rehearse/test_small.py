@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cost.memory.device import state_bytes
-from megatron_hetero.cost.memory.parameters import layer_params
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import layer_tensors
 from megatron_hetero.cost.sync.groups import sync_groups
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 from megatron_hetero.lab.rehearse.small import small_model

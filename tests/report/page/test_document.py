@@ -16,9 +16,9 @@ from megatron_hetero.cluster.lines import Line
 from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError
 from megatron_hetero.plan.plan import TrafficEstimate
 from megatron_hetero.report import picture
+from megatron_hetero.report.content import Content, Lane, LaneGroup, gather
 from megatron_hetero.report.page.bars import busy_bars, memory_bars
 from megatron_hetero.report.page.cluster_map import _between_sites, _first_that_fits
-from megatron_hetero.report.page.content import Content, Lane, LaneGroup, gather
 from megatron_hetero.report.page.document import figures, page
 from megatron_hetero.report.page.figure import Figure, style, ticks
 from megatron_hetero.report.page.folding import NEAR, folded, runs
@@ -26,7 +26,7 @@ from megatron_hetero.report.page.lanes import measured_lanes, rehearsed_lanes, t
 from megatron_hetero.report.page.pipelines import pipelines
 from megatron_hetero.report.page.timeline import close_up, timeline
 from megatron_hetero.schedule.estimate import estimate_plan
-from megatron_hetero.schedule.simulator.parts import OpSpan
+from megatron_hetero.schedule.parts import OpSpan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from tests.preflight.jobs import COMPLETE, planned, with_width
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.spec import Cluster, Link
-from megatron_hetero.cost.memory.parameters import layer_params, whole_layer_params
-from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.cost.parameters import layer_params, whole_layer_params
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.parts import ChunkTimes, Collective, Final, Pipeline, Run
 from megatron_hetero.schedule.programme import Operation, Schedule, build_schedule
 from megatron_hetero.schedule.simulator.engine import run_step
-from megatron_hetero.schedule.simulator.parts import ChunkTimes, Collective, Final, Pipeline, Run
 from megatron_hetero.schedule.simulator.step import StepSimulation, simulate_plan
 from tests.schedule.simulator.test_step import placed, three_nodes
 

@@ -18,7 +18,7 @@ from megatron_hetero.schedule.orders.list_schedule import Policy, TimedPipeline,
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts, one_f_one_b
 from megatron_hetero.schedule.orders.synthesise import synthesise
 from megatron_hetero.schedule.orders.zero_bubble import zero_bubble
-from megatron_hetero.schedule.simulator.parts import ChunkTimes
+from megatron_hetero.schedule.parts import ChunkTimes
 from megatron_hetero.schedule.simulator.pipeline import simulate
 
 SECONDS = st.floats(0.0, 3.0)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.schedule.orders.interleaved import interleaved
+from megatron_hetero.schedule.parts import ChunkTimes, Crossing, Pipeline, Run, SendMode
 from megatron_hetero.schedule.simulator.engine import run_step
-from megatron_hetero.schedule.simulator.parts import ChunkTimes, Crossing, Pipeline, Run, SendMode
 
 
 def run(

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from megatron_hetero.cluster.spec import Device, GpuType
 from megatron_hetero.cost.memory.activations import layer_activation_bytes
 from megatron_hetero.cost.memory.device import state_bytes
-from megatron_hetero.cost.memory.parameters import (
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.seconds import slowest_link
+from megatron_hetero.cost.parameters import (
     attention_matrices,
     attention_sizes,
     layer_params,
 )
-from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.network.seconds import slowest_link
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.compute import (
     core_attention_times,
     gradient_accumulation_s,
@@ -30,7 +31,6 @@ from megatron_hetero.cost.work.compute import (
 )
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.products import Product
-from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.sequences.price.exchange import all_to_all_s

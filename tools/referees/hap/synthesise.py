@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from megatron_hetero.cost.memory.device import state_bytes
-from megatron_hetero.cost.memory.parameters import layer_params
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import ring_all_reduce_s, slowest_link
+from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedStage
-from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.rounding import below
 from tools.referees.hap.costed import LayerGroup, layer_prices
 from tools.referees.hap.forms import (

@@ -18,7 +18,7 @@ from typing import Any
 from megatron_hetero.cost.work.profile import Profile, Stretch
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_cluster
-from megatron_hetero.report.page.content import Content, Lane
+from megatron_hetero.report.content import Content, Lane
 from megatron_hetero.schedule.programme import BACKWARDS
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.units import format_duration

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cost.work.profile import NO_STRETCH, Profile, Stretch
-from megatron_hetero.report.page.content import Content, LaneGroup, gather
+from megatron_hetero.report.content import Content, LaneGroup, gather
 from megatron_hetero.report.text.changes.replan import (
     pass_ratios,
     replan,

@@ -10,9 +10,9 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.choice.choose import candidates
+from megatron_hetero.schedule.choice.ruled_out import why_no_orders
 from megatron_hetero.schedule.estimate import estimate_plan
-from megatron_hetero.schedule.orders.choose import candidates
-from megatron_hetero.schedule.orders.ruled_out import why_no_orders
 
 LEAST_GAIN = 0.001
 """Part of a step; for less, a plan keeps its launch counts, which are easier to read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.blocks import joining_params, router_params, whole_latent_params
 from megatron_hetero.model.spec import ModelSpec
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cost.network.exchange_clock import ExchangeStep, last_end_s
 from megatron_hetero.cost.network.holder_flow import Flow
+from megatron_hetero.cost.sync.exchange_clock import ExchangeStep, last_end_s
 
 
 def flow(seconds: dict[int, float], latency_s: float = 0.0) -> Flow:

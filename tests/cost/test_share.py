@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cost.work.share import (
+from megatron_hetero.cost.share import (
     TensorShare,
     even_share,
     even_share_or_none,

@@ -15,7 +15,7 @@ from megatron_hetero.planner.advise.explain import Explanation, explain_plan
 from megatron_hetero.planner.portfolio import strategies_of
 from megatron_hetero.report.what_if import Variation, variations
 from megatron_hetero.schedule.estimate import estimate_plan
-from megatron_hetero.schedule.simulator.parts import OpSpan
+from megatron_hetero.schedule.parts import OpSpan
 from megatron_hetero.schedule.simulator.step import StepSimulation, simulate_plan
 from megatron_hetero.schedule.stock import reasons_not_stock
 

@@ -15,12 +15,12 @@ from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
 from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, ScheduleName
+from megatron_hetero.schedule.choice.ruled_out import why_not_split
 from megatron_hetero.schedule.of_plan import check_schedules, with_schedule
 from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.list_schedule import Listed, TimedPipeline
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
-from megatron_hetero.schedule.orders.ruled_out import why_not_split
 from megatron_hetero.schedule.orders.synthesise import synthesise
 from megatron_hetero.schedule.orders.zero_bubble import zero_bubble
 from megatron_hetero.schedule.simulator.pipeline import simulate

@@ -16,9 +16,9 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.schedule.choice.best import best_of_orders
+from megatron_hetero.schedule.choice.choose import candidates
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
-from megatron_hetero.schedule.orders.best import best_of_orders
-from megatron_hetero.schedule.orders.choose import candidates
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,7 +15,7 @@ from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.nics import group_seconds
 from megatron_hetero.cost.placement import PlacedStage
-from megatron_hetero.schedule.simulator.parts import Crossing
+from megatron_hetero.schedule.parts import Crossing
 
 
 def hops(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cost.memory.parameters import (
+from megatron_hetero.cost.parameters import (
     attention_matrices,
     attention_sizes,
     embedding_params,
@@ -21,7 +21,7 @@ from megatron_hetero.cost.memory.parameters import (
     whole_layer_params,
     word_params,
 )
-from megatron_hetero.cost.work.share import even_share, member_shares
+from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.model.blocks import blocks, num_parameters
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import make_workload
