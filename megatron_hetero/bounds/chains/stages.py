@@ -177,12 +177,12 @@ def _times_s(
         if len(variants) > 1:
             kept, recomputed = memories["none"], memories["full"]
             of_none = with_some_layers_recomputed(kept, recomputed, 0)
-            saved = of_none.peak_bytes(0) - with_some_layers_recomputed(
-                kept, recomputed, 1
-            ).peak_bytes(0)
+            some_recomputed = with_some_layers_recomputed(kept, recomputed, 1)
+            saved = of_none.base_bytes - some_recomputed.base_bytes
             for layers in range(max(1, kept.max_layers + 1), num_layers + 1):
-                missing = of_none.peak_bytes(layers) - kept.capacity_bytes
-                if saved <= 0 or missing > layers * saved:
+                missing = of_none.training_bytes(layers) - kept.capacity_bytes
+                never = of_none.updating_bytes(layers) > kept.capacity_bytes
+                if saved <= 0 or never or missing > layers * saved:
                     break
                 some = max(1, -(-missing // saved))
                 time_s = times_s["full"][some]

@@ -35,25 +35,23 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes per parameter: weight, gradient buffer, and what the optimizer keeps beside them."""
+    """Bytes per parameter: weight, gradient buffer, what the optimizer keeps beside them, and the
+    fp32 copy of its gradient that lives during the update alone."""
 
     weight: int
     gradient: int
     optimizer: int
-
-    @property
-    def total(self) -> int:
-        """Sum all bytes that one parameter takes on its device."""
-        return self.weight + self.gradient + self.optimizer
+    update: int = 0
 
 
 def state_bytes(training: TrainingSpec) -> StateBytes:
     """Return the bytes per parameter that Megatron keeps.
 
     bf16 accumulates gradients in fp32 (2 + 4 + 12), and so does fp16 beside other precisions; fp16
-    otherwise, and bf16 with --grad-reduce-in-bf16, in their own, with an fp32 copy during the step
-    (2 + 2 + 16); fp32 has no second copy of the weights (4 + 4 + 8). SGD keeps one moment
-    (Megatron's default momentum is 0.9).
+    otherwise, and bf16 with --grad-reduce-in-bf16, in their own (2 + 2 + 12), with an fp32 copy
+    during the update (4 more; `_copy_model_grads_to_main_grads` makes it, `zero_grad` drops it
+    before the next forward pass); fp32 has no second copy of the weights (4 + 4 + 8). SGD keeps one
+    moment (Megatron's default momentum is 0.9).
     """
     moments = 8 if training.optimizer == "adam" else 4
     match training.precision:
@@ -62,7 +60,7 @@ def state_bytes(training: TrainingSpec) -> StateBytes:
         case "bf16" if not training.grad_reduce_in_bf16:
             return StateBytes(2, 4, 4 + moments)
         case "bf16" | "fp16":
-            return StateBytes(2, 2, 4 + 4 + moments)
+            return StateBytes(2, 2, 4 + moments, update=4)
         case "fp32":
             return StateBytes(4, 4, moments)
 
@@ -99,12 +97,18 @@ class StageMemory:
     Both are split by cause; keys are those of `plan.DeviceEstimate.parts_bytes`.  Of a model with
     layers of unlike kinds, `per_layer` is of no lighter layers than a quarter of the model in a row
     has on average, and `kinds` has the memory of each kind (`with_layers`).
+
+    Two moments may be the peak: while passes are computed, which `base` and `per_layer` describe,
+    and the update, which has no activations and no buffers of passes, but copies of gradients:
+    `update_base_bytes`, and `update_layer_bytes` for each layer.
     """
 
     base: Mapping[str, int]
     per_layer: Mapping[str, int]
     capacity_bytes: int
     kinds: tuple[StageMemory, ...] = ()
+    update_base_bytes: int = 0
+    update_layer_bytes: int = 0
 
     def with_layers(self, counts: Sequence[int]) -> StageMemory:
         """Return the memory of a stage with so many layers of each kind; of that many alone."""
@@ -117,30 +121,69 @@ class StageMemory:
             - total * self.per_layer[part]
             for part, size in self.base.items()
         }
-        return replace(self, base=base, kinds=())
+        copies = sum(
+            n * kind.update_layer_bytes for n, kind in zip(counts, self.kinds, strict=True)
+        )
+        copies -= total * self.update_layer_bytes
+        update = self.update_base_bytes + copies
+        return replace(self, base=base, kinds=(), update_base_bytes=update)
 
     def parts_bytes(self, num_layers: int) -> dict[str, int]:
-        """Return the bytes by cause with `num_layers` layers."""
-        return {part: self.base[part] + num_layers * self.per_layer[part] for part in self.base}
+        """Return the bytes by cause with `num_layers` layers; the buffers hold what the update
+        takes beyond the activations and buffers of passes."""
+        parts = {part: self.base[part] + num_layers * self.per_layer[part] for part in self.base}
+        if more := self.peak_bytes(num_layers) - self.training_bytes(num_layers):
+            parts["buffers"] += more
+        return parts
 
     def peak_bytes(self, num_layers: int) -> int:
-        """Sum all parts with `num_layers` layers."""
+        """Return the bytes with `num_layers` layers at the greater of the two moments."""
+        training = self.training_bytes(num_layers)
+        return max(training, self.updating_bytes(num_layers)) if self.has_copies else training
+
+    def training_bytes(self, num_layers: int) -> int:
+        """Sum all parts with `num_layers` layers while passes are computed."""
         return self.base_bytes + num_layers * self.bytes_per_layer
+
+    def updating_bytes(self, num_layers: int) -> int:
+        """Sum the bytes with `num_layers` layers while the optimizer works on them."""
+        base, layer = self.updating_line
+        return base + num_layers * layer
+
+    @property
+    def has_copies(self) -> bool:
+        """Return whether the update has copies of gradients, without which it is never the peak."""
+        return bool(self.update_base_bytes or self.update_layer_bytes)
+
+    @cached_property
+    def updating_line(self) -> tuple[int, int]:
+        """Return the bytes during the update without layers, and what each adds.
+
+        Copies of fp8 weights, which are each layer's buffers, stay.
+        """
+        freed = self.base["activations"] + self.base["buffers"]
+        base = self.base_bytes - freed + self.update_base_bytes
+        layer = self.bytes_per_layer - self.per_layer["activations"] + self.update_layer_bytes
+        return base, layer
 
     @cached_property
     def base_bytes(self) -> int:
-        """Sum all parts without any layer."""
+        """Sum all parts without any layer, while passes are computed."""
         return sum(self.base.values())
 
     @cached_property
     def bytes_per_layer(self) -> int:
-        """Sum the bytes that a layer adds to all parts."""
+        """Sum the bytes that a layer adds to all parts, while passes are computed."""
         return sum(self.per_layer.values())
 
     @cached_property
     def max_layers(self) -> int:
         """Return the number of layers that fit; negative when even the base does not."""
-        return (self.capacity_bytes - self.base_bytes) // self.bytes_per_layer
+        most = (self.capacity_bytes - self.base_bytes) // self.bytes_per_layer
+        if not self.has_copies:
+            return most
+        base, layer = self.updating_line
+        return min(most, (self.capacity_bytes - base) // layer)
 
 
 def least_memory(memories: Sequence[StageMemory]) -> StageMemory:
@@ -152,6 +195,8 @@ def least_memory(memories: Sequence[StageMemory]) -> StageMemory:
         first,
         base={part: min(m.base[part] for m in memories) for part in first.base},
         per_layer={part: min(m.per_layer[part] for m in memories) for part in first.per_layer},
+        update_base_bytes=min(m.update_base_bytes for m in memories),
+        update_layer_bytes=min(m.update_layer_bytes for m in memories),
     )
 
 
@@ -243,12 +288,20 @@ def stage_memory(
         kept_once += further_activation_bytes(model, training, share, vocab_rows, flash)
         # Logits in the job's own precision, beside what the loss keeps of them in fp32.
         logits_bytes = tokens * (vocab_rows // width) * (element if element < 4 else 0)
+
+    def of_ends(state: int) -> int:
+        """Return the bytes of states of embedding and head, so many for each parameter."""
+        tied = _ceil(tied_params * state, holders.tied_embedding)
+        embedding = _ceil(first_params * state, embedding_holders)
+        return tied + embedding + _ceil(last_params * state, head_holders)
+
+    def of_layer(state: int) -> int:
+        return _layer_states_bytes(model, share, layer, holders.layers, state)
+
     base = {
         "weights": base_params * states.weight,
         "gradients": base_params * states.gradient,
-        "optimizer": _ceil(tied_params * states.optimizer, holders.tied_embedding)
-        + _ceil(first_params * states.optimizer, embedding_holders)
-        + _ceil(last_params * states.optimizer, head_holders),
+        "optimizer": of_ends(states.optimizer),
         "activations": num_in_flight * kept_once,
         "buffers": (num_hops + num_sends_kept) * boundary
         + max(_working_bytes(model, training, share, flash), logits_bytes),
@@ -261,13 +314,19 @@ def stage_memory(
     per_layer = {
         "weights": layer * states.weight,
         "gradients": layer * states.gradient,
-        "optimizer": _layer_states_bytes(model, share, layer, holders.layers, states.optimizer),
+        "optimizer": of_layer(states.optimizer),
         "activations": num_in_flight * kept,
         "buffers": layer * _FP8_COPIES_BYTES if training.fp8 else 0,
         "libraries": 0,
         "reserve": 0,
     }
-    return StageMemory(base, per_layer, gpu.memory_bytes)
+    return StageMemory(
+        base,
+        per_layer,
+        gpu.memory_bytes,
+        update_base_bytes=of_ends(states.update),
+        update_layer_bytes=of_layer(states.update),
+    )
 
 
 def _layer_states_bytes(
@@ -305,6 +364,10 @@ def _of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:
         },
         kinds[0].capacity_bytes,
         kinds,
+        max(kind.update_base_bytes for kind in kinds),
+        _ceil(
+            sum(n * kind.update_layer_bytes for n, kind in zip(counts, kinds, strict=True)), window
+        ),
     )
 
 
@@ -314,10 +377,10 @@ def with_in_flight(model: ModelSpec, memory: StageMemory, num_in_flight: int) ->
         kinds = [with_in_flight(model, kind, num_in_flight) for kind in memory.kinds]
         return _of_kinds(model, tuple(kinds))
     part = "activations"
-    return StageMemory(
-        {**memory.base, part: num_in_flight * memory.base[part]},
-        {**memory.per_layer, part: num_in_flight * memory.per_layer[part]},
-        memory.capacity_bytes,
+    return replace(
+        memory,
+        base={**memory.base, part: num_in_flight * memory.base[part]},
+        per_layer={**memory.per_layer, part: num_in_flight * memory.per_layer[part]},
     )
 
 
@@ -361,7 +424,8 @@ def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -
         holders: devices that share the distributed optimizer's states.
     """
     parts = memory.parts_bytes(num_layers)
-    return parts["optimizer"] + (parts["weights"] + parts["gradients"]) / holders.layers
+    copies = memory.update_base_bytes + num_layers * memory.update_layer_bytes
+    return parts["optimizer"] + copies + (parts["weights"] + parts["gradients"]) / holders.layers
 
 
 def _ceil(num: int, divisor: float) -> int:

@@ -57,8 +57,9 @@ class ShardedMemory:
         return replace(whole, base=base)
 
     def lines(self, whole: StageMemory, num_sharded: Ints, num_layers: Ints) -> tuple[Ints, Ints]:
-        """Return the bytes while it trains and while a checkpoint is saved, of any numbers of
-        layers at once: the greater is the peak of `of`.
+        """Return the bytes while passes are computed, and at the fuller of the other two moments
+        (a checkpoint is saved; the optimizer works), of any numbers of layers at once: the greater
+        is the peak of `of`.
 
         Args:
             whole: the memory with all layers whole.
@@ -67,15 +68,19 @@ class ShardedMemory:
         """
         weights, gradients = whole.per_layer["weights"], whole.per_layer["gradients"]
         states = whole.base_bytes + num_layers * whole.bytes_per_layer
+        base, layer = whole.updating_line
+        updating = base + num_layers * layer
         for size in (weights, gradients):
-            states = states - np.floor(num_sharded * size * (1 - self.part)).astype(np.int64)
+            others = np.floor(num_sharded * size * (1 - self.part)).astype(np.int64)
+            states, updating = states - others, updating - others
         given_back = sum(
             whole.base[part] + num_layers * whole.per_layer[part]
             for part in ("activations", "buffers")
         )
         one, more = [self._gathered_bytes(whole, is_more) for is_more in (False, True)]
         gathered = np.where(num_sharded > 1, more, np.where(num_sharded > 0, one, 0))
-        return states + gathered, states + num_sharded * weights - given_back
+        saving = states + num_sharded * weights - given_back
+        return states + gathered, np.maximum(saving, updating)
 
     def _gathered_bytes(self, whole: StageMemory, several: bool) -> int:
         """Return the bytes of what is whole for a moment, of one sharded layer or of several."""

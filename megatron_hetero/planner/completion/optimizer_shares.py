@@ -89,7 +89,11 @@ def _room(costs: CostModel, placement: Placement, r: int, s: int, rows: int) -> 
     replica = placement.replicas[r]
     num_layers = replica.stages[s].num_layers
     memory = costs.stage_memory(replica, s, rows)
-    parts = memory.parts_bytes(num_layers)
-    rest = sum(parts.values()) - parts["optimizer"]
-    whole = parts["optimizer"] * costs.holders.layers
-    return max(0.0, (memory.capacity_bytes - rest) / whole)
+    states = memory.parts_bytes(num_layers)["optimizer"]
+    copies = memory.update_base_bytes + num_layers * memory.update_layer_bytes
+    moments = (
+        (memory.training_bytes(num_layers), states),
+        (memory.updating_bytes(num_layers), states + copies),
+    )
+    room = min((memory.capacity_bytes - held + own) / own for held, own in moments)
+    return max(0.0, room / costs.holders.layers)

@@ -25,8 +25,9 @@ class StageOption:
 
 
 Rooms = tuple[tuple[int, int, int, int], ...]
-"""Of each unlike device of a stage: bytes free without layers, bytes of a layer; bytes free without
-layers where some recompute, and what one that recomputes saves."""
+"""Of each unlike device of a stage, and of each moment that may be its peak: bytes free without
+layers, bytes of a layer; bytes free without layers where some recompute, and what one that
+recomputes saves."""
 
 
 @dataclass(frozen=True)

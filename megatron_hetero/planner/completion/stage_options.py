@@ -177,6 +177,11 @@ class StageOptions:
                     saved,
                 )
             )
+            if without.has_copies:
+                # While the optimizer works there is nothing that recomputing would save.
+                base, layer = without.updating_line
+                free = without.capacity_bytes - base
+                rooms.append((free, layer, free, 0))
         return tuple(rooms)
 
     def _times_of(self, recompute: Recompute, partly: bool, place: StagePlace) -> StageTimes:

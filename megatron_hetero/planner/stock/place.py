@@ -34,7 +34,10 @@ class StockPlace:
         """Return layers that must be recomputed for the stage to fit; `NEVER` where it does not."""
         if self.memory.peak_bytes(num_layers) <= self.memory.capacity_bytes:
             return 0
-        if self.recomputed is None:
+        if (
+            self.recomputed is None
+            or self.memory.updating_bytes(num_layers) > self.memory.capacity_bytes
+        ):
             return NEVER
         part = "activations"
         saved = self.memory.per_layer[part] - self.recomputed.per_layer[part]

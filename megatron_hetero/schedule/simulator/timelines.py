@@ -98,10 +98,12 @@ def stage_timeline(
     )
     for low, high, memory in zip(one, two, costs.stage_memories(replica, index, rows), strict=True):
         kept = _activations(high, stage.num_layers) - _activations(low, stage.num_layers)
-        held = memory.peak_bytes(stage.num_layers) - replica.num_in_flight[index] * kept
+        held = memory.training_bytes(stage.num_layers) - replica.num_in_flight[index] * kept
         by_chunk = [kept * layers // stage.num_layers for layers in chunk_layers]
         timeline = tuple(_memory(held, by_chunk, spans))
         peak = max(held for _, held in timeline)
+        if memory.has_copies:
+            peak = max(peak, memory.updating_bytes(stage.num_layers))
         found.append((peak, memory.capacity_bytes, timeline, memory.base["reserve"]))
     _, capacity_bytes, timeline, reserve = max(found, key=lambda f: f[0] / f[1])
     return StageTimeline(

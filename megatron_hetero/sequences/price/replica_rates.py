@@ -152,7 +152,7 @@ def _held(workload: Workload, replica: PlacedReplica, costs: Sequence[ReplicaCos
         times = stage.num_layers * replica.num_in_flight[s] if keeps else 1
         for i, key_value_bytes in enumerate(_key_value_bytes(workload, stage)):
             memories = [cost.stages[s].device_memory(i) for cost in costs]
-            peaks = [float(memory.peak_bytes(stage.num_layers)) for memory in memories]
+            peaks = [float(memory.training_bytes(stage.num_layers)) for memory in memories]
             fixed, token, pair = by_length(peaks)
             room_bytes = memories[0].capacity_bytes - fixed
             found.append(_Held(room_bytes, token, pair, times * key_value_bytes))

@@ -165,7 +165,7 @@ def _bytes(
         kept_free=kept_free,
         holders=StateHolders(divided, divided),
     )
-    return float(memory.peak_bytes(model.num_layers))
+    return float(memory.training_bytes(model.num_layers))
 
 
 def _measured_ratio(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,15 +23,41 @@ from tests.cost.builders import FAST, make_workload
 
 
 def test_bytes_per_parameter() -> None:
-    def total(**changes: object) -> int:
-        return state_bytes(make_workload(**changes).training).total
+    """Beside activations, and what the update alone adds."""
 
-    assert total(precision="bf16") == 18
-    assert total(precision="fp32") == 16
-    assert total(precision="fp16") == 20
-    assert total(precision="bf16", optimizer="sgd") == 14
-    assert total(precision="bf16", grad_reduce_in_bf16=True) == 20
-    assert total(precision="fp32", optimizer="sgd") == 12
+    def found(**changes: object) -> tuple[int, int]:
+        states = state_bytes(make_workload(**changes).training)
+        return states.weight + states.gradient + states.optimizer, states.update
+
+    assert found(precision="bf16") == (18, 0)
+    assert found(precision="fp32") == (16, 0)
+    assert found(precision="fp16") == (16, 4)
+    assert found(precision="bf16", optimizer="sgd") == (14, 0)
+    assert found(precision="bf16", grad_reduce_in_bf16=True) == (16, 4)
+    assert found(precision="fp32", optimizer="sgd") == (12, 0)
+
+
+@pytest.mark.parametrize("seq_length", [64, 16384])
+@pytest.mark.parametrize("num_layers", [1, 3, 24])
+def test_copies_of_gradients_live_where_activations_were(seq_length: int, num_layers: int) -> None:
+    """The peak is the fuller of passes and update, each counted by itself."""
+    workload = make_workload(
+        num_layers=24, seq_length=seq_length, precision="bf16", grad_reduce_in_bf16=True
+    )
+    memory = memory_of(workload, first=True, last=True, kept_free=KeptFree(54321, 12345))
+    num_params = stage_params(
+        workload.model, even_share(workload.model, 1), num_layers, True, True, 1024
+    )
+    parts = {part: memory.base[part] + num_layers * memory.per_layer[part] for part in memory.base}
+    passing = sum(parts.values())
+    updating = 20 * num_params + parts["libraries"] + parts["reserve"]
+    assert (updating > passing) == (seq_length == 64)
+    assert memory.peak_bytes(num_layers) == max(passing, updating)
+    assert sum(memory.parts_bytes(num_layers).values()) == memory.peak_bytes(num_layers)
+    assert memory.parts_bytes(num_layers)["optimizer"] == 12 * num_params
+    for room in (memory.peak_bytes(num_layers), memory.peak_bytes(num_layers) - 1):
+        fits = replace(memory, capacity_bytes=room).max_layers
+        assert (fits >= num_layers) == (room == memory.peak_bytes(num_layers))
 
 
 @pytest.mark.parametrize(

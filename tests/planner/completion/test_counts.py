@@ -41,7 +41,7 @@ from tests.planner.strategies import clusters, workloads
 # A layer of this model takes milliseconds, an activation crosses this link in about two.
 FAR = Link(1e9, 5e-3)
 WORKLOAD = make_workload(
-    num_layers=8,
+    num_layers=12,
     hidden_size=1024,
     seq_length=1024,
     global_batch_size=32,
@@ -147,14 +147,14 @@ def test_fast_links_leave_1f1b_its_own_counts() -> None:
 def test_memory_caps_the_counts() -> None:
     """A GPU that lacks one byte for the rule's count gets one forward less."""
     costs = CostModel(two_sites(), WORKLOAD)
-    replica, _ = chain(costs, (2, 2, 2, 2))
+    replica, _ = chain(costs, (3, 3, 3, 3))
     placement = Placement((replica,))
     rule = LaunchRule(costs).apply(placement, costs.placement(placement), 1024)
     assert rule is not None
     (counted,) = rule[0].replicas
     own, *others = counted.launch_counts
-    assert (own, *others) == (14, 12, 3, 1)
-    full_bytes = costs.stage_memory(counted, 0, 1024).peak_bytes(2)
+    assert (own, *others) == (13, 11, 3, 1)
+    full_bytes = costs.stage_memory(counted, 0, 1024).peak_bytes(3)
     tight = CostModel(two_sites(full_bytes - 1), WORKLOAD)
     fewer = LaunchRule(tight).apply(placement, tight.placement(placement), 1024)
     assert fewer is not None
@@ -163,7 +163,7 @@ def test_memory_caps_the_counts() -> None:
 
 
 def test_own_counts_stay_unsaid() -> None:
-    replica, _ = chain(CostModel(two_sites(), WORKLOAD), (2, 2, 2, 2))
+    replica, _ = chain(CostModel(two_sites(), WORKLOAD), (3, 3, 3, 3))
     assert with_counts(replica, (4, 3, 2, 1)) == replica
     assert with_counts(replica, (5, 3, 2, 1)).launch_counts == (5, 3, 2, 1)
 
@@ -226,7 +226,7 @@ def test_equal_questions_get_equal_counts(cluster: Cluster, workload: Workload) 
 
 def test_late_messages_are_hidden_by_more_forwards() -> None:
     """Counts are for the delay at a high quantile, and so is what is predicted."""
-    workload = make_workload(16, 1024, 32, seq_length=2048, tied_embeddings=False)
+    workload = make_workload(24, 1024, 32, seq_length=2048, tied_embeddings=False)
     found = []
     for link in (Link(1e9, 1e-3), Link(1e9, 1e-3, jitter_s=30e-3), Link(1e9, 31e-3)):
         cluster = make_cluster(("a", FAST, 1), ("b", FAST, 1), between=link)

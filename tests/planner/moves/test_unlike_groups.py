@@ -75,7 +75,9 @@ def test_a_fast_and_a_slow_gpu_become_one_group() -> None:
 
 def test_a_group_with_a_card_that_lacks_the_precision_is_shared_in_one_that_all_have() -> None:
     cluster = make_cluster(("a", FAST, 4), ("b", OLD, 2), limits=ACROSS)
-    mixed = with_mixed_precisions(WORKLOAD)
+    # Layers that products fill: of small ones launches count, which both cards take alike.
+    wide = make_workload(num_layers=6, hidden_size=2048, seq_length=2048, global_batch_size=8)
+    mixed = with_mixed_precisions(wide)
     (made, *_) = found(replica(("a0", 4), ("b0", 2)), cluster=cluster, workload=mixed)
     ((stage,),) = (r.stages for r in made.replicas)
     fast, old = stage.shares or (0, 0)
