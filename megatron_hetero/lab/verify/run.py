@@ -233,9 +233,7 @@ def records(job: LocalJob) -> list[RankRecord]:
     return [read_record(job.directory / f"record-{rank}") for rank in range(job.num_ranks)]
 
 
-def _run(
-    jobs: list[LocalJob], limit_s: float, on_progress: Callable[[str, int], None]
-) -> None:
+def _run(jobs: list[LocalJob], limit_s: float, on_progress: Callable[[str, int], None]) -> None:
     watched = jobs[0]
     log = watched.directory / f"rank-{watched.num_ranks - 1}.log"
     run_jobs(jobs, limit_s, lambda: on_progress(watched.name, _steps_done(log)))

@@ -108,9 +108,7 @@ def connect_world() -> None:
             raise connection_error("the whole job", ranks, error) from error
 
 
-def connection_error(
-    what: str, ranks: Sequence[int], error: Exception
-) -> EnvironmentMismatchError:
+def connection_error(what: str, ranks: Sequence[int], error: Exception) -> EnvironmentMismatchError:
     """Return the error of ranks that cannot be connected, with what there is to do."""
     named = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 8 else ", ".join(map(str, ranks))
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
