@@ -249,7 +249,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     outcome = explanation.outcome if asks_for_a_goal(arguments, cluster) else None
     outcome_part = [] if outcome is None else outcome_lines(outcome)
     faster = faster_flag_lines(faster_flags(plan, cluster, profile))
-    lines = plan_report(plan, utilization)
+    lines = plan_report(plan, utilization, in_full=False)
     chosen_for_you = [words for words in (chosen.words, held.words) if words]
     notes = note_lines(plan, workload, _places(arguments))
     output.show(lines, "", *chosen_for_you, *outcome_part, *beside, *notes, *faster)

@@ -19,7 +19,6 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.alternatives import (
-    alternative_to,
     shortage_of,
     simplest_beside,
 )
@@ -177,7 +176,7 @@ def _explained(
         if gives_way and not below(first.step_time_s, stock.step_time_s):
             return plan, explanation
         faster_by = first.step_time_s / stock.step_time_s - 1
-        fastest = replace(alternative_to(problem, first, first), slower_by=faster_by, because="")
+        fastest = replace(simplest_beside(problem, first, first), slower_by=faster_by, because="")
         return plan, replace(explanation, fastest=fastest, simplest_within=simplest_within)
     return _explained_candidate(problem, board, first, best, plan, stock, simplest_within)
 
@@ -235,7 +234,7 @@ def _explained_candidate(
     if has_orders(plan) or plan.exchange_groups:
         outcome = _with_bound_of(plan, outcome)
     if simplest_within is not None:
-        fastest = None if first is best else alternative_to(problem, first, best)
+        fastest = None if first is best else simplest_beside(problem, first, best)
         explanation = replace(explanation, fastest=fastest, simplest_within=simplest_within)
     elif not (board.interrupted or best.is_stock or has_orders(plan)):
         simple = simplest(board, first, USUAL_PART)

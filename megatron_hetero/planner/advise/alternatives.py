@@ -127,9 +127,15 @@ def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) 
     )
 
 
-def by_hand_alternatives(problem: Problem, best: Candidate) -> tuple[Alternative, ...]:
-    """Return what people do without a planner, beside the best."""
-    sizes = _micro_batch_sizes(problem, best.placement)
+def by_hand_alternatives(
+    problem: Problem, best: Candidate, sizes: frozenset[int] | None = None
+) -> tuple[Alternative, ...]:
+    """Return what people do without a planner, beside the best.
+
+    Args:
+        sizes: the best's micro-batch sizes, where they are not those of its placement in this job.
+    """
+    sizes = sizes or _micro_batch_sizes(problem, best.placement)
     return tuple(
         Alternative(
             format_layout(found.plan.layout),

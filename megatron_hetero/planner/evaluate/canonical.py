@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import (
     NO_SETTINGS,
@@ -36,7 +37,7 @@ def canonical(
     stages = [(r, s) for r, replica in enumerate(replicas) for s in range(len(replica.stages))]
     rank_order = None
     if is_symmetric(placement):
-        arrangement = find_stock_arrangement(tuple(_nodes(replica) for replica in replicas))
+        arrangement = find_stock_arrangement(tuple(_machines(replica) for replica in replicas))
         if arrangement is not None:
             replicas = [replicas[r] for r in arrangement.replicas]
             rank_order = arrangement.rank_order
@@ -58,6 +59,12 @@ def canonical(
         ]
     )
     return Placement(made), rank_order
+
+
+def _machines(replica: PlacedReplica) -> tuple[tuple[str, ...], ...]:
+    """Return the machine of every place, [stage][tensor rank]: ranks are given out machine by
+    machine, in any order of its cards (`CUDA_VISIBLE_DEVICES`), alike or not."""
+    return tuple(tuple(map(machine_of, nodes)) for nodes in _nodes(replica))
 
 
 def is_symmetric(placement: Placement) -> bool:

@@ -75,7 +75,9 @@ def stock_plan_and_explanation(
         outcome=outcome_of(own, board, candidate),
         num_priced=num_priced + found.num_simulated,
         # By hand the job's own settings are kept, which this plan may change.
-        by_hand=by_hand_alternatives(problem, candidate),
+        by_hand=by_hand_alternatives(
+            problem, candidate, frozenset({own.workload.training.micro_batch_size})
+        ),
     )
     if explanation.best_stock is not None:
         itself = replace(explanation.best_stock, slower_by=0.0)

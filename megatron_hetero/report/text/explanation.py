@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -13,7 +13,7 @@ from rich.text import Text
 from megatron_hetero.planner.advise.alternatives import Alternative
 from megatron_hetero.planner.advise.explain import Explanation, HiddenHop
 from megatron_hetero.report.text.terminal import facts
-from megatron_hetero.report.text.words import GIB, count, devices_by_node
+from megatron_hetero.report.text.words import GIB, count, devices_by_node, folded_layout
 from megatron_hetero.units import format_bytes, format_duration
 
 BAR_WIDTH = 24
@@ -27,7 +27,6 @@ CAUSES = (
 )
 """Words for each field of `TimeByCause`, in the order of a step."""
 _FASTEST, _NEXT = "best of all", "next best"
-_HOW_TO_GET = {_FASTEST: "leave away --simplest, or give --plugin-gain 0%", _NEXT: "plan anew"}
 _ALIKE = 5e-4
 """Relative difference below which two steps are printed as the same."""
 
@@ -206,7 +205,12 @@ def comparison_lines(
     others += list(_simplest(explanation))
     others += [(other.strategy, other) for other in explanation.by_hand]
     if others:
-        yield Padding(_comparison_table(explanation.step_time_s, others), (0, 0, 1, 1))
+        within = explanation.simplest_within
+        how = {
+            _FASTEST: "--plugin-gain 0% plans it" if within is None else "leave away --simplest",
+            _NEXT: "plan anew",
+        }
+        yield Padding(_comparison_table(explanation.step_time_s, others, how), (0, 0, 1, 1))
     yield Padding(facts(*_stock_facts(explanation, not_stock)), (0, 0, 0, 1))
     yield Text(f" {count(explanation.num_priced, 'plan')} compared\n", style="dim")
 
@@ -232,13 +236,16 @@ def _stock_facts(explanation: Explanation, not_stock: Sequence[str]) -> Iterator
         return
     yield (
         "stock Megatron",
-        f"no plan fits: the nearest, {short.layout}, lacks "
+        f"no plan fits: the nearest, {folded_layout(short.layout)}, lacks "
         f"{format_bytes(short.missing_bytes)} on {devices_by_node(short.devices)} "
         f"({short.gpu_type}), with {format_bytes(short.reserve_bytes)} in reserve",
     )
 
 
-def _comparison_table(step_time_s: float, others: Sequence[tuple[str, Alternative]]) -> Table:
+def _comparison_table(
+    step_time_s: float, others: Sequence[tuple[str, Alternative]], how: Mapping[str, str]
+) -> Table:
+    """Return a row for each of the other plans; `how` says how to get those that are faster."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("plan", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
@@ -246,12 +253,12 @@ def _comparison_table(step_time_s: float, others: Sequence[tuple[str, Alternativ
     table.add_column("layout, and what makes it slower", overflow="fold")
     table.add_row("this", format_duration(step_time_s), "", "")
     for name, alternative in others:
-        _add_alternative(table, name, alternative)
+        _add_alternative(table, name, alternative, how.get(name, "plan --stock plans it"))
     return table
 
 
-def _add_alternative(table: Table, name: str, alternative: Alternative) -> None:
-    why = Text.assemble((alternative.layout, "green"))
+def _add_alternative(table: Table, name: str, alternative: Alternative, how: str) -> None:
+    why = Text.assemble((folded_layout(alternative.layout), "green"))
     if alternative.settings:
         why.append(f"\n{alternative.settings}")
     slower = f"{alternative.slower_by:+.1%}"
@@ -261,5 +268,5 @@ def _add_alternative(table: Table, name: str, alternative: Alternative) -> None:
         why.append(f"\n{alternative.because}")
     elif alternative.slower_by < -_ALIKE:
         # Its space has micro-batch sizes and chunks that the search for this plan has not.
-        why.append(f"\nfaster than this: {_HOW_TO_GET.get(name, 'plan --stock plans it')}")
+        why.append(f"\nfaster than this: {how}")
     table.add_row(name, format_duration(alternative.step_time_s), slower, why)

@@ -15,7 +15,7 @@ from rich.text import Text
 from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.chunks import layer_ranges
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, Stage
-from megatron_hetero.report.text.words import GIB, count, devices_by_node, ranges
+from megatron_hetero.report.text.words import GIB, MIN_ALIKE, count, devices_by_node, ranges
 from megatron_hetero.units import format_duration
 
 TIGHT_MEMORY = 0.9
@@ -41,8 +41,6 @@ MAX_TABLE_WIDTH = 79
 _BETWEEN = 2
 MIN_NAMES_WIDTH = 11
 """Names of GPUs wrap before any number is cut, down to this many columns."""
-_MIN_ALIKE = 4
-"""Least number of like stages in a run, or of like replicas, shown as a single row or table."""
 _NEAR = 0.02
 """Relative difference up to which two times count as alike."""
 
@@ -120,7 +118,7 @@ def _replica_groups(plan: Plan) -> list[tuple[int, ...]]:
         alike.setdefault(key, []).append(r)
     groups: list[tuple[int, ...]] = []
     for members in alike.values():
-        if len(members) >= _MIN_ALIKE and _are_near([_replica_time(plan, r) for r in members]):
+        if len(members) >= MIN_ALIKE and _are_near([_replica_time(plan, r) for r in members]):
             groups.append(tuple(members))
         else:
             groups += [(r,) for r in members]
@@ -139,7 +137,7 @@ def _rows(plan: Plan, group: Sequence[int]) -> Iterator[_StageRow]:
             if not _are_near(times):
                 break
             stop += 1
-        if stop - start < _MIN_ALIKE:
+        if stop - start < MIN_ALIKE:
             stop = start + 1
         yield _row(plan, group, range(start, stop))
         start = stop

@@ -20,18 +20,28 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Estimates, Plan, TrafficEstimate
 from megatron_hetero.planner.restrictions.mixture import mixture_words
 from megatron_hetero.report.text.stage_tables import replica_tables
-from megatron_hetero.report.text.words import count, devices_by_node
+from megatron_hetero.report.text.words import count, devices_by_node, folded_layout
 from megatron_hetero.schedule.stock import is_stock, sends_as_stock
 from megatron_hetero.units import format_bytes, format_duration
 
 GENERAL_MEANS = "a general efficiency, 4 to 12 % off where tables tell"
+BOUND_IN_SHORT = " (of which plans: explain)"
+FOLDED_LAYOUT = (
+    "        N x (...): N equal replicas, for reading; --json, plan.json and `flags` have all of it"
+)
 NOT_MEASURED = "predicted from the catalogue and an analytic model, not measured"
 
 
-def plan_report(plan: Plan, utilization: Utilization | None = None) -> RenderableType:
-    """Show the whole plan: speed, replicas, idle GPUs, layout."""
+def plan_report(
+    plan: Plan, utilization: Utilization | None = None, *, in_full: bool = True
+) -> RenderableType:
+    """Show the whole plan: speed, replicas, idle GPUs, layout.
+
+    Args:
+        in_full: with what the lower bound covers and relaxes; else one line says where to read it.
+    """
     return Group(
-        *plan_heading(plan, utilization),
+        *plan_heading(plan, utilization, in_full=in_full),
         Text(),
         *replica_tables(plan),
         *idle_lines(plan),
@@ -39,8 +49,10 @@ def plan_report(plan: Plan, utilization: Utilization | None = None) -> Renderabl
     )
 
 
-def plan_heading(plan: Plan, utilization: Utilization | None = None) -> tuple[RenderableType, ...]:
-    """Show the model, the training job and the predicted speed."""
+def plan_heading(
+    plan: Plan, utilization: Utilization | None = None, *, in_full: bool = True
+) -> tuple[RenderableType, ...]:
+    """Show the model, the training job and the predicted speed; `in_full` as of `plan_report`."""
     lines: list[RenderableType] = []
     if plan.workload is not None:
         model, training = plan.workload.model, plan.workload.training
@@ -61,7 +73,7 @@ def plan_heading(plan: Plan, utilization: Utilization | None = None) -> tuple[Re
             )
         )
     if plan.estimates is not None:
-        lines.append(facts(*_speed(plan.estimates, utilization), *_general_types(plan)))
+        lines.append(facts(*_speed(plan.estimates, utilization, in_full), *_general_types(plan)))
     return tuple(lines)
 
 
@@ -121,8 +133,12 @@ def idle_lines(plan: Plan) -> Iterable[RenderableType]:
 
 
 def layout_line(plan: Plan) -> Text:
-    """Write the plan in one line, in the form of `--hetero-layout`."""
-    return Text.assemble(("Layout  ", "bold"), (format_layout(plan.layout), "green"))
+    """Write the plan in one line, as `--hetero-layout` takes it; equal replicas once, which the
+    line then says."""
+    layout = format_layout(plan.layout)
+    folded = folded_layout(layout)
+    line = Text.assemble(("Layout  ", "bold"), (folded, "green"))
+    return line if folded == layout else line.append(f"\n{FOLDED_LAYOUT}", style="dim")
 
 
 def utilization_words(utilization: Utilization) -> str:
@@ -138,7 +154,9 @@ def utilization_words(utilization: Utilization) -> str:
     return ", ".join(words)
 
 
-def _speed(estimates: Estimates, utilization: Utilization | None) -> Iterable[tuple[str, str]]:
+def _speed(
+    estimates: Estimates, utilization: Utilization | None, in_full: bool
+) -> Iterable[tuple[str, str]]:
     yield (
         "step time",
         f"{format_duration(estimates.step_time_s)}, {estimates.tokens_per_s:,.0f} tokens/s",
@@ -148,10 +166,11 @@ def _speed(estimates: Estimates, utilization: Utilization | None) -> Iterable[tu
         yield "", f"(MFU: {MFU_MEANS})"
     if estimates.bound_s is not None and estimates.gap is not None:
         bound = format_duration(estimates.bound_s)
-        yield "lower bound", f"{bound}; {gap_words(estimates.gap)}"
-        if estimates.bound_with_context_parallel_s is not None:
+        more = "" if in_full else BOUND_IN_SHORT
+        yield "lower bound", f"{bound}; {gap_words(estimates.gap)}{more}"
+        if in_full and estimates.bound_with_context_parallel_s is not None:
             yield "", f"({bound_covers_words(estimates.bound_with_context_parallel_s)})"
-        if estimates.bound_relaxes:
+        if in_full and estimates.bound_relaxes:
             yield "", f"(the bound relaxes: {estimates.bound_relaxes})"
     if estimates.price_per_hour is not None and estimates.price_per_million_tokens is not None:
         yield from _price(estimates.price_per_hour, estimates.price_per_million_tokens, estimates)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from megatron_hetero.cluster.names import device_place
 
 GIB = 1 << 30
+MIN_ALIKE = 4
+"""So many stages in a row, or replicas, that are alike are shown once."""
 _MAX_NODES = 4
 """More nodes with the same GPUs are named by the first and the last."""
 
@@ -30,6 +33,21 @@ def _nodes(nodes: Sequence[str]) -> str:
     if len(nodes) <= _MAX_NODES:
         return ", ".join(nodes)
     return f"{nodes[0]} to {nodes[-1]} ({len(nodes)} machines)"
+
+
+def folded_layout(layout: str) -> str:
+    """Write equal replicas of a layout that follow each other once; for people, since no flag
+    takes it.
+
+    >>> folded_layout("tp1:4 @2 | tp1:4 @2 | tp1:4 @2 | tp1:4 @2 | tp2:4 @8")
+    '4 x (tp1:4 @2) | tp2:4 @8'
+    """
+    parts: list[str] = []
+    for replica, alike in groupby(layout.split(" | ")):
+        number = sum(1 for _ in alike)
+        is_folded = number >= MIN_ALIKE
+        parts += [f"{number} x ({replica})"] if is_folded else [replica] * number
+    return " | ".join(parts)
 
 
 def count(number: int, singular: str, plural: str = "") -> str:

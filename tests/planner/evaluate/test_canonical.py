@@ -43,3 +43,17 @@ def test_what_only_the_plug_in_runs_stays_as_it_is() -> None:
     assert arranged(crossed, GPUS) == (crossed, None)
     counts = replace(crossed.replicas[1], launch_counts=(3, 1))
     assert arranged(Placement((counts,)), GPUS)[1] is None
+
+
+def test_cards_of_a_machine_that_are_unlike_are_numbered_in_any_order() -> None:
+    """A machine of two kinds of cards is two nodes, yet its ranks are one run."""
+    gpus = {"box/A": (1, 2), "box/B": (0,)}
+    nodes = ("box/A", 1), ("box/B", 0), ("box/A", 2)
+    stages = tuple(
+        PlacedStage((Device(*node),), n, recompute="full")
+        for node, n in zip(nodes, (2, 3, 1), strict=True)
+    )
+    placement = Placement((PlacedReplica(stages, 4),))
+    assert arranged(placement, gpus) == (placement, "tp-dp-pp")
+    apart = Placement((replica("a0", "b0", "a1", layers=(2, 3, 1)),))
+    assert arranged(apart, GPUS) == (apart, None)

@@ -72,7 +72,7 @@ PLAN = Plan(
 )  # fmt: skip
 
 
-def printed(plan: Plan, width: int = 80, color: bool = False) -> str:
+def printed(plan: Plan, width: int = 80, color: bool = False, in_full: bool = True) -> str:
     stream = io.StringIO()
     console = Console(
         file=stream,
@@ -83,7 +83,7 @@ def printed(plan: Plan, width: int = 80, color: bool = False) -> str:
         highlight=False,
         no_color=not color,  # whatever NO_COLOR says where the tests run
     )
-    console.print(plan_report(plan))
+    console.print(plan_report(plan, in_full=in_full))
     return stream.getvalue()
 
 
@@ -219,3 +219,20 @@ def test_replicas_and_stages_that_are_alike_are_one_row() -> None:
     assert "8-10 (3)" in text
     other = with_replica(plan, 3, num_micro_batches=5)
     assert "Replicas 0-2, 4-7" in printed(other, 100)
+
+
+def test_in_short_the_bound_is_one_line_that_says_where_to_read_more() -> None:
+    assert PLAN.estimates is not None
+    some = replace(PLAN, estimates=replace(PLAN.estimates, bound_with_context_parallel_s=2.5))
+    text = " ".join(printed(some, 100, in_full=False).split())
+    assert "whether a faster one exists is not known (of which plans: explain)" in text
+    assert "relaxes" not in text and "context parallelism" not in text
+
+
+def test_equal_replicas_are_printed_once_and_said_to_be() -> None:
+    alike = "tp2:2,tp1:1 @4"
+    text = printed(plan_from_layout(parse_layout(" | ".join([alike] * 16 + ["tp1:3 @8"]))), 100)
+    assert f"Layout  16 x ({alike}) | tp1:3 @8\n" in text
+    assert "plan.json and `flags` have all of it" in text
+    few = " | ".join([alike] * 3)
+    assert printed(plan_from_layout(parse_layout(few)), 100).endswith(f"Layout  {few}\n")

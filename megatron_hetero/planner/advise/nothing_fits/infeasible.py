@@ -270,7 +270,7 @@ def _shortage(problem: Problem, miss: Candidate | None) -> str:
     return (
         f"No plan fits: in the attempt that came closest, stage {s} of replica {r} "
         f"({stage.num_layers} layers on {stage.width}x {node.gpu_type.name}, {node.machine}) needs "
-        f"{format_bytes(cost.missing_bytes)} ({cost.missing_bytes} bytes) more on each GPU than "
+        f"{format_bytes(cost.missing_bytes)} more on each GPU than "
         f"its {format_bytes(cost.memory.capacity_bytes)}, at micro-batch "
         f"{training.micro_batch_size}; most goes to {largest} ({format_bytes(parts[largest])})."
     )
