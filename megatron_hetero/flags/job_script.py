@@ -208,7 +208,9 @@ def _replaced(flag: str, known: dict[str, Argument]) -> bool:
 def _line(argument: Argument, meaning: str = "") -> str:
     if argument.words is None:
         where = _one_line(argument.where)
-        return f"    {MISSING} {argument.flag} ...  # {where} takes it from its shell"
+        examples = {flag: needed.example for needed in NEEDED for flag in needed.flags[:1]}
+        example = examples.get(argument.flag, f"{argument.flag} VALUE")
+        return f"    {MISSING} {example}  # {where} takes it from its shell"
     return _commented(f"    {shlex.join(argument.words)}", meaning or _help(argument.flag))
 
 

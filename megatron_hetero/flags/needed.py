@@ -99,4 +99,4 @@ def missing_in_job(workload: Workload | None, more: Collection[str] = ()) -> tup
 
 def missing_line(missing: Collection[Needed]) -> str:
     """Name missing flags on one line, for a terminal or a comment."""
-    return ", ".join(f"{needed.flags[0]} ({needed.what})" for needed in missing)
+    return ", ".join(f"{needed.example} ({needed.what})" for needed in missing)

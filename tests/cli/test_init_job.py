@@ -56,7 +56,9 @@ def test_what_is_missing_is_found_until_it_is_filled_in(
     assert findings(plan, capsys, "--", *rest) == []
     assert len(findings(plan, capsys, "--", *rest[:-1], "HuggingFaceTokenizer")) == 1
     main(["flags", str(plan)])
-    assert "# MISSING, the job cannot start without: --train-iters (" in capsys.readouterr().out
+    assert (
+        "# MISSING, the job cannot start without: --train-iters STEPS (" in capsys.readouterr().out
+    )
     main(["launch", str(plan), "--for", "ssh", "-o", str(tmp_path / "job")])
     assert "the job cannot start without --train-iters" in " ".join(capsys.readouterr().err.split())
     text = script.read_text()

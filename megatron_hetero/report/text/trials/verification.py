@@ -59,8 +59,17 @@ def _run_lines(optimizer: str, found: Mapping[str, Any]) -> Iterator[RenderableT
     yield Text(f"Training with {OPTIMIZERS[optimizer]}", style="bold")
     yield _loss_table(found)
     yield _distance_table(found)
-    for line in _remarks(found):
+    for line in (*_adam_remarks(optimizer, found), *_remarks(found)):
         yield Padding(Text(line), (0, 0, 0, 2))
+
+
+def _adam_remarks(optimizer: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Say what Adam's rows compare, which is less than all (`lab.verify.distance.compare`)."""
+    if optimizer != "adam":
+        return
+    yield "gradients: those of the first step, before any weight moved; SGD compares all steps"
+    nothing = "; 0.0: nothing is left, even where losses differ" if not found["weights"] else ""
+    yield f"weights: their difference beyond rounding and what Adam makes of gradients{nothing}"
 
 
 def _loss_table(found: Mapping[str, Any]) -> Table:

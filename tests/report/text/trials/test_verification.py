@@ -142,3 +142,13 @@ def test_what_is_left_out_is_in_the_verdict() -> None:
 @pytest.mark.parametrize("width", [80, 100])
 def test_it_fits_the_terminal(width: int) -> None:
     assert max(map(len, printed(DATA, width).splitlines())) <= width
+
+
+def test_adam_says_what_its_rows_compare() -> None:
+    data = copy.deepcopy(DATA)
+    assert "before any weight moved" not in printed(data, 100)
+    data["runs"] = {"adam": copy.deepcopy(RUN)}
+    assert "before any weight moved" in printed(data, 100)
+    assert "nothing is left" not in printed(data, 100)
+    data["runs"]["adam"]["weights"] = 0.0
+    assert "0.0: nothing is left, even where losses differ" in " ".join(printed(data, 100).split())
