@@ -14,7 +14,7 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.errors import InfeasiblePlanError, PlanFormatError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
@@ -407,5 +407,13 @@ def plan_of(
     )
     plan = replace(bare_plan(problem, best, reasons, interrupted), estimates=estimates)
     validate_plan(plan, problem.cluster)
-    check_operations(plan, problem.workload)
+    try:
+        check_operations(plan, problem.workload)
+    except PlanFormatError as error:
+        deepest = max(len(replica.stages) for replica in plan.replicas)
+        raise InfeasiblePlanError(
+            f"{error}\nNo job could run the fastest plan, whose pipelines have up to {deepest} "
+            "stages. Plan shorter ones: `limits: {max_pipeline_parallel: "
+            f"{max(deepest * 3 // 4, 1)}}}` in the cluster file"
+        ) from error
     return plan

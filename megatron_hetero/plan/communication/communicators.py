@@ -26,6 +26,10 @@ DIRECTIONS: tuple[Use, ...] = ("forward", "backward", "shapes")
 MESSAGE_USES = frozenset(DIRECTIONS)
 """Uses of communicators that carry messages and no collectives."""
 
+URGENT_USES = frozenset({"forward", "shapes"})
+"""Uses whose communicators have streams of high priority.  torch has 32 streams of each priority, so
+that pipelines of up to some thirty stages have one for each communicator of either direction."""
+
 
 @dataclass(frozen=True)
 class Communicator:

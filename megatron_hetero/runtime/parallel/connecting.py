@@ -57,7 +57,12 @@ ALL_TO_ALL = Connections(all_to_all=True)
 
 
 def make_group(
-    ranks: Sequence[int], timeout: timedelta, what: str, connections: Connections = COLLECTIVES
+    ranks: Sequence[int],
+    timeout: timedelta,
+    what: str,
+    connections: Connections = COLLECTIVES,
+    *,
+    is_urgent: bool = False,
 ) -> dist.ProcessGroup:
     """Create a process group, its communicator and its connections.
 
@@ -69,6 +74,7 @@ def make_group(
         timeout: limit of every operation.
         what: the group's use, for messages.
         connections: which to make.
+        is_urgent: the communicator's stream is one of high priority (`URGENT_USES`).
     Returns:
         The group; torch's mark of a non-member on other ranks.
     Raises:
@@ -79,7 +85,7 @@ def make_group(
     if over_nccl and dist.get_rank() in ranks:
         named["device_id"] = torch.device("cuda", torch.cuda.current_device())
     if over_nccl and not connections.collectives:
-        named["pg_options"] = _message_options()
+        named["pg_options"] = _message_options(is_urgent)
     PROGRESS.enter(Phase.CONNECT)
     try:
         group = dist.new_group(list(ranks), timeout=timeout, **named)
@@ -145,12 +151,12 @@ def _connect(group: dist.ProcessGroup, connections: Connections) -> None:
         torch.cuda.synchronize()
 
 
-def _message_options() -> Any:
+def _message_options(is_urgent: bool) -> Any:
     """Return NCCL's options of a communicator for messages.
 
-    torch gives each communicator one of 32 streams in turn, of which others take some too; of high
-    priority there are 32 more, which nothing else takes.
+    torch gives each communicator one of 32 streams in turn, of each priority.  Messages of the two
+    directions take streams of unlike priority, because two communicators must not share a stream.
     """
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=is_urgent)
     options.config.min_ctas, options.config.max_ctas = 1, CHANNELS_OF_MESSAGES
     return options

@@ -19,6 +19,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.communication.communicators import (
+    URGENT_USES,
     Communicator,
     Use,
     last_stage_ranks,
@@ -203,7 +204,13 @@ def build_groups(
     own: dict[tuple[Use, int | None], tuple[dist.ProcessGroup, ...]] = {}
     for communicator in model_communicators(plan, variable_lengths):
         connections = _connections(communicator, plan, stages, activation_elements)
-        group = make_group(communicator.ranks, timeout, str(communicator), connections)
+        group = make_group(
+            communicator.ranks,
+            timeout,
+            str(communicator),
+            connections,
+            is_urgent=communicator.use in URGENT_USES,
+        )
         if rank in communicator.ranks:
             key = communicator.use, communicator.boundary
             own[key] = (*own.get(key, ()), group)

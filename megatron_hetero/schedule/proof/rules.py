@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_hetero.plan.communication.communicators import MESSAGE_USES
+from megatron_hetero.plan.communication.communicators import URGENT_USES
 from megatron_hetero.schedule.proof.operations import Item, JobOperations
 
 NUM_STREAMS = 32
@@ -271,7 +271,7 @@ def _streams(job: JobOperations) -> Sequence[Mapping[int, int]]:
     found: list[dict[int, int]] = [{} for _ in job.ranks]
     counts = [[0, 0] for _ in job.ranks]
     for number, group in enumerate(job.groups):
-        is_urgent = group.use in MESSAGE_USES
+        is_urgent = group.use in URGENT_USES
         for rank in group.ranks:
             place = counts[rank][is_urgent] % NUM_STREAMS
             counts[rank][is_urgent] += 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.proof.circle import describe
 from megatron_hetero.schedule.proof.of_plan import job_operations
 from megatron_hetero.schedule.proof.rules import blocked_ranks
-from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import plan, workload
 from tests.schedule.proof.planted import KINDS
 
