@@ -19,9 +19,10 @@ from megatron_hetero.plan.ranks import rank_machines
 from megatron_hetero.schedule.proof.operations import RankItems
 
 _ELEMENTS = 1 << 20
-"""Of the bucket whose rounds stand for those of every bucket that is cut alike."""
+"""Elements of a sample bucket; the sample's rounds stand for every bucket cut alike."""
 SHARDED_TURN = 1
-"""Of the communicators of sharded layers, whose sets of ranks others may have too."""
+"""Turn of the communicators of sharded layers; sets of ranks may coincide with sets of other
+exchanges."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from megatron_hetero.plan.communication.communicators import MESSAGE_USES
 from megatron_hetero.schedule.proof.operations import Item, JobOperations
 
 NUM_STREAMS = 32
-"""Of one priority, that torch hands out in turn (`c10/cuda/CUDAStream.cpp`, kStreamsPerPool)."""
+"""Streams of one priority that torch hands out in turn (`c10/cuda/CUDAStream.cpp`,
+kStreamsPerPool)."""
 MANY = 1 << 20
 """Connections for as many queues as there are streams."""
 _COMPUTE = 0

@@ -60,7 +60,7 @@ class StepSimulation:
     step_time_s: float
     sends: SendMode
     measured: bool
-    """Whether every computation's time was measured (profile.json)."""
+    """True if every computation's time was measured (profile.json)."""
 
     @cached_property
     def timelines(self) -> tuple[StageTimeline, ...]:
