@@ -176,7 +176,7 @@ def _rounds_of(
 
 
 class RankGradients:
-    """What one rank does with its gradients and weights, written to its items."""
+    """Operations of a rank on gradients and weights, written to the rank's items."""
 
     def __init__(
         self, gradients: Gradients, items: RankItems, number_of: Mapping[Communicator, int]

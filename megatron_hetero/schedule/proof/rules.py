@@ -217,7 +217,7 @@ class _Run:
         del self.begun[key]
 
     def blocked(self) -> tuple[Blocked, ...]:
-        """Return the ranks that have not come to their end, and why."""
+        """Return the unfinished ranks, and why."""
         found = []
         for rank, items in enumerate(self.job.ranks):
             if stuck := self._device_reason(rank):

@@ -88,7 +88,7 @@ class StepSimulation:
 
     @property
     def bubble(self) -> float:
-        """Return the share of all GPUs' time in which they do not compute, 0..1."""
+        """Return the share of all GPUs' time without computation, 0..1."""
         num_devices = sum(len(stage.devices) for stage in self.timelines)
         busy_s = sum(len(stage.devices) * stage.busy_s for stage in self.timelines)
         return 1 - busy_s / (self.step_time_s * num_devices)
