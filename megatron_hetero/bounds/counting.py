@@ -55,8 +55,8 @@ class Counting:
 
 
 def _small_classes(costs: CostModel, uneven: bool) -> list[GpuClass] | None:
-    """Return classes of so few GPUs that they can be counted: by node if that is not too many,
-    else by site, else by type alone; None where all are too many."""
+    """Return classes of few enough GPUs to count: by node if not too many, else by site, else by
+    type alone; None if all are too many."""
     num_layers = costs.workload.model.num_layers
     options: tuple[Literal["node", "site", ""], ...] = ("node", "site", "")
     for apart in options:

@@ -15,8 +15,8 @@ from megatron_hetero.cost.model import CostModel
 
 
 def divided_bound_s(costs: CostModel) -> float:
-    """Return seconds of a step that no plan with context parallelism beats, nor one without: by
-    work alone.  Infinite where no plan may have it, 0 where nothing is known.
+    """Return a lower bound of the step of every plan, with context parallelism or without, by work
+    alone. Infinite if no plan may have context parallelism, 0 if nothing is known.
 
     With measured times, which need not be those of groups of unlike GPUs, nothing is known, nor
     where these may be in a narrower precision than a GPU would have alone.

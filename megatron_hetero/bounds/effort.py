@@ -15,12 +15,12 @@ class ProofEffort:
     max_gpus: float
     """Clusters of more GPUs get the next smaller effort; of the least, the bound by work alone."""
     is_deep: bool = False
-    """Whether many micro-batches in flight are told apart in clusters of many GPUs too."""
+    """True if many micro-batches in flight are told apart in large clusters too."""
 
 
 QUICK = ProofEffort(1_000_000_000, 128)
-"""Of many questions: about a second each."""
+"""For many questions: about a second each."""
 THOROUGH = ProofEffort(2_000_000_000, 64)
-"""Of a plan's own bound: several seconds."""
+"""For a plan's own bound: several seconds."""
 PROOF = ProofEffort(20_000_000_000, inf, is_deep=True)
-"""Where a proof is asked for (`plan --prove`): about a minute."""
+"""For a requested proof (`plan --prove`): about a minute."""

@@ -111,11 +111,11 @@ def estimates_of(
 
 
 _MAX_CAUSES = 24
-"""Of traffic, that a plan names one by one."""
+"""Causes of traffic that a plan names separately."""
 
 
 def _traffic(price: Price, step_time_s: float) -> Iterator[TrafficEstimate]:
-    """Yield the dearest causes, and all others as one for each pair of sites."""
+    """Yield the dearest causes, and the sum of the rest for each pair of sites."""
     steps_per_hour = HOUR_S / step_time_s
     others: dict[tuple[str, str], tuple[float, float]] = {}
     for number, part in enumerate(price.traffic):

@@ -52,7 +52,7 @@ _BACKWARD = 2.0
 
 
 def free_groups_bound_s(costs: CostModel) -> float | None:
-    """Return seconds that no placement beats, whatever its groups and shares.
+    """Return a lower bound of every placement's step, for any groups and shares.
 
     None with a profile, whose measured times need not grow with a GPU's share.
     """
@@ -83,7 +83,7 @@ def _bound_s(
     times: dict[str, tuple[float, ...]],
     counts: dict[str, int],
 ) -> float:
-    """Return seconds of one sequence that these prices prove."""
+    """Return seconds of a sequence proved by the prices."""
     work = sum(price * number for price, number in zip(prices, needed, strict=True))
     rate = sum(
         counts[name] * max(p / s for p, s in zip(prices, parts, strict=True))
@@ -93,8 +93,8 @@ def _bound_s(
 
 
 def _parts_s(workload: Workload, gpu: GpuType, divides: bool) -> tuple[float, ...]:
-    """Return seconds that attention, MLP and output layer of one sequence take on one GPU, both
-    passes, without what every member of a group does alike.
+    """Return seconds of attention, MLP and output layer for a sequence on a single GPU, both
+    passes, without work repeated on every member of a group.
 
     Args:
         workload: the job.
@@ -130,7 +130,7 @@ def _parts_s(workload: Workload, gpu: GpuType, divides: bool) -> tuple[float, ..
 
 
 def _core_s(workload: Workload, gpu: GpuType, share: TensorShare) -> float:
-    """Return what scores and context of all heads add to those of none, both passes: a kernel's
+    """Return the seconds added by the scores and context of all heads, both passes: a kernel's
     fixed cost is the same for any share."""
     twice = replace(share, query_groups=2 * share.query_groups)
     once, both = (core_attention_times(workload, [(gpu, own)]).total_s for own in (share, twice))

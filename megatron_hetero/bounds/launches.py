@@ -39,9 +39,10 @@ _GAIN = 1.004
 _CHANGES = (0.75, 1.3)
 """By which a price is changed."""
 _MUCH = 0.05
-"""Where the word embedding may be is told apart first if its exchange takes more of the step."""
+"""Part of the step beyond which the exchange of the word embedding is split into cases first."""
 _GROUP = 4
-"""Of ranges of numbers up to this ratio, all options needed for the least are tabulated."""
+"""Ratio of the largest to the smallest number in a group of ranges; all options for the smallest
+are tabulated."""
 
 
 def launch_bound_s(
@@ -55,8 +56,8 @@ def launch_bound_s(
     *,
     uneven: bool = False,
 ) -> tuple[float, str]:
-    """Return the longest step proved impossible from `least_s` to `enough_s`, and what it leaves
-    out.
+    """Return the longest step proved impossible from `least_s` to `enough_s`, and words for
+    everything left out.
 
     Args:
         sizes: the prices at every micro-batch size that plans may choose.
@@ -117,17 +118,17 @@ class _LaunchBranch:
     num_replicas: tuple[int, int]
     counting: Counting
     case: EndsCase | None = None
-    """Where its first and last stages are, if only some plans are meant."""
+    """The place of the first and last stages, if only some plans are meant."""
     is_fine: bool = False
     is_bounded: bool = False
     work: int = 0
     """Numbers looked at."""
     best_axes: Axes | None = None
-    """Prices that have proved most, of the branch that this one is part of or its own."""
+    """The best proving prices of this branch or the parent."""
     own_s: float = field(init=False, default=0.0)
     """Proved without what the case adds."""
     left: Iterator[Axes] | None = field(init=False, default=None)
-    """Prices that it may be bounded by yet."""
+    """Prices not tried yet."""
 
     def parts(self, proved_s: float) -> list[_LaunchBranch]:
         """Return halves of the sizes, then of the numbers of replicas, then the places of the
@@ -184,7 +185,7 @@ class _LaunchBranch:
         return max(self.own_s + case.extra_s, case.least_s, least_s)
 
     def _axes(self) -> Iterator[Axes]:
-        """Yield what to count GPUs by, one after the other, as far as the bound grows."""
+        """Yield axes to count GPUs by, in turn, while the bound grows."""
         numbers = self.counting.numbers
         if numbers is not None and (self.is_fine or self.counting.is_small):
             yield numbers
@@ -211,7 +212,7 @@ class _LaunchBranch:
                 yield axes
 
     def _changed_prices(self) -> Iterator[Axes]:
-        """Yield the best prices so far with one of them changed."""
+        """Yield the best prices so far with a single price changed."""
         best = self.best_axes or by_speed(self.sizes, self.counting.classes)
         for index in range(len(self.counting.classes)):
             for factor in _CHANGES:
@@ -266,7 +267,7 @@ def _size(costs: CostModel) -> int:
 
 
 def _grouped(least: Sequence[int]) -> list[slice]:
-    """Runs of rising numbers, each up to `_GROUP` times its first one."""
+    """Return runs of rising numbers, each up to `_GROUP` times the run's first."""
     starts = [0]
     for index, number in enumerate(least):
         if number > _GROUP * least[starts[-1]]:

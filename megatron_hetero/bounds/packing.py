@@ -118,7 +118,8 @@ def _padded_places(shape: tuple[int, ...]) -> Ints:
 
 
 def _most_of_many(value: Floats, num_replicas: int) -> float:
-    """Return what so many replicas or fewer do at most whose prices add up to the last one.
+    """Return the most that `num_replicas` replicas or fewer do, at prices that sum to the last
+    price.
 
     With h the least concave function that no value is above, n replicas do
     sum h(p_r) <= n h(P / n) at most (Jensen's inequality), and more if n is larger.

@@ -1,4 +1,4 @@
-"""The bound by the capacity of the lines between one site and all others.
+"""The bound by the capacity of the lines between a site and all other sites.
 
 Pipelines with stages on both sides load the lines with activations, and layers that both sides hold
 load them with gradients; without either, only one side works.  docs/bound.md has the proof.
@@ -21,16 +21,16 @@ from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.widths import usable_gpus
 
 MAX_SITES = 8
-"""Of more sites nothing is proved: their pairs of nodes are many."""
+"""Most sites with a bound; more sites have too many pairs of nodes."""
 _PRECISION = 1e-4
 
 Inside = Literal["", "first", "both"]
-"""Which ends of every replica are on the site: none for sure, its first stage, or both."""
+"""Ends of every replica known to be on the site: neither, the first stage, or both."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Layers of one sequence that GPUs do in a second at most, and what a head is worth of them."""
+    """Most layers of a sequence done by GPUs in a second, and the worth of a head in layers."""
 
     layers_per_s: float
     head_layers: float
@@ -105,8 +105,8 @@ class SiteBounds:
         return max(self._least_s(self._of(site), "") for site in self.sites)
 
     def least_inside_s(self, site: str, has_last: bool) -> float:
-        """Return the same of plans in which the first stage of every replica is on a site, and
-        the last one too."""
+        """Return the same for plans with the first stage of every replica on a site, and with
+        `has_last` the last stage too."""
         if not self._says_something:
             return 0.0
         return self._least_s(self._of(site), "both" if has_last else "first")
@@ -141,8 +141,8 @@ class SiteBounds:
         inside: Inside,
         least_s: float,
     ) -> float:
-        """Bound plans with some replicas on one side alone, others across: what those hold on the
-        other side is exchanged, and they alone work there."""
+        """Bound plans with some replicas on one side alone and the rest across: layers held on the
+        far side are exchanged, and only the replicas across work there."""
         work = self._num_sequences * (self._num_layers + self._rates.head_layers)
         head = 0.0 if inside == "both" else self._rates.head_layers
 

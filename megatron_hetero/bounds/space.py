@@ -45,7 +45,7 @@ def why_outside(
     free_groups: bool = False,
     divided: bool = False,
 ) -> str | None:
-    """Return what a placement does that no plan of the space does; None where it is one of them.
+    """Return the reason why a placement is outside the space; None if the placement is inside.
 
     Args:
         free_groups: the space also has groups of any GPUs, in any shares, and divided sequences.

@@ -28,7 +28,7 @@ WORK_BOUND_RELAXES = (
 _LONGEST = 1000.0
 """The bound is looked for up to this many times the bound by work."""
 _MAX_LAYER_OPTIONS = 4000
-"""With more layers times the ways to hold them, the bound is that by work alone."""
+"""Most layers times ways to hold the layers; beyond, the bound is by work alone."""
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,10 @@ class CostModel(StagePrices):
     """
 
     has_launch_counts: ClassVar[bool] = True
-    """Whether launch counts other than 1F1B's own can make its pipelines faster."""
+    """True if launch counts in place of 1F1B's can make the pipelines faster."""
     has_variants: ClassVar[bool] = True
-    """Whether it prices unequal shares, and replicas or stages whose micro-batch size or recompute
-    are not the job's."""
+    """True if the model prices unequal shares, and replicas or stages with micro-batch sizes or
+    recompute that differ from the job's."""
 
     def replica(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaCost:
         """Price the stages, the hops and the pipeline of one replica.

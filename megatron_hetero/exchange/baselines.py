@@ -54,7 +54,8 @@ def two_level(
 
 
 def hierarchical_ring(size: int, tree: LinkTree, purpose: Purpose = "all_reduce") -> ExchangePlan:
-    """Make rings inside what joins devices, then rings between these, up to the root."""
+    """Make rings inside each branch that joins devices, then rings between branches, up to the
+    root."""
     groups: dict[int, Grouping | int] = {
         number: holder
         for holder, row in enumerate(tree.ancestors.tolist())
@@ -89,8 +90,8 @@ def double_binary_tree(
 
 
 def _binary_tree(num: int) -> list[int]:
-    """Return [place] -> parent of a tree whose even places, but for the first, have children on
-    both sides of them; the first is the root."""
+    """Return [place] -> parent of a tree rooted at the first place; every other even place has
+    children on both sides."""
     parents = [-1]
     for place in range(1, num):
         low = place & -place
@@ -107,7 +108,7 @@ def _other_places(num: int) -> list[int]:
 
 
 def _heights(parents: Sequence[int]) -> list[int]:
-    """Return the rounds after which each has what its children send."""
+    """Return for each place the rounds until everything from the children has arrived."""
     heights = [0] * len(parents)
     for _ in parents:
         before = list(heights)

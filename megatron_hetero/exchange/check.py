@@ -1,4 +1,4 @@
-"""Proof that an exchange does what it is for, with sets of holders in the place of numbers."""
+"""Proof of an exchange's purpose, with sets of holders in place of numbers."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def _owner_of(cuts: Sequence[int], owners: Sequence[Owned]) -> list[int]:
 
 
 def _clashes(transfers: Sequence[Transfer]) -> Iterator[ExchangeFault]:
-    """Find ranges that arrive at one holder in one round and overlap without being one, or of which
-    one is put in the place of what another adds to."""
+    """Find overlapping ranges that arrive at a holder in the same round, unless the ranges are
+    equal and all are added."""
     for _, own in groupby(sorted(transfers, key=_arrival), key=lambda t: t.destination):
         before: Transfer | None = None
         for t in own:

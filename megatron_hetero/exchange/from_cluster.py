@@ -22,7 +22,7 @@ from megatron_hetero.exchange.tree import Branch, DeviceTerms, LinkTree
 _PIECE_BYTES = 1 << 20
 """Message size by which links are near or far."""
 _ALIKE = 1.5
-"""Links whose times differ by less are of one kind."""
+"""Ratio of times below which two links are of the same kind."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class _Builder:
             self._site_nodes.setdefault(node.site, []).append(node)
 
     def build(self) -> ClusterTree:
-        """Return the tree, with one branch for each level that has more than one part."""
+        """Return the tree, with a branch for each level of several parts."""
         sites = [self._site(site) for site in self._site_nodes]
         by_name = dict(zip(self._site_nodes, sites, strict=True))
         groups = [frozenset([site]) for site in self._site_nodes]
@@ -231,7 +231,7 @@ class _Builder:
         branches: dict[frozenset[str], Branch],
         seconds: Mapping[tuple[str, str], float],
     ) -> tuple[list[frozenset[str]], dict[frozenset[str], Branch]]:
-        """Join the groups between which links of the nearest kind lead, each with its uplink."""
+        """Join groups connected by links of the nearest kind, each group with an uplink."""
         between = {
             (i, j): min(seconds[a, b] for a, b in product(one, other))
             for i, one in enumerate(groups)
@@ -299,8 +299,8 @@ class _Builder:
         return Branch(branch.name, branch.children, up, down, branch.device)
 
     def _most(self, senders: frozenset[str], receivers: frozenset[str]) -> float:
-        """Return what some sites send to others in a second: each two of them as much as all their
-        nodes by themselves, and together no more than the lines that they share."""
+        """Return bytes/s from `senders` to `receivers`: the sum over node pairs, capped by the
+        lines that site pairs share."""
         cluster = self._cluster
         speed: dict[Line, float] = {}
         for a, b in product(sorted(senders), sorted(receivers)):
@@ -313,6 +313,6 @@ class _Builder:
 
 
 def _incast(links: Sequence[Link]) -> Incast | None:
-    """Return the one limit of senders that links have; None where they differ."""
+    """Return the limit of senders common to all links; None if limits differ."""
     limits = {link.incast for link in links}
     return limits.pop() if len(limits) == 1 else None

@@ -16,8 +16,8 @@ Purpose = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
 
 class Transfer(NamedTuple):
-    """Elements `start:stop` from one holder to another, which adds them to its own or, where it
-    does not reduce, puts them in the place of its own."""
+    """Elements `start:stop` from a holder to a second holder, added to the receiver's elements or,
+    without `reduces`, replacing the receiver's."""
 
     round: int
     source: int
@@ -116,7 +116,7 @@ class ExchangePlan:
 
     @cached_property
     def sent(self) -> Ints:
-        """Return [holder] -> elements that it sends."""
+        """Return [holder] -> number of elements sent."""
         width = self.table[:, 4] - self.table[:, 3]
         return np.bincount(self.table[:, 1], width, self.num_holders).astype(np.int64)
 

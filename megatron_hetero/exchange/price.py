@@ -77,8 +77,8 @@ class ExchangeLoads:
         self._message, self._message_edge = message, edge
 
     def _adding(self, rounds: Ints, destinations: Ints, start: Ints, reduces: Ints) -> Floats:
-        """Count one pass over all pieces of a range that arrive in a round: each and the own one
-        are read, the sum is written."""
+        """Count a pass over all pieces of a range that arrive in a round: each piece and the own
+        elements are read, the sum is written."""
         plan, tree = self.plan, self.tree
         num, width = plan.num_holders, self._width * reduces
         place = rounds * num + destinations
@@ -149,7 +149,8 @@ class ExchangeLoads:
 
     @cached_property
     def _ways(self) -> Ints:
-        """Return [message, place] -> edge of its way, filled up with one that takes no time."""
+        """Return [message, place] -> edge of the message's path, filled up with an edge of zero
+        time."""
         order = np.argsort(self._message, kind="stable")
         message = self._message[order]
         first = np.searchsorted(message, np.arange(len(self._path_s)))
@@ -160,8 +161,8 @@ class ExchangeLoads:
 
     @cached_property
     def _presence(self) -> tuple[list[int], list[int], Floats]:
-        """Return (edges that bear only so many senders, the first column of each, [round, sender
-        of an edge] -> 1 where it uses the edge).
+        """Return (edges with a limit of senders, the first column of each edge, [round, sender of
+        an edge] -> 1 if the sender uses the edge).
 
         What comes into a node counts by the nodes that send it, what comes into a device by
         devices.
@@ -186,8 +187,8 @@ class ExchangeLoads:
         return edges, firsts, np.hstack(columns) if columns else np.zeros((plan.num_rounds, 0))
 
     def num_senders(self, num_chunks: int = 1) -> tuple[list[int], Ints]:
-        """Return the ways down that bear only so many senders, and [round, of these] -> senders
-        that use each."""
+        """Return the edges down with a limit of senders, and [round, edge] -> number of senders on
+        the edge."""
         edges, firsts, there = self._presence
         if not edges:
             return [], np.zeros((self.plan.num_rounds, 0), np.int64)

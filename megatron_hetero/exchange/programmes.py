@@ -1,4 +1,4 @@
-"""What each holder does in an exchange, round by round, and whether all come to their end."""
+"""Actions of each holder in an exchange, round by round, and a check that all holders finish."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatron_hetero.exchange.plan import ExchangePlan, Transfer
 
 @dataclass
 class HolderRound:
-    """Transfers of one holder in one round, all under way at once."""
+    """Transfers of a holder in a round, all under way at once."""
 
     number: int
     sends: list[Transfer] = field(default_factory=list)
@@ -19,7 +19,7 @@ class HolderRound:
 
 
 def programmes(plan: ExchangePlan) -> tuple[tuple[HolderRound, ...], ...]:
-    """Return [holder] -> the rounds in which it has a part, in order.
+    """Return [holder] -> the holder's rounds, in order.
 
     Args:
         plan: one whose chunks are written out, or which has one.
@@ -34,8 +34,8 @@ def programmes(plan: ExchangePlan) -> tuple[tuple[HolderRound, ...], ...]:
 
 
 def stuck(of_holders: Sequence[Sequence[HolderRound]]) -> Mapping[int, int]:
-    """Run the rounds of all holders, each of which leaves one when both ends of all its transfers
-    are there.
+    """Run the rounds of all holders; a holder leaves a round when both ends of all transfers are
+    there.
 
     Returns:
         holder -> the round in which it waits for ever; empty where all come to their end.

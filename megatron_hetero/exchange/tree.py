@@ -27,12 +27,12 @@ class DeviceTerms:
 
 
 FREE = DeviceTerms()
-"""Of a device whose adding hides behind its links."""
+"""Terms of a device with adding hidden behind links."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A device, which has no children, or what joins its children: a node, a site, a region.
+    """A device (without children), or the node, site or region above the children.
 
     `up` leads to what it is a child of, `down` from there (None: as `up`).  The root has neither.
     """
@@ -126,8 +126,8 @@ class LinkTree:
 
     @cached_property
     def incast(self) -> dict[int, tuple[int, float]]:
-        """Return edge -> (senders that it bears at once, slowdown by each one more), of the ways
-        down that say so."""
+        """Return edge -> (senders possible at once, slowdown by each further sender), of the edges
+        down with a limit."""
         return {
             edge: (link.incast.num_senders, link.incast.slowdown)
             for edge, link in enumerate(self.links)
@@ -136,7 +136,8 @@ class LinkTree:
 
     @cached_property
     def ancestors(self) -> Ints:
-        """Return [holder, depth] -> the branch that holds it at a depth; below itself -1."""
+        """Return [holder, depth] -> the branch above the holder at a depth; -1 below the holder
+        itself."""
         found = np.full((self.num_holders, 1 + max(self.depths)), -1)
         for holder, number in enumerate(self._holders):
             branch = number

@@ -188,9 +188,8 @@ def _gives_way(
     plan: Plan,
     plugin_gain: float | None,
 ) -> bool:
-    """Return whether the best of all that stock flags can say is as good, or better by more than
-    its search leaves open; where its step was simulated, and it keeps what the limits hold as
-    given."""
+    """Return whether the best plan by stock flags is as good, or better by more than `plugin_gain`.
+    True only for a simulated step and a plan with the settings that the limits fix."""
     if stock is None or plugin_gain is None or not stock.is_simulated or has_orders(plan):
         return False
     as_given = problem.cluster.limits.as_given
@@ -208,8 +207,8 @@ def _gives_way(
 def _is_chosen(
     stock: StockResult, first: Candidate, best: Candidate, stock_only: bool, within: float | None
 ) -> bool:
-    """Return whether the best of all that stock flags can say is what was asked for: the fastest
-    of stock, or the simplest within a part of the first."""
+    """Return whether the best plan by stock flags is the plan asked for: the fastest stock plan, or
+    the simplest within a part of the first."""
     is_near = within is not None and stock.step_time_s <= (1 + within) * first.step_time_s
     is_faster = below(stock.step_time_s, best.step_time_s)
     return (stock_only and is_faster) or (is_near and (is_faster or not best.is_stock))
@@ -255,7 +254,8 @@ def _searched(
     *,
     bounded: bool = True,
 ) -> tuple[Scoreboard, Candidate, Candidate, Plan]:
-    """Return the board, the best on it, and the one that was asked for, as it is and as a plan."""
+    """Return the board, the board's best candidate, the candidate asked for, and the last as a
+    plan."""
     board = search(problem, progress, strategies_of("auto" if strategy == STOCK else strategy))
     objective = problem.objective
     stock_only = objective.stock_only
@@ -321,8 +321,7 @@ def _with_bound(
 
 
 def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterator[Plan]:
-    """Yield plans of other shapes that are nearly as fast, and all that the objective lets
-    compare by their steps."""
+    """Yield nearly as fast plans of other shapes, if the objective compares plans by step time."""
     if problem.objective.name != "throughput":
         return
     most_s = (1 + USUAL_PART) * best.step_time_s

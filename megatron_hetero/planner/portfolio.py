@@ -25,7 +25,7 @@ _THOROUGH = 10
 
 
 def default_strategies(effort: int = 1) -> tuple[Strategy, ...]:
-    """Return the strategies of a search, in the order in which they run.
+    """Return the strategies of a search, in running order.
 
     `effort` is that of the search over structures.
 
@@ -50,14 +50,14 @@ STRATEGIES: Mapping[str, Callable[[], Sequence[Strategy]]] = {
     "symmetric-even": lambda: (Symmetric(even_layers=True),),
     "thorough": lambda: default_strategies(_THOROUGH),
 }
-"""What `plan --strategy NAME` runs: strategies one after the other on one board.
+"""Strategies of `plan --strategy NAME`, run in turn on a single board.
 
 A strategy of its own is a file with a class that keeps to `strategy.Strategy`, and a line here.
 """
 
 
 _REPLACED = {"structures": "auto"}
-"""Names that were, and what to use in their place."""
+"""Former names of strategies, and the names in use."""
 
 
 def strategies_of(name: str) -> Sequence[Strategy]:
@@ -81,7 +81,10 @@ def search(
     progress: Progress | None = None,
     strategies: Sequence[Strategy] | None = None,
 ) -> Scoreboard:
-    """Run strategies one after the other on one board.
+    """Run strategies in turn on a single board. If the objective or a limit of money may want fewer
+    machines, the strategies also run on selections of the machines (`fewer`), whatever the
+    strategy. If plans may have sharded layers, the search for sharded layers runs too. Interrupted
+    (Ctrl-C) with a plan found, the search ends at once and the board says so.
 
     Where the objective or a limit of money may want fewer machines than there are, they run on
     selections of the machines as well (`fewer`), whatever the strategy; and where plans may have

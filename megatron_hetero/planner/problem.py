@@ -34,7 +34,10 @@ class _UnitFields(NamedTuple):
 
 
 class Unit(_UnitFields):
-    """GPUs of one node that work as one tensor-parallel group: what one stage runs on.
+    """GPUs of a node that work as a tensor-parallel group for a stage. With `context_parallel` c
+    the unit has c such groups, each with a part of every sequence. `beyond` are GPUs on further
+    nodes. `shares`, if unequal, divide each tensor among GPUs, or each sequence among groups. A
+    tuple, as a `Device` is: structures of thousands of units are looked up and sorted all the time.
 
     With `context_parallel` c they are c such groups, each with a part of every sequence.  `beyond`
     are GPUs on further nodes.  `shares`, where they are not equal, are those of its GPUs in each
@@ -51,12 +54,12 @@ class Unit(_UnitFields):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one group on one node, in equal shares."""
+        """True for a single group on a single node, in equal shares."""
         return self.context_parallel == 1 and not self.beyond and not self.shares
 
     @cached_property
     def parts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Its nodes, and its GPUs on each."""
+        """Pairs of a node and the unit's GPUs on the node."""
         return ((self.node, self.indices), *self.beyond)
 
     @cached_property
@@ -66,8 +69,8 @@ class Unit(_UnitFields):
 
     @cached_property
     def form(self) -> tuple[int, ...]:
-        """What is equal for units that differ in their nodes and in which GPUs of these they have:
-        the context-parallel size, the number of GPUs on each node, and after a zero the shares."""
+        """A key, equal for units that differ only in nodes and GPU indices: the context-parallel
+        size, the number of GPUs on each node, and after a zero the shares."""
         counts = [len(indices) for _, indices in self.parts]
         return (self.context_parallel, *counts, *((0, *self.shares) if self.shares else ()))
 
@@ -80,7 +83,7 @@ class Unit(_UnitFields):
 
     @cached_property
     def stage(self) -> PlacedStage:
-        """A stage of one layer on it, for the prices of its boundaries."""
+        """A stage of a single layer on the unit, to price boundaries."""
         return PlacedStage(
             self.devices,
             1,
@@ -122,7 +125,7 @@ def unit_on(devices: Iterable[Device], context_parallel: int, shares: tuple[int,
 
 
 def divides(structure: Iterable[Chain]) -> bool:
-    """Return whether any stage of a structure has several groups, which divide sequences."""
+    """Return whether any stage of a structure divides sequences among several groups."""
     return any(unit.context_parallel > 1 for chain in structure for unit in chain)
 
 
@@ -134,8 +137,8 @@ def keep_step(structure: Sequence[Chain]) -> bool:
 
 
 def joined_units(units: Sequence[Unit]) -> Unit:
-    """Return units of one width as one that divides sequences among their groups; those on one
-    node come together."""
+    """Join units of equal width into a single unit that divides sequences among the groups; GPUs of
+    a node come together."""
     indices: dict[str, tuple[int, ...]] = {}
     for unit in units:
         for node, own in unit.parts:
@@ -181,8 +184,8 @@ class Problem:
     make_costs: MakeCosts = CostModel
     objective: Objective = THROUGHPUT
     divide_batch: DivideBatch = share_micro_batches
-    """Micro-batches of each replica, from their number and each replica's seconds of the first and
-    of each further one; None where there are fewer than replicas."""
+    """Divides micro-batches among replicas, given the total and each replica's seconds for the
+    first and each further micro-batch; None if there are fewer micro-batches than replicas."""
 
     @cached_property
     def likeness(self) -> Likeness:

@@ -32,13 +32,13 @@ from megatron_hetero.planner.problem import Structure, chains_of, layers_of
 from megatron_hetero.planner.shapes.divided import divided_structures
 
 _MAX_ESTIMATED = 400
-"""Of the structures one move away, those whose exchange is estimated."""
+"""Structures one move away with an estimated exchange."""
 _FEW_DIVIDED = 32
-"""Structures that divide sequences which are completed, where something else fits."""
+"""Structures with divided sequences that are completed, if another structure fits."""
 _NUM_JOINED = 3
-"""Of the fastest structures, those whose stages are joined into groups of unlike shares."""
+"""Fastest structures with stages joined into groups of unequal shares."""
 _ROUNDS = 3
-"""Of descents from single starts; the better half goes on to the next, with twice the work."""
+"""Rounds of descents from single starts; the better half goes on, with twice the work."""
 PART = 4
 """Thorough tuning gets one part in so many of the work; so do divided sequences and joined stages,
 where something fits without them."""
@@ -95,13 +95,13 @@ class Descent:
     best: Climber | None = None
 
     def reached(self) -> tuple[object, ...]:
-        """Return what compares descents by the best that they came to, or that waits."""
+        """Return a key that compares descents by the best node, done or waiting."""
         nodes = [*self.heap[:1], *([] if self.best is None else [self.best])]
         return (False, min(nodes)) if nodes else (True,)
 
 
 class Loop(Rungs):
-    """One search of one board; `StructureSearch` has its limits."""
+    """A search on a single board; `StructureSearch` has the limits."""
 
     def __init__(
         self, board: Scoreboard, options: StructureSearch, *, shards: bool = False
@@ -202,8 +202,8 @@ class Loop(Rungs):
         )
 
     def go_on_from(self, structures: Iterable[Structure], slack: float = NEAR) -> None:
-        """Descend from those of some structures that promise a step of at most `slack` times the
-        shortest known."""
+        """Descend from structures with a promised step of at most `slack` times the shortest
+        known."""
         most_s, part = slack * self.known_s, 1 if self.known_s == inf else PART
         found = (self.sized(structure) for structure in structures)
         ranked = sorted(self.estimated(one) for one in found if one is not None)
@@ -244,7 +244,7 @@ class Loop(Rungs):
                 self.expand(node, self.moved(node), heap)
 
     def keep(self, node: Climber) -> None:
-        """Keep a structure that went up the whole ladder, if it is among the fastest."""
+        """Keep a structure at the top of the ladder, if among the fastest."""
         ranked = sorted([*self.fastest, node])
         best = {self.image(one.found.structure): one for one in reversed(ranked)}
         self.fastest = sorted(best.values())[: self.options.num_tuned]

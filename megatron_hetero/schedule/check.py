@@ -150,7 +150,7 @@ def _check_passes(where: str, micro_batches: range, found: Counter[tuple[str, in
 
 
 def _check_order(schedule: Schedule, stage: int, operations: list[Operation]) -> None:
-    """Check that what an operation needs of its own stage comes before it."""
+    """Check that an operation's inputs from the own stage come first."""
     done: set[Operation] = set()
     last = len(schedule.chain) - 1
     for operation in operations:

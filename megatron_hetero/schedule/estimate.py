@@ -118,7 +118,7 @@ def _is_small(placement: Placement) -> bool:
 
 
 def _has_parts(plan: Plan) -> bool:
-    """Return whether a stage is in chunks, or its backward passes are split."""
+    """Return whether a stage has several chunks or split backward passes."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     return any(stage.chunks or "W" in (stage.order or "") for stage in stages)
 

@@ -81,7 +81,7 @@ def with_schedule(plan: Plan, replica: int, schedule: Schedule, name: ScheduleNa
 
 
 def check_schedules(plan: Plan, source: str = "") -> None:
-    """Prove that every replica of a valid plan can run to its end.
+    """Prove that every replica of a valid plan can finish.
 
     Args:
         source: the plan's file, where there is one; messages begin with it.

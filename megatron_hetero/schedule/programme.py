@@ -43,7 +43,7 @@ _MESSAGES: Mapping[OperationKind, tuple[bool, bool]] = {
     "send_backward": (False, False),
     "recv_backward": (False, True),
 }
-"""Whether a message goes forward, and whether its boundary is the one behind the stage's chunk."""
+"""Pairs (goes forward, crosses the boundary behind the stage's chunk) of each message."""
 
 
 class Operation(NamedTuple):

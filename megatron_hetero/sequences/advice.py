@@ -46,7 +46,7 @@ class SequencePlan:
 
     @property
     def bound_s(self) -> float:
-        """Return what no deal of the micro-batches of these steps is faster than."""
+        """Return a lower bound of every deal of the micro-batches of these steps."""
         return sum(deal.bound_s for deal in self.deals)
 
     @property

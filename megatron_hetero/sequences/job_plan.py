@@ -62,7 +62,7 @@ def job_groups(
 
 
 def groups_plan(cluster: Cluster, groups: ClusterGroups, workload: Workload) -> Plan:
-    """Make the plan in which rank r is the r-th GPU of the groups, a replica of its own.
+    """Make a plan of single-GPU replicas, where rank r is the r-th GPU of the groups.
 
     The replicas' numbers of micro-batches only add up to the global batch: a deal decides them.
 

@@ -155,5 +155,5 @@ DISTRIBUTIONS: Mapping[str, Distribution] = {
         Distribution("code", 700.0, 1.45, 0.055, 8192.0, 1.1, 288 * 1024),
     )
 }
-"""Made-up distributions whose shape is that of published corpora: most sequences are short, a few
-are very long."""
+"""Made-up distributions with the shape of published corpora: most sequences are short, a few are
+very long."""

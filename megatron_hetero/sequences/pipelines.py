@@ -9,12 +9,12 @@ from functools import cached_property
 from megatron_hetero.sequences.step_tokens import GroupTokens
 
 _SHORT = 8192
-"""Tokens of the sequence at which stages are compared with each other."""
+"""Tokens of the sequence at which stages are compared."""
 
 
 @dataclass(frozen=True)
 class StageRates:
-    """Seconds of a micro-batch on one stage, forward and backward, and of its way to the next.
+    """Seconds of a micro-batch on a stage, forward and backward, and on the way to the next stage.
 
     It takes `fixed_s`, `token_s` for each token and `square_s` for the square of each sequence's
     length, of which `forward_part` is the forward pass.  The boundary behind the stage takes
@@ -29,7 +29,7 @@ class StageRates:
     hop_token_s: float = 0.0
 
     def seconds(self, lengths: Sequence[int]) -> float:
-        """Return the seconds of sequences that one replica trains alone, packed."""
+        """Return the seconds of sequences packed on a single replica."""
         return self.fixed_s + sum(n * (self.token_s + self.square_s * n) for n in lengths)
 
     def crossing_s(self, num_tokens: int) -> float:

@@ -85,8 +85,8 @@ def replica_groups(
 
 
 def launch_counts(replica: Replica) -> list[int]:
-    """Return the forwards that each stage launches before its first backward, of enough
-    micro-batches; none fewer than the next one."""
+    """Return the forwards launched by each stage before the first backward, given enough
+    micro-batches; no count is below the next stage's."""
     own = own_launch_counts(len(replica.stages))
     asked = [s.num_launched_forwards or n for s, n in zip(replica.stages, own, strict=True)]
     return list(accumulate(reversed(asked), max))[::-1]
@@ -102,8 +102,8 @@ def replica_ranks(plan: Plan) -> list[tuple[int, ...]]:
 
 
 def _runs(plan: Plan) -> list[list[int]]:
-    """Divide the replicas into runs that may gather from each other: of equal stages, which compute
-    in one order, and in the order of their ranks, which is that of a process group."""
+    """Divide the replicas into runs of equal stages and equal compute order, in the order of ranks,
+    as in a process group; replicas of a run may gather from each other."""
     ranks = replica_ranks(plan)
     shapes = [(replica.shape.stages, launch_counts(replica)) for replica in plan.replicas]
     found: list[list[int]] = [[0]]

@@ -55,8 +55,8 @@ class StepTokens:
     micro_batches: tuple[tuple[GroupTokens, ...], ...]
 
     def of_rank(self, rank: int, num_stages: int = 1) -> list[GroupTokens | None]:
-        """Return the groups of a rank in the order in which it trains in them; None is a filling
-        micro-batch, of a rank that would have no other.
+        """Return the groups of a rank in training order; None is a filling micro-batch, for a rank
+        without work.
 
         Members of a group wait for each other in its forward and in its backward pass.  A pipeline
         has others between these, whose order depends on how many came before: where groups divide
@@ -158,7 +158,7 @@ def _tokens_of(tree: GroupTree, lengths: Sequence[int], group: DealtGroup) -> Gr
 
 
 def read_step(text: str, lengths: Sequence[int], num_ranks: int) -> StepTokens:
-    """Read what `StepTokens.text` wrote, and check it against the sequences of the batch.
+    """Read the text of `StepTokens.text`, and check the step against the sequences of the batch.
 
     Args:
         text: as received.
@@ -183,7 +183,7 @@ def read_step(text: str, lengths: Sequence[int], num_ranks: int) -> StepTokens:
 
 
 def check_step(step: StepTokens, lengths: Sequence[int], num_ranks: int) -> None:
-    """Refuse a step that is not one of these sequences; see `read_step`.
+    """Refuse a step that does not match the sequences; see `read_step`.
 
     Args:
         step: as made or received.

@@ -1,4 +1,4 @@
-"""Groups of ranks, nested in each other, and which of them are priced alike.
+"""Groups of ranks, nested in each other, and the kinds with equal prices.
 
 A group is a run of the job's ranks.  Any two are nested or apart, so that ranks take part in few of
 them (about log2 of their number), and process groups can be made once and kept.  Groups of one kind
@@ -116,7 +116,7 @@ class GroupTree:
 
 
 def step_seconds(seconds: Sequence[float], other_stages: float) -> float:
-    """Return the seconds of micro-batches one after the other, through a pipeline.
+    """Return the seconds of micro-batches in a row through a pipeline.
 
     The step is over when the slowest stage has done all and the longest micro-batch has passed
     through the others too.  That is exact in a flow shop of equal stages (Pinedo, Scheduling,
@@ -141,7 +141,7 @@ def halved(ranks: Sequence[int]) -> Nest:
 
 
 def nested(parts: Sequence[Nest]) -> Nest:
-    """Nest groups that stand in a row by halves, the first half a power of two of them."""
+    """Nest a row of groups by halves, the first half with a power of two groups."""
     if len(parts) == 1:
         return parts[0]
     first = 1 << ((len(parts) - 1).bit_length() - 1)
@@ -156,7 +156,7 @@ def ranks_of(nest: Nest) -> tuple[int, ...]:
 
 
 def make_tree(nest: Nest, prices_of: PricesOf) -> GroupTree:
-    """Number all groups of a nest and find those of one kind.
+    """Number all groups of a nest and find groups of equal kind.
 
     Args:
         nest: whose ranks are 0 to n - 1, in order.
@@ -198,7 +198,8 @@ def make_tree(nest: Nest, prices_of: PricesOf) -> GroupTree:
 
 
 def _useful(prices: tuple[GroupPrice, ...]) -> tuple[GroupPrice, ...]:
-    """Leave out prices that hold nothing, or that another price of the group is no worse than."""
+    """Leave out prices without room for any sequence, and prices never better than another price of
+    the group."""
     held = [(price, longest_sequence(price)) for price in prices]
     usable = [price for price, longest in held if longest > 0]
     if len(usable) < 2:

@@ -362,22 +362,6 @@ def test_explain_says_what_to_add_first(
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_programs_are_of_a_cluster(plan_path: Path, capsys) -> None:
-    assert main(["explain", str(plan_path), "--programs"]) == 2
-    assert "give --cluster" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_explain_shows_programs_beside_the_stages(plan_path: Path, capsys) -> None:
-    words = ["explain", str(plan_path), "--programs", "--cluster", CLUSTER]
-    assert main([*words, "--json"]) == 0
-    stages = json.loads(capsys.readouterr().out)["programs"]
-    assert stages
-    for stage in stages:
-        assert len(stage["devices"]) > 1
-        assert all(option["layer_s"] > 0 for option in stage["options"])
-
-
 def test_planning_again_near_an_old_plan(small: tuple[Path, Path], tmp_path: Path, capsys) -> None:
     cluster, old = small
     smaller = tmp_path / "smaller.yaml"

@@ -75,7 +75,10 @@ def _slurm(word: str, place: str) -> Sequence[str]:
 _NAMES: dict[str, Callable[[str], Sequence[str]]] = {
     "--name": lambda word: _job(word, "name"),
     "--interface": _interface,
-    "--image": lambda word: _job(word, "image"),
+    # A path's first "/" and pyxis' "#" are quoted wherever they are written.
+    "--image": lambda word: [
+        text.removeprefix("/").replace("#", "/") for text in _job(word, "image")
+    ],
     "--account": lambda word: _slurm(word, "account"),
     "--qos": lambda word: _slurm(word, "qos"),
     "--time": lambda word: _slurm(word, "time"),

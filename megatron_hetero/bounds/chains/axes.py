@@ -12,7 +12,7 @@ from megatron_hetero.bounds.chains.stages import ChainStageOptions, Floats
 from megatron_hetero.cost.model import CostModel
 
 LEAST_PRICE, MOST_PRICE = 60, 240
-"""What all GPUs together are priced at: from, and below."""
+"""Lowest price of all GPUs together, and the price that is never reached."""
 _MOST_EACH = 2.5
 """In large clusters below this for each GPU: slow ones are priced lower than fast ones."""
 _NEAR = 1.02
@@ -27,7 +27,7 @@ class Axes:
     shape: tuple[int, ...]
 
     def changed(self, classes: Sequence[GpuClass], index: int, factor: float) -> Axes:
-        """Return whole prices with that of one class changed."""
+        """Return whole prices, with the price of a class changed."""
         worths = np.array([step[0] for step in self.steps], float)
         worths[index] *= factor
         return _priced(worths, classes)

@@ -1,4 +1,4 @@
-"""Options of a stage that no least chain needs, so that the table of chains leaves them out.
+"""Options of a stage not needed by any least chain, left out of the table of chains.
 
 Another option takes no more of the cluster, and no more time at any place of a chain.
 """
@@ -15,7 +15,8 @@ from megatron_hetero.bounds.chains.stages import ChainStageOptions, Floats, Ints
 def needed_options(
     options: ChainStageOptions, steps: Ints, fewest_sequences: int, cut_s: float
 ) -> tuple[ChainStageOptions, Ints]:
-    """Return options that chains of so many sequences or more may need, and their rows of `steps`.
+    """Return options that chains of `fewest_sequences` or more may need, and the options' rows of
+    `steps`.
 
     A stage of n sequences takes n rate + update by itself and t on the way of others; it is
     replaced by another of as many layers if that makes neither longer, boundaries on both sides
@@ -75,8 +76,7 @@ def _own_s(options: ChainStageOptions, num_sequences: int) -> Floats:
 
 
 def _is_later(options: ChainStageOptions, own_s: Floats, kind: int, other: int) -> Floats:
-    """Return whether a stage of `kind` may be cut off for its exchange where one of `other` is
-    not."""
+    """Return whether the exchange may cut off a stage of `kind` but not a stage of `other`."""
     later: Floats = own_s[kind] + options.sync_s[kind][:, None] > (
         own_s[other] + options.sync_s[other][:, None]
     )
@@ -84,9 +84,9 @@ def _is_later(options: ChainStageOptions, own_s: Floats, kind: int, other: int) 
 
 
 def _crossings(options: ChainStageOptions) -> tuple[Floats, Floats]:
-    """Return what stages of a kind, in the place of one of another, add at most to their
-    boundaries there and back, [kind, other]; and of links that are then busy longer, for how
-    long a sequence."""
+    """Return two arrays [kind, other] for stages of `kind` in the place of `other`: the most
+    seconds added to the boundaries there and back; and the longest seconds per sequence of links
+    that are then busy longer."""
     num = len(options.width)
     excess_s, far_rate_s = np.zeros((num, num)), np.zeros((num, num))
     for kind in range(num):

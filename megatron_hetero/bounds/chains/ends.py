@@ -24,8 +24,9 @@ from megatron_hetero.cost.sync.least import Cut
 
 @dataclass(frozen=True)
 class EndsCase:
-    """Plans whose stages with the word embedding are of `classes`, and whose step lasts `extra_s`
-    longer than pipelines and update, and `least_s` at least.
+    """Plans with the word embedding on `classes`. The step lasts at least `least_s`, and `extra_s`
+    longer than pipelines and update. `has_last`: the classes hold the first and the last stages,
+    not only the first. `is_inside`: all stages are of these classes.
 
     `has_last`: these are the first and the last stages, not only the first.  `is_inside`: all
     stages are of these classes.
@@ -57,8 +58,8 @@ def ends_cases(
     num_replicas: tuple[int, int],
     least_inside_s: Callable[[str, bool], float] = lambda site, has_last: 0.0,
 ) -> list[EndsCase]:
-    """Return cases of which every plan of so many replicas is one; none where they would say
-    nothing.
+    """Return cases such that every plan of `num_replicas` replicas belongs to a case; none if cases
+    would not raise the bound.
 
     Args:
         least_inside_s: the least step of plans whose ends are on a site (`bounds.sites`).
@@ -141,9 +142,8 @@ def _cut(costs: CostModel, parts: Sequence[Sequence[str]]) -> Cut | None:
 
 
 def _there_and_back_s(costs: CostModel, name: str) -> float:
-    """Return seconds for which paths out of a node are taken by the one pipeline that leaves it
-    and comes back: the activations of one boundary and the gradients of another, of every
-    micro-batch."""
+    """Return the seconds in which a single pipeline uses the paths out of a node on the way out and
+    back: the activations of a boundary and the gradients of another, for every micro-batch."""
     training = costs.workload.training
     cluster = costs.cluster
     speed = most_bytes_per_s(cluster, [pair for pair in cluster.node_links if pair[0] == name])

@@ -13,7 +13,7 @@ from megatron_hetero.cost.widths import uneven_widths, usable_gpus
 
 @dataclass
 class GpuClass:
-    """GPUs that are alike wherever they are, but for who their neighbours are."""
+    """GPUs of equal kind in any place; only the neighbours differ."""
 
     nodes: list[Node]
     widths: tuple[int, ...]
@@ -21,7 +21,7 @@ class GpuClass:
 
     @property
     def node(self) -> Node:
-        """One of them."""
+        """The first node of the class."""
         return self.nodes[0]
 
 
@@ -52,8 +52,8 @@ def gpu_classes(
 
 
 def group_widths(costs: CostModel, node: Node, uneven: bool) -> tuple[int, ...]:
-    """Return widths of the groups of one node that plans may have, ascending; if `uneven`, also
-    those that do not divide the model."""
+    """Return possible widths of groups inside a node, ascending; if `uneven`, including widths that
+    do not divide the model."""
     even = costs.widths(node)
     if not (uneven and may_choose(costs, "shares")):
         return even

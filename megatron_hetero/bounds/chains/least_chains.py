@@ -1,4 +1,4 @@
-"""The least time of any chain of stages, by the GPUs that it takes, for any launch counts.
+"""The least time of any chain of stages, by the GPUs taken, for any launch counts.
 
 This is the second part of the lower bound for pipelines that may launch ahead.  Take a stage of t
 seconds a micro-batch, and let the stages and boundaries before it take S seconds together.  A step
@@ -30,13 +30,13 @@ from megatron_hetero.bounds.chains.stages import PLACES, ChainStageOptions, Floa
 _Singles = npt.NDArray[np.float32]
 
 MAX_NUMBERS = 50_000
-"""Of one operation: what is beyond it is taken one part after the other."""
+"""Most numbers of a single operation; larger arrays are processed in parts."""
 
 
 @dataclass(frozen=True)
 class _Stages:
-    """Stages of one place, [layers, kind, stages from it to the last - 1, range, ...]: what they
-    take by themselves in a step, and for one micro-batch."""
+    """Seconds of the stages of one place, shape [layers, kind, stages to the last - 1, range, ...]:
+    for a whole step, and for a micro-batch."""
 
     own_s: _Singles
     time_s: _Singles
@@ -83,8 +83,8 @@ class ChainTimes:
         """Stages from one to the last are told apart up to this many."""
 
     def least_s(self, ranges: Sequence[tuple[int, int]], cut_s: float) -> Floats:
-        """Return the least step of a chain that takes no more than so much and does the most
-        sequences of each range, with the memory that the least of them take, [range, *shape].
+        """Return the least step of a chain for each range of sequences, by GPUs taken, with the
+        most sequences of the range and the memory of the least, [range, *shape].
 
         Infinite where not even the least are done in `cut_s`.  A chain's step grows by less than
         its sequences: what does k of n takes k / n of the step at least.
@@ -132,8 +132,8 @@ class ChainTimes:
                 goal[kind][(slice(None), *at)] = stages.own_s[layers, kind, 0].reshape(-1)
 
     def _best(self, stages: _Stages, behind: _Singles, held: int) -> _Singles:
-        """Return a stage before the best rest, so that they hold so many layers, [kind, stages
-        from it to the last - 2, range, *shape]."""
+        """Return a stage in front of the best rest, together with `held` layers, [kind, stages to
+        the last - 2, range, *shape]."""
         best = _infinite(behind.shape[1:])
         room = np.empty_like(best)
         for layers in range(1, min(held - 1, stages.most_layers) + 1):
@@ -161,14 +161,14 @@ class ChainTimes:
         return _Stages(own_s.reshape(shape), time_s.reshape(shape), most_layers)
 
     def _take(self, goal: _Singles, options_s: _Singles) -> None:
-        """Each kind takes its GPUs beside what the stages behind it have taken."""
+        """Add the GPUs of each kind to the GPUs taken by the stages behind."""
         for kind, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
             own = goal[kind][:, :, *after]
             np.minimum(own, options_s[kind][:, :, *before], out=own)
 
     def _crossed(self, found: _Singles, counts: Ints) -> _Singles:
-        """Go from chains by their first kind to chains by the kind in front of them, boundary
-        and all, [kind in front, stages from that one to the last - 2, range, *shape]."""
+        """Go from chains by the first kind to chains by the kind in front, including the boundary,
+        [kind in front, stages to the last - 2, range, *shape]."""
         options, crossed = self.options, _infinite(found.shape)
         room = np.empty_like(crossed)
         ones = (1,) * (1 + len(self.shape))

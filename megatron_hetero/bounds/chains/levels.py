@@ -52,8 +52,8 @@ def chain_times(
 
 
 def _levels(length: int, dearest: int) -> Iterator[tuple[int, int]]:
-    """Yield each unit, and up to which price (itself not) it is used; no chain costs more than
-    `dearest`, since each of its stages has a layer."""
+    """Yield each unit, and the price up to which the unit is used (exclusive); no chain costs more
+    than `dearest`, since every stage has a layer."""
     unit, most = 1, min(length, dearest + 1)
     while most > unit * _NUM_UNITS * _SLACK:
         yield unit, unit * _NUM_UNITS

@@ -1,4 +1,4 @@
-"""Every option to make a stage of GPUs that are alike, and its least time and exchange.
+"""Every option to make a stage of equal GPUs, with the least time and exchange.
 
 This is the first part of the lower bound for pipelines that may launch ahead.
 """
@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 PLACES = ((False, False), (False, True), (True, False), (True, True))
-"""Whether a stage is the first, the last; a place's index is 2 * first + last."""
+"""Pairs (is first, is last) of a stage; a place's index is 2 * first + last."""
 FEW_IN_FLIGHT = 6
 MANY_IN_FLIGHT = 24
 """More micro-batches in flight count as so many: quickly, and as near as it goes."""
@@ -45,7 +45,7 @@ class ChainStageOptions:
     """Least seconds of a micro-batch in such a stage, [kind, place, micro-batches in flight - 1,
     layers]; infinite where memory does not allow it, whatever is recomputed."""
     rate_s: Floats
-    """The same for one sequence of it."""
+    """The same for a single sequence."""
     update_s: Floats
     """Least update, once a step, [kind, place, layers]."""
     sync_s: Floats
@@ -53,7 +53,7 @@ class ChainStageOptions:
     trip_s: Floats
     """There and back over a boundary, [kind, kind behind]; infinite where there is none."""
     send_rate_s: Floats
-    """How long a link is busy for each sequence, [kind, kind behind]."""
+    """Seconds that a sequence keeps the link busy, [kind, kind behind]."""
     least_size: int
     most_size: int
     """Sequences of a micro-batch."""
@@ -65,7 +65,8 @@ class ChainStageOptions:
 
 
 class StageOptionMaker:
-    """Options of one job and its GPU classes, for any micro-batch sizes and numbers of replicas."""
+    """Options of a job and the job's GPU classes, for any micro-batch sizes and numbers of
+    replicas."""
 
     def __init__(self, classes: Sequence[GpuClass], max_in_flight: int = FEW_IN_FLIGHT) -> None:
         self.classes = classes
@@ -77,8 +78,8 @@ class StageOptionMaker:
     def options(
         self, sizes: Sequence[CostModel], num_replicas: tuple[int, int]
     ) -> ChainStageOptions:
-        """Return the least of what micro-batches of these sizes take, in plans of so many
-        replicas, at least and at most; stages may have any recompute that they may choose."""
+        """Return the least prices over micro-batches of these sizes, in plans with between
+        `num_replicas[0]` and `num_replicas[1]` replicas; stages may have any allowed recompute."""
         fewest, most = num_replicas
         found = [self._options(_least_states(costs, most)) for costs in sizes]
         if fewest not in self._syncs:
@@ -140,8 +141,7 @@ class StageOptionMaker:
 
 
 def _least_states(costs: CostModel, most: int) -> CostModel:
-    """Return prices with the least optimizer states that a stage keeps beside that many
-    replicas."""
+    """Return prices with the fewest optimizer states possible for a stage, with `most` replicas."""
     if not costs.workload.training.use_distributed_optimizer:
         return costs
     if may_choose(costs, "optimizer_share"):
@@ -229,8 +229,8 @@ class _Crossings:
         self._pairs: dict[tuple[int, int], list[tuple[str, str]]] = {}
 
     def least(self, sender: tuple[int, int], receiver: tuple[int, int]) -> tuple[float, float]:
-        """Return (there and back, how long the link is busy in its busier direction), each the
-        least that there is; a group is (class, width)."""
+        """Return (seconds there and back, busy seconds of the link in the busier direction), each
+        the least possible; a group is (class, width)."""
         found: list[tuple[BoundaryTime, BoundaryTime]] = []
         nodes = self._costs.cluster.node_by_name
         for a, b in self._node_pairs(sender[0], receiver[0]):
@@ -248,7 +248,7 @@ class _Crossings:
         )
 
     def _node_pairs(self, one: int, other: int) -> list[tuple[str, str]]:
-        """Return pairs of different nodes, one for each kind of link between them."""
+        """Return a pair of different nodes for each kind of link between the classes."""
         if (one, other) not in self._pairs:
             links = self._costs.cluster.node_links
             kinds: dict[object, tuple[str, str]] = {}

@@ -12,8 +12,8 @@ from megatron_hetero.cluster.spec import Cluster, GpuType, Node
 from megatron_hetero.cost.work.profile import NOT_MEASURED, Profile
 
 CONTEXT_BYTES = 666_632_192
-"""Of a process with all of PyTorch's kernels loaded (measured in pytorch/pytorch#86509; 426 MiB
-before the first kernel in unslothai/unsloth-zoo#1053)."""
+"""Bytes of a process with all of PyTorch's kernels loaded (measured in pytorch/pytorch#86509; 426
+MiB before the first kernel in unslothai/unsloth-zoo#1053)."""
 
 CONNECTION_BYTES = 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8 + (4 << 20)
 """Receive buffers of one connection on one channel, for NCCL's protocols LL, LL128 and Simple: 0.5,

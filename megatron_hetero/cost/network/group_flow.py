@@ -20,7 +20,7 @@ from megatron_hetero.exchange.tree import Ints
 Floats = npt.NDArray[np.float64]
 
 _ELEMENTS = 1 << 40
-"""Of the buffer by which exchanges are priced: parts are as exact as one of so many."""
+"""Elements of the buffer at which exchanges are priced; parts are exact to one element."""
 _AT_ONCE = 1 << 20
 """Transfers that are summed at a time."""
 

@@ -129,7 +129,7 @@ def summing_pairs(plan: Plan, holders: Iterable[tuple[int, ...]]) -> tuple[tuple
 
 
 _ELEMENTS = 1 << 20
-"""Of the bucket by which pairs are found; those of any other that is cut alike are the same."""
+"""Elements of the bucket by which pairs are found; every bucket cut alike has the same pairs."""
 
 
 def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], ...]:

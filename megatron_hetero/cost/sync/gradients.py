@@ -53,7 +53,7 @@ class _Prices:
     weights: HolderFlow | None
     num_rank_sets: int
     is_by_groups: bool = False
-    """Whether it is in rounds, of which the runtime has so many under way as it has buffers."""
+    """True if the exchange runs in rounds; the runtime has as many rounds under way as buffers."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Carried:
 
 NOTHING = Carried({}, {})
 NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
-"""Of the buckets under way."""
+"""No limit on the buckets under way."""
 
 
 class GradientExchangePrices:

@@ -30,7 +30,7 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 _EAGER_ROTATION = 7
 """Cosine, sine, negation, concatenation, two products and a sum, of queries and of keys each."""
 _CASTS = 2
-"""Of scores to fp32 and back, where torch computes the softmax of 16-bit scores."""
+"""Casts of scores to fp32 and back, where torch computes the softmax of 16-bit scores."""
 _ROUTER = 8
 """Product, softmax, top-k, their mask, and the tokens sorted, counted, gathered and put back."""
 _HEAD = (20, 11)

@@ -79,7 +79,7 @@ class MeasuredType(_Strict):
     launch_s: Annotated[float, Field(gt=0, le=1)] | None = None
     """Seconds of the host for each operator that it launches."""
     context_bytes: PositiveInt | None = None
-    """Of CUDA in one process."""
+    """Bytes of CUDA in one process."""
     communicator_bytes: PositiveInt | None = None
     """Buffers on one GPU of an NCCL communicator of two ranks on one machine."""
 

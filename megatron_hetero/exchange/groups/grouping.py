@@ -19,7 +19,7 @@ from megatron_hetero.exchange.tree import Ints
 
 @dataclass(frozen=True)
 class Grouping:
-    """Holders and groups of holders that reduce among each other.
+    """Holders and groups of holders, which reduce among themselves.
 
     Attributes:
         members: holders, or groups.
@@ -72,7 +72,7 @@ def grouped_plan(
 
 @dataclass(frozen=True, eq=False)
 class RangeSums:
-    """Ranges to which their receivers add, in one round, what others send.
+    """Ranges added up by the receivers in a round from several senders.
 
     Attributes:
         round: of the exchange.

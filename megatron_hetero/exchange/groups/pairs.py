@@ -1,4 +1,4 @@
-"""Rounds of an all-reduce in which two holders do nothing but sum with each other.
+"""Rounds of an all-reduce with nothing but sums of two holders.
 
 Where two groups meet, each holder adds half of a range for both, and gives the sum of its half
 back.  That is an all-reduce of two, for which libraries have one call: as many bytes, as many
@@ -19,8 +19,8 @@ from megatron_hetero.exchange.plan import ExchangePlan, Transfer
 
 
 class PairSum(NamedTuple):
-    """What two holders do in a round, in which they add, and in the next, in which they copy: both
-    get the sum of their elements `start:stop`."""
+    """A round of adding and a round of copying between two holders: both get the sum of the
+    elements `start:stop`."""
 
     round: int
     holders: tuple[int, int]
@@ -29,7 +29,8 @@ class PairSum(NamedTuple):
 
 
 def pair_sums(plan: ExchangePlan) -> Mapping[int, PairSum]:
-    """Return holder -> its sum with one other, of those whose last sum in an all-reduce is one.
+    """Return holder -> the holder's sum with a partner, if the last sum in an all-reduce is between
+    two.
 
     A pair that does not halve its range is left out: a library would send other bytes.
 

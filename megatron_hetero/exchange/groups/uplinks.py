@@ -63,7 +63,8 @@ def relative_uplinks(cluster: Cluster, groups: Sequence[Sequence[str]]) -> Uplin
 
 
 def _line_bytes_per_s(cluster: Cluster, site: str, others: Iterable[str]) -> float:
-    """Return the bandwidth of the lines that all paths from a site to others share, or all back."""
+    """Return the bandwidth of the lines shared by all paths from a site to `others`, or by all
+    paths back."""
     found = inf
     for pairs in ([(site, other) for other in others], [(other, site) for other in others]):
         shared = set.intersection(*(set(cluster.site_lines.get(pair, ())) for pair in pairs))

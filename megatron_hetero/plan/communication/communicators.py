@@ -27,8 +27,8 @@ MESSAGE_USES = frozenset(DIRECTIONS)
 """Uses of communicators that carry messages and no collectives."""
 
 URGENT_USES = frozenset({"forward", "shapes"})
-"""Uses whose communicators have streams of high priority.  torch has 32 streams of each priority, so
-that pipelines of up to some thirty stages have one for each communicator of either direction."""
+"""Uses whose communicators have streams of high priority.  torch has 32 streams of each priority,
+so that pipelines of up to some thirty stages have one for each communicator of a direction."""
 
 
 @dataclass(frozen=True)

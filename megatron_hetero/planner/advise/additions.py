@@ -21,7 +21,7 @@ FASTER = 2.0
 
 @dataclass(frozen=True)
 class Addition:
-    """One addition, and the cluster with it."""
+    """One addition, and the cluster after the addition."""
 
     what: str
     kind: Literal["node", "link"]
@@ -63,8 +63,8 @@ def _faster(link: Link) -> Link:
 
 
 def _with_faster_sites(cluster: Cluster, sites: set[str]) -> Cluster:
-    """Return the cluster with all that lies on the paths between the given sites (or inside the
-    one given) faster: links, and lines that they share."""
+    """Return the cluster with faster links, and faster shared lines, on the paths between the given
+    sites (or inside a single given site)."""
     site_of = {node.name: node.site for node in cluster.nodes}
 
     def changed(pairs: Mapping[NodePair, Link]) -> dict[NodePair, Link]:

@@ -1,4 +1,4 @@
-"""Plans beside the one that was chosen: how each of them loses, or what it lacks."""
+"""Plans beside the chosen plan: how each loses, or what is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WITHOUT_QUEUES = "priced without waiting for paths that replicas share"
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another plan that fits, and how it loses."""
+    """Another plan that fits, and how the plan loses."""
 
     layout: str
     strategy: str
@@ -35,12 +35,13 @@ class Alternative:
     """Ratio to the plan's step time, minus 1."""
     because: str
     settings: str = ""
-    """What it has beside its layout, in words."""
+    """The plan's settings beside the layout, in words."""
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A plan that does not fit, and what each GPU of its worst stage lacks beside the reserve."""
+    """A plan that does not fit, and the memory missing per GPU of the worst stage, without the
+    reserve."""
 
     layout: str
     devices: tuple[str, ...]
@@ -66,7 +67,7 @@ def layout_text(placement: Placement) -> str:
 
 
 def shortage_of(problem: Problem, miss: Candidate) -> Shortage:
-    """Return what a placement lacks on the stage that lacks most."""
+    """Return the missing memory of a placement's worst stage."""
     stages = [
         (cost, stage)
         for replica, replica_cost in zip(miss.placement.replicas, miss.cost.replicas, strict=True)
@@ -106,7 +107,7 @@ def simplest_beside(problem: Problem, other: Candidate, best: Candidate) -> Alte
 
 
 def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) -> Alternative:
-    """Return stock Megatron's best plan of all that its flags can say, beside the best."""
+    """Return stock Megatron's best plan over all flags, compared with the best plan."""
     plan, cluster = found.plan, problem.cluster
     assert plan.workload is not None  # the search gives it one
     costs = CostModel(cluster, plan.workload, problem.costs.profile)
@@ -178,8 +179,9 @@ def settings_text(plan: Plan, sizes: frozenset[int] = frozenset({1})) -> str:
 def runners_up(
     problem: Problem, board: Scoreboard, best: Candidate, stock: Candidate | None
 ) -> tuple[Alternative, ...]:
-    """Return the next best plans that differ from the best two (of all and of stock Megatron) and
-    from each other in more than layer counts and which of several equal nodes they use.
+    """Return the next best plans, each of another structure than the best plan, the best stock plan
+    and the plans before. Layer counts and the choice among equal nodes are no part of a structure.
+    Each plan is priced like the best, with queues; `settings` names plans too large for the queues.
 
     Each is priced like the plan itself, with its queues; `settings` names those too large for it.
     """
@@ -216,7 +218,7 @@ def _structure(problem: Problem, placement: Placement) -> list[list[tuple[str, s
 
 
 def _why_worse(problem: Problem, other: Candidate, best: Candidate) -> str:
-    """Return what the objective holds against it, else what makes it slower."""
+    """Return the loss by the objective, or if there is none, the cause of the longer step."""
     more, least = (
         problem.objective.standing(problem.costs, c.placement, c.cost, c.step_time_s).value
         for c in (other, best)
@@ -230,7 +232,7 @@ def _why_worse(problem: Problem, other: Candidate, best: Candidate) -> str:
 
 
 def _lacks_counts(other: Candidate, best: Candidate) -> bool:
-    """Return whether the launch counts of `best` are all that it has beside `other`."""
+    """Return whether `best` is `other` with launch counts added."""
     plain, own = (
         [replace(r, launch_counts=None) for r in c.placement.replicas] for c in (other, best)
     )

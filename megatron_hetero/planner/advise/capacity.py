@@ -40,7 +40,7 @@ class MoreGpus:
 
 @dataclass(frozen=True)
 class _Pool:
-    """GPUs of one type that form groups of the same widths."""
+    """GPUs of one type with the same possible group widths."""
 
     node: Node
     num_gpus: int
@@ -48,9 +48,9 @@ class _Pool:
 
 
 def may_fit_proves(problem: Problem) -> bool:
-    """Return whether `may_fit` knows all that plans may do: no unequal shares of weights or of
-    optimizer states, which leave less to the GPUs with the least memory, and no divided
-    sequences."""
+    """Return whether `may_fit` covers every possible plan. `may_fit` leaves out divided sequences,
+    and unequal shares of weights or optimizer states, by which GPUs with the least memory hold
+    less."""
     shards = problem.workload.training.use_distributed_optimizer
     return not (
         may_choose(problem.costs, "shares")
@@ -102,7 +102,8 @@ def _pools(problem: Problem, more: MoreGpus | None) -> list[_Pool]:
 
 
 def _may_hold(problem: Problem, pools: Sequence[_Pool], share: int, num_gpus: int) -> bool:
-    """Return whether one replica with `share` micro-batches may fit into `num_gpus` of the GPUs."""
+    """Return whether a replica with `share` micro-batches may fit into `num_gpus` GPUs of the
+    pools."""
     num_stages = min(problem.max_stages(), num_gpus)
     num_states = prod(pool.num_gpus + 1 for pool in pools) * num_stages
     if num_states <= _MAX_STATES:
@@ -139,7 +140,7 @@ def _holds_together(problem: Problem, pools: Sequence[_Pool], share: int, num_gp
 def _stages(
     problem: Problem, pools: Sequence[_Pool], in_flight: int, first: bool, last: bool
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (pool, width, most layers) of every stage that holds at least one layer."""
+    """Yield (pool, width, most layers) of every stage with room for at least one layer."""
     for p, pool in enumerate(pools):
         for width in pool.widths:
             held = _layers_held(problem, pool, width, first, last, in_flight)

@@ -1,4 +1,4 @@
-"""Why a plan is what it is, as data: what binds, where the time goes, what was next best."""
+"""The reasons for a plan, as data: the limits that bind, the use of time, the next best plans."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TimeByCause:
 
 @dataclass(frozen=True)
 class BindingStage:
-    """The stage that sets the pace of the replica that ends last."""
+    """The slowest stage of the replica that ends last."""
 
     replica: int
     stage: int
@@ -101,23 +101,23 @@ class Explanation:
     idle_reasons: Mapping[str, str]
     hidden_hops: tuple[HiddenHop, ...] = ()
     interrupted: bool = False
-    """Whether the search was stopped by the user before its end."""
+    """True if the user stopped the search early."""
     outcome: Outcome | None = None
     """The plan by its objective; None of a plan that is only explained."""
     simplest: Alternative | None = None
-    """The plan nearest to stock Megatron within `simplest_within` of this one (`advise.simplest`),
-    if that is another."""
+    """The plan nearest to stock Megatron within `simplest_within` of this plan (`advise.simplest`);
+    None if the two are the same."""
     simplest_within: float | None = None
     fastest: Alternative | None = None
-    """The best plan, where the simplest one near it was asked for."""
+    """The best plan, if the user asked for the simplest plan near the best."""
     exchange: ExchangeChoice | None = None
     """The step with groups of machines for the exchange of gradients, and without; None where all
     machines are on one site."""
     sharded: tuple[ShardedStage, ...] = ()
     """The stages with sharded layers."""
     by_hand: tuple[Alternative, ...] = ()
-    """What people do without a planner (`stock.by_hand`), by name in `strategy`; none where it does
-    not fit."""
+    """Plans that people make by hand (`stock.by_hand`), named in `strategy`; plans that do not fit
+    are left out."""
 
 
 def explain_candidate(

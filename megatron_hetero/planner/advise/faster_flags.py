@@ -1,4 +1,4 @@
-"""Megatron flags that the job does not have and that would shorten the step of its plan.
+"""Megatron flags missing from the job that would shorten the step of the job's plan.
 
 Each is really priced: the plan, as it is, under the flags, with the same cost model.  Only flags
 that leave the numbers what they are (to rounding) are tried.  A search under them may find a plan
@@ -55,7 +55,7 @@ class FlagGain:
 
     @property
     def gain(self) -> float:
-        """The part of the step that they save."""
+        """Return the saved part of the step."""
         return 1 - self.step_time_s / self.from_s
 
 
@@ -126,7 +126,8 @@ def _gain_of_idle(
     profile: Profile | None,
     from_s: float,
 ) -> Iterator[FlagGain]:
-    """Yield what the best plan of the job `asked` gains where some of `joining` train in it."""
+    """Yield the gain of the best plan of the job `asked`, if some of `joining` train in the
+    plan."""
     try:
         other = plan_cluster(cluster, asked, profile=profile, bounded=False)
     except (InfeasiblePlanError, UnsupportedError):
@@ -148,6 +149,6 @@ def _with_flags(workload: Workload, flags: Sequence[str]) -> Workload:
 
 
 def _splits_passes(plan: Plan) -> bool:
-    """Return whether passes are split into I and W, an order that refuses overlaps
+    """Return whether passes are split into I and W; such an order refuses overlaps
     (`runtime.job.checks.refused_flags`)."""
     return any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)

@@ -35,7 +35,7 @@ _LINK = Link(MAX_BANDWIDTH_BYTES_PER_S, 0.0)
 
 @dataclass(frozen=True)
 class Holding:
-    """The fewest GPUs of one type that hold the model, and a plan of them.
+    """The fewest GPUs of a type for the model, and a plan on these GPUs.
 
     `num_gpus_as_given` is with the job's own micro-batch size and recompute, where `num_gpus` has
     those that take the least memory; None is none in nodes of 8 with a layer or more to a stage.
@@ -54,8 +54,8 @@ class Holding:
 def holdings(
     workload: Workload, gpus: Sequence[GpuType], limits: Limits | None = None
 ) -> tuple[Holding, ...]:
-    """Return, of each type that can train in the job's precision, what holds the model; types that
-    need fewest come first.
+    """Return for each type able to train in the job's precision the fewest GPUs that hold the
+    model; types with the fewest GPUs come first.
 
     Raises:
         UsageError: the job itself cannot be planned.
@@ -123,8 +123,8 @@ def _fewest(problem: Problem) -> Layout | None:
 
 
 def _shortest(problem: Problem, width: int) -> tuple[StageShape, ...] | None:
-    """Return the fewest stages of one width that hold all layers, these dealt out evenly as far
-    as they fit."""
+    """Return the fewest stages of equal width for all layers, dealt out as evenly as memory
+    allows."""
     for num_stages in range(1, problem.max_stages() + 1):
         places = range(num_stages)
         most = [_memory(problem, width, place, num_stages).max_layers for place in places]

@@ -111,7 +111,7 @@ def _is_stock(node: Climber) -> bool:
 
 
 def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:
-    """Return what a plan with the GPU does worse, the best of those tried."""
+    """Return the disadvantage of the best plan tried with the GPU."""
     if tried.standing.excess > best.standing.excess:
         return "in the best place tried it breaks a limit of time or money"
     longer_s = tried.step_time_s - best.step_time_s

@@ -18,14 +18,14 @@ from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.stock import num_reasons_not_stock
 
 USUAL_PART = 0.05
-"""How far behind the best the simplest plan may be where nobody says it."""
+"""The default part by which the simplest plan may be slower than the best."""
 _MAX_WORK = 10_000
 """Stages of the placements compared."""
 
 
 def simplest(board: Scoreboard, best: Candidate, within: float) -> Candidate:
-    """Return the nearest to stock of the placements that the search kept, and of the best of them
-    without settings of their own; `best` where none is nearer.
+    """Return the plan nearest to stock, among placements kept by the search and settings-free forms
+    of the best of them; `best` if none is nearer.
 
     Args:
         within: of the best's step time, or of what the objective makes small.
@@ -64,8 +64,8 @@ def num_unlike(placement: Placement) -> int:
 
 
 def _ranked(board: Scoreboard, few: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Yield the nearest first, of candidates in the order of what is not all alike in them; reasons
-    for the plug-in are looked for only where none of stock Megatron's is enough."""
+    """Yield candidates nearest to stock Megatron first; reasons for the plug-in are counted only if
+    no stock candidate was enough."""
     yield from (candidate for candidate in few if candidate.is_stock)
     others = [candidate for candidate in few if not candidate.is_stock]
     plans = (bare_plan(board.problem, candidate, {}) for candidate in others)
@@ -91,8 +91,8 @@ def _kept(board: Scoreboard, most: int) -> Iterator[Candidate]:
 
 
 def _can_be_plain(board: Scoreboard, placement: Placement) -> bool:
-    """Return whether what `Scoreboard.score` leaves of a placement (GPUs, layers and numbers of
-    micro-batches) can be run: in parts that are equal, of whole sequences, of the job's size."""
+    """Return whether a placement reduced to GPUs, layers and numbers of micro-batches can be run:
+    in equal parts, of whole sequences, of the job's size."""
     model = board.problem.workload.model
     stages = [stage for replica in placement.replicas for stage in replica.stages]
     return all(r.micro_batch_size is None for r in placement.replicas) and all(
@@ -101,7 +101,7 @@ def _can_be_plain(board: Scoreboard, placement: Placement) -> bool:
 
 
 def _is_near(candidate: Candidate, best: Candidate, within: float) -> bool:
-    """Return whether it keeps the limits and is at most `within` behind."""
+    """Return whether the candidate keeps the limits and is at most `within` behind the best."""
     if not candidate.keeps_limits:
         return False
     if best.standing.value:

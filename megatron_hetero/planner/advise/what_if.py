@@ -52,7 +52,7 @@ def what_to_add(
     num_planned: int = 4,
     say: Callable[[str], None] = lambda words: None,
 ) -> tuple[WhatIf, ...]:
-    """Return additions to the cluster of a validated plan, those that gain most first.
+    """Return additions to the cluster of a validated plan, the largest gain first.
 
     Args:
         num_planned: so many of the most promising are really planned.

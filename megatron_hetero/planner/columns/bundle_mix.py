@@ -22,7 +22,8 @@ from megatron_hetero.rounding import ROUNDING
 STEP_RATIO = 1.25
 """Bundles are generated for step times on a geometric grid, and shared by the times between."""
 MAX_ROUNDS = 3
-"""Of generating bundles for a better step time, for one step time, and with scarce nodes dearer."""
+"""Rounds of generating bundles: for a better step time, for one step time, and with dearer scarce
+nodes."""
 _MAX_KNOWN = 40
 SLACKS = (1.0, 1.04)
 """Whole bundles do less than fractions of them: times for which they are chosen, over those."""
@@ -43,7 +44,7 @@ class Bundle:
 
     @property
     def node_layers(self) -> Iterator[tuple[int, int]]:
-        """Return of each block its kind and the layers that a node of it holds."""
+        """Return (kind, layers held by one node) for each block."""
         start = 0
         for block in self.shape.blocks:
             end = start + len(block.widths)
@@ -143,8 +144,8 @@ class PoolBundles:
         return [((bundle, count),) for _, count, _, bundle in ranked]
 
     def best_shapes(self, step_s: float) -> list[BundleShape]:
-        """Return, of each number of replicas, the bundles that do most for the nodes that they
-        take."""
+        """Return, for each number of replicas, the bundles with the most work per price of
+        nodes."""
         values, columns = self._first_values(step_s), self.columns()
         price = np.array([values[kind] for kind in self.kinds]) @ columns.rows
         worth = columns.micro_batches(step_s) / price
@@ -221,8 +222,7 @@ class PoolBundles:
         return self._made
 
     def _bundle(self, shape: BundleShape) -> Bundle | None:
-        """Return None where it takes more nodes than there are, or a stage's memory does not
-        hold it."""
+        """Return the filled bundle, or None if nodes or memory are short."""
         if any(count > self.capacity[kind] for kind, count in shape.num_nodes().items()):
             return None
         if any(len(block.widths) > self.max_node_layers for block in shape.blocks):

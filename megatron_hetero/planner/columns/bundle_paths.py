@@ -78,9 +78,9 @@ class _End(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Room:
-    """What further blocks may cost, for the periods at `live` in which some may gain: `each` a
-    layer at least, and a block no more than `left` beyond that, [period]; `cost` is that of what is
-    behind them by its layers, [period, layer], `hops` what the way there adds, [block, period]."""
+    """Bounds on the cost of further blocks, at the periods `live` with a possible gain.
+    each[period]: least cost of a layer. left[period]: most cost of a block beyond `each`.
+    cost[period, layer]: cost of the blocks behind. hops[block, period]: cost of the boundary."""
 
     live: Ints
     each: Floats
@@ -137,8 +137,8 @@ class BundlePaths:
         return tuple(blocks)
 
     def _least_per_layer(self) -> Floats:
-        """Return what any block costs for each of its layers at least, with so many stages behind
-        it or more, [stages, period]; hops are left out."""
+        """Return the least cost per layer of any block with at least this many stages behind, shape
+        [stages, period]; hops are left out."""
         menu, num_periods = self.menu, len(self.periods_s)
         least = np.full((len(menu.held.layers), num_periods), np.inf)
         for of in (menu.held, menu.first):

@@ -1,4 +1,4 @@
-"""Bundles that are made without prices of nodes, and the chains of a bundle on its nodes."""
+"""Bundles made without prices of nodes, and the chains of a bundle on its nodes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.shapes.order import some_orders
 
 FirstShapes = Callable[[StageTable, BundlePricer, Mapping[int, int]], Iterable[BundleShape]]
-"""Makes the first bundles of a pool, from the nodes of each kind that it has."""
+"""Makes the first bundles of a pool, from the pool's number of nodes of each kind."""
 
 
 def plain_shapes(
     table: StageTable, pricer: BundlePricer, capacity: Mapping[int, int]
 ) -> list[BundleShape]:
-    """Return bundles of one width for all kinds (or the widest that they have below it), on equal
+    """Return bundles of one width for all kinds (or the widest possible width below), on equal
     parts of the nodes of each, in a few orders of the kinds.
 
     Args:
@@ -49,7 +49,8 @@ def plain_shapes(
 def bundle_chains(
     shape: BundleShape, nodes: Mapping[int, list[Node]], problem: Problem
 ) -> tuple[Chain, ...]:
-    """Return the chains of a bundle on the first nodes of each list, which are taken off it."""
+    """Return the chains of a bundle on the first nodes of each list, and take these nodes off the
+    list."""
     chains: list[list[Unit]] = [[] for _ in range(shape.num_replicas)]
     for block in shape.blocks:
         taken = [nodes[block.kind].pop(0) for _ in range(block.num_nodes)]

@@ -24,18 +24,18 @@ class Kind:
 
     @property
     def node(self) -> Node:
-        """One of them."""
+        """The first node of the kind."""
         return self.nodes[0]
 
     @property
     def machine(self) -> tuple[object, ...]:
-        """Equal for kinds whose stages have the same times and memory, wherever they are."""
+        """A key, equal for kinds with the same stage times and memory at any site."""
         gpu = self.node.gpu_type
         return gpu.name, gpu.memory_bytes, self.num_gpus, self.widths, self.node.link
 
     @property
     def content(self) -> tuple[object, ...]:
-        """Equal for kinds that differ in nothing but their names and their site."""
+        """A key, equal for kinds that differ in names and site only."""
         return len(self.nodes), self.machine, self.may_start, self.may_end
 
 
@@ -92,8 +92,8 @@ _MAX_CUTS = 160
 
 
 def blocks_of(kinds: Sequence[Kind], num_replicas: int) -> Iterator[NodeBlock]:
-    """Yield every way in which a node, or as few nodes as it takes, serves so many replicas; of
-    very many those that cut it into groups of one width."""
+    """Yield the cuts of the fewest nodes that serve `num_replicas` replicas; if there are very
+    many, only cuts into groups of one width."""
     most = _MAX_CUTS // sum(len(kind.nodes) for kind in kinds)
     for index, kind in enumerate(kinds):
         num_nodes = -(-num_replicas // kind.num_gpus)

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """The best worth, how much of each column it takes, and what one more of each row adds."""
+    """The best worth, the amount taken of each column, and the worth of one more of each row."""
 
     worth: float
     taken: Floats

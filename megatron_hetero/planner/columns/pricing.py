@@ -48,12 +48,12 @@ class StageTable:
         self._alike = _first_alike(kinds)
 
     def times_s(self, kind: int, width: int) -> tuple[float, float, float]:
-        """Return seconds of the embedding, one layer and the head for one micro-batch."""
+        """Return seconds of the embedding, a layer and the head for one micro-batch."""
         pieces = self.problem.costs.pieces(self.kinds[kind].node, width, self.rows)
         return pieces.embedding.total_s, pieces.layer.total_s, pieces.head.total_s
 
     def max_layers(self, kind: int, width: int, first: bool, last: bool, place: int) -> int:
-        """Return layers that fit into a stage which is `place`-th from the end."""
+        """Return the number of layers that fit into the `place`-th stage from the end."""
         key = (kind, width, first, last, place)
         if key not in self._max_layers:
             in_flight = min(place, self.problem.num_micro_batches)
@@ -64,8 +64,8 @@ class StageTable:
         return self._max_layers[key]
 
     def held(self, block: NodeBlock, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
-        """Return layers of a block, shape [stages behind it, period] (zero where it holds none),
-        and its seconds for a micro-batch without those layers, shape [stages behind it].
+        """Return the layers a block holds [stages behind the block, period] (zero if none), and its
+        seconds per micro-batch without layers [stages behind the block].
 
         Args:
             first: whether its first stage holds the embedding.
@@ -111,8 +111,8 @@ class StageTable:
         return self._fitting[key]
 
     def hop_s(self, sender: int, receiver: int) -> float:
-        """Return there and back between nodes of two kinds (two nodes of one where it has as
-        many)."""
+        """Return seconds there and back between nodes of two kinds (two nodes of a single kind if
+        possible)."""
         nodes = self.kinds[sender].nodes
         one, other = nodes[0], self.kinds[receiver].nodes[-1]
         if one.name == other.name:
@@ -129,8 +129,8 @@ class StageTable:
         return costs.hop([one], [other]).total_s + costs.hop([other], [one]).total_s
 
     def layer_sync_s(self, kind: int) -> float:
-        """Return seconds of the gradient exchange for each layer that a node of this kind holds,
-        with its neighbours in a ring on its site; zero where there are none."""
+        """Return seconds of the gradient exchange for each layer on a node of this kind, in a ring
+        with neighbours of the same site; zero without neighbours."""
         if kind not in self._layer_sync_s:
             own = self.kinds[kind].nodes
             there = [k.nodes[0] for k in self.kinds if k.node.site == own[0].site]
@@ -167,7 +167,7 @@ class StageTable:
 
 
 def _first_alike(kinds: Sequence[Kind]) -> list[int]:
-    """Return for each kind the first one that has the same times and memory; sites do not count."""
+    """Return for each kind the first kind with the same times and memory; sites do not count."""
     first: dict[tuple[object, ...], int] = {}
     return [first.setdefault(kind.machine, index) for index, kind in enumerate(kinds)]
 
@@ -185,7 +185,7 @@ class BundleShape:
         return sum(len(block.widths) for block in self.blocks)
 
     def num_nodes(self) -> Mapping[int, int]:
-        """Return nodes that it takes of each kind."""
+        """Return the nodes taken of each kind."""
         taken: dict[int, int] = {}
         for block in self.blocks:
             taken[block.kind] = taken.get(block.kind, 0) + block.num_nodes

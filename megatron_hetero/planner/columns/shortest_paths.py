@@ -49,7 +49,7 @@ def _exact(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
 
 
 def _greedy(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
-    """Go from every place to the nearest one that is left."""
+    """Go from every place to the nearest place left."""
     paths = []
     for start in range(len(seconds)):
         path, left = [start], set(range(len(seconds))) - {start}

@@ -24,7 +24,7 @@ class Site:
 
 
 Choice = tuple[tuple[Site, Mix], ...]
-"""What each chosen site is divided into."""
+"""Pairs of a chosen site and the mix of its bundles."""
 
 
 Together = Callable[[int, Mapping[Bundle, int]], float]
@@ -32,7 +32,8 @@ Together = Callable[[int, Mapping[Bundle, int]], float]
 
 
 def together_s(num_micro_batches: int, counted: Mapping[Bundle, int]) -> float:
-    """Return the time until which replicas without whole micro-batches would do them all."""
+    """Return the time in which replicas would do all micro-batches, if micro-batches could be
+    split."""
     per_s = sum(n / bundle.filled.period_s for bundle, n in counted.items())
     lost = sum(
         n * (bundle.filled.fill_s / bundle.filled.period_s - 1) for bundle, n in counted.items()
@@ -61,8 +62,8 @@ def quick_step_s(
 
 
 def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choice]:
-    """Yield, for each time that cards may take, of each site the mix that does most with cards no
-    slower; sites without one idle.
+    """Yield, for each limit on the cards' time, each site's mix with the most work within the
+    limit; sites without such a mix idle.
 
     Args:
         tried: the sites with each limit on layers, in one order.
@@ -101,8 +102,8 @@ def _most_work(entry: tuple[float, float, int, Site, Mix]) -> tuple[float, float
 
 
 def _card_s(bundles: PoolBundles, mix: Mix) -> float:
-    """Return one pass of the gradients over the card of a node that has most to do, between the
-    nodes of its site; a node that is alone there has nothing to do."""
+    """Return one pass of the gradients over the busiest node's card, between the nodes of a site;
+    zero for a single node."""
     table = bundles.table
     if sum(count * sum(bundle.shape.num_nodes().values()) for bundle, count in mix) == 1:
         return 0.0

@@ -39,8 +39,8 @@ from megatron_hetero.planner.strategy import SEED_WORK
 _MAX_SECANTS = 6
 _MAX_UNIFORM = 60
 _MAX_WHOLE_EFFORTS = 8
-"""Of more unlike sites than these each gets a part of the work only, and every second limit on
-layers is tried, with one generation of bundles."""
+"""Unlike sites searched in full. If there are more, each gets a part of the work only, with every
+second limit on layers and one generation of bundles."""
 
 
 class Columns:

@@ -118,8 +118,8 @@ class Completer:
         return shared and Completion(structure, tuple(filled), *shared, tables.given)
 
     def _sharded(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
-        """Complete it as one pipeline of all replicas, which come to sharded layers together; None
-        where that has none."""
+        """Complete the structure as one pipeline of all replicas, in step at sharded layers; None
+        if no layer is sharded."""
         key = structure, size
         if key not in self._known_sharded:
             found = self.in_step(structure, size) if keep_step(structure) else None
@@ -128,8 +128,8 @@ class Completer:
         return self._known_sharded[key]
 
     def in_step(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
-        """Complete replicas that keep step as one pipeline, with as many sharded layers as make it
-        fastest."""
+        """Complete replicas that keep step as a single pipeline, with the fastest number of sharded
+        layers."""
         total, depth = self.batch // size, len(structure[0])
         tables = self.table(structure, size, False)
         count, more = divmod(total, len(structure))

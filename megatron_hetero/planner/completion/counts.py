@@ -104,7 +104,7 @@ def with_counts(replica: PlacedReplica, counts: Sequence[int]) -> PlacedReplica:
 def with_replicas(
     costs: CostModel, counted: Sequence[Counted], vocab_rows: int
 ) -> tuple[Placement, PlacementCost]:
-    """Return a placement of other launch counts, from replicas that are priced already."""
+    """Return a placement of new launch counts, from replicas already priced."""
     placement = Placement(tuple(replica for replica, _ in counted))
     return placement, costs.combine(placement, tuple(price for _, price in counted), vocab_rows)
 
@@ -174,9 +174,9 @@ def least_counts(
 def moved_counts(
     counts: Sequence[int], index: int, step: int, num_micro_batches: int, together: bool
 ) -> tuple[int, ...] | None:
-    """Return one stage's count changed, those of the stages before it as far as they have to
-    follow, or, `together`, as much.  None where 1F1B's own counts or the micro-batches leave no
-    room."""
+    """Return counts with one stage's changed by `step`. Counts of the stages before follow as far
+    as they must, or with `together` by the same step. None if 1F1B's own counts or the
+    micro-batches leave no room."""
     own = [min(len(counts) - i, num_micro_batches) for i in range(index + 1)]
     count = counts[index] + step
     least = max(counts[index + 1], own[index])

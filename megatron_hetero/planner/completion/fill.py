@@ -137,8 +137,8 @@ def filled_placement(
 
 
 def with_micro_batches(problem: Problem, pipelines: Sequence[Pipeline]) -> Placement | None:
-    """Return `filled_placement` of pipelines with given layers, of which nobody asks here
-    whether they fit; None if the limits or the batch do not allow them."""
+    """Return `filled_placement` of pipelines with given layers, without a check of memory; None if
+    the limits or the batch forbid the pipelines."""
     chains = [tuple(unit for unit, _ in pipeline) for pipeline in pipelines]
     if len(chains) not in problem.replica_counts():
         return None

@@ -22,12 +22,12 @@ from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.problem import Structure
 
 _HALVINGS = 10
-"""Of the interval in which the least time of a pipeline is sought."""
+"""Halvings of the interval of a pipeline's least time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The stages of one replica for one micro-batch size."""
+    """The stages of a replica for one micro-batch size."""
 
     layers: tuple[int, ...]
     options: tuple[StageOption, ...]
@@ -39,7 +39,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A structure with everything that its placement needs, and about when its pipelines end."""
+    """A structure with everything needed for a placement, and about when the pipelines end."""
 
     structure: Structure
     filled: tuple[Filled, ...]
@@ -49,7 +49,7 @@ class Completion:
     sharded: tuple[int, ...] | None = None
     """Sharded layers of each stage, the same in all replicas; None without any."""
     optimizer_shares: Sequence[Sequence[int | None]] | None = None
-    """Of the optimizer's states, [replica][stage], relative to each other; None are equal ones."""
+    """Relative shares of the optimizer's states, [replica][stage]; None are equal shares."""
 
     @property
     def layers(self) -> list[tuple[int, ...]]:
@@ -95,8 +95,8 @@ class Completion:
 def balanced(
     num_layers: int, times_s: Sequence[Sequence[float]], trips_s: Sequence[float], number: int
 ) -> tuple[int, ...] | None:
-    """Return layers by stage for stages that launch as far ahead as it takes: the slowest stage
-    ends early, counting the way to it and back; None if they do not fit.
+    """Return layers by stage for stages with forwards launched far enough ahead: the slowest stage
+    ends early, counting the way there and back; None if the layers do not fit.
 
     Args:
         times_s: as of `minimax`.

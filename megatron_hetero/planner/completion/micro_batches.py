@@ -27,8 +27,8 @@ def share_micro_batches(
 
 
 def mixed(completer: Completer, found: Completion) -> Completion:
-    """Return a completion with other micro-batch sizes in replicas that are alike, where the last
-    one ends earlier so."""
+    """Return a completion with other micro-batch sizes in equal replicas, if the last replica then
+    ends earlier."""
     if found.sharded is not None or found.optimizer_shares is not None:
         return found
     for shape in dict.fromkeys(map(completer.shape, found.structure)):

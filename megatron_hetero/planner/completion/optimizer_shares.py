@@ -85,7 +85,8 @@ def with_shares_by_room(costs: CostModel, placement: Placement) -> Placement | N
 
 
 def _room(costs: CostModel, placement: Placement, r: int, s: int, rows: int) -> float:
-    """Return copies of all states of its layers that the fullest device has memory for."""
+    """Return how many copies of all the states of the stage's layers fit into the fullest
+    device."""
     replica = placement.replicas[r]
     num_layers = replica.stages[s].num_layers
     memory = costs.stage_memory(replica, s, rows)

@@ -48,8 +48,8 @@ class SharedOption:
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
-    """The fastest way of one stage for all numbers of layers and of sharded ones, shape
-    [layers - 1, sharded]; without exchanges."""
+    """The fastest way to run a stage for each number of layers and sharded layers, shape [layers -
+    1, sharded]; without exchanges."""
 
     forward_s: Floats
     """Infinite where nothing fits."""
@@ -119,8 +119,8 @@ class ShardedOptions:
             yield SharedOption(number, tuple(made))
 
     def _slowest(self, passes: Sequence[tuple[Floats, float]], exchange_s: float) -> Floats:
-        """Return seconds of a pass on the slowest stage, with what it waits for exchanges, shape
-        [layers - 1, sharded].
+        """Return seconds of a pass on the slowest stage, with the wait for exchanges, shape [layers
+        - 1, sharded].
 
         Args:
             passes: of each unlike stage, and the part of them that is no layer's.
@@ -181,7 +181,8 @@ class ShardedOptions:
         return recompute == "full" and "none" in self._options.choices
 
     def _recomputed(self, recompute: Recompute, place: StagePlace) -> tuple[Ints, Truths]:
-        """Return the layers that recompute, and whether they fit."""
+        """Return the number of recomputing layers, and whether the stage fits, per number of layers
+        and sharded layers."""
         of, most = self._options, len(self._layers)
         memories = of.memories(recompute, place)
         number: Ints = self._layers + 0 * self._sharded

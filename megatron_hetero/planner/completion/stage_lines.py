@@ -25,24 +25,23 @@ class StageOption:
 
 
 Rooms = tuple[tuple[int, int, int, int], ...]
-"""Of each unlike device of a stage, and of each moment that may be its peak: bytes free without
-layers, bytes of a layer; bytes free without layers where some recompute, and what one that
-recomputes saves."""
+"""Memory of each unlike device of a stage, at each moment that may be its peak, in bytes: free
+without layers; of a layer; free without layers if some recompute; saved by a recomputing layer."""
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """One kind of recompute on a stage, whose times are straight lines in its layers."""
+    """One kind of recompute on a stage, with times as straight lines in the layers."""
 
     recompute: Recompute
     own: Recompute
     partly: bool
-    """Whether only as many layers recompute as have to."""
+    """True if only as many layers recompute as memory requires."""
     ends_s: tuple[float, float]
     """Forward and backward without layers."""
     layer_s: tuple[float, float]
     plain_s: tuple[float, float]
-    """Of a layer that does not recompute."""
+    """Seconds of a layer without recompute."""
     expert_shares: tuple[int, ...] | None
     known: dict[tuple[int, int], StageOption] = field(default_factory=dict, compare=False)
 
@@ -60,7 +59,7 @@ class StageTimes:
         return self.option(num_layers, num if self.partly else num_layers)
 
     def option(self, num_layers: int, num_recomputed: int) -> StageOption:
-        """Return it with so many layers, some of which recompute."""
+        """Return the stage's option with this many layers, some recomputed."""
         key = num_layers, num_recomputed
         found = self.known.get(key)
         if found is None:

@@ -141,8 +141,8 @@ class StageOptions:
         return tuple(options)
 
     def _dealings(self, place: StagePlace) -> Iterator[StagePlace]:
-        """Yield the place with its experts as they lie; where they may be dealt out, divided and
-        dealt out as well."""
+        """Yield the place with experts as they lie; if experts may be dealt out, also divided and
+        dealt out."""
         yield place
         if self.deals and place.context_parallel == 1 and place.shares is None:
             for table in (None, equal_dealing(self.costs.workload.model, place.width)):
@@ -223,7 +223,7 @@ class StageOptions:
         )
 
     def _unlike_devices(self, place: StagePlace) -> tuple[tuple[Device, TensorShare], ...]:
-        """Return the stage's devices that differ in their kind or in what they hold."""
+        """Return the stage's devices with distinct kinds or contents."""
         key = self._times_key(place)
         if key not in self._unlike:
             shares = member_shares(

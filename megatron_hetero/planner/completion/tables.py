@@ -37,7 +37,7 @@ class Tables:
     )
     filled: dict[tuple[object, ...], Filled | None] = field(default_factory=dict)
     tuned: dict[tuple[object, ...], tuple[Filled, float, int]] = field(default_factory=dict)
-    """Tuned pipelines, their seconds, and the work that they took."""
+    """Tuned pipelines, with their seconds and the work of tuning."""
     hops: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     sharded: dict[tuple[int, bool], ShardedOptions] = field(default_factory=dict)
 

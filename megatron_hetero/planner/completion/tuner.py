@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _WORTH = 1 - 2e-4
 """A step must bring the pipeline's time below this part of it."""
 _RESTARTS = 4
-"""One part in so many of the work, until which further starts are climbed from."""
+"""Divisor of the work: further starts are climbed from until this part of the work is done."""
 _BOUND_WORK = 16
 """Operations of the recurrence that take as long as to bound a time, or to divide layers."""
 
@@ -143,7 +143,7 @@ class Tuner:
     def launched(
         self, layers: tuple[int, ...], counts: tuple[int, ...], singles: bool = True
     ) -> Iterator[Setting]:
-        """Yield other launch counts, each with the layers as they are and with others.
+        """Yield new launch counts, each with the layers unchanged and with new layers.
 
         Args:
             singles: also counts in which one stage's are changed, as of `other_counts`.
@@ -154,7 +154,7 @@ class Tuner:
             yield from self.suited(layers, other)
 
     def suited(self, layers: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[Setting]:
-        """Yield the counts with the layers as they are, and with those that suit them."""
+        """Yield the counts with the layers unchanged, and with layers that suit the counts."""
         yield layers, counts
         if counts not in self._suited:
             times_s = [times for _, times in self.options(counts)]

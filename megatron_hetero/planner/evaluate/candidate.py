@@ -13,43 +13,43 @@ from megatron_hetero.planner.evaluate.canonical import is_symmetric
 from megatron_hetero.planner.objectives.objective import KEEPS_LIMITS, Standing
 
 PLUGIN_GAIN = 0.02
-"""Part of the step that must be gained by what takes the plug-in where stock Megatron runs the
-rest: sharded layers, experts that are dealt out unequally, an exchange by groups of machines."""
+"""Part of the step to be gained by a plan that needs the plug-in only for sharded layers, for
+experts dealt out unequally, or for an exchange by groups of machines."""
 NEAR = 1.02
 """Steps up to so many times the best may be the best after all: priced more exactly, with queues or
 with more forwards ahead."""
 NUM_NEAR = 6
-"""Plans that follow the best and may come first with what the search leaves out: other orders, an
-exchange by groups."""
+"""Plans after the best, tried with choices that the search leaves out: orders, an exchange by
+groups. Such a plan may then come first."""
 NUM_TAKEN = 16
 """Candidates that are taken over from the board of a part of the problem."""
 NUM_KEPT = 64
 """Candidates that a ranking keeps."""
 LOW_CONTENTION = 0.5
-"""Contention up to which placements come before those with more of it."""
+"""Contention up to which placements rank before placements with more contention."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A priced placement and the strategy that found it."""
+    """A priced placement and the strategy that found the placement."""
 
     placement: Placement
     cost: PlacementCost
     strategy: str
     rank_order: RankOrder | None = None
-    """The order of Megatron's that the replicas are arranged for, so that stock Megatron can run
-    the placement; None if it cannot."""
+    """Megatron's order of ranks, by which the replicas are arranged for stock Megatron; None if
+    stock Megatron cannot run the placement."""
     standing: Standing = KEEPS_LIMITS
-    """How it stands by the problem's objective and limits."""
+    """The candidate's rank by the problem's objective and limits."""
 
     @property
     def keeps_limits(self) -> bool:
-        """Return whether it is fast and cheap enough."""
+        """Return whether the candidate is fast and cheap enough."""
         return self.standing.excess == 0.0
 
     @property
     def is_stock(self) -> bool:
-        """Return whether stock Megatron can run it, without the plug-in."""
+        """Return whether stock Megatron can run the candidate, without the plug-in."""
         return self.rank_order is not None
 
     @property
@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def has_counts(self) -> bool:
-        """Return whether some replica has launch counts of its own."""
+        """Return whether some replica has launch counts, in place of 1F1B's."""
         return any(r.launch_counts is not None for r in self.placement.replicas)
 
     @property
@@ -71,7 +71,7 @@ class Candidate:
 
     @property
     def is_contended(self) -> bool:
-        """Return whether messages wait for each other much."""
+        """Return whether messages wait long for paths in use."""
         return self.contention > LOW_CONTENTION
 
     @property
@@ -132,8 +132,8 @@ def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
 
 
 def is_plain(placement: Placement) -> bool:
-    """Return whether all of it is as the job's flags say: no launch counts, micro-batch sizes,
-    recompute, shares, experts dealt out or sharded layers of its own."""
+    """Return whether the placement follows the job's flags throughout: no launch counts,
+    micro-batch sizes, recompute, shares, dealt-out experts or sharded layers beside the flags."""
     counts = (replica.launch_counts for replica in placement.replicas)
     return has_the_jobs_settings(placement) and all(own is None for own in counts)
 

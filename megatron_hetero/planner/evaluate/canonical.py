@@ -1,4 +1,4 @@
-"""One form for all placements that differ only in the numbers of equal nodes, GPUs or replicas."""
+"""One form for all placements equal but for the numbers of equal nodes, GPUs or replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from megatron_hetero.plan.stock_ranks import (
 def canonical(
     placement: Placement, gpus: Mapping[str, tuple[int, ...]]
 ) -> tuple[Placement, RankOrder | None]:
-    """Return replicas in one order, and GPUs of a node given out in the order of their places.
+    """Return replicas in a fixed order, and GPUs of a node given out in the order of their places.
 
     Where stock Megatron can run the placement, both follow its ranks, node by node; the order of
     ranks comes back too.  Elsewhere replicas with more micro-batches come first.
@@ -68,7 +68,7 @@ def _machines(replica: PlacedReplica) -> tuple[tuple[str, ...], ...]:
 
 
 def is_symmetric(placement: Placement) -> bool:
-    """Return whether all replicas have the same micro-batches, and undivided stages of one common
+    """Return whether all replicas have the same micro-batches, and undivided stages of a common
     width with the same layers: the shapes that stock Megatron can be told."""
     return not placement.has_context_parallel and _is_regular(placement)
 
@@ -95,8 +95,10 @@ def _nodes(replica: PlacedReplica) -> tuple[tuple[str, ...], ...]:
 def arranged(
     placement: Placement, gpus: Mapping[str, tuple[int, ...]]
 ) -> tuple[Placement, RankOrder | None]:
-    """Return the placement, its replicas and GPUs in order, and the order of its ranks, if stock
-    Megatron runs it: all replicas and stages alike in what they do; elsewhere as it is, and None.
+    """Return the placement with replicas and GPUs in order, and the order of ranks, if stock
+    Megatron runs the placement: all replicas and stages do alike. Otherwise return the placement as
+    given, and None. For the ranks, groups that divide sequences count as a single group, as wide as
+    all together.
 
     To its ranks the groups that divide sequences are one, as wide as all of them.
     """

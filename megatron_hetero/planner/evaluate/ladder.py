@@ -29,7 +29,7 @@ class Climber:
     tuned: bool = field(compare=False, default=False)
     queued: bool = field(compare=False, default=False)
     quick_s: float = field(compare=False, default=0.0)
-    """Of a priced one, the seconds of its pipelines as completed, before they were tuned."""
+    """Seconds of a priced structure's pipelines as completed, before tuning."""
 
     @property
     def time_s(self) -> float:

@@ -8,8 +8,8 @@ from megatron_hetero.planner.evaluate.candidate import NUM_KEPT, Candidate
 
 
 class OutOfMemory:
-    """Those of one board.  Where nothing fits the nearest one says what is missing; the fastest may
-    fit with less memory and more time."""
+    """Placements of one board without enough memory. If nothing fits, the nearest placement says
+    what is missing; the fastest may fit with less memory and more time."""
 
     def __init__(self) -> None:
         self.nearest: Candidate | None = None

@@ -13,7 +13,7 @@ ReplicaShape = Hashable
 
 
 class Likeness:
-    """Numbers nodes and paths so that what is alike has one number, whatever its name."""
+    """Numbers for nodes and paths: equal nodes or paths have one number, whatever the name."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -57,8 +57,8 @@ class ReplicaShapes:
         return self.of_groups(replica, vocab_rows), tuple(settings), share
 
     def of_groups(self, replica: PlacedReplica, vocab_rows: int) -> Hashable:
-        """Return what of it stays when layers, recompute and micro-batches change: the groups of
-        its stages, and the links between them."""
+        """Return the part of a replica that stays when layers, recompute and micro-batches change:
+        the groups of the stages, and the links between the groups."""
         nodes = [stage.devices[0].node for stage in replica.stages]
         hops = tuple(starmap(self.likeness.hop, pairwise(nodes)))
         return tuple([self._group(stage) for stage in replica.stages]), hops, vocab_rows

@@ -23,20 +23,21 @@ from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.simulator.shared_paths import num_simulated, queued, sharing_replicas
 
 _MAX_SIMULATED = 12
-"""Placements that are simulated beside those that a search has simulated."""
+"""Placements simulated beside the placements simulated by the search."""
 _MAX_MESSAGES = 40_000
 """Limit in messages simulated in each turn; the first is simulated anyhow."""
 SHORT = 20_000
-"""Messages of the first part of a step that tells about how long pipelines wait for each other."""
+"""Messages in the first part of a step, from which the waiting between pipelines is estimated."""
 _MORE_AHEAD = (1, 2, 4)
 _MAX_STOCK = 4
-"""Of the best that stock Megatron runs, those that are simulated."""
+"""Best stock placements that are simulated."""
 _NUM_FURTHER = 3
-"""Of the best with their queues, and of the best without, those that launch further ahead."""
+"""Placements with forwards launched further ahead: among the best with queues, and among the best
+without."""
 
 
 class Rescorer:
-    """Prices placements of one board with their queues."""
+    """Prices of placements of one board with queues."""
 
     def __init__(self, board: Scoreboard) -> None:
         self.board = board
@@ -90,8 +91,8 @@ class Rescorer:
         return min(rescored, key=lambda candidate: candidate.key)
 
     def best_stock(self) -> Candidate | None:
-        """Return the best placement of the board that stock Megatron runs, with its waiting for
-        sends; None where the board has none that keeps the limits of time and money."""
+        """Return the board's best stock placement, with stock Megatron's waits for sends; None if
+        no placement keeps the limits of time and money."""
         rescored: list[Candidate] = []
         ranking = self.board.ranking_of_stock if self.costs.has_variants else ()
         for candidate in ranking[:_MAX_STOCK]:
@@ -104,12 +105,12 @@ class Rescorer:
         return best if best is not None and best.keeps_limits else None
 
     def sends_as_stock(self, candidate: Candidate) -> bool:
-        """Return whether it is priced with stock Megatron's waiting for sends."""
+        """Return whether the candidate is priced with stock Megatron's waits for sends."""
         return candidate.is_stock and self.costs.workload.training.stock_waits
 
     def may_simulate(self, candidate: Candidate, most: float = inf) -> bool:
-        """Return whether the messages of the candidate, or the most of them that are simulated, are
-        few enough for what is left of the limit."""
+        """Return whether the simulation fits the remaining limit of messages. At most `most`
+        messages of the candidate are simulated."""
         return min(self.num_messages(candidate), most) <= self._left
 
     def num_messages(self, candidate: Candidate) -> int:
@@ -199,8 +200,8 @@ def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _crowding(simulated: Sequence[tuple[Candidate, Candidate]]) -> float:
-    """Return the part by which queues lengthen a step where a path is busy all the time, as the
-    simulated placements have it (with queues, and as priced) in the mean."""
+    """Return the part by which queues lengthen a step on a path busy all the time: the mean over
+    simulated placements (with queues, as priced)."""
     crowded = [(found, c) for found, c in simulated if c.contention > 0]
     longer = [(found.step_time_s / c.step_time_s - 1) / c.contention for found, c in crowded]
     return sum(longer) / len(longer) if longer else 0.0
@@ -211,7 +212,7 @@ def _key(candidate: Candidate) -> tuple[Placement, RankOrder | None]:
 
 
 def _shortened(replica: PlacedReplica, part: float) -> PlacedReplica:
-    """Return the replica with a part of its micro-batches, at least one."""
+    """Return the replica with a part of the micro-batches, at least one."""
     number = max(1, round(part * replica.num_micro_batches))
     counts = None
     if replica.launch_counts is not None:

@@ -28,7 +28,7 @@ _Outline = tuple[tuple[int, ...], Chain, int, tuple[tuple[str, int], ...]]
 
 
 class Rungs:
-    """What raises structures of one board up the ladder; counts its work, in units of about
+    """The means to raise structures of one board up the ladder; counts the work, in units of about
     10 microseconds.
 
     `shards`: with sharded layers, and only structures that may have some.
@@ -62,8 +62,8 @@ class Rungs:
         return next(iter(self.sizes(structure)), None)
 
     def sizes(self, structure: Structure) -> list[Completion]:
-        """Complete it at the best of all sizes, and at a second one that is as good; where it fits
-        at none, with the optimizer's states by free memory."""
+        """Complete the structure at the best micro-batch size, and at a second size as good; if no
+        size fits, with the optimizer's states divided by free memory."""
         sizes = self.completer.sizes(len(structure))
         found = [one for size in sizes if (one := self.completer.complete(structure, size))]
         if not found and not self.completer.shards:
@@ -72,7 +72,7 @@ class Rungs:
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 
     def estimated(self, found: Completion) -> Climber:
-        """Return the first rung of a structure that is not one move away from another."""
+        """Return the first rung of a structure that no move led to."""
         self.num += 1
         time_s = found.quick_s + self.tails.estimate_s(found)
         return Climber((Standing(), time_s), self.num, found, None)

@@ -68,7 +68,7 @@ class Scoreboard:
 
     @cached_property
     def is_by_time(self) -> bool:
-        """Whether of two placements the faster one is the better, whatever else they are."""
+        """True if the faster of two placements is always the better."""
         objective = self.problem.objective
         return not objective.stock_only and not objective.may_want_fewer(self.problem.cluster)
 
@@ -92,19 +92,18 @@ class Scoreboard:
 
     @property
     def best_stock(self) -> Candidate | None:
-        """The best placement that fits, keeps the limits and that stock Megatron can run, or
-        None."""
+        """The best placement for stock Megatron that fits and keeps the limits, or None."""
         stock = self.nearest_stock
         return stock if stock is not None and stock.keeps_limits else None
 
     @property
     def nearest_stock(self) -> Candidate | None:
-        """`nearest`, of those that stock Megatron can run."""
+        """`nearest`, among placements for stock Megatron."""
         return self._stock[0] if self._stock else None
 
     @property
     def ranking_of_stock(self) -> tuple[Candidate, ...]:
-        """The best placements that fit and that stock Megatron can run, best first (a few)."""
+        """The best fitting placements for stock Megatron, best first (a few)."""
         return tuple(self._stock)
 
     @property
@@ -114,7 +113,7 @@ class Scoreboard:
 
     @property
     def ranking_with_counts(self) -> tuple[Candidate, ...]:
-        """`ranking`, and the best placements with launch counts of their own among them."""
+        """`ranking`, merged with the best placements with launch counts."""
         both = [*self._fitting, *self._fitting_with_counts]
         return tuple(sorted(both, key=lambda candidate: candidate.key))
 
@@ -125,18 +124,18 @@ class Scoreboard:
 
     @property
     def ranking_of_all(self) -> tuple[Candidate, ...]:
-        """`ranking_with_counts`, and those that do more than the job's flags say among them."""
+        """`ranking_with_counts`, merged with placements that go beyond the job's flags."""
         both = [*self.ranking_with_counts, *self._refined]
         return tuple(sorted(both, key=lambda candidate: candidate.key))
 
     @property
     def simulated(self) -> tuple[tuple[Candidate, Candidate], ...]:
-        """The best placements with their queues that a search simulated, and each as priced without
-        them; the shortest step first (a few dozen)."""
+        """Pairs of a placement as simulated with queues and as priced without; the shortest step
+        first (a few dozen)."""
         return tuple(self._simulated)
 
     def keep_simulated(self, candidate: Candidate, simulated: Candidate) -> None:
-        """Keep what a placement's step is with its queues, at least about."""
+        """Keep the step of a placement with queues, or an estimate of the step."""
         insort(self._simulated, (simulated, candidate), key=lambda pair: pair[0].key)
         del self._simulated[NUM_KEPT:]
 
@@ -249,16 +248,16 @@ class Scoreboard:
         return candidate
 
     def _replica_costs(self, placement: Placement) -> tuple[CostModel, int, list[ReplicaCost]]:
-        """Return prices of a placement, its rows of the vocabulary, and one price for all replicas
-        that are alike."""
+        """Return prices of a placement, the rows of the vocabulary, and the replicas' prices,
+        shared by equal replicas."""
         costs = self.problem.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)
         return costs, rows, [self.replica_cost(r, costs, rows) for r in placement.replicas]
 
     def _is_beaten(self, replicas: Sequence[ReplicaCost], is_stock: bool) -> bool:
-        """Return whether a placement that fits is slower than all that are kept, of stock
-        Megatron's too if it is one, whatever its exchange takes and its launch counts: most are,
-        and the exchange takes longest to price."""
+        """Return whether a fitting placement is slower than every kept placement, whatever the
+        exchange and launch counts. For a stock placement the kept stock placements count too. Most
+        placements are beaten, and the exchange takes longest to price."""
         if len(self._fitting) < NUM_KEPT or not self.is_by_time:
             return False
         least_s = least_step_s(replicas)

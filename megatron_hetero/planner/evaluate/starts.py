@@ -22,9 +22,9 @@ def promising(
     kind_of: Mapping[str, int],
     most: int,
 ) -> dict[Hashable, Completion]:
-    """Return the best structures of a board by price, by pipelines and exchange, and by these where
-    messages seldom wait for each other, in turn; what lacks memory as the job's flags say is among
-    them, and so are structures whose messages wait, laid out lengthwise.
+    """Return the best structures of a board in turn by price, by pipelines and exchange, and by
+    both where messages seldom wait for each other. Included are structures that lack memory under
+    the job's flags, and structures with waiting messages, laid out lengthwise.
 
     Args:
         complete: gives a structure its layers and settings; None where it does not fit.

@@ -125,7 +125,7 @@ class Tails:
             seconds[path] = seconds.get(path, 0.0) + part / bytes_per_s
 
     def _ring(self, holders: Sequence[_Holders]) -> _Ring:
-        """Return what a ring takes of its paths, groups of each node side by side."""
+        """Return the ring's use of paths, with the groups of each node side by side."""
         on_node = Counter(chain.from_iterable([of.nodes for of in holders]))
         number = on_node.total()
         ring = _Ring(2 * max(number - 1, 0) / max(number, 1), min([of.width for of in holders]))

@@ -18,14 +18,14 @@ _MAX_GPU_VERTICES = 512
 
 @dataclass(frozen=True)
 class Chunk:
-    """GPUs of one machine inside one group."""
+    """GPUs of a machine inside one group."""
 
     node: Node
     indices: tuple[int, ...]
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Return what makes two chunks the same but for their names."""
+        """Return the chunk's properties except names, equal for interchangeable chunks."""
         node = self.node
         return node.gpu_type.name, node.num_gpus, node.link, node.site, len(self.indices)
 

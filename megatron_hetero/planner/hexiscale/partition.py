@@ -18,7 +18,7 @@ Weights = NDArray[np.float64]
 Side = NDArray[np.bool_]
 
 _COARSEST = 24
-"""Vertices below which a graph is bisected as it is."""
+"""Vertices below which a graph is bisected directly."""
 
 
 def partition(

@@ -1,4 +1,4 @@
-"""HexiScale's algorithm (Yan et al., arXiv 2409.01143), so that its plans can be compared.
+"""HexiScale's algorithm (Yan et al., arXiv 2409.01143), as a comparison for our plans.
 
 Rounds over the number of pipelines: partition the graph of all GPUs into pipelines balanced by
 speed, partition each pipeline into groups, order the groups by bandwidth, cut each group's machines
@@ -121,8 +121,8 @@ class _Builder:
         return chains
 
     def _groups(self, part: Sequence[int], num_groups: int) -> list[list[Chunk]]:
-        """Return a pipeline's vertices in at most so many groups that keep fast links inside,
-        each as its machines' chunks."""
+        """Return a pipeline's vertices in at most `num_groups` groups that keep fast links inside,
+        each group as chunks of machines."""
         graph = self.graph
         bandwidths = graph.bandwidths[np.ix_(part, part)]
         speeds = [graph.speeds[vertex] for vertex in part]
@@ -173,8 +173,8 @@ class _Builder:
     def _choose(
         self, walk: Sequence[Chunk], num_micro_batches: float
     ) -> tuple[bool, tuple[int, ...]] | None:
-        """Return direction and width of each chunk, one chunk changed at a time while that is
-        faster.
+        """Return direction and width of each chunk, changing one chunk at a time while the step
+        gets shorter.
 
         Width 0 leaves a chunk idle, as the released search does with stages that it leaves empty.
         """
@@ -226,7 +226,7 @@ class _Builder:
         return not filled.fits, filled.quick_time_s(num_micro_batches)
 
     def _cut(self, walk: Sequence[Chunk], widths: Sequence[int], backwards: bool) -> Chain:
-        """Return every chunk in units of its width, what is left over in the widest units that
+        """Return every chunk in units of the given width, the remainder in the widest units that
         fit."""
         chain: list[Unit] = []
         for chunk, width in zip(walk, widths, strict=True):

@@ -53,7 +53,7 @@ class FewerMachines:
 
 
 class _Search:
-    """Selections of one board's machines, what they promise and what was found on them."""
+    """Selections of one board's machines, with promised steps and the plans found."""
 
     def __init__(self, board: Scoreboard) -> None:
         self.board = board
@@ -73,7 +73,7 @@ class _Search:
         return self._promises[selection]
 
     def key(self, selection: Selection, slack: float = 1.0) -> CoarseKey:
-        """Return the best key that a plan on exactly these machines can have, with steps `slack`
+        """Return the best possible key of a plan on exactly these machines, with steps `slack`
         times as long as promised."""
         promised = self.promise(selection)
         step_s = slack * promised.step_s
@@ -87,20 +87,20 @@ class _Search:
         return sorted(selections, key=lambda s: (self.key(s, self.slack), sum(s), s))
 
     def may_win(self, selection: Selection) -> bool:
-        """Return whether it is likely to beat what the board has: steps are longer than
+        """Return whether the selection is likely to beat the board's best: steps are longer than
         promised, if less so on fewer machines."""
         best = self.board.wanted
         return best is None or self.key(selection, sqrt(self.slack)) < best.coarse_key
 
     def quickly(self, selections: Iterable[Selection], most: int) -> None:
-        """Plan on the first of those that may win."""
+        """Plan on the first selections with a chance to win."""
         for selection in selections:
             if most and selection not in self.found and self.may_win(selection):
                 most -= 1
                 self.plan(selection, [Columns()])
 
     def climb(self, most: int) -> None:
-        """Climb from the best selection to better ones next to it."""
+        """Climb from the best selection to better neighbours."""
         limit = len(self.found) + most
         best = self._best()
         while best is not None and len(self.found) < limit:
@@ -115,8 +115,7 @@ class _Search:
         return min(fitting, key=lambda s: (fitting[s], s), default=None)
 
     def worth_more(self, most: int) -> list[Selection]:
-        """Return the best selections, and of those that could still win the ones that came
-        nearest."""
+        """Return the best selections, and the most promising of the rest with a chance to win."""
         fitting = {s: key for s, key in self.found.items() if key is not None}
         ranked = sorted(fitting, key=lambda s: (fitting[s], s))
         chosen = ranked[:most]

@@ -21,7 +21,7 @@ Selection = tuple[int, ...]
 """GPUs of each pool."""
 
 MAX_SELECTIONS = 20_000
-"""So many selections are looked at one by one."""
+"""Selections up to which each is looked at separately."""
 
 _FINEST_LADDER = 1 / 2
 """Each number of units is by this part larger than the one before; coarser ladders double it."""
@@ -42,10 +42,10 @@ class NodePool:
     unit: int
     layer_gpu_s: float
     least_layer_s: float
-    """The least time in which any group of them does a layer for a micro-batch."""
+    """The least time of a layer for a micro-batch, over the pool's possible groups."""
     num_islands: int = 1
-    """Nodes that each of their machines is; the machine's price is divided among them, so that no
-    selection promises more than it costs."""
+    """Nodes of a machine. Each node bears an equal part of the machine's price, so that no
+    selection promises more than the cost."""
 
     @property
     def most(self) -> int:
@@ -53,7 +53,7 @@ class NodePool:
         return len(self.nodes) * self.num_gpus
 
     def price_per_hour(self, num_gpus: int) -> float | None:
-        """Return it of so many of its GPUs."""
+        """Return the price of this many of the pool's GPUs."""
         node = self.nodes[0]
         if node.price_per_hour is not None:
             each = node.price_per_hour / self.num_islands
@@ -143,7 +143,8 @@ def _one_after_the_other(pools: Sequence[NodePool]) -> Iterator[Selection]:
 
 
 def neighbours(pools: Sequence[NodePool], selection: Selection) -> Iterator[Selection]:
-    """Yield one unit less or more of an pool, and one of an pool for one of another."""
+    """Yield selections with a unit less or more of one pool, and with a unit exchanged between two
+    pools."""
     changes = [(k, sign) for k in range(len(pools)) for sign in (-1, 1)]
     moves = [(change,) for change in changes]
     pairs = [((j, -1), (k, 1)) for j in range(len(pools)) for k in range(len(pools)) if j != k]
@@ -157,7 +158,7 @@ def neighbours(pools: Sequence[NodePool], selection: Selection) -> Iterator[Sele
 
 @dataclass(frozen=True)
 class Promise:
-    """What no plan on exactly these machines can beat: by work alone."""
+    """A bound on every plan on exactly these machines, by work alone."""
 
     num_gpus: int
     step_s: float
@@ -170,7 +171,7 @@ def work_of(problem: Problem) -> int:
 
 
 def promise(problem: Problem, pools: Sequence[NodePool], selection: Selection) -> Promise:
-    """Return the least step time of a selection, were its work divided perfectly, and its price."""
+    """Return the least step time of a selection under a perfect division of work, and the price."""
     taken = [(pool, n) for pool, n in zip(pools, selection, strict=True) if n]
     layers_per_s = sum(n / pool.layer_gpu_s for pool, n in taken)
     way_s = problem.num_layers * min((pool.least_layer_s for pool, _ in taken), default=inf)

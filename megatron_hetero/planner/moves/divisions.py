@@ -43,7 +43,7 @@ def _of_width(unit: Unit, width: int) -> Unit:
 
 
 def join_groups(replica: ReplicaPlaces) -> Iterator[Change]:
-    """Make two stages one that divides sequences, in the place of the first."""
+    """Join two stages into a stage that divides sequences, in the place of the first."""
     for s in _firsts(replica.chain):
         for t in range(s + 1, len(replica.chain)):
             if replica.chain[t].width == replica.chain[s].width:
@@ -58,7 +58,7 @@ def join_groups(replica: ReplicaPlaces) -> Iterator[Change]:
 
 
 def split_groups(replica: ReplicaPlaces) -> Iterator[Change]:
-    """Make two stages of the halves of one that divides sequences."""
+    """Split a stage that divides sequences into two stages of half the GPUs."""
     for s in _firsts(replica.chain):
         if replica.chain[s].context_parallel > 1:
 
@@ -99,7 +99,7 @@ def halves(unit: Unit) -> tuple[Unit, Unit] | None:
 
 
 def pair(one: ReplicaPlaces, other: ReplicaPlaces) -> Iterator[PairChange]:
-    """Make one replica of two, stage by stage, whose groups divide sequences."""
+    """Join two replicas stage by stage; the groups of each stage then divide sequences."""
 
     def change(left: Chain, right: Chain) -> Structure | None:
         if [unit.width for unit in left] != [unit.width for unit in right]:

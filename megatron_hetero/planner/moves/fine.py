@@ -9,7 +9,7 @@ from megatron_hetero.planner.problem import Chain, Unit
 
 
 def fine_moves(placement: Placement) -> Iterator[Placement]:
-    """Move one layer from a stage to another, or one micro-batch from a replica to another."""
+    """Move a layer between stages, or a micro-batch between replicas."""
     yield from _layer_moves(placement)
     yield from _micro_batch_moves(placement)
 

@@ -115,7 +115,7 @@ class GroupShares:
         return [self.costs.cluster.gpu_type(member[0]).name for member in _members(place)]
 
     def _alike(self, shares: Shares, place: StagePlace) -> Shares:
-        """Return about the same shares, those of GPUs of one kind equal."""
+        """Return nearly the same shares, equal for GPUs of one kind."""
         gpus = self._gpus(place)
         total = {
             kind: sum(s for s, g in zip(shares, gpus, strict=True) if g == kind) for kind in gpus
@@ -159,7 +159,7 @@ def _members(place: StagePlace) -> list[tuple[Device, ...]]:
 
 
 def _parts(place: StagePlace, units: int) -> range:
-    """Return the units that one member may have."""
+    """Return the possible units of one member."""
     return range(1, units - len(_members(place)) + 2)
 
 

@@ -1,4 +1,4 @@
-"""Groups of like GPUs of a structure, which may stand in for each other."""
+"""Interchangeable groups of like GPUs in a structure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from megatron_hetero.planner.problem import Structure, Unit
 
 
 def lengthwise(structure: Structure, kind_of: Mapping[str, int]) -> Structure:
-    """Return the structure with like groups dealt node by node to one replica after the other, so
-    that its activations stay inside nodes as far as they can.
+    """Return the structure with like groups dealt node by node to replica after replica, so that
+    activations stay inside nodes where possible.
 
     Args:
         kind_of: by node; groups of one kind and form are alike.

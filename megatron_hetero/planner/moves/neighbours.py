@@ -1,4 +1,4 @@
-"""Every structure one move away from a given one.
+"""Every structure reached from a given structure in a single move.
 
 A move is made in one replica, in all that are alike, and in all with like groups over unlike links;
 a move between two replicas in one pair, and in all pairs that are alike.

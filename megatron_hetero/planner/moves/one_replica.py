@@ -52,7 +52,7 @@ def cut(replica: ReplicaPlaces) -> Iterator[Change]:
 
 
 def join(replica: ReplicaPlaces) -> Iterator[Change]:
-    """Make one wider stage of two on one node."""
+    """Join two stages on one node into a wider stage."""
     chain, widths = replica.chain, replica.problem.widths
     for s in replica.ends:
         for t in replica.ends:

@@ -10,14 +10,14 @@ from itertools import pairwise
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit
 
 Change = Callable[[Chain], Structure | None]
-"""The replicas that take the place of one; None where the change cannot be made."""
+"""The replicas in the place of a replica; None if the change is impossible."""
 PairChange = Callable[[Chain, Chain], Structure | None]
 """The replicas that take the place of two, at most two; None where it cannot be made."""
 
 
 @dataclass(frozen=True)
 class ReplicaPlaces:
-    """A replica, which stands for all that are alike, and the places in it worth a look."""
+    """A replica in place of all equal replicas, and the stages worth a look."""
 
     problem: Problem
     chain: Chain
@@ -44,5 +44,5 @@ class ReplicaPlaces:
 
 
 def are_equal(one: Unit, other: Unit) -> bool:
-    """Return whether two groups are of one form and on one node alone."""
+    """Return whether two groups have the same form on the same single node."""
     return (one.node, one.form) == (other.node, other.form) and not (one.beyond or other.beyond)

@@ -14,7 +14,7 @@ from megatron_hetero.planner.problem import Chain, Structure
 
 
 def exchange(one: ReplicaPlaces, other: ReplicaPlaces) -> Iterator[PairChange]:
-    """Exchange a stage of one replica for one of the other."""
+    """Exchange a stage of one replica for a stage of the second."""
     for s in one.ends:
         for t in other.ends:
             if not are_equal(one.chain[s], other.chain[t]):
@@ -29,7 +29,7 @@ def exchange(one: ReplicaPlaces, other: ReplicaPlaces) -> Iterator[PairChange]:
 
 
 def give(one: ReplicaPlaces, other: ReplicaPlaces) -> Iterator[PairChange]:
-    """Move a stage of one replica into the other, either way."""
+    """Move a stage from one replica into the second, either way."""
     for s in one.ends:
         for t in other.gaps:
             yield partial(_given, s=s, t=t)

@@ -26,17 +26,18 @@ from megatron_hetero.planner.shapes.symmetric import equal_units
 _LONGEST = 4
 """Stages that are joined at most."""
 _MAX_OPTIONS = 2
-"""Shares of one group that are tried."""
+"""Shares of a group that are tried."""
 _MAX_STRUCTURES = 16
 
 Layers = Sequence[Sequence[int]]
-"""Of each stage, [replica][stage]."""
+"""Layers of each stage, [replica][stage]."""
 
 
 def joined(
     problem: Problem, structure: Structure, layers: Layers, shape: Callable[[Chain], object]
 ) -> Iterator[Structure]:
-    """Yield structures in which a run of stages is one; replicas that are alike change together.
+    """Yield structures with a run of stages joined into a single stage; equal replicas change
+    together.
 
     Args:
         layers: that the stages have about, by which shares are found.
@@ -51,7 +52,9 @@ def joined(
 
 
 def in_unlike_parts(problem: Problem) -> Iterator[Structure]:
-    """Yield structures in which each replica is one stage, whose groups divide sequences in shares.
+    """Yield structures of replicas with a single stage each, whose groups divide sequences in
+    unequal shares. No other seed has a number of groups that does not divide the length of a
+    sequence.
 
     No other seed has as many groups as do not divide the length of a sequence.
     """
@@ -81,7 +84,8 @@ Ways = Callable[[Chain, int, int, int], Iterator[Unit]]
 
 
 class _Joins:
-    """Runs of stages as one, in one structure; `shapes` are equal for replicas that are alike."""
+    """Runs of stages joined into single stages, in one structure; equal replicas have equal
+    `shapes`."""
 
     def __init__(
         self, problem: Problem, structure: Structure, layers: Layers, shapes: Sequence[object]
@@ -121,7 +125,7 @@ class _Joins:
         return len({tuple(gpu_type(device).name for device in run) for run in runs}) == 1
 
     def _may_all(self, shape: object, start: int, stop: int) -> bool:
-        """Return whether the run may be one group in each replica of a shape."""
+        """Return whether the run may be a single group in each replica of a shape."""
         return all(_may_be_a_group(self.problem, run) for run in self._runs(shape, start, stop))
 
     def in_tensor_shares(
@@ -149,8 +153,8 @@ class _Joins:
     def in_token_shares(
         self, run: Chain, num_layers: int, start: int, depth: int
     ) -> Iterator[Unit]:
-        """Yield a run as one stage whose groups, those of its stages, divide sequences in unlike
-        shares, the fastest first; nothing where the groups may not or need not do that."""
+        """Yield a run as a single stage whose groups divide sequences in unequal shares, the
+        fastest first. Yield nothing if the groups may not or need not divide sequences."""
         groups = [group for unit in run for group in unit.stage.groups]
         if any(unit.shares for unit in run) or not _may_divide_a_sequence(self.problem, groups):
             return
@@ -164,7 +168,8 @@ class _Joins:
 
 
 def _with_one(replica: Chain, start: int, stop: int, one: Unit) -> Chain:
-    """Return a replica with a run as one unit, as it is in a replica of the same shape."""
+    """Return a replica with a run joined into a single unit, as `one` is in a replica of the same
+    shape."""
     joined_run = _as_one(replica[start:stop], one.context_parallel, one.shares)
     return (*replica[:start], joined_run, *replica[stop:])
 
@@ -175,7 +180,7 @@ def _as_one(run: Chain, context_parallel: int = 1, shares: Shares = ()) -> Unit:
 
 
 def _devices(run: Chain) -> tuple[Device, ...]:
-    """Return the GPUs of a run, those of one node together."""
+    """Return the GPUs of a run, grouped by node."""
     return _as_one(run).devices
 
 
@@ -187,8 +192,8 @@ def _place(run: Chain, context_parallel: int, start: int, depth: int) -> StagePl
 
 
 def _may_divide_a_sequence(problem: Problem, groups: Sequence[PlacedStage]) -> bool:
-    """Return whether model and limits allow these groups unlike shares of each sequence, which they
-    have a use for where their GPUs are unlike."""
+    """Return whether model and limits allow the groups unequal shares of each sequence, and unlike
+    GPUs make the shares useful."""
     training, seq_length = problem.workload.training, problem.workload.model.seq_length
     widths = {group.width for group in groups}
     kinds = {tuple(problem.cluster.gpu_type(d).name for d in group.devices) for group in groups}
@@ -204,7 +209,7 @@ def _may_divide_a_sequence(problem: Problem, groups: Sequence[PlacedStage]) -> b
 
 
 def _may_be_a_group(problem: Problem, devices: tuple[Device, ...]) -> bool:
-    """Return whether model and limits allow these devices as one tensor-parallel group."""
+    """Return whether model and limits allow the devices as a tensor-parallel group."""
     limits, model = problem.cluster.limits, problem.workload.model
     width = len(devices)
     if width > min(model.num_query_groups, *model.column_kinds):

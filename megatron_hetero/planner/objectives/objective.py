@@ -1,4 +1,4 @@
-"""What a search looks for, and the limits of time and money that its plan has to keep."""
+"""The aim of a search, and the limits of time and money on the plan."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OBJECTIVES: tuple[ObjectiveName, ...] = ("throughput", "cheapest", "fewest-gpus"
 
 @dataclass(frozen=True)
 class Objective:
-    """The fastest plan, the one with the cheapest tokens, or the one with the fewest GPUs, of those
-    that do `num_steps` steps within `deadline_s` and `budget`.
+    """The fastest plan, the plan with the cheapest tokens, or the plan with the fewest GPUs, among
+    plans that do `num_steps` steps within `deadline_s` and `budget`.
 
     `num_steps` may be a fraction (tokens divided by those of a step); it is needed for a deadline
     and a budget.  Money is in the currency of the cluster file.
@@ -31,9 +31,9 @@ class Objective:
     deadline_s: float | None = None
     budget: float | None = None
     stock_only: bool = False
-    """Whether stock Megatron must be able to run the plan, without the plug-in."""
+    """True if stock Megatron must be able to run the plan, without the plug-in."""
     shards_layers: bool = False
-    """Whether the replicas of a plan may divide the weights of some layers."""
+    """True if the replicas of a plan may divide the weights of some layers."""
 
     @property
     def is_fastest_step(self) -> bool:
@@ -55,12 +55,12 @@ class Objective:
         return self.budget / self.num_steps
 
     def needs_prices(self, cluster: Cluster) -> bool:
-        """Return whether plans cannot be compared without what machines cost."""
+        """Return whether the comparison of plans needs the prices of machines."""
         limited = cluster.limits.max_price_per_hour is not None
         return self.name == "cheapest" or self.budget is not None or limited
 
     def may_want_fewer(self, cluster: Cluster) -> bool:
-        """Return whether a plan on fewer machines can be better than a faster one."""
+        """Return whether a plan on fewer machines can beat a faster plan."""
         return self.name != "throughput" or self.needs_prices(cluster)
 
     def standing(
@@ -80,7 +80,8 @@ class Objective:
     def standing_of(
         self, cluster: Cluster, num_gpus: int, step_s: float, price_per_hour: float | None
     ) -> Standing:
-        """Return how a plan on so many GPUs stands, were its steps so long and its traffic free."""
+        """Return the standing of a plan on this many GPUs, with steps of `step_s` and free
+        traffic."""
         price = None
         if price_per_hour is not None and self.needs_prices(cluster):
             price = Price(price_per_hour)
@@ -119,7 +120,7 @@ KEEPS_LIMITS = Standing()
 
 
 def check_objective(objective: Objective, cluster: Cluster, nodes: tuple[Node, ...]) -> None:
-    """Refuse an objective that lacks what it needs.
+    """Refuse an objective with missing data.
 
     Args:
         nodes: those that plans may use.

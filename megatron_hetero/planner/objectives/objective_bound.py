@@ -87,8 +87,8 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
 
 
 def none_keeps_the_limits(problem: Problem) -> bool:
-    """Return whether it is proved that no plan keeps the limits of time and money; of plans with
-    context parallelism only the time is bounded."""
+    """Return whether there is a proof: no plan keeps the limits of time and money; for context
+    parallelism only the time is bounded."""
     objective, cluster, costs = problem.objective, problem.cluster, problem.costs
     least_s = divided_bound_s(costs)
     bound = objective_bound(problem)
@@ -136,8 +136,8 @@ def _by_work(problem: Problem, pools: Sequence[NodePool]) -> ObjectiveBound | No
 
 
 def _may_be_tight(problem: Problem, pools: Sequence[NodePool]) -> bool:
-    """Return whether selections may be bounded one by one: machines of a pool are alike in all
-    their links too, so that the first ones stand for any."""
+    """Return whether selections may be bounded separately: the machines of a pool also have equal
+    links, so that the first machines stand for any."""
     links: dict[tuple[int, int], set[Link]] = {}
     index = {node.name: k for k, pool in enumerate(pools) for node in pool.nodes}
     for (a, b), link in problem.cluster.node_links.items():

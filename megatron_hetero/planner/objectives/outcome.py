@@ -1,4 +1,4 @@
-"""What a plan means for a whole training run, and what to say when no plan keeps the limits."""
+"""The meaning of a plan for a whole training run, and the message if no plan keeps the limits."""
 
 from __future__ import annotations
 

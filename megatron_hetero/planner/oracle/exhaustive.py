@@ -11,12 +11,12 @@ from megatron_hetero.planner.oracle.prune import wanted_placements
 _MAX_WORK = 100_000
 """As `wanted_placements` counts it: a second or two."""
 _MAX_GPUS = 6
-"""Of more, even the structures are too many to go through."""
+"""GPUs up to which structures are enumerated; more GPUs have too many structures."""
 
 
 class Exhaustive:
-    """Prices units, replicas, stage orders, layers and micro-batches, up to symmetry, but for those
-    that what is on the board rules out.
+    """Prices every unit, replica, stage order, layer count and micro-batch count, up to symmetry,
+    except placements ruled out by the board.
 
     Declines (scores nothing) where that is more than `max_work`.
     """

@@ -1,4 +1,4 @@
-"""Ways to fill a structure that may fit and that a known plan does not beat: for exact search.
+"""Fillings of a structure that may fit and beat a known plan, for exact search.
 
 A stage of t seconds a micro-batch behind stages of together S seconds ends a step of m
 micro-batches at S + m t at the earliest, whatever is launched ahead (docs/bound.md).  Boundaries,
@@ -64,7 +64,7 @@ class Pruner:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it gave up before all fillings were looked at."""
+        """Return whether the work ran out before all fillings were seen."""
         return self.work_left < 0
 
     def may_look(self, work: int = 1) -> bool:
@@ -73,12 +73,12 @@ class Pruner:
         return not self.is_over
 
     def may_hold_it(self, structure: tuple[Chain, ...]) -> bool:
-        """Return whether its replicas may do all micro-batches in time."""
+        """Return whether the structure's replicas may do all micro-batches in time."""
         most = [self._most_of(kinds_of(chain)) for chain in structure]
         return min(most) > 0 and sum(most) >= self.problem.num_micro_batches
 
     def fillings(self, structure: tuple[Chain, ...]) -> Iterator[Filling]:
-        """Yield every one that may be in time; once it `is_over`, not all of them."""
+        """Yield every filling that may be in time; once `is_over`, some are left out."""
         splits = [self._splits_of(chain) for chain in structure]
         most = [max((count for count, _ in of_chain), default=0) for of_chain in splits]
         if min(most) == 0 or sum(most) < self.problem.num_micro_batches:
@@ -151,8 +151,8 @@ class Pruner:
         return self._most[kinds]
 
     def _splits_of(self, chain: Chain) -> list[tuple[int, Split]]:
-        """Return every split of the layers with the micro-batches that it may do in time, one or
-        more."""
+        """Return every split of the layers with the number of micro-batches possible in time, at
+        least 1."""
         kinds = kinds_of(chain)
         if kinds not in self._splits:
             stages = list(zip(self._stage_times(kinds), self._stage_limits(kinds), strict=True))

@@ -1,4 +1,4 @@
-"""Candidates of a re-planning, each with what moving to it from the old plan takes."""
+"""Candidates of a re-planning, each with the cost of moving from the old plan."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class Continuations:
         return way
 
     def add_kept(self) -> None:
-        """The old plan as it is, where it still can run: with its shares, orders and recompute."""
+        """Add the old plan unchanged, if still runnable: with the plan's shares, orders and
+        recompute."""
         problem, old = self.problem, self.old
         cluster = problem.cluster
         used = {d for r in old.replicas for s in r.stages for d in s.devices}
@@ -140,7 +141,7 @@ class Continuations:
                 )
 
     def _keeps_limits(self, plan: Plan) -> bool:
-        """Return whether a plan that no candidate stands for keeps the limits of time and money."""
+        """Return whether a plan without a candidate keeps the limits of time and money."""
         estimates, objective = plan.estimates, self.problem.objective
         if estimates is None:
             return False

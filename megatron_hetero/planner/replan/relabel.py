@@ -1,4 +1,4 @@
-"""Equal GPUs are exchanged so that a placement keeps as much as it can where it already lies."""
+"""Equal GPUs exchanged so that a placement keeps as many bytes in place as possible."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _exchanged(
     gains: dict[tuple[str, str], tuple[float, dict[Device, Device]]] = {}
 
     def gain(role: str, node: str) -> tuple[float, dict[Device, Device]]:
-        """Return bytes in common if `node` does what `role` does in the placement, and which GPU
-        then does what which does."""
+        """Return the bytes in common if `node` takes the part of `role` in the placement, and the
+        map from the role's GPUs to the node's."""
         if (role, node) not in gains:
             roles = [Device(role, i) for i in problem.gpus[role]]
             places = [Device(node, i) for i in problem.gpus[node]]

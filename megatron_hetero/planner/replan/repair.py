@@ -19,8 +19,8 @@ from megatron_hetero.planner.completion.fill import Filler, Piece, Pipeline, wit
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 MAX_TRIED = 400
-"""Ways to put other GPUs in the place of those that one replica lost; to mend all broken replicas
-together, or of more those that mend all in the same way; and to climb from the nearest."""
+"""Most combinations tried, in each of three steps: replacing GPUs that a replica lost, mending all
+broken replicas together (of more, only alike), and climbing from the nearest."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class OldReplica:
 
     @property
     def whole(self) -> Pipeline | None:
-        """Its stages if it lost nothing."""
+        """The replica's stages if no GPU was lost, otherwise None."""
         pieces = [(u, n) for u, width, n in self.stages if u is not None and u.width == width]
         return tuple(pieces) if len(pieces) == len(self.stages) else None
 
 
 def old_replicas(problem: Problem, plan: Plan, alive: frozenset[str]) -> list[OldReplica]:
-    """Return what is left of a plan on the devices that may still be used."""
+    """Return the remains of a plan on devices still in use."""
     found = []
     for replica in plan.replicas:
         stages = []
@@ -103,7 +103,7 @@ def _left_of(replica: OldReplica) -> Pipeline:
 def _options(
     problem: Problem, filler: Filler, replica: OldReplica, free: dict[str, tuple[int, ...]]
 ) -> list[Pipeline]:
-    """Return ways to mend a replica, with the layers of the stages that it kept as they are, and
+    """Return the ways to mend a replica, with layers of surviving stages kept, and with all layers
     filled anew."""
     found: list[Pipeline] = []
     for pipeline in _replaced(problem, replica, free):
@@ -118,8 +118,8 @@ def _options(
 def _replaced(
     problem: Problem, replica: OldReplica, free: dict[str, tuple[int, ...]]
 ) -> Iterator[Pipeline]:
-    """Yield every lost stage on what is left of it, or on free GPUs of one node, the old width
-    first."""
+    """Yield pipelines with every lost stage on the stage's remaining GPUs, or on free GPUs of a
+    node, the old width first."""
     menus: list[list[Unit]] = []
     for unit, width, _ in replica.stages:
         if unit is not None and unit.width == width:

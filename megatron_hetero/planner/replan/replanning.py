@@ -33,7 +33,7 @@ Prefer = Literal["near", "best", "pays"]
 
 _NEAR = "replan"
 _DEFAULT_STEPS = 1000.0
-"""Steps that moving has to pay in, while climbing, where their number is not known."""
+"""Default number of steps by which a move must pay off, for the climb."""
 _NUM_SHOWN = 4
 
 
@@ -74,7 +74,7 @@ def replan(
     store_bytes_per_s: float | None = None,
     prefer: Prefer = "pays",
 ) -> Replanning:
-    """Return ways to go on with an old plan's training on a cluster that is not what it was.
+    """Return ways to go on with an old plan's training on a changed cluster.
 
     Args:
         workload: what goes on; by default that of the old plan.
@@ -133,8 +133,8 @@ def replan(
 
 
 class _Near:
-    """Scores what is near the old plan, and climbs from the nearest by layers and micro-batches, as
-    far as moving pays within the steps that are left."""
+    """Scores placements near the old plan, and climbs from the nearest by layers and micro-batches,
+    while moving pays off within the remaining steps."""
 
     name = _NEAR
 
@@ -182,7 +182,7 @@ def _total_s(way: Continuation, num_steps: float) -> float:
 
 
 def _shown(front: Sequence[Continuation], num_steps: float) -> list[Continuation]:
-    """Return the first, the last, and between them those that end soonest."""
+    """Return the first, the last, and between the two the ways with the earliest end."""
     if len(front) <= _NUM_SHOWN:
         return list(front)
     middle = sorted(front[1:-1], key=lambda way: _total_s(way, num_steps))[: _NUM_SHOWN - 2]

@@ -59,7 +59,7 @@ def held_to_measured_sizes(
 
 
 def _single_sizes(cluster: Cluster, workload: Workload, profile: Profile) -> dict[str, int]:
-    """Return the size of each GPU type of which the profile has one alone, for layers of the
+    """Return the micro-batch size of each GPU type with a single profiled size, for layers of the
     job."""
     names = {node.gpu_type.name for node in cluster.nodes}
     sizes = {name: profile.layer_sizes(workload, name) for name in names}

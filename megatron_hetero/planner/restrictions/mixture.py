@@ -11,7 +11,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import stage_precisions
 
 MIXED = "--stage-precision mixed"
-"""Of `plan` itself, not of Megatron."""
+"""The flag's words. The flag belongs to `plan`, not to Megatron."""
 
 _REFUSED: Mapping[str, Callable[[Workload], bool]] = {
     "--num-experts": lambda w: w.model.num_experts > 0,
@@ -21,7 +21,7 @@ _REFUSED: Mapping[str, Callable[[Workload], bool]] = {
 
 
 def with_mixed_precisions(workload: Workload) -> Workload:
-    """Return the job whose stages may compute in what their GPUs have."""
+    """Return the job with stages in the precisions of the stages' GPUs."""
     return replace(workload, training=replace(workload.training, mixes_precisions=True))
 
 
@@ -31,7 +31,7 @@ def in_one_precision(training: TrainingSpec) -> TrainingSpec:
 
 
 def check_mixture(workload: Workload) -> None:
-    """Refuse flags that do not go with stages in precisions of their own.
+    """Refuse flags that conflict with stages in unlike precisions.
 
     Raises:
         UnsupportedError: the message names them.
@@ -47,8 +47,8 @@ def check_mixture(workload: Workload) -> None:
 
 
 def mixture_words(plan: Plan) -> str:
-    """Say what a plan of unlike precisions computes where, and what that does to numbers; nothing
-    of a plan in one precision."""
+    """Describe the precision of each kind of GPU in a plan of unlike precisions, and the effect on
+    numbers; return "" for a plan in a single precision."""
     if plan.workload is None:
         return ""
     job = plan.workload.training.precision

@@ -33,8 +33,7 @@ def usable_libraries(cluster: Cluster, workload: Workload) -> tuple[Library, ...
 
 
 def kept_to_plan(cluster: Cluster, plan: Plan) -> Cluster:
-    """Return the cluster, kept to the GPUs that may join those of a plan; as it is where none is
-    left."""
+    """Return the cluster, kept to GPUs of the plan's library; unchanged if there is none."""
     library = library_of(plan.hosts[0]) if plan.hosts else None
     has_some = any(node.gpu_type.library == library for node in cluster.nodes)
     return replace(cluster, kept_to=library) if has_some else cluster
@@ -70,8 +69,9 @@ def unused_reason(cluster: Cluster, node: Node) -> str:
 def for_each_library[**Parameters, Found](
     search: Callable[Concatenate[Cluster, Workload, Parameters], Found],
 ) -> Callable[Concatenate[Cluster, Workload, Parameters], Found]:
-    """Return a search for a plan (alone, or first of a tuple) that takes the best of one plan
-    for each library of the cluster, and says of the GPUs of the others what they would do alone."""
+    """Return a search that plans once for each library of the cluster and takes the best plan. The
+    search returns a plan, alone or first of a tuple. The plan's idle reasons tell the step of every
+    other library alone."""
 
     @wraps(search)
     def best_of_all(
@@ -136,7 +136,7 @@ def _alone(plan: Plan) -> str:
 
 
 def _explained(plan: Plan, cluster: Cluster, alone: Mapping[Library, str]) -> Plan:
-    """Return the plan, with what the GPUs of other libraries would do among its reasons."""
+    """Return the plan, with the results of foreign libraries' GPUs among the idle reasons."""
     own = library_of(plan.hosts[0])
     reasons = dict(plan.idle_reasons)
     for device in plan.idle_devices:

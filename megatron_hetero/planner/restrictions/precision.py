@@ -24,8 +24,8 @@ _PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class ChosenPrecision[Found]:
-    """What a search found in the precision that was chosen, and why it was; no words where the job
-    names one."""
+    """Result of a search in the chosen precision, with the reason for the choice; no words if the
+    job names a precision."""
 
     found: Found
     words: str

@@ -7,8 +7,8 @@ from megatron_hetero.planner.problem import Problem
 
 
 def sites_are_apart(problem: Problem, placement: Placement) -> bool:
-    """Check that, with data parallelism kept inside sites, all holders of a layer are on one
-    site."""
+    """Return whether all holders of each layer are on a single site, if the limits keep data
+    parallelism inside sites."""
     if not problem.cluster.limits.no_data_parallel_across_sites:
         return True
     nodes = problem.cluster.node_by_name

@@ -92,8 +92,8 @@ def _ranked_choices(problem: Problem) -> list[_Choice]:
 
 
 def _width_choices(problem: Problem) -> Iterator[tuple[Unit, ...]]:
-    """Yield one unit of each width alone, which needs no other, then a width (or idleness) for
-    every class of equal nodes."""
+    """Yield a single unit of each width, then a width (or idleness) for every class of equal
+    nodes."""
     classes: dict[tuple[str, int, Link, str], list[Node]] = {}
     for node in problem.nodes:
         key = (node.gpu_type.name, len(problem.gpus[node.name]), node.link, node.site)

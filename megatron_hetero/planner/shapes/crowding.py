@@ -13,7 +13,7 @@ from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 Path = NodePair | str
-"""From one node to another, or the name of a line that such paths share."""
+"""Pair of nodes, or the name of a line shared by several pairs."""
 Place = tuple[int, int]
 """(replica, stage)."""
 
@@ -43,7 +43,7 @@ class PathTraffic:
                 self.add(self.seconds, (r, boundary), 1)
 
     def add(self, found: dict[Path, float], boundary: Place, sign: int) -> None:
-        """Add what a boundary sends there and back, with a sign, to what paths carry."""
+        """Add a boundary's messages there and back to the seconds of each path, times `sign`."""
         r, s = boundary
         one, other = self.chains[r][s : s + 2]
         if one.node == other.node or one.beyond or other.beyond:
@@ -53,7 +53,7 @@ class PathTraffic:
             found[path] = found.get(path, 0.0) + count * seconds
 
     def message(self, here: Unit, there: Unit) -> list[tuple[Path, float]]:
-        """Return what a message from one group to another takes, and for how long."""
+        """Return the paths of a message between groups, and the seconds on each path."""
         key = here.node, here.form, there.node, there.form
         if key not in self._message_s:
             hop = self._costs.stage_hop(here.stage, there.stage)

@@ -14,8 +14,7 @@ from megatron_hetero.planner.shapes.symmetric import equal_units, node_groups
 
 
 def divided_structures(problem: Problem, below_s: float, most: int) -> list[Structure]:
-    """Return the grids that promise most, and a shorter step than `below_s`, if their layers were
-    divided by speed alone.
+    """Return the most promising grids with a shorter step than `below_s`, by speed alone.
 
     Args:
         most: structures in all.
@@ -93,7 +92,8 @@ def _layer_s(problem: Problem, unit: Unit, rows: int) -> float:
 
 
 def _layer_at_least_s(problem: Problem, unit: Unit, rows: int) -> float:
-    """Return the same for its slowest group alone, without what groups exchange."""
+    """Return a lower bound of `_layer_s`: the slowest group alone, without exchanges between
+    groups."""
     division = unit.width, unit.context_parallel, rows
     of_like = {problem.likeness.node(node): node for node, _ in unit.parts}
     nodes = [problem.cluster.node_by_name[node] for node in of_like.values()]

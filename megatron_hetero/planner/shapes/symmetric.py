@@ -53,11 +53,11 @@ class Symmetric:
 
 @dataclass(frozen=True)
 class _Units:
-    """Units of one width, in the order in which pipelines take them."""
+    """Units of equal width, in the order of the pipelines."""
 
     units: tuple[Unit, ...]
     layer_s: tuple[float, ...]
-    """Of each, for one layer."""
+    """Seconds of one layer, per unit."""
 
     @cached_property
     def speed_sums(self) -> Sequence[float]:

@@ -27,12 +27,12 @@ from megatron_hetero.planner.stock.rates import GroupForm, StockRates
 from megatron_hetero.rounding import below
 
 _MOST_CASES = 40
-"""Widths and depths that are priced, those with the lowest bounds first."""
+"""Widths and depths priced, the lowest bounds first."""
 
 
 @dataclass(frozen=True)
 class ByHand:
-    """A plan that somebody would write down, and its step without queues on shared paths."""
+    """A plan that somebody would write by hand, and the step without queues on shared paths."""
 
     name: str
     plan: Plan
@@ -40,8 +40,8 @@ class ByHand:
 
 
 def plans_by_hand(problem: Problem) -> tuple[ByHand, ...]:
-    """Return the plan on all GPUs, and where they are of several types the one without the slower
-    cards; none that does not fit, or where speed is not all that counts."""
+    """Return the plan on all GPUs, and for several types of GPUs the plan without the slower cards.
+    Plans that do not fit are left out; none is returned if speed is not the whole objective."""
     if problem.make_costs is not CostModel or problem.objective.may_want_fewer(problem.cluster):
         return ()
     nodes = list(problem.nodes)

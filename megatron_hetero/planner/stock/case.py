@@ -51,7 +51,7 @@ Divisions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StockSettings:
-    """The flags of a case that are no part of its grid."""
+    """The flags of a case outside the grid."""
 
     micro_batch_size: int
     recompute: StockRecompute
@@ -89,7 +89,8 @@ class StockCase:
         self._kept = self._least_recomputed()
 
     def _distinct_replicas(self) -> list[int]:
-        """Return one of the replicas of each pattern, with those that it deals experts out with."""
+        """Return the first replica of each pattern, where a pattern includes the replicas that
+        share experts."""
         grid, together = self.grid, self._together
         patterns: dict[tuple[object, ...], int] = {}
         for d, own in enumerate(grid.replica_patterns):
@@ -107,7 +108,7 @@ class StockCase:
         return max(1, groups[0] * groups[1] // self.grid.ranks_of_stage)
 
     def _stages_of_replica(self, d: int) -> list[PlacedStage]:
-        """Return the stages of a replica with one layer each, as they are priced."""
+        """Return the stages of a replica with a layer each, for pricing."""
         groups, together = self.settings.expert_groups, self._together
         own = self.grid.chain(d)
         if groups is None:
@@ -172,7 +173,7 @@ class StockCase:
         return self.num_micro_batches * max(period_s, longest_s)
 
     def stage_layers(self, below_s: float) -> list[list[int]]:
-        """Return, for each stage, the numbers of layers with which it fits and could end by
+        """Return the possible numbers of layers of each stage: within memory and with an end before
         `below_s`."""
         num_layers, chunks = self.problem.num_layers, self.settings.num_chunks
         most = num_layers - chunks * (self.grid.num_stages - 1)
@@ -283,7 +284,7 @@ class StockCase:
         return StockPlace((base, each), recomputed_s, (zero_s, one_s - zero_s), memory, recomputed)
 
     def _share(self, stage: PlacedStage) -> TensorShare | None:
-        """Return what each GPU holds, where it is not a plain equal part."""
+        """Return the contents of each GPU, or None for a plain equal part."""
         if stage.context_parallel == 1 and stage.experts is None:
             return None
         context, groups = stage.context_parallel, stage.expert_groups
@@ -306,7 +307,7 @@ class StockCase:
         divisions: Divisions,
         recomputed: Divisions,
     ) -> list[ChunkSeconds]:
-        """Return a stage's passes, divided among its chunks by their FLOPs
+        """Return the seconds of a stage's passes, divided among the chunks by FLOPs
         (`schedule.orders.chunk_times`)."""
         place, num_layers = places[p], stages[:, p]
         base, each = place.times
@@ -395,9 +396,10 @@ _ExchangeLines = tuple[list[_Line], list[_Line], list[float]]
 def num_in_flight(
     num_stages: int, p: int, num_chunks: int, num_micro_batches: int
 ) -> tuple[int, float]:
-    """Return the micro-batches that a stage of one chunk keeps at its peak; of interleaved stages,
-    which keep chunks of them (`get_pp_rank_microbatches`), one, and how many times it as the
-    simulation finds with equal chunks."""
+    """Return the micro-batches kept by a stage at the peak, and a factor. The factor is 1 for a
+    single chunk. An interleaved stage keeps chunks of micro-batches (`get_pp_rank_microbatches`),
+    so its number is 1 and its factor the kept micro-batches, as the simulation finds with equal
+    chunks."""
     if num_chunks == 1:
         return min(num_stages - p, num_micro_batches), 1.0
     chunks = 2 * (num_stages - p - 1) + (num_chunks - 1) * num_stages + 1
@@ -428,8 +430,8 @@ def _interleaved(num_stages: int, num_chunks: int, num_micro_batches: int) -> Sc
 
 
 def _of_stage_s(collectives: Sequence[Collective], stage: int) -> float:
-    """Add up the seconds of those that a stage has by itself, in the replica that has most: experts
-    that are dealt out are exchanged among some of the replicas, the others beside them."""
+    """Add up the seconds of a stage's own collectives, in the replica with the largest sum: experts
+    dealt out are exchanged among some of the replicas, the other parameters beside these."""
     found: dict[int, float] = {}
     for collective in collectives:
         if all(s == stage for _, s in collective.holders):

@@ -23,8 +23,7 @@ def num_stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> in
 
 
 def stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> Divisions:
-    """Return every way to give each stage one of its allowed numbers of layers, `num_layers` in
-    all.
+    """Return every way to give each stage an allowed number of layers, `num_layers` in all.
 
     Returns:
         Shape [division, stage].
@@ -43,7 +42,7 @@ def stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> Divisi
 
 
 def in_even_chunks(stages: Divisions, num_chunks: int) -> Divisions:
-    """Return each stage's layers in chunks that differ by one at most, larger ones first.
+    """Return each stage's layers in chunks with sizes at most one layer apart, larger chunks first.
 
     Args:
         stages: shape [division, stage].
@@ -55,7 +54,7 @@ def in_even_chunks(stages: Divisions, num_chunks: int) -> Divisions:
 
 
 def moves(division: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the divisions in which one layer is on another stage or chunk."""
+    """Yield the divisions with a layer moved to another stage or chunk."""
     for giver, taker in permutations(range(len(division)), 2):
         if division[giver] > 1:
             moved = list(division)

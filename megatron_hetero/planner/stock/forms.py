@@ -17,7 +17,7 @@ from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
 from megatron_hetero.planner.stock.rates import GroupForm
 
 _STOCK_DIVIDES_WITH = frozenset({"--num-experts", "--qk-clip", "--log-max-attention-logit"})
-"""Flags beside which Megatron divides sequences, other than the plug-in."""
+"""Flags with which Megatron can divide sequences but the plug-in cannot."""
 _DISPATCHER = "--moe-token-dispatcher-type"
 
 ExpertGroups = tuple[int, int] | None
@@ -77,8 +77,8 @@ def expert_groups(problem: Problem, width: int, num_gpus: int) -> list[ExpertGro
 
 
 def groups_fit_grid(grid: StockGrid, groups: ExpertGroups) -> bool:
-    """Return whether groups of experts are parts of a stage or several whole ones, in the order of
-    the ranks."""
+    """Return whether each group of experts is part of a stage or several whole stages, in the order
+    of the ranks."""
     own = grid.ranks_of_stage
     shape = StageShape(grid.width, 1, None, grid.context_parallel, expert_groups=groups)
     if not groups_fit(shape, grid.num_stages, grid.rank_order):
@@ -90,7 +90,7 @@ def groups_fit_grid(grid: StockGrid, groups: ExpertGroups) -> bool:
 
 
 def dispatchers(problem: Problem, groups: ExpertGroups) -> Sequence[TokenDispatcher]:
-    """Return the job's own dispatcher of tokens, and where it names none both that Megatron has."""
+    """Return the job's own dispatcher of tokens, or if the job names none, both of Megatron's."""
     own = problem.workload.training.token_dispatcher
     given = any(word.split("=")[0] == _DISPATCHER for word in problem.workload.megatron_args)
     if given or groups is None or groups[0] == 1:

@@ -21,20 +21,20 @@ from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.shapes.symmetric import equal_units
 
 MAX_ORDERS = 20_000
-"""Orders of nodes and of what they give; with more, every node gives all it has."""
+"""Orders of nodes and amounts that are tried; beyond the limit, every node gives all GPUs."""
 _MAX_KINDS = 4
 """Kinds of nodes whose orders are all looked at where there are too many of the nodes'."""
 
 
 @dataclass(frozen=True)
 class StockRanks:
-    """Tensor-parallel groups one after the other, as ranks number them; `kinds` has the kind of
-    each, equal for nodes that stand for each other."""
+    """Tensor-parallel groups in the order of ranks; `kinds` are the groups' kinds, equal for
+    interchangeable nodes."""
 
     units: tuple[Unit, ...]
     kinds: tuple[int, ...]
     known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
-    """Prices of grids of these groups that no other setting changes."""
+    """Prices of grids of these groups, kept for all further settings."""
 
     @property
     def width(self) -> int:
@@ -93,8 +93,8 @@ class StockGrid:
 
     @property
     def replica_patterns(self) -> tuple[tuple[object, ...], ...]:
-        """What is equal for replicas that differ only in which of like nodes they are on: the kind
-        of each group, and which groups are on one node."""
+        """A key per replica, equal for replicas on interchangeable nodes: the kind of each group,
+        and the groups that share a node."""
         key = ("patterns", *self.shape)
         if key not in self.ranks.known:
             found = tuple(self.pattern(range(d, d + 1)) for d in range(self.num_replicas))
@@ -103,8 +103,7 @@ class StockGrid:
 
     @property
     def content(self) -> object:
-        """What is equal for grids that differ in the names of like nodes, and in the places of
-        their replicas."""
+        """A key, equal for grids that differ only in names of like nodes and places of replicas."""
         key = ("content", *self.shape)
         if key not in self.ranks.known:
             counts = Counter(self.replica_patterns)
@@ -144,8 +143,9 @@ class StockGrid:
 
 
 def stock_grids(problem: Problem) -> tuple[tuple[StockGrid, ...], bool]:
-    """Return all grids without context parallelism, of those that differ in the names of like nodes
-    alone one; whether they are all.
+    """Return all grids without context parallelism, and whether the list is complete. Of grids that
+    differ only in the names of like nodes the first is kept. A tensor-parallel group stays on one
+    node.
 
     A tensor-parallel group stays on one node.
     """
@@ -217,7 +217,7 @@ def grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Iter
 
 
 def _exchangeable(problem: Problem, kind: Kind) -> Iterator[Kind]:
-    """Yield the nodes of a kind that have the same links to all other nodes."""
+    """Yield the nodes of a kind in groups with equal links to all other nodes."""
     groups: list[list[Node]] = []
     for node in kind.nodes:
         group = next((g for g in groups if _same_links(problem, g[0], node)), None)
@@ -250,7 +250,7 @@ def _same_links(problem: Problem, one: Node, other: Node) -> bool:
 
 
 _Order = tuple[tuple[Kind, int, int], ...]
-"""Nodes one after the other: kind, which node of it, how many groups it gives."""
+"""Nodes in order, each as kind, index of the node in the kind, and number of groups taken."""
 
 
 def _num_orders(kinds: Sequence[Kind], width: int) -> int:
@@ -267,8 +267,8 @@ def _num_orders(kinds: Sequence[Kind], width: int) -> int:
 
 
 def _whole_orders(kinds: Sequence[Kind], width: int) -> Iterator[_Order]:
-    """Yield nodes that give all they have, kind after kind: of every selection of the kinds in
-    every order all nodes, and as many as the largest power of two."""
+    """Yield orders of whole nodes, kind after kind: for every selection and order of kinds all
+    nodes, and the largest power of two."""
     seen = set()
     for size in range(1, min(len(kinds), _MAX_KINDS) + 1):
         for chosen in permutations(kinds, size):
@@ -287,7 +287,7 @@ def _whole_orders(kinds: Sequence[Kind], width: int) -> Iterator[_Order]:
 
 
 def _orders(kinds: Sequence[Kind], amounts: Sequence[Sequence[int]]) -> Iterator[_Order]:
-    """Yield every sequence of nodes with the amounts that they give; like nodes come by number."""
+    """Yield every sequence of nodes with the amounts taken; like nodes come by number."""
 
     def extend(order: _Order, used: tuple[int, ...]) -> Iterator[_Order]:
         if order:

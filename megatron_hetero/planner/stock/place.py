@@ -1,4 +1,4 @@
-"""One stage of one replica of a stock case: times and memory as straight lines over its layers."""
+"""A stage of a replica in a stock case: times and memory as straight lines over the layers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NEVER = maxsize
 
 @dataclass(frozen=True)
 class StockPlace:
-    """One stage of one replica, as straight lines over its layers."""
+    """A stage of a replica, as straight lines over the layers."""
 
     times: tuple[PassTimes, PassTimes]
     """Without layers, and what each adds."""
     recomputed_s: float
-    """What a backward pass takes longer for each layer that is recomputed."""
+    """Seconds added to a backward pass by each recomputed layer."""
     update_s: tuple[float, float]
     memory: StageMemory
     recomputed: StageMemory | None

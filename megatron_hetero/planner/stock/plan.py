@@ -1,4 +1,4 @@
-"""A division of the layers of a stock case as a plan, with the flags that its settings need."""
+"""A division of a stock case's layers as a plan, with the flags of the settings."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
 
 @dataclass(frozen=True)
 class GroupForm:
-    """What decides a group's prices beside its GPUs."""
+    """The properties that decide a group's prices beside the GPUs."""
 
     width: int
     context_parallel: int
@@ -60,8 +60,8 @@ class StockRates:
         self._rows: dict[int, int] = {}
 
     def pace_s(self, ranks: StockRanks, form: GroupForm) -> float:
-        """Return what no grid of these groups falls below: the layers of all sequences, divided by
-        the layers a second of all groups."""
+        """Return a lower bound for every grid of these groups: the layers of all sequences, divided
+        by the layers per second of all groups."""
         training = self._problem.workload.training
         num_batches = training.global_batch_size / form.settings.micro_batch_size
         counts: dict[int, int] = {}

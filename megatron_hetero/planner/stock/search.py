@@ -1,4 +1,4 @@
-"""The best plan that stock Megatron can run, of all that its flags can say.
+"""The best plan for stock Megatron, over everything that flags can say.
 
 The space: every grid of equal replicas on every order of nodes and any number of their GPUs, every
 context-parallel size, every way to deal experts out (`planner.stock.forms`), every micro-batch
@@ -57,8 +57,8 @@ from megatron_hetero.rounding import at_most, below
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 MAX_DIVISIONS = 200_000
-"""Divisions of one case that are all priced; of more, `_FEW_DIVISIONS` with the fastest slowest
-stage."""
+"""Divisions up to which all divisions of a case are priced. Beyond, `_FEW_DIVISIONS` are priced,
+with the fastest slowest stage."""
 _FEW_DIVISIONS = 5_000
 _FEW_SIMULATIONS = 10
 """Up to so many, interleaved cases wait for the others."""
@@ -77,7 +77,7 @@ class StockResult:
     step_time_s: float
     """Simulated as stock Megatron runs it; where that takes too long, its bound."""
     is_exact: bool
-    """Whether no plan of the space is faster, but for the tolerance of the limits."""
+    """True if no plan of the space is faster, within the tolerance of the limits."""
     num_bounded: int
     """Divisions of layers that were priced by the bound."""
     num_simulated: int
@@ -88,25 +88,25 @@ class StockResult:
 
 @dataclass(frozen=True)
 class StockLimits:
-    """Work after which the search ends with what it has."""
+    """Limits of work, after which the search ends with the best found."""
 
     num_orders: int = MAX_ORDERS
-    """Orders of nodes and of what they give, as `stock_ranks`."""
+    """Orders of nodes and amounts, as `stock_ranks`."""
     num_grids: int = 200_000
     """Grids that are bounded."""
     num_cases: int = 50_000
-    """Grids whose divisions are bounded, of one chunk a stage and of several each."""
+    """Grids with bounded divisions, counted for each number of chunks."""
     num_made: int = 1_000_000
-    """Grids that are bounded with their links."""
+    """Grids bounded with links."""
     num_bounded: int = 2_000_000
     num_simulated: int = 2_000
     num_messages: int = 10**9
-    """Of all simulated steps."""
+    """Messages of all simulated steps."""
     most_chunks: int = 4
     tolerance: float = 0.0
-    """Part of the best step by which it need not be the best."""
+    """Part of the best step by which the result may be slower."""
     climbs: bool = True
-    """Whether layers of interleaved stages move between chunks."""
+    """True if layers of interleaved stages move between chunks."""
     few_divisions: int = _FEW_DIVISIONS
 
 
@@ -135,7 +135,8 @@ def stock_beside_a_plan(problem: Problem) -> StockResult | None:
 
 
 def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> StockResult | None:
-    """Return the fastest plan of stock Megatron that fits, in one precision; None if none does."""
+    """Return the fastest fitting plan for stock Megatron, in a single precision; None if there is
+    none."""
     training = problem.workload.training
     if training.mixes_precisions:
         workload = replace(problem.workload, training=in_one_precision(training))
@@ -252,8 +253,8 @@ class _StockSearch:
         return bound_s, _Ready(item.case, division[None], np.array([bound_s]))
 
     def _is_deferred(self, item: _Ready) -> bool:
-        """Return whether a case waits for the others: the bound of interleaved stages is far from
-        their step, and would take all simulations of a few."""
+        """Return whether a case waits for the end: the bound of interleaved stages is far from the
+        step, and would use up a small limit of simulations."""
         return item.case.settings.num_chunks > 1 and self._is_short()
 
     def _is_short(self) -> bool:
@@ -266,8 +267,8 @@ class _StockSearch:
             self._deferred.append((bound_s, item))
 
     def _simulate_deferred(self) -> None:
-        """Simulate of what waits the best of each kind, and then what may be the best if its step
-        is as far from its bound as theirs were."""
+        """Simulate the best deferred case of each kind, then cases that may be the best if the
+        ratio of step to bound stays the same."""
         if self._is_short():
             chunked = [e for e in self._deferred if e[1].case.settings.num_chunks > 1]
             chunked.sort(key=lambda entry: entry[0])
@@ -415,7 +416,7 @@ class _StockSearch:
         return step_s
 
     def _is_too_long(self, case: StockCase) -> bool:
-        """Return whether the messages of its step are more than what is left of the limit."""
+        """Return whether the messages of the case's step exceed the remaining limit."""
         messages = _num_messages(case)
         return self._num_messages + messages > self._limits.num_messages
 
@@ -446,8 +447,8 @@ class _StockSearch:
         return in_even_chunks(stages[: 4 * most], case.settings.num_chunks)
 
     def _climb(self, case: StockCase, division: Division) -> None:
-        """Move one layer to another chunk, or where that does not help two, as long as that
-        helps."""
+        """Move a layer to another chunk, or if no move helps two layers, while the step gets
+        shorter."""
         better: Division | None = division
         while better is not None and not self._is_spent():
             division, better = better, None
@@ -480,7 +481,7 @@ class _StockSearch:
         return stock_plan(case, division, int(case.layers_to_recompute(stages)[0]))
 
     def _betters(self, case: StockCase, division: Division) -> bool:
-        """Return whether it is the best now."""
+        """Simulate the division, and return whether the step is now the best."""
         before_s = self._best_s
         self._simulate(case, division)
         return self._best_s < before_s

@@ -22,8 +22,8 @@ from megatron_hetero.planner.stock.search import (
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 
 STOCK = "stock"
-"""The name of `--stock` as a strategy, which takes its time on many GPUs too; it is none of
-`portfolio`, because it may change the job's flags."""
+"""The name of `--stock` as a strategy. The search takes long on many GPUs. The name is not in
+`portfolio`, because the strategy may change the job's flags."""
 
 
 def check_stock_objective(problem: Problem) -> None:

@@ -44,7 +44,7 @@ class ScheduledPlan:
 
     @property
     def has_launch_counts(self) -> bool:
-        """Return whether it is 1F1B with launch counts other than its own."""
+        """Return whether the schedule is 1F1B with changed launch counts."""
         return (
             self.name == "1f1b"
             and self.plan is not None

@@ -309,11 +309,11 @@ class GradientExchange:
         )
 
     def _divided_buffers(self, bucket: StageBucket, ranks: RankSet) -> dict[StageId, float]:
-        """Return what a bucket of one set of ranks takes; new weights count as gradients do."""
+        """Return the seconds of a bucket on a set of ranks; new weights count like gradients."""
         return self._buffers(bucket, 1, ranks.num_params * self._states.gradient, is_received=True)
 
     def _directly(self, ranks: RankSet, weights: Sequence[int], num_bytes: float) -> Taken:
-        """Return what messages from every rank to every other one take."""
+        """Return the seconds of messages from every rank to every other rank."""
         cluster = self._costs.cluster
         seconds: dict[str, float] = {}
         carried: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Ranks that wait for each other, in words."""
+"""Ranks in a circle of waits, in words."""
 
 from __future__ import annotations
 

@@ -19,9 +19,10 @@ from megatron_hetero.plan.ranks import rank_machines
 from megatron_hetero.schedule.proof.operations import RankItems
 
 _ELEMENTS = 1 << 20
-"""Of the bucket whose rounds stand for those of every bucket that is cut alike."""
+"""Elements of a sample bucket; the sample's rounds stand for every bucket cut alike."""
 SHARDED_TURN = 1
-"""Of the communicators of sharded layers, whose sets of ranks others may have too."""
+"""Turn of the communicators of sharded layers; sets of ranks may coincide with sets of other
+exchanges."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _rounds_of(
 
 
 class RankGradients:
-    """What one rank does with its gradients and weights, written to its items."""
+    """Operations of a rank on gradients and weights, written to the rank's items."""
 
     def __init__(
         self, gradients: Gradients, items: RankItems, number_of: Mapping[Communicator, int]

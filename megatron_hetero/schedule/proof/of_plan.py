@@ -306,7 +306,7 @@ class _Job:
         )
 
     def _step(self, items: RankItems) -> None:
-        """Write a step of training, and one of validation behind it."""
+        """Write a step of training, then a step of validation."""
         begin = len(items.items)
         training, rank = self.workload.training, items.rank
         place = self.places[rank]

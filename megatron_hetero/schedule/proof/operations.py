@@ -50,7 +50,7 @@ class JobOperations:
 
 @dataclass
 class RankItems:
-    """The items of one rank, as they are written down."""
+    """The items of a rank, as written down."""
 
     rank: int
     items: list[Item] = field(default_factory=list)

@@ -25,7 +25,8 @@ from megatron_hetero.plan.communication.communicators import URGENT_USES
 from megatron_hetero.schedule.proof.operations import Item, JobOperations
 
 NUM_STREAMS = 32
-"""Of one priority, that torch hands out in turn (`c10/cuda/CUDAStream.cpp`, kStreamsPerPool)."""
+"""Streams of one priority that torch hands out in turn (`c10/cuda/CUDAStream.cpp`,
+kStreamsPerPool)."""
 MANY = 1 << 20
 """Connections for as many queues as there are streams."""
 _COMPUTE = 0
@@ -216,7 +217,7 @@ class _Run:
         del self.begun[key]
 
     def blocked(self) -> tuple[Blocked, ...]:
-        """Return the ranks that have not come to their end, and why."""
+        """Return the unfinished ranks, and why."""
         found = []
         for rank, items in enumerate(self.job.ranks):
             if stuck := self._device_reason(rank):

@@ -61,7 +61,7 @@ class RankStage:
 
 
 class StageItems:
-    """One step of one rank.
+    """A step of a rank.
 
     Args:
         of: its stage.

@@ -60,7 +60,7 @@ class StepSimulation:
     step_time_s: float
     sends: SendMode
     measured: bool
-    """Whether every computation's time was measured (profile.json)."""
+    """True if every computation's time was measured (profile.json)."""
 
     @cached_property
     def timelines(self) -> tuple[StageTimeline, ...]:
@@ -88,7 +88,7 @@ class StepSimulation:
 
     @property
     def bubble(self) -> float:
-        """Return the share of all GPUs' time in which they do not compute, 0..1."""
+        """Return the share of all GPUs' time without computation, 0..1."""
         num_devices = sum(len(stage.devices) for stage in self.timelines)
         busy_s = sum(len(stage.devices) * stage.busy_s for stage in self.timelines)
         return 1 - busy_s / (self.step_time_s * num_devices)

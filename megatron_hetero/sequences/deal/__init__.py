@@ -1,4 +1,4 @@
-"""Which group trains which sequences.
+"""The deal of sequences to groups.
 
 dealt             a deal as data, and its check
 price_table       prices of a batch as arrays

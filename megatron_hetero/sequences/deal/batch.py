@@ -28,7 +28,7 @@ from megatron_hetero.sequences.tree import GroupTree, step_seconds
 _FULLER = (1.02, 1.1)
 """Parts of memory, over the mean, after which a micro-batch takes no more sequences."""
 NO_SEARCH_WAS_FASTER = "no search was faster"
-"""Why a deal is the greedy one, where nothing failed."""
+"""The reason for a greedy deal when nothing failed."""
 _PROMISING = 1.03
 _CLOSE = 1.01
 _ENOUGH = 1.01
@@ -242,9 +242,9 @@ def _evened(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroBat
 
 
 def _searched(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
-    """Deal micro-batches once more, with all effort, from the deals that they have: those first
-    that may gain most, until all together are close to their bound.  Then even them again, and
-    begin anew while that is worth it."""
+    """Deal micro-batches again with all effort, starting from the present deals: the largest
+    possible gain first, until all are close to the bound. Then even the deals again, and repeat
+    while worthwhile."""
     seconds = partial(_seconds, table)
     found = list(micro_batches)
     for _ in range(_MAX_SEARCHES):

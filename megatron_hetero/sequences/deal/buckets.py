@@ -1,4 +1,4 @@
-"""Sequences of almost one length counted together, so that programmes stay small.
+"""Sequences of nearly equal length counted together, to keep programmes small.
 
 A bucket stands for each of its sequences by the shortest of them, so what is true of all deals of
 the buckets is a bound for the sequences.  Long ones stay alone: what the buckets leave out is at

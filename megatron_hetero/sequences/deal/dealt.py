@@ -75,12 +75,12 @@ class Deal:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of all micro-batches, one after the other."""
+        """Return the seconds of all micro-batches in a row."""
         return step_seconds([m.seconds for m in self.micro_batches], self.other_stages)
 
     @property
     def bound_s(self) -> float:
-        """Return what no deal of these micro-batches is faster than."""
+        """Return a lower bound of every deal of these micro-batches."""
         return step_seconds([m.bound_s for m in self.micro_batches], self.other_stages)
 
     @property
@@ -94,7 +94,7 @@ class Deal:
 
     @property
     def idle(self) -> float:
-        """Return the part of all ranks' time in which they wait for the slowest group."""
+        """Return the part of all ranks' time spent on waiting for the slowest group."""
         busy = sum(g.size * g.seconds for m in self.micro_batches for g in m.groups)
         return 1 - busy / (self.num_ranks * self.seconds)
 
@@ -129,7 +129,7 @@ def check_lengths(
 
 
 def check_deal(tree: GroupTree, lengths: Sequence[int], deal: Deal) -> None:
-    """Refuse a deal that is not one of these sequences on these groups.
+    """Refuse a deal that does not match the sequences and groups.
 
     Args:
         tree: the groups of the job.

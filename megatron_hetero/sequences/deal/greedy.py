@@ -42,8 +42,8 @@ def greedy_parts(
 
 
 def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[PackedGroups, list[int]]:
-    """Fill one micro-batch from sequences that are sorted, the longest first, up to the memory of
-    `most_ranks` ranks."""
+    """Fill a micro-batch from sequences sorted from long to short, up to the memory of `most_ranks`
+    ranks."""
     tree = table.tree
     counts = [0] * len(tree.kinds)
     options: list[int] = []

@@ -185,8 +185,8 @@ def _bisect(search: _Search, programme: Programme, high_s: float) -> None:
 
 
 def _longest_s(table: PriceTable) -> float:
-    """Return the seconds of all sequences one after the other on the slowest groups that hold them:
-    in so much time only memory is asked for."""
+    """Return the seconds of all sequences in a row on the slowest groups with enough memory: in so
+    much time only memory is a limit."""
     seconds = np.where(np.isfinite(table.seconds), table.seconds, 0.0)
     return float(table.fixed_s.max() + seconds.max(axis=0).sum())
 

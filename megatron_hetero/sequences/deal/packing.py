@@ -17,7 +17,7 @@ _LOOKED_AT = 50
 
 
 class PackedGroups:
-    """Groups, each of one option, and the sequences in them; of one micro-batch, or of several.
+    """Groups with an option and sequences each, of one micro-batch or several.
 
     `micro_batch[g]` is the number of the micro-batch of group g.  What is lowered is the sum, over
     micro-batches, of the seconds of the busiest group.
@@ -81,7 +81,8 @@ class PackedGroups:
         return found
 
     def only(self, micro_batch: int, sequences: Sequence[int]) -> PackedGroups:
-        """Return the groups of one micro-batch, whose sequences these are, numbered anew."""
+        """Return the groups of a micro-batch, renumbered; `sequences` are the micro-batch's
+        sequences."""
         groups = np.flatnonzero(self.micro_batch == micro_batch)
         found = PackedGroups(self.table.of(sequences), [int(self.options[g]) for g in groups])
         place = {int(g): i for i, g in enumerate(groups)}
@@ -90,7 +91,7 @@ class PackedGroups:
         return found
 
     def put(self, sequence: int, group: int) -> None:
-        """Give a sequence that has no group to one."""
+        """Put a sequence without a group into a group."""
         self.group_of[sequence] = group
         self.seconds[group] += self._cost[group, sequence]
         self._used[group] += self._need[group, :, sequence]

@@ -209,8 +209,8 @@ class PatternProgramme:
     def _room_of_loose(
         self, seconds: float, chosen: Ints, taker: Ints, item: Ints
     ) -> LinearConstraint:
-        """Return the rows that hold loose sequences to the time and the memory that the patterns of
-        an option leave.
+        """Return the rows that hold loose sequences to the time and memory left by the patterns of
+        an option.
 
         Args:
             seconds: of the slowest group.

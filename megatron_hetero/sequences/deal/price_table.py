@@ -54,7 +54,7 @@ class PriceTable:
 
     @cached_property
     def fullest(self) -> Floats:
-        """Return the part of its fullest member that each sequence fills, [option, sequence]."""
+        """Return the part of the fullest member filled by each sequence, [option, sequence]."""
         parts = self.memory / self.room[:, None]
         return np.array([parts[rows].max(axis=0) for rows in self.rows])
 
@@ -87,7 +87,7 @@ class PriceTable:
 
 
 def price_table(tree: GroupTree, lengths: Sequence[int] | Floats) -> PriceTable:
-    """Price sequences in every option in which a group can train them."""
+    """Price sequences in every option, infinite if too long for a group."""
     tokens = np.asarray(lengths, dtype=np.float64)
     rows, memories, seconds, rooms = [], [], [], []
     row = 0

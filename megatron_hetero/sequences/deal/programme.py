@@ -23,8 +23,8 @@ from megatron_hetero.sequences.tree import GroupTree
 Ints = npt.NDArray[np.int64]
 Answer = Literal["possible", "impossible", "unknown"]
 Whole = Literal["nothing", "groups", "all"]
-"""What has to be whole numbers: nothing (the relaxation), numbers of groups, or of sequences too,
-where these are not too many; each slower than the one before, and sharper."""
+"""The parts of a solution that are whole numbers: nothing (the relaxation), numbers of groups, or
+numbers of sequences too, unless too many; each is slower than the last, and sharper."""
 _NODE_LIMIT = 100
 _OPTIMAL, _INFEASIBLE = 0, 2
 _WHOLE_SEQUENCES = 40
@@ -32,7 +32,7 @@ _WHOLE_SEQUENCES = 40
 _SLACK = 1e-9
 _LEAST_PART = 1e-5
 _ONLY_SO_MANY = (1, 2, 3)
-"""A group takes at most m sequences that are longer than its (m + 1)th part."""
+"""Values of m: a group takes at most m sequences longer than its (m + 1)th part."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Solution:
 
 
 class Programme:
-    """The programme of one micro-batch, solved for one time after another."""
+    """The programme of a micro-batch, solved for varying times."""
 
     def __init__(self, buckets: Buckets) -> None:
         self._table = table = buckets.table
@@ -159,14 +159,14 @@ class Programme:
 
 
 def counted(parts: Floats) -> Floats:
-    """Leave out parts of a group's time or memory so small that they are near the tolerance of the
-    solver, 1e-6: with these HiGHS has called possible programmes infeasible.  Without them a
-    programme only refuses less, so that a bound is still one."""
+    """Leave out parts of a group's time or memory near the tolerance of the solver, 1e-6: with such
+    parts HiGHS has called possible programmes infeasible. Without small parts a programme only
+    refuses less, so that a bound stays valid."""
     return np.where(parts < _LEAST_PART, 0.0, parts)
 
 
 def nest_rows(tree: GroupTree, kind_of: npt.NDArray[np.int64]) -> tuple[csr_array, Floats]:
-    """Return rows and their upper limits that say which numbers of groups the ranks can form.
+    """Return rows, with upper limits, that state the numbers of groups possible for the ranks.
 
     A group of the tree is used whole or divided, and of each kind there are as many as the divided
     ones of larger kinds have.  Columns are numbers of used groups, then of divided groups.

@@ -16,7 +16,7 @@ from megatron_hetero.sequences.tree import GroupTree
 
 
 def static_deals(tree: GroupTree, lengths: Sequence[int]) -> dict[int, Deal]:
-    """Deal a batch with every degree that holds its longest sequence.
+    """Deal a batch with every degree large enough for the longest sequence.
 
     The size of the inputs is the better of the longest sequence's and of what memory holds; inputs
     of about equal time share a micro-batch.
@@ -42,7 +42,7 @@ def static_deals(tree: GroupTree, lengths: Sequence[int]) -> dict[int, Deal]:
 
 
 def best_static(tree: GroupTree, lengths: Sequence[int]) -> tuple[int, Deal] | None:
-    """Return the degree that is fastest for a batch, and its deal; None where none holds it."""
+    """Return the fastest degree for a batch, with the deal; None if no degree is large enough."""
     deals = static_deals(tree, lengths)
     if not deals:
         return None
@@ -79,7 +79,8 @@ def _static(table: PriceTable, groups: Sequence[int], full: bool) -> Deal | None
 
 
 def _option(table: PriceTable, kind: int) -> int | None:
-    """Return the option of a kind of group that takes least for all sequences and holds them."""
+    """Return the option of a kind of group with the least seconds for all sequences, among options
+    with enough memory."""
     own = np.flatnonzero(table.kind_of_option == kind)
     if not len(own):
         return None

@@ -32,8 +32,8 @@ def all_to_all_s(cluster: Cluster, devices: Sequence[Device]) -> tuple[float, fl
 def into_domains_s(
     cluster: Cluster, devices: Sequence[Device], division: Sequence[Sequence[int]]
 ) -> tuple[list[float], float]:
-    """Return the seconds that each domain takes to receive a byte of every token of others once,
-    and the latency of a round.
+    """Return the seconds for each domain to receive a byte of every foreign token once, and the
+    latency of a round.
 
     From a node each byte comes once into a domain, whose members receive 1/width of it each.
     """

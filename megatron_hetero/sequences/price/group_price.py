@@ -1,4 +1,4 @@
-"""What sequences cost on one group of ranks, whoever says so.
+"""Cost of sequences on a group of ranks, from any source.
 
 A group trains all of its sequences of a micro-batch in one packed forward and backward: it takes
 `fixed_s` once, and for each sequence the seconds that its length asks for.
@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class GroupPrice(Protocol):
-    """Seconds and memory of sequences on a group of `size` ranks that train them together.
+    """Seconds and memory of sequences on a group of `size` ranks, trained together.
 
     Memory has as many rows as the group has unlike members; `room[i]` is what row i may sum to, in
     the unit of `memory` (bytes, or tokens where every token takes the same).
@@ -66,7 +66,7 @@ def longest_sequence(price: GroupPrice, most: int = 1 << 30) -> int:
 
 
 def undominated(prices: Sequence[GroupPrice], lengths: Floats) -> tuple[GroupPrice, ...]:
-    """Leave out prices of the same group that another one is never worse than.
+    """Leave out prices of a group that are never better than another price of the group.
 
     Args:
         prices: of one group, each with another exchange or other shares.
@@ -90,6 +90,6 @@ def undominated(prices: Sequence[GroupPrice], lengths: Floats) -> tuple[GroupPri
 
 
 def _parts_of_room(price: GroupPrice, lengths: Floats) -> Floats:
-    """Return the part of its fullest member that each sequence fills."""
+    """Return the part of the fullest member filled by each sequence."""
     parts = price.memory(lengths) / np.maximum(np.asarray(price.room)[:, None], 1e-300)
     return np.asarray(parts.max(axis=0))

@@ -136,7 +136,7 @@ class ModelledPrice:
         return np.asarray(left)
 
     def _token_seconds(self, lengths: Floats) -> Floats:
-        """Return the seconds of each domain for one of its tokens, shape [domain, sequence]."""
+        """Return the seconds of each domain for one own token, shape [domain, sequence]."""
         found = []
         for d in self.domains:
             window = self.window if d.rates.is_fused else None
@@ -145,7 +145,7 @@ class ModelledPrice:
         return np.asarray(found)
 
     def _waiting(self, lengths: Floats, shares: Floats) -> Floats:
-        """Return the seconds for which the slowest domain waits for keys and values of others.
+        """Return the seconds of the slowest domain's wait for foreign keys and values.
 
         In a ring they travel while attention works on those that are there: all rounds but the
         first hide that long.
@@ -240,7 +240,7 @@ def _with_all_to_alls(
 
 
 def _widest(count: int, groups: int) -> int:
-    """Return the widest all-to-all of `count` GPUs that divides both them and the query groups."""
+    """Return the widest all-to-all of `count` GPUs that divides `count` and the query groups."""
     return max(w for w in range(1, count + 1) if count % w == 0 and groups % w == 0)
 
 
@@ -254,7 +254,8 @@ def _priced(
     window: int | None,
     rule: ShareRule,
 ) -> ModelledPrice:
-    """Price one division into domains, with `between` between them; see `modelled_prices`."""
+    """Price a division into domains, with `between` as the exchange between domains; see
+    `modelled_prices`."""
     model, training = workload.model, workload.training
     _, key_value = attention_sizes(model, even_share(model, 1))
     element, layers = training.element_bytes, model.num_layers

@@ -1,4 +1,4 @@
-"""What the replicas of a plan take for the tokens of a sequence, and their price as a group.
+"""Time and memory of a plan's replicas for the tokens of a sequence, and the price as a group.
 
 A replica may be a pipeline.  It takes as long as its slowest stage or boundary, and holds as much
 as its fullest GPU, at any length: a token costs what it costs where it is dearest, and so do pairs.

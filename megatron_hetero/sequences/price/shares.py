@@ -31,7 +31,7 @@ def pairs_per_token(lengths: Floats, window: int | None = None) -> Floats:
 
 
 def balanced_shares(costs: Floats, caps: Floats, lengths: Floats) -> Floats:
-    """Divide each sequence so that its slowest member is done soonest.
+    """Divide each sequence to minimize the time of the slowest member.
 
     Args:
         costs: seconds of each member for a token, shape [member, sequence].

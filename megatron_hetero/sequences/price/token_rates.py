@@ -1,4 +1,4 @@
-"""What one GPU takes for the tokens of a sequence: seconds and bytes, from catalogue and profile.
+"""Time and memory of a GPU for the tokens of a sequence, from catalogue and profile.
 
 The model of a training step (`cost.work`, `cost.memory`) is asked at a few lengths.  What grows
 with the length is work of tokens, what grows with its square is attention, the rest is paid once
@@ -37,7 +37,7 @@ _NO_LINK = Link(1e18, 0.0)
 
 @dataclass(frozen=True)
 class TokenRates:
-    """One GPU that holds the whole model.
+    """A GPU with the whole model.
 
     A sequence of S tokens of which n are its own takes `token_s` for each of these and `pair_s` for
     each pair of a query and a key that it computes; `token_bytes`, and `pair_bytes` n S.
@@ -97,8 +97,8 @@ def token_rates(
 
 
 def by_length(found: Sequence[float]) -> tuple[float, float, float]:
-    """Return what is fixed, what a token adds, and what the square of the length does, of a figure
-    at `ASKED_LENGTHS`."""
+    """Return the fixed part of a figure at `ASKED_LENGTHS`, the part per token, and the part per
+    square of the length."""
     one, two, three = found
     of_square = (three - 2 * two + one) / (2 * _AT**2)
     of_token = (two - one) / _AT - 3 * _AT * of_square
@@ -106,8 +106,8 @@ def by_length(found: Sequence[float]) -> tuple[float, float, float]:
 
 
 def at_length(workload: Workload, length: int) -> Workload:
-    """Return the job with sequences of one length, one at a time, as
-    `runtime.sequences.attention` computes them."""
+    """Return the job with sequences of `length` tokens, one at a time, computed as in
+    `runtime.sequences.attention`."""
     model, training = workload.model, workload.training
     stores = training.attention_dropout or model.learns_softmax_offset
     fused: FusedScores = "nowhere" if stores else "everywhere"

@@ -68,7 +68,7 @@ def test_values_decide_where_they_do() -> None:
         return treat(flag_table().split(words)).options[0][1].treatment
 
     assert of("--transformer-impl", "local") == "kept"
-    assert of("--transformer-impl", "transformer_engine") == "left out"
+    assert of("--transformer-impl", "transformer_engine") == "kept"
     assert of("--attention-backend", "flash") == "left out"
     assert of("--cross-entropy-fusion-impl", "native") == "kept"
     assert of("--cross-entropy-loss-fusion") == "kept in half precision"

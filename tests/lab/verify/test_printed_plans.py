@@ -51,7 +51,8 @@ def test_there_are_six_and_every_case_is_small_enough() -> None:
 def test_every_example_is_planned() -> None:
     commands = " ".join(str(case.command) for case in printed_plans.printed_commands())
     for folder in (printed_plans.ROOT / "examples").iterdir():
-        assert f"{folder.name}/" in commands, folder
+        # What serves a model is planned by `serve-plan`, and trains nothing.
+        assert f"{folder.name}/" in commands or (folder / "workload.yaml").exists(), folder
 
 
 def test_large_clusters_are_cut_machine_by_machine(tmp_path: Path) -> None:

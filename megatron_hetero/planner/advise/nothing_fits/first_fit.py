@@ -25,7 +25,7 @@ QUICK_WORK = 2000
 
 
 class FirstFit:
-    """Seeks with the settings that take the least memory, in one replica and then in any number."""
+    """A search under the settings with the least memory, in one replica and then in any number."""
 
     name = "first-fit"
 
@@ -44,7 +44,7 @@ class FirstFit:
         board.keep_refined(placement, cost, self.name, found.rank_order)
 
     def _found(self, board: Scoreboard, problem: Problem) -> Candidate | None:
-        """Return what the first way to look finds that finds anything."""
+        """Return the result of the first search that finds a plan."""
         for narrowed, strategy in self._ways(problem):
             part = Scoreboard(narrowed)
             strategy.search(part)
@@ -63,8 +63,7 @@ class FirstFit:
 
 
 def least_settings(problem: Problem) -> Settings:
-    """Return, of the settings that plans may choose by themselves, those that take the least
-    memory."""
+    """Return the settings with the least memory, among the settings that plans may choose."""
     kinds, own = recomputes(problem.costs), problem.workload.training.recompute
     size = min(micro_batch_sizes(problem.costs))
     return size, "full" if "full" in kinds else own

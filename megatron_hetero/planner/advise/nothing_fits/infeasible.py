@@ -33,7 +33,7 @@ _MAX_WORK = 800
 
 @dataclass(frozen=True)
 class Relaxation:
-    """Changes with each of which a plan fits, each with fewer GPUs than the ones before it.
+    """Changes that each make a plan fit, each with fewer GPUs than the change before.
 
     `is_smallest`: no plan fits with less, not merely none was found.  Settings of the job count
     less than limits of the cluster, and these less than GPUs.
@@ -113,8 +113,8 @@ class _Finder:
         return ()
 
     def _gpus(self) -> tuple[str, ...]:
-        """Return the fewest GPUs with the settings as they are, then with one change, two, ...
-        of them, where that takes fewer GPUs."""
+        """Return the fewest GPUs with the settings as given, then with one change, two changes, and
+        so on while the number of GPUs falls."""
         found: list[str] = []
         num_gpus = _MAX_MORE_GPUS + 1
         few = self._few_settings()
@@ -139,8 +139,8 @@ class _Finder:
         return [s for s in self.settings if s.training.micro_batch_size in sizes]
 
     def _fewest(self, options: list[Settings], below: int) -> tuple[Settings, MoreGpus] | None:
-        """Return the fewest GPUs of one type with one of `options`, in nodes like those that are
-        there; if that does not fit, in larger nodes."""
+        """Return the fewest GPUs of a type with one of `options`, in nodes like the present nodes;
+        if none fits, in larger nodes."""
         fewest = None
         for nodes_of in (nodes_to_copy, larger_nodes):
             self.work = 0
@@ -242,7 +242,7 @@ def _first_true(holds: Callable[[int], bool], below: int) -> int | None:
 
 
 def _shortage(problem: Problem, miss: Candidate | None) -> str:
-    """Return what the attempt that came closest lacks."""
+    """Return the shortage of the attempt closest to fitting."""
     training = problem.workload.training
     if miss is None:
         if not problem.nodes:

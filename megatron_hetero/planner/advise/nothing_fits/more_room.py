@@ -1,4 +1,4 @@
-"""A structure in which all layers find room, one move after the other from one that lacks some.
+"""A structure with room for all layers, found move by move from a structure that lacks memory.
 
 What holds a model may need wide groups where the embedding and the head are, and narrow ones
 elsewhere: no grid has them, and single choices one after the other seldom lead there.

@@ -18,7 +18,7 @@ from megatron_hetero.planner.restrictions.mixture import MIXED
 FULL_RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
 SERVER_GPUS = 8
-"""GPUs of a server, in which they have the links of a node."""
+"""GPUs of a server, connected by the links of a node."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ def _single_limit_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[Lim
 
 
 def nodes_to_copy(nodes: Sequence[Node], training: TrainingSpec) -> list[Node]:
-    """Return, for each GPU type that can train so, its largest node; larger memory first."""
+    """Return the largest node of each GPU type with support for the training precision; larger
+    memory first."""
     by_type: dict[str, Node] = {}
     for node in nodes:
         held = by_type.get(node.gpu_type.name)

@@ -1,4 +1,4 @@
-"""A placement that a search found under other settings than the job's, written for the job."""
+"""A placement found under settings that are not the job's, written for the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Settings = tuple[int, Recompute]
 def with_settings(
     placement: Placement, training: TrainingSpec, size: int, recompute: Recompute
 ) -> Placement:
-    """Return a placement found as if these settings were the job's, for the job as it is.
+    """Return a placement found under the given settings as a placement of the job with its own
+    settings.
 
     Args:
         training: the job's own settings, which the placement does not repeat.

@@ -1,4 +1,4 @@
-"""Which changes of a job and its cluster were tried when nothing fits, in words."""
+"""Changes of a job and a cluster that were tried when nothing fits, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from megatron_hetero.planner.advise.nothing_fits.relaxations import Settings
 
 @dataclass
 class Tries:
-    """What was planned with and did not fit, and what is proved not to fit.
+    """Changes planned with no plan found, and changes proved not to fit. `settings` and `limits`
+    are changes in words; `counts[words]` are the numbers of GPUs added, keyed by the kind of node
+    and the other changes; `proved` is the largest number proved not to fit, by the same key.
 
     `settings` and `limits` are changes in words; `counts` are the numbers of GPUs added, by what
     they were added with and as; `proved` is the largest number up to which none can fit.
@@ -27,7 +29,7 @@ class Tries:
         self.counts.setdefault(_what(settings, more), []).append(more.num_gpus)
 
     def excluded(self, settings: Settings, most: MoreGpus) -> None:
-        """It is proved that none fits with so many GPUs added, or fewer."""
+        """Record the proof that no plan fits with this many GPUs added, or fewer."""
         self.proved[_what(settings, most)] = most.num_gpus
 
     def words(self) -> str:
