@@ -8,5 +8,4 @@ group_flow      load of an exchange by groups of machines
 experts         exchanges of tokens between experts
 lines           lines that paths share, as arrays
 nics            network cards that transfers of a machine take
-experts         tokens of experts to the GPUs that hold them, and back
 """
