@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.stock_ranks import rank_orders
-from megatron_hetero.planner import plan_and_explain, plan_cluster
+from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.advise.idle import idle_reasons
 from megatron_hetero.planner.evaluate.canonical import canonical
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
-from tests.cost.builders import FAST, INSIDE, SLOW, make_cluster, make_workload
+from tests.cost.builders import FAST, FREE, INSIDE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
 
 
@@ -43,8 +43,10 @@ def test_the_best_of_stock_megatron_runs_on_stock_megatron(
 
 @pytest.mark.parametrize("nodes", [("a", "b"), ("a", "b", "c", "d")])
 def test_equal_nodes_need_no_plug_in(nodes: tuple[str, ...]) -> None:
-    cluster = make_cluster(*((name, FAST, 4) for name in nodes), between=INSIDE)
-    plan = plan_cluster(cluster, make_workload(num_layers=16, global_batch_size=64))
+    """As `plan` chooses: a plan that needs the plug-in gives way to stock's best within 2 %."""
+    cluster = make_cluster(*((name, FAST, 4) for name in nodes), between=INSIDE, limits=FREE)
+    job = make_workload(num_layers=16, global_batch_size=64)
+    plan, _ = plan_and_explain(cluster, job, plugin_gain=0.02)
     assert reasons_not_stock(plan) == ()
 
 
@@ -89,18 +91,3 @@ def test_equal_gpus_and_replicas_have_one_form(indices: list[int], order: list[s
     found, rank_order = canonical(placement, {"n": (0, 1, 2, 3)})
     assert rank_order == "tp-dp-pp"
     assert [device.index for device in found.devices()] == [0, 1, 2, 3]
-
-
-def test_a_plan_of_stock_megatron_may_be_best_for_its_own_exchange() -> None:
-    """Tied words over slow links: stock's exchange takes 12 % less of the step than the plug-in's,
-    by which the search ranks it behind a pipeline over both nodes."""
-    slow, near, far = Link(1e9, 1e-5), Link(5e10, 0.0), Link(1e8, 0.0)
-    card = replace(FAST, memory_bytes=100 * 2**20)
-    cluster = make_cluster(("n0", card, 2), ("n1", card, 2), ("n2", card, 3), inside=slow)
-    links = {pair: far if "n2" in pair else near for pair in cluster.node_links}
-    limits = replace(cluster.limits, no_tensor_parallel_across=("nodes",))
-    cluster = replace(cluster, node_links=links, limits=limits)
-    workload = make_workload(2, global_batch_size=6, seq_length=64, tied_embeddings=True)
-    plan = plan_cluster(cluster, workload)
-    assert format_layout(plan.layout) == "tp1:1,tp1:1 @3 | tp1:1,tp1:1 @3"
-    assert is_stock(plan)

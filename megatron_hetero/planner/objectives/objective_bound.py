@@ -157,5 +157,7 @@ def _costs(problem: Problem, pools: Sequence[NodePool], selection: Selection) ->
         if device.index not in part.gpus[node.name]
     )
     limits = replace(cluster.limits, idle_devices=idle)
-    smaller = replace(cluster, nodes=part.nodes, limits=limits)
+    names = {node.name for node in part.nodes}
+    links = {pair: link for pair, link in cluster.node_links.items() if names.issuperset(pair)}
+    smaller = replace(cluster, nodes=part.nodes, node_links=links, limits=limits)
     return problem.make_costs(smaller, problem.workload, problem.costs.profile)

@@ -75,9 +75,8 @@ def test_no_printed_row_beats_the_simplest_in_both(job, usual, within: float) ->
 
 def test_the_usual_row_of_the_simplest_is_not_beaten_by_that_of_stock(usual) -> None:
     explanation = usual[1]
-    assert explanation.best_stock.slower_by < 0.05
-    shown = explanation.simplest
-    assert shown is None or shown.layout == explanation.best_stock.layout
+    stock, shown = explanation.best_stock, explanation.simplest
+    assert shown is None or shown.step_time_s <= stock.step_time_s * (1 + 1e-9)
 
 
 def test_where_the_search_of_the_plug_in_finds_no_stock_plan_that_of_stock_is_asked(job) -> None:

@@ -160,8 +160,8 @@ class DealtRank:
     def _ending(self, run: Callable[..., None]) -> Callable[..., None]:
         """Wrap all passes of a step: its time ends with the last."""
 
-        def held(step: Any, forward: Any) -> None:
-            run(step, forward)
+        def held(step: Any, *given: Any) -> None:
+            run(step, *given)
             self.pace.end(**self._noted)
 
         return held
