@@ -1,6 +1,7 @@
 """Real jobs of which a rank is killed or stopped in a phase: who is named, by whom, and how soon.
 
     python -m tests.runtime.killed_jobs --tries 10                # forked ranks, each phase
+    python -m tests.runtime.killed_jobs --tries 1 --tcp           # met at a port of rank 0
     python -m tests.runtime.killed_jobs --tries 1 --torchrun      # the same under torchrun
 
 Every survivor has to leave with status 6 and one line that names the rank.
@@ -63,8 +64,24 @@ class Killed:
         return found == {str(self.rank)}
 
 
-def kill_one(folder: Path, phase: Phase, seed: int, torchrun: bool, fault: str = "kill") -> Killed:
-    """Train a job on a layout of the seed, with a fault at a rank and step of the seed."""
+def kill_one(
+    folder: Path,
+    phase: Phase,
+    seed: int,
+    torchrun: bool = False,
+    fault: str = "kill",
+    over_tcp: bool = False,
+) -> Killed:
+    """Train a job on a layout of the seed, with a fault at a rank and step of the seed.
+
+    Args:
+        folder: for the job's files.
+        phase: the phase of the fault.
+        seed: chooses layout, rank and step.
+        torchrun: start the ranks with it.
+        fault: `kill` or `freeze`.
+        over_tcp: as of `start_ranks`.
+    """
     draw = random.Random(f"killed/{phase}/{seed}")
     layouts = _STEADY if phase is Phase.STEADY else LAYOUTS
     job = FaultJob(draw.choice(layouts), folder / f"{phase.value}-{seed}-{int(torchrun)}")
@@ -81,7 +98,8 @@ def kill_one(folder: Path, phase: Phase, seed: int, torchrun: bool, fault: str =
         save_without_a_server()
         entry.main(argv)
 
-    found = start_ranks(job.num_ranks, job.folder, train, stays=rank if fault == "freeze" else None)
+    stays = rank if fault == "freeze" else None
+    found = start_ranks(job.num_ranks, job.folder, train, stays, over_tcp)
     others = [r for r in range(job.num_ranks) if r != rank]
     named = tuple(tuple(_NAMED.findall(found.logs[r])) for r in others)
     return Killed(phase, rank, tuple(found.codes[r] for r in others), named, found.spread_s)
@@ -120,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tries", type=int, default=10)
     parser.add_argument("--torchrun", action="store_true")
+    parser.add_argument("--tcp", action="store_true")
     parser.add_argument("--fault", choices=("kill", "freeze"), default="kill")
     parser.add_argument("--phases", nargs="*", type=Phase, default=PHASES)
     asked = parser.parse_args()
@@ -130,7 +149,7 @@ def main() -> None:
     for phase in asked.phases:
         with tempfile.TemporaryDirectory() as folder:
             runs = [
-                kill_one(Path(folder), phase, seed, asked.torchrun, asked.fault)
+                kill_one(Path(folder), phase, seed, asked.torchrun, asked.fault, asked.tcp)
                 for seed in range(asked.tries)
             ]
         for run in runs:

@@ -1,6 +1,7 @@
 """Jobs whose ranks differ in one thing: all refuse and name it, or it is proved harmless.
 
     python -m tests.runtime.planted --starts 500 --seed 1
+    python -m tests.runtime.planted --starts 50 --seed 1 --tcp    # met at a port of rank 0
 
 A start is real: processes of one machine that parse, check and meet as in training.  Those that
 agree train two steps, and end with the losses of a job without the difference.
@@ -13,6 +14,7 @@ import os
 import random
 import re
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -70,8 +72,8 @@ class Start:
 class PlantedJob:
     """A small asymmetric job whose files are in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, over_tcp: bool = False) -> None:
+        self.folder, self.over_tcp = folder, over_tcp
         folder.mkdir(parents=True, exist_ok=True)
         small = shrink(plan(LAYOUT), workload(global_batch_size=6))
         self._jobs = VerifyJobs(small, Options(steps=STEPS), folder)
@@ -108,6 +110,7 @@ class PlantedJob:
             NUM_RANKS,
             folder,
             lambda rank: _train(self.argv(difference, rank), versions if rank == planted else {}),
+            over_tcp=self.over_tcp,
         )
 
 
@@ -120,7 +123,11 @@ def _train(argv: Sequence[str], versions: Mapping[str, str]) -> None:
 
 
 def start_ranks(
-    num_ranks: int, folder: Path, function: Callable[[int], None], stays: int | None = None
+    num_ranks: int,
+    folder: Path,
+    function: Callable[[int], None],
+    stays: int | None = None,
+    over_tcp: bool = False,
 ) -> Start:
     """Run `function(rank)` in forked processes, none of which is ended for another's sake.
 
@@ -129,14 +136,16 @@ def start_ranks(
         folder: for their logs and their store.
         function: the work of a rank.
         stays: rank that is not waited for, because it is stopped for ever.
+        over_tcp: the ranks meet at a port of rank 0, as those of several machines do.
     """
     preload()
+    meet_at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())} if over_tcp else {}
     began = time.monotonic()
     pids = {}
     for rank in range(num_ranks):
         pid = os.fork()
         if pid == 0:
-            _be_rank(rank, num_ranks, folder, function)
+            _be_rank(rank, num_ranks, folder, function, meet_at)
         pids[pid] = rank
     codes, ends = [_NEVER] * num_ranks, []
     while set(pids.values()) - {stays} and time.monotonic() - began < LIMIT_S:
@@ -154,7 +163,19 @@ def start_ranks(
     return Start(tuple(codes), logs, time.monotonic() - began, spread)
 
 
-def _be_rank(rank: int, num_ranks: int, folder: Path, function: Callable[[int], None]) -> None:
+def _free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
+
+
+def _be_rank(
+    rank: int,
+    num_ranks: int,
+    folder: Path,
+    function: Callable[[int], None],
+    meet_at: Mapping[str, str],
+) -> None:
     code = 1
     try:
         log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
@@ -162,6 +183,9 @@ def _be_rank(rank: int, num_ranks: int, folder: Path, function: Callable[[int], 
         os.dup2(log, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         os.environ |= rank_environment(rank, num_ranks, str(folder / "store"))
+        if meet_at:
+            os.environ |= meet_at
+            del os.environ["MEGATRON_HETERO_STORE"]
         import torch
 
         torch.set_num_threads(1)
@@ -293,11 +317,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starts", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tcp", action="store_true", help="meet at a port of rank 0")
     asked = parser.parse_args()
     tried, wrong = Counter[str](), Counter[str]()
     worst, longest = dict[str, float](), dict[str, float]()
     with tempfile.TemporaryDirectory() as folder:
-        job = PlantedJob(Path(folder))
+        job = PlantedJob(Path(folder), asked.tcp)
         alone = job.start()
         for i in range(asked.starts):
             difference = drawn(asked.seed * 1_000_000 + i)

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch.distributed as dist
@@ -35,6 +36,8 @@ _VERDICT = "verdict"
 _STOPPED_S = 20.0
 """A process of this machine that Linux calls stopped for so long does not go on by itself."""
 _LOOK_S = 0.05
+_TOLD_S = 4 * PERIOD_S
+"""Limit on the wait of the rank that serves the store, for others to read a verdict."""
 _GRACE_S = 2.0
 """For a process that is dying, whose connections close before it is dead, and for its reason."""
 
@@ -90,9 +93,15 @@ class Watch:
         self._thread.join(timeout=5 * PERIOD_S)
         self._serve_until_all_are_done()
 
+    @property
+    def _serves(self) -> bool:
+        """Whether the store ends with this process."""
+        is_file = isinstance(self._store, dist.FileStore)
+        return self._own.rank == 0 and not launcher_serves() and not is_file
+
     def _serve_until_all_are_done(self) -> None:
         """Keep the store of a job without `torchrun` until the others have said their last word."""
-        if self._own.rank != 0 or launcher_serves() or isinstance(self._store, dist.FileStore):
+        if not self._serves:
             return
         deadline = time.monotonic() + 30.0
         while time.monotonic() < deadline:
@@ -299,7 +308,23 @@ class Watch:
         self._is_over.set()
         sys.stdout.flush()
         print(f"error: {verdict}", file=sys.stderr, flush=True)
+        with suppress(RuntimeError):
+            self._serve_until_all_are_told()
         os._exit(EXIT_RANK_DIED)
+
+    def _serve_until_all_are_told(self) -> None:
+        """Keep the store that ends with this process until all who live know the verdict."""
+        if self._own.rank != 0:
+            self._store.set(f"told/{self._own.rank}", "1")
+        if not self._serves:
+            return
+        waits = [p for p in self._places if p.rank != 0]
+        deadline = time.monotonic() + _TOLD_S
+        while waits and time.monotonic() < deadline:
+            waits = [p for p in waits if not self._store.check([f"told/{p.rank}"])]
+            here = self._own.machine
+            waits = [p for p in waits if p.machine != here or p.is_alive()]
+            time.sleep(_LOOK_S)
 
     def _newest(self, rank: int) -> Beat | None:
         key = f"beat/{rank}"

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -27,15 +27,19 @@ from megatron_hetero.errors import (
 )
 from megatron_hetero.files import content_hash
 from megatron_hetero.runtime.faults.place import Place
-from megatron_hetero.runtime.faults.store import side_store
+from megatron_hetero.runtime.faults.store import launcher_serves, side_store
 from megatron_hetero.runtime.job.agreement import disagreement
 from megatron_hetero.runtime.job.world import World
 
 _VERDICT, _ARRIVED, _SEEN, _ALL_SEEN = "verdict", "arrived", "seen", "all-seen"
 _LOOK_S = 1.0
 """Between two looks at the processes of this machine."""
+_ASK_S = 0.05
+"""Between two questions to the store."""
 _TOLD_S = 60.0
 """Limit on the wait of a rank that refuses, for others that are still on their way."""
+_LEAVE_S = 5.0
+"""Limit on the wait of a rank that was told, for others to be told."""
 _NEWS_S = 30.0
 
 
@@ -54,7 +58,7 @@ class StartMeeting:
         self._store: dist.Store | None = None
         self._rank, self._num_ranks = 0, 1
         self._items: dict[str, str] = {}
-        self._is_over = False
+        self._is_over = self._serves = False
 
     def announce(self, world: World) -> None:
         """Say that this rank's process is there; nothing for a job of one, or without a place to
@@ -67,6 +71,7 @@ class StartMeeting:
             return
         self._rank, self._num_ranks = world.rank, world.size
         store = side_store("meeting", world.store_path, world.rank, world.size)
+        self._serves = world.rank == 0 and world.store_path is None and not launcher_serves()
         if store is not None:
             store.set(f"place/{self._rank}", Place.here(self._rank, "on its way").text())
             self._store = store
@@ -96,7 +101,8 @@ class StartMeeting:
         self._is_over = True
         if not verdict["text"]:
             return
-        self._see(5.0)
+        # Rank 0 leaves last where it serves the store.
+        self._see(_TOLD_S if self._serves else _LEAVE_S)
         if verdict["rank"] is None:
             raise UsageError(
                 "the ranks of this job do not agree, so none starts:\n  "
@@ -169,16 +175,23 @@ class StartMeeting:
         return found
 
     def _comes(self, key: str, seconds: float) -> bool:
+        """Tell if a key is there within `seconds`.
+
+        A store over TCP logs a trace for each of its own waits that ends without the key, so this
+        asks now and then.
+        """
         assert self._store is not None
+        deadline = time.monotonic() + seconds
         try:
-            self._store.wait([key], timedelta(seconds=seconds))
+            while not self._store.check([key]):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_ASK_S)
         except RuntimeError as error:
-            # Stores of unlike kinds have unlike classes of it.
-            if "timeout" in str(error).lower():
-                return False
             raise RankRefusedError(
                 "the place where the ranks meet is gone: rank 0 on "
-                f"{os.environ.get('MASTER_ADDR')}, or its launcher, has ended ({error})",
+                f"{os.environ.get('MASTER_ADDR')}, or its launcher, has ended "
+                f"({str(error).partition(chr(10))[0]})",
                 EXIT_RANK_DIED,
             ) from error
         return True
@@ -207,14 +220,18 @@ class StartMeeting:
         return range(max(first, 0), min(first + int(size), self._num_ranks))
 
     def _see(self, at_most_s: float) -> None:
-        """Wait until all ranks know the verdict: a launcher ends all as soon as one has left."""
+        """Wait until all ranks know the verdict: a launcher ends all as soon as one has left.
+
+        Rank 0 may end the store with itself; whoever finds it gone knows the verdict by then.
+        """
         assert self._store is not None
-        if self._store.add(_SEEN, 1) == self._num_ranks:
-            self._store.set(_ALL_SEEN, "1")
-        deadline = time.monotonic() + at_most_s
-        while time.monotonic() < deadline and not self._comes(_ALL_SEEN, _LOOK_S):
-            if not any(self._is_on_its_way(rank) for rank in range(self._num_ranks)):
-                return  # those who did not see it died
+        with suppress(RankRefusedError, RuntimeError):
+            if self._store.add(_SEEN, 1) == self._num_ranks:
+                self._store.set(_ALL_SEEN, "1")
+            deadline = time.monotonic() + at_most_s
+            while time.monotonic() < deadline and not self._comes(_ALL_SEEN, _LOOK_S):
+                if not any(self._is_on_its_way(rank) for rank in range(self._num_ranks)):
+                    return  # those who did not see it died
 
     def _is_on_its_way(self, rank: int) -> bool:
         """Tell if a rank may still read the verdict."""

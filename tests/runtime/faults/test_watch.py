@@ -209,10 +209,20 @@ def test_a_rank_that_ends_while_it_is_looked_at_is_no_fault(
     assert watch._fault_of(1) == (None if ended else "is dead")
 
 
-@pytest.mark.parametrize("phase", [Phase.SETUP, Phase.GRADIENT_SYNC, Phase.SAVE_DATA])
-def test_survivors_of_a_real_job_all_name_the_killed_rank(phase: Phase, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("phase", "over_tcp"),
+    [
+        (Phase.SETUP, False),
+        (Phase.SETUP, True),
+        (Phase.GRADIENT_SYNC, False),
+        (Phase.SAVE_DATA, True),
+    ],
+)
+def test_survivors_of_a_real_job_all_name_the_killed_rank(
+    phase: Phase, over_tcp: bool, tmp_path: Path
+) -> None:
     """Connections break before any watch has looked; none names another, or nobody."""
-    found = kill_one(tmp_path, phase, 0, torchrun=False)
+    found = kill_one(tmp_path, phase, 0, over_tcp=over_tcp)
     assert set(found.codes) == {EXIT_RANK_DIED}
     assert found.num_right == len(found.codes) and found.seconds < 5.0
 

@@ -62,6 +62,19 @@ def test_a_rank_that_dies_on_its_way_ends_all(job: PlantedJob, tmp_path: Path) -
     assert all("rank 1 on" in found.logs[r] and "died before" in found.logs[r] for r in (0, 2))
 
 
+def test_ranks_that_meet_over_tcp(tmp_path: Path, alone: Start) -> None:
+    """Rank 0 serves the store, and ends with it."""
+    job = PlantedJob(tmp_path, over_tcp=True)
+    found = job.start()
+    assert found.codes == (0,) * NUM_RANKS and found.losses == alone.losses
+    for difference in (
+        Difference("", 0, "--lr", ("--lr=0.5",)),
+        Difference("", 2, "--lr", ("--lr=0.5",)),
+        kinds(0, 2)["half-written plan"][0],
+    ):
+        assert fault_of(job.start(difference), difference, alone) is None
+
+
 @pytest.mark.slow
 def test_seeds_of_hashes_are_harmless(job: PlantedJob, alone: Start, tmp_path: Path) -> None:
     """Every process of Python has its own order of sets of strings; no result may follow it."""

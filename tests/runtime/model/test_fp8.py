@@ -36,11 +36,17 @@ def broken(**changes: Any) -> list[str]:
     return [flag for flag, asks, _ in fp8.REFUSED if asks(args)]
 
 
-def test_without_transformer_engine_it_is_refused_before_the_start() -> None:
+def test_without_a_gpu_it_is_refused_before_the_start() -> None:
     flags = ["--fp8-format=hybrid", "--fp8-recipe=tensorwise", "--bf16"]
     message = refuse([*MODEL, f"--hetero-layout={LAYOUT}", *flags], UnsupportedError)
-    assert "--fp8-format" in message and "install Transformer Engine" in message
+    assert "--fp8-format" in message and "without a GPU" in message
     assert "--fp8-recipe" not in message
+
+
+def test_local_layers_are_refused_with_what_to_install() -> None:
+    local = SimpleNamespace(**{**ACCEPTED, "transformer_impl": "local"})
+    advice = [way for _, asks, way in fp8.REFUSED if asks(local)]
+    assert any("install Transformer Engine" in way for way in advice)
 
 
 @pytest.mark.parametrize(
