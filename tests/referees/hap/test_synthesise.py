@@ -126,7 +126,7 @@ def test_options_are_executed_as_they_say() -> None:
         assert (stage is None) == ("sequences" in option.form.along)
         if stage is not None:
             assert str(parse_layout(f"{stage}:8 @16")) == f"{stage}:8 @16"
-            assert option.priced_s == pytest.approx(option.synthesis.seconds, rel=0.03)
+            assert option.priced_s == pytest.approx(option.synthesis.seconds, rel=0.05)
 
 
 def test_where_memory_is_short_weights_are_divided() -> None:
