@@ -192,15 +192,30 @@ def pod_logs(record: LaunchRecord, label: str) -> LauncherCommand:
     return LauncherCommand(("kubectl", "logs", *words))
 
 
-def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
-    label = f"jobset.sigs.k8s.io/jobset-name={record.name}"
+def kubectl_commands(
+    kind: str, label: str, file: str, record: LaunchRecord, action: Action
+) -> Iterator[LauncherCommand]:
+    """Yield the commands of an action on a job.
+
+    Args:
+        kind: the job's kind, as kubectl names the kind.
+        label: the selector of the job's pods.
+        file: the manifest.
+        record: the job.
+        action: what to do.
+    """
     if action == "status":
-        yield LauncherCommand(("kubectl", "get", "jobset", record.name))
+        yield LauncherCommand(("kubectl", "get", kind, record.name))
         yield LauncherCommand(("kubectl", "get", "pods", "--selector", label, "--output", "wide"))
     elif action == "logs":
         yield pod_logs(record, label)
     else:
-        yield LauncherCommand(("kubectl", "delete", "--filename", "jobset.yaml"))
+        yield LauncherCommand(("kubectl", "delete", "--filename", file))
+
+
+def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
+    label = f"jobset.sigs.k8s.io/jobset-name={record.name}"
+    return kubectl_commands("jobset", label, "jobset.yaml", record, action)
 
 
 KUBERNETES = Launcher(

@@ -20,8 +20,8 @@ from megatron_hetero.flags.launchers.job import Component, LaunchFile, LaunchJob
 from megatron_hetero.flags.launchers.kubernetes import (
     config_map,
     gpu_resource,
+    kubectl_commands,
     pod_image,
-    pod_logs,
 )
 from megatron_hetero.flags.launchers.launcher import (
     Action,
@@ -141,13 +141,7 @@ def _replicas(job: LaunchJob, image: str, role: str, nodes: Sequence[tuple[str, 
 
 def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
     label = f"training.kubeflow.org/job-name={record.name}"
-    if action == "status":
-        yield LauncherCommand(("kubectl", "get", "pytorchjob", record.name))
-        yield LauncherCommand(("kubectl", "get", "pods", "--selector", label, "--output", "wide"))
-    elif action == "logs":
-        yield pod_logs(record, label)
-    else:
-        yield LauncherCommand(("kubectl", "delete", "--filename", _FILE))
+    return kubectl_commands("pytorchjob", label, _FILE, record, action)
 
 
 PYTORCHJOB = Launcher(

@@ -11,7 +11,7 @@ from megatron_hetero.model.huggingface.experts import (
 )
 from megatron_hetero.model.huggingface.families import Family
 from megatron_hetero.model.huggingface.positions import read_rotary, write_rotary
-from megatron_hetero.model.huggingface.writer import FlagWriter, dropouts, layer_pattern
+from megatron_hetero.model.huggingface.writer import FlagWriter, dropouts, layer_pattern, shape_of
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -25,18 +25,7 @@ def write_decoder(writer: FlagWriter, config: DecoderConfig, family: Family) -> 
     # Sizes and heads.
     writer.require("hidden_act", config.hidden_act, *family.activations)
     num_groups = config.num_key_value_heads or config.num_attention_heads
-    writer.sizes(
-        {
-            "num_hidden_layers": ("--num-layers", config.num_hidden_layers),
-            "hidden_size": ("--hidden-size", config.hidden_size),
-            "intermediate_size": ("--ffn-hidden-size", config.intermediate_size),
-            "num_attention_heads": ("--num-attention-heads", config.num_attention_heads),
-            "max_position_embeddings": (
-                "--max-position-embeddings",
-                config.max_position_embeddings,
-            ),
-        }
-    )
+    shape_of(writer, config)
     if config.head_dim is not None:
         writer.add("head_dim", "--kv-channels", config.head_dim)
     if num_groups != config.num_attention_heads:

@@ -12,7 +12,7 @@ from typing import Any
 from megatron_hetero.model.huggingface.config import LatentConfig
 from megatron_hetero.model.huggingface.experts import further_tokens, routed_experts
 from megatron_hetero.model.huggingface.positions import read_rotary, write_latent_rotary
-from megatron_hetero.model.huggingface.writer import FlagWriter, dropouts
+from megatron_hetero.model.huggingface.writer import FlagWriter, dropouts, shape_of
 
 _V3: Mapping[str, Any] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
@@ -34,18 +34,7 @@ def write_latent(writer: FlagWriter, config: LatentConfig) -> None:
     writer.require("hidden_act", config.hidden_act, "silu")
     writer.require("attention_bias", config.attention_bias, False)
     writer.require("rope_interleave", config.rope_interleave, True)
-    writer.sizes(
-        {
-            "num_hidden_layers": ("--num-layers", config.num_hidden_layers),
-            "hidden_size": ("--hidden-size", config.hidden_size),
-            "intermediate_size": ("--ffn-hidden-size", config.intermediate_size),
-            "num_attention_heads": ("--num-attention-heads", config.num_attention_heads),
-            "max_position_embeddings": (
-                "--max-position-embeddings",
-                config.max_position_embeddings,
-            ),
-        }
-    )
+    shape_of(writer, config)
     if config.hidden_size % config.num_attention_heads:
         # Latent attention has widths of its own, and yet Megatron wants this one to come out even.
         writer.add("v_head_dim", "--kv-channels", config.v_head_dim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron_hetero.model.huggingface.config import Gpt2Config, NeoxConfig, OptConfig
 from megatron_hetero.model.huggingface.positions import read_rotary, write_rotary
-from megatron_hetero.model.huggingface.writer import FlagWriter, dropouts
+from megatron_hetero.model.huggingface.writer import FlagWriter, dropouts, shape_of
 
 
 def write_neox(writer: FlagWriter, config: NeoxConfig) -> None:
@@ -13,18 +13,7 @@ def write_neox(writer: FlagWriter, config: NeoxConfig) -> None:
         writer.differ("attention and MLP run one after the other, not in parallel")
     writer.require("attention_bias", config.attention_bias, True)
     _note_activation(writer, config.hidden_act)
-    writer.sizes(
-        {
-            "num_hidden_layers": ("--num-layers", config.num_hidden_layers),
-            "hidden_size": ("--hidden-size", config.hidden_size),
-            "intermediate_size": ("--ffn-hidden-size", config.intermediate_size),
-            "num_attention_heads": ("--num-attention-heads", config.num_attention_heads),
-            "max_position_embeddings": (
-                "--max-position-embeddings",
-                config.max_position_embeddings,
-            ),
-        }
-    )
+    shape_of(writer, config)
     write_rotary(writer, read_rotary(writer, config, share=0.25), always_share=True)
     writer.add("layer_norm_eps", "--norm-epsilon", repr(config.layer_norm_eps))
     dropouts(

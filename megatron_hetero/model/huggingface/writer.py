@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import Document
+from megatron_hetero.model.huggingface.config import DecoderConfig, LatentConfig, NeoxConfig
 from megatron_hetero.model.shell.values import Word
 
 Key = str | tuple[str, ...]
@@ -66,6 +67,22 @@ class FlagWriter:
         """Raise `UnsupportedError` with the line, the key and its fault."""
         name = key if isinstance(key, str) else ".".join(key)
         raise UnsupportedError(f"{self.locate(key)}: {name} {fault}")
+
+
+def shape_of(writer: FlagWriter, config: DecoderConfig | LatentConfig | NeoxConfig) -> None:
+    """Write the sizes that most families name alike."""
+    writer.sizes(
+        {
+            "num_hidden_layers": ("--num-layers", config.num_hidden_layers),
+            "hidden_size": ("--hidden-size", config.hidden_size),
+            "intermediate_size": ("--ffn-hidden-size", config.intermediate_size),
+            "num_attention_heads": ("--num-attention-heads", config.num_attention_heads),
+            "max_position_embeddings": (
+                "--max-position-embeddings",
+                config.max_position_embeddings,
+            ),
+        }
+    )
 
 
 def dropouts(writer: FlagWriter, attention: tuple[str, float], hidden: tuple[str, float]) -> None:
