@@ -71,7 +71,8 @@ def test_a_pipeline_takes_what_its_slowest_stage_does_and_holds_what_its_fullest
             stages = costs.replica(replica, costs.vocab_rows(placement.widths)).stages
             slowest = max(stage.times.total_s for stage in stages)
             found = price.fixed_s + price.seconds(np.array([float(length)]))[0]
-            assert slowest <= found <= 1.05 * slowest
+            # Within what three rates miss of a curve (`tests.sequences.test_modelled`).
+            assert 0.988 * slowest <= found <= 1.05 * slowest
         longest = longest_sequence(price)
         for length, fits in ((longest, True), (longest * 1.05, False)):
             costs = CostModel(MIXED, at_length(workload, int(length))).sharded_as(placement)

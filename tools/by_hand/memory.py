@@ -55,8 +55,13 @@ def held(paper: Paper, stage: Stage, member: int) -> Held:
 
 def bytes_of_parameter(job: Job) -> tuple[int, int, int]:
     """Return the bytes of weight, gradient and Adam's states: bf16 adds its gradients in fp32, fp16
-    in fp16 with an fp32 copy for the update (Megatron's mixed-precision optimizer)."""
-    return {"bf16": (2, 4, 12), "fp16": (2, 2, 16), "fp32": (4, 4, 8)}[job.precision]
+    in fp16 (Megatron's mixed-precision optimizer)."""
+    return {"bf16": (2, 4, 12), "fp16": (2, 2, 12), "fp32": (4, 4, 8)}[job.precision]
+
+
+def copy_for_update(job: Job) -> int:
+    """Return the bytes of a parameter's gradient in fp32 that fp16 copies for the update alone."""
+    return 4 if job.precision == "fp16" else 0
 
 
 def holders_of_layer(paper: Paper, layer: int) -> list[Stage]:
@@ -138,15 +143,25 @@ def device_bytes(paper: Paper, site: Site, replica: Replica, index: int, member:
 
     layers = range(stage.first, stage.end)
     kept = sum(_own_part(paper, stage, holders_of_layer(paper, layer)) for layer in layers)
-    total += states * has.layer * kept
+    owned = has.layer * kept
     firsts = [r.stages[0] for r in paper.replicas]
     lasts = [r.stages[-1] for r in paper.replicas]
     words = firsts + [s for s in lasts if s not in firsts] if job.is_tied else firsts
-    total += states * has.words * _own_part(paper, stage, words)
-    total += states * has.positions * _own_part(paper, stage, firsts)
-    total += states * has.output * _own_part(paper, stage, words if job.is_tied else lasts)
-    total += states * has.final_norm * _own_part(paper, stage, lasts)
+    owned += has.words * _own_part(paper, stage, words)
+    owned += has.positions * _own_part(paper, stage, firsts)
+    owned += has.output * _own_part(paper, stage, words if job.is_tied else lasts)
+    owned += has.final_norm * _own_part(paper, stage, lasts)
+    total += states * owned
+    # The update has copies of gradients where passes have activations.
+    passing = _bytes_of_passes(paper, replica, index, member, gpu, has)
+    return total + max(passing, owned * copy_for_update(job))
 
+
+def _bytes_of_passes(
+    paper: Paper, replica: Replica, index: int, member: int, gpu: Gpu, has: Held
+) -> float:
+    """Sum the activations, working set and messages of a GPU while passes are computed."""
+    job, stage = paper.job, replica.stages[index]
     tokens = replica.size * job.sequence
     own = tokens / (stage.width if job.sequence_parallel else 1)
     part = (
@@ -161,7 +176,6 @@ def device_bytes(paper: Paper, site: Site, replica: Replica, index: int, member:
         in_flight += own * job.hidden
     if stage.end == job.layers:
         in_flight += 2 * own * job.hidden * job.element + 4 * logits
-    total += stage.ahead * in_flight
 
     working = tokens * job.element * (part[1] * job.ffn * job.matrices + 2 * job.hidden)
     if gpu.is_old:
@@ -171,7 +185,8 @@ def device_bytes(paper: Paper, site: Site, replica: Replica, index: int, member:
         working += plain - again
     if stage.end == job.layers and job.element < 4:
         working = max(working, logits * job.element)
-    return total + working + _messages(replica, index) * own * job.hidden * job.element
+    messages = _messages(replica, index) * own * job.hidden * job.element
+    return stage.ahead * in_flight + working + messages
 
 
 def _messages(replica: Replica, index: int) -> int:

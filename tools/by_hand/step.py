@@ -7,8 +7,8 @@ from itertools import pairwise
 from math import log
 
 from tools.by_hand import launches
-from tools.by_hand.gpus import EXTRA_TOKENS, GPUS
-from tools.by_hand.memory import bytes_of_parameter, held, holders_of_layer
+from tools.by_hand.gpus import CALL_US, EXTRA_TOKENS, GPUS
+from tools.by_hand.memory import bytes_of_parameter, copy_for_update, held, holders_of_layer
 from tools.by_hand.paper import Paper, Replica, Stage
 from tools.by_hand.site import Site
 from tools.by_hand.traffic import Load, exchanges, loads
@@ -88,34 +88,37 @@ def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, membe
     rate, memory = gpu.reached * gpu.tflops * 1e12, gpu.streamed * gpu.gb_per_s * 1e9
     if job.precision == "fp32":
         raise ValueError("fp32 peaks are not on the sheet")
-    each, e = gpu.product_us * 1e-6, job.element
+    e = job.element
     heads = stage.parts(job.groups)[member] / job.groups
     columns = stage.parts(job.ffn)[member] / job.ffn
     tokens = replica.size * job.sequence
     own = tokens / (stage.width if job.sequence_parallel else 1)
 
     mlps = job.top_k if job.experts else 1
-    weights = heads * job.attention_weights + columns * mlps * job.mlp_weights
-    count = 4
+    query, key = heads * job.query, heads * job.key
+    gates = (job.matrices - 1) * job.ffn * columns
+    rows_of_mlp = tokens * mlps / max(job.experts, 1)
+    mlp = gpu.product_s(rows_of_mlp, job.hidden, gates, e)
+    mlp += gpu.product_s(rows_of_mlp, job.ffn * columns, job.hidden, e)
+    products = gpu.product_s(tokens, job.hidden, query + 2 * key, e)
+    products += gpu.product_s(tokens, query, job.hidden, e) + max(job.experts, 1) * mlp
     if job.experts:
-        weights += own / tokens * job.hidden * job.experts
-        count = 3 + 2 * job.experts
-    products = 2 * tokens * weights / rate + count * each
+        products += gpu.product_s(own, job.hidden, job.experts, e)
     # Two norms, and twice an addition of what dropout left.
     moved = 2 * own * job.hidden * (5 * e + 1)
-    first = (job.matrices - 1) * job.ffn * columns
     if job.experts:
-        moved += tokens * mlps * (4 * job.hidden + first + 3 * job.ffn * columns) * e
+        moved += tokens * mlps * (4 * job.hidden + gates + 3 * job.ffn * columns) * e
     else:
-        moved += tokens * (first + job.ffn * columns) * e
+        moved += tokens * (gates + job.ffn * columns) * e
     rest = moved / memory
     scores = tokens * heads * job.heads * job.sequence
     two = 4 * scores * job.head_size * (1.0 if gpu.is_old else 0.5) / rate
     _, forth, back = min(gpu.fused, key=lambda own: abs(log(own[0] / job.head_size)))
     longer, longer_back = (1 + extra / job.sequence for extra in EXTRA_TOKENS)
-    core, core_back = two * longer / forth + each, 2.5 * two * longer_back / back + each
+    call, call_back = (us * 1e-6 for us in CALL_US)
+    core, core_back = two * longer / forth + call, 2.5 * two * longer_back / back + call_back
     if gpu.is_old:
-        two += 2 * each
+        two += 2 * gpu.product_us * 1e-6
         # Unfused: 3.78 and 5.68 elements moved for each score (docs/cost-model.md), dropout more.
         dropped = scores * (2 * e + 1) if job.attention_dropout else 0.0
         core = two + (3.78 * scores * e + 1.19 * dropped) / memory
@@ -128,7 +131,7 @@ def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, membe
     rows = paper.rows * job.hidden * stage.shares[member] / sum(stage.shares)
     words = 3 * tokens * job.hidden * e / memory
     logits = tokens * rows / job.hidden
-    output = 2 * tokens * rows / rate + each
+    output = gpu.product_s(tokens, job.hidden, rows / job.hidden, e)
     # The loss: logits to fp32, a maximum, exponents, a sum; backward once over them.
     return _Parts(
         _Pass(layer, layer_back),
@@ -247,4 +250,5 @@ def _update(paper: Paper, site: Site, stage: Stage, member: int) -> float:
     if job.divides_states:
         owners = holders_of_layer(paper, stage.first)
         params *= stage.state_share / sum(holder.state_share for holder in owners)
-    return 2 * params * sum(bytes_of_parameter(job)) / (gpu.streamed * gpu.gb_per_s * 1e9)
+    size = sum(bytes_of_parameter(job)) + copy_for_update(job)
+    return 2 * params * size / (gpu.streamed * gpu.gb_per_s * 1e9)

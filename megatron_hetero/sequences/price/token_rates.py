@@ -2,7 +2,8 @@
 
 The model of a training step (`cost.work`, `cost.memory`) is asked at a few lengths.  What grows
 with the length is work of tokens, what grows with its square is attention, the rest is paid once
-for a forward and backward.
+for a forward and backward.  The seconds of products are no straight line of the tokens (clocks fall
+in long products), so the three rates are the ones nearest to all lengths.
 """
 
 from __future__ import annotations
@@ -11,23 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.memory.device import StateHolders, stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.work.compute import (
-    core_attention_times,
-    group_layer_times,
-    uses_flash_attention,
-)
+from megatron_hetero.cost.work.compute import group_layer_times, uses_flash_attention
 from megatron_hetero.cost.work.ends import embedding_times, head_times
 from megatron_hetero.cost.work.pieces import price_pieces
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import FusedScores, Workload
 
-_AT = 8192
-ASKED_LENGTHS = (_AT, 2 * _AT, 3 * _AT)
+ASKED_LENGTHS = (512, 2048, 8192, 32_768, 131_072)
 """Lengths at which models of a whole step are asked."""
 LEAST_TOKEN_S = 1e-12
 """Seconds of a token at least: where a model is so small that a pass lasts as long as its launches,
@@ -72,22 +70,17 @@ def token_rates(
         kept_free: memory that holds no tensors of Megatron's.
         profile: measured times; they stretch or shrink all modelled ones alike.
     """
-    once, twice, thrice = (_seconds(workload, gpu, _AT * i) for i in (1, 2, 3))
-    linear = [a - c for a, c in (once, twice, thrice)]
-    core = [c for _, c in (once, twice, thrice)]
-    token_s = (linear[1] - linear[0]) / _AT
-    # Second differences: 2 x the coefficient of the square of the length in units of _AT.
-    square_s = (core[2] - 2 * core[1] + core[0]) / (2 * _AT**2)
-    core_token_s = (core[1] - core[0]) / _AT - 3 * _AT * square_s
     ratio, is_measured = _measured_ratio(workload, gpu, profile)
+    seconds = [_seconds(workload, gpu, length) for length in ASKED_LENGTHS]
+    fixed_s, token_s, square_s = by_length(seconds)
     held = [_bytes(workload, gpu, length, num_ranks, kept_free) for length in ASKED_LENGTHS]
     fixed_bytes, token_bytes, pair_bytes = by_length(held)
     return TokenRates(
         gpu.name,
-        max(LEAST_TOKEN_S, ratio * (token_s + core_token_s)),
+        max(LEAST_TOKEN_S, ratio * token_s),
         # A causal sequence has half of its square of pairs.
         max(0.0, ratio * 2 * square_s),
-        ratio * (linear[0] - token_s * _AT + core[0] - core_token_s * _AT - square_s * _AT**2),
+        ratio * fixed_s,
         token_bytes,
         max(pair_bytes, 0.0),
         gpu.memory_bytes - fixed_bytes,
@@ -98,11 +91,16 @@ def token_rates(
 
 def by_length(found: Sequence[float]) -> tuple[float, float, float]:
     """Return the fixed part of a figure at `ASKED_LENGTHS`, the part per token, and the part per
-    square of the length."""
-    one, two, three = found
-    of_square = (three - 2 * two + one) / (2 * _AT**2)
-    of_token = (two - one) / _AT - 3 * _AT * of_square
-    return one - _AT * of_token - _AT**2 * of_square, of_token, of_square
+    square of the length: the least squares of the relative errors."""
+    if not any(found):
+        return 0.0, 0.0, 0.0
+    lengths = np.array(ASKED_LENGTHS, dtype=float)
+    unit = float(lengths[-1])
+    powers = (lengths[:, None] / unit) ** np.arange(3)
+    figures = np.array(found, dtype=float)[:, None]
+    parts, *_ = np.linalg.lstsq(powers / figures, np.ones(len(found)), rcond=None)
+    fixed, of_token, of_square = (float(part) for part in parts)
+    return fixed, of_token / unit, of_square / unit**2
 
 
 def at_length(workload: Workload, length: int) -> Workload:
@@ -119,19 +117,16 @@ def at_length(workload: Workload, length: int) -> Workload:
 
 
 @lru_cache(maxsize=256)
-def _seconds_of(workload: Workload, gpu: _Hashed, length: int) -> tuple[float, float]:
-    """Time the whole model forward and backward, and the core attention in it."""
+def _seconds_of(workload: Workload, gpu: _Hashed, length: int) -> float:
+    """Time the whole model forward and backward."""
     job, model = at_length(workload, length), workload.model
     member = (gpu.gpu, even_share(model, 1))
     layer = group_layer_times(job, (member,)).total_s
-    once = core_attention_times(job, (member,))
-    again_s = once.forward_s if workload.training.recompute != "none" else 0.0
-    core = once.total_s + again_s
     rows = padded_vocab_size(model)
     ends = (
         embedding_times(job, gpu.gpu, 1, rows).total_s + head_times(job, gpu.gpu, 1, rows).total_s
     )
-    return model.num_layers * layer + ends, model.num_layers * core
+    return model.num_layers * layer + ends
 
 
 @dataclass(frozen=True)
@@ -144,7 +139,7 @@ class _Hashed:
         return hash(self.gpu.name)
 
 
-def _seconds(workload: Workload, gpu: GpuType, length: int) -> tuple[float, float]:
+def _seconds(workload: Workload, gpu: GpuType, length: int) -> float:
     return _seconds_of(workload, _Hashed(gpu), length)
 
 
