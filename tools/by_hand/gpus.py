@@ -42,9 +42,9 @@ class Gpu:
     def product_s(self, rows: float, inputs: float, outputs: float, element: int) -> float:
         """Time one product of a matrix of rows x inputs with one of inputs x outputs."""
         flops = 2 * rows * inputs * outputs
-        slower = max((flops / 1e12) ** self.decline, min(1.0, self.reached))
+        slower: float = max((flops / 1e12) ** self.decline, min(1.0, self.reached))
         moved = (rows * inputs + inputs * outputs + rows * outputs) * element
-        seconds = flops * slower / (self.reached * self.tflops * 1e12)
+        seconds: float = flops * slower / (self.reached * self.tflops * 1e12)
         return seconds + self.unhidden * moved / (self.gb_per_s * 1e9) + self.product_us * 1e-6
 
 
