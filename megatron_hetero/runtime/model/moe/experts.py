@@ -1,7 +1,8 @@
 """Mixture of experts on an asymmetric plan: refusals, and the routing losses of the log.
 
 Each stage holds all experts of its layers, every expert divided over the stage's tensor-parallel
-group as a dense MLP is (expert parallelism of 1), and so is a shared expert. Routers are copies. A
+group as a dense MLP is (expert parallelism of 1), and so is a shared expert; or experts are dealt
+out (`runtime.model.moe.dealt_experts`). Routers are copies. A
 router sees the tokens of one micro-batch, over the whole group, so it chooses as one process does
 under any plan, drops the same tokens (`runtime.megatron.token_dropping`), and is biased by the
 tokens of the whole job (`runtime.model.moe.expert_bias`).
@@ -118,6 +119,26 @@ def check_tables(plan: Plan, args: Any) -> None:
         raise UnsupportedError(
             "--moe-grouped-gemm: Transformer Engine's module of all experts wants equally many on "
             "each device. Leave the flag out, or the shares after ep:\n  " + "\n  ".join(found)
+        )
+
+
+def check_groups(plan: Plan, args: Any) -> None:
+    """Refuse what groups of experts over replicas do not follow.
+
+    Raises:
+        UnsupportedError: the message names the flags, and advice.
+    """
+    shapes = [stage.shape for replica in plan.replicas for stage in replica.stages]
+    groups = [shape.expert_groups for shape in shapes if shape.expert_groups is not None]
+    if any(width > 1 for _, width in groups) and args.add_bias_linear:
+        raise UnsupportedError(
+            "etp above 1 divides experts, and each rank would add a bias whole. Add "
+            "--disable-bias-linear, or deal whole experts out (etp1)."
+        )
+    if groups and args.variable_seq_lengths and args.moe_token_dispatcher_type == "allgather":
+        raise UnsupportedError(
+            "--variable-seq-lengths with --moe-token-dispatcher-type allgather: ranks that deal "
+            "experts out over replicas (ep) would gather unlike numbers of tokens. Use alltoall."
         )
 
 
