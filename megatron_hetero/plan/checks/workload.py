@@ -89,10 +89,6 @@ def experts_can_be_dealt_out(plan: Plan) -> Iterator[Violation]:
                 f"{where}: ep{width} does not divide {model.num_experts} experts (--num-experts) "
                 f"evenly. Give shares, as in ep{width}({_example_table(width)}), or another width.",
             )
-        elif stage.shape.context_parallel > 1:
-            yield Violation(
-                key, f"{where}: ep and cp do not go together yet. Leave one of them out."
-            )
 
 
 def expert_groups_fit(plan: Plan) -> Iterator[Violation]:

@@ -153,7 +153,7 @@ class JobMoEMetrics(MoEMetricsTracker):
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
         super().__init__()
         self._num_micro_batches = sum(replica.num_micro_batches for replica in plan.replicas)
-        self._width = groups.tensor.size()
+        self._num_parts = groups.stage.size()
 
     def _sync_metrics(self, metric_names: list[str], pg_collection: Any = None) -> None:
         # The caller divides by this rank's number.
@@ -162,7 +162,7 @@ class JobMoEMetrics(MoEMetricsTracker):
             entry = self._metrics[name]
             # Megatron's losses of balance are each rank's part; others are means of its tokens.
             is_part = entry.reduce_group is not None
-            entry.values.mul_(weight if is_part else weight / self._width)
+            entry.values.mul_(weight if is_part else weight / self._num_parts)
             dist.all_reduce(entry.values)
 
 
