@@ -105,7 +105,7 @@ class DealtMoELayer(MoELayer):
         Megatron makes lists of its dispatcher's split sizes where it copies them from a GPU, which
         on a CPU it need not; the collective wants lists all the same.
         """
-        for name in ("input_splits", "output_splits", "output_splits_tp"):
+        for name in ("input_splits", "output_splits"):
             sizes = getattr(self.token_dispatcher, name, None)
             if isinstance(sizes, torch.Tensor) and not sizes.is_cuda:
                 setattr(self.token_dispatcher, name, sizes.tolist())
