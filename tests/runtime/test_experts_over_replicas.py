@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 _FAST = {"divided experts", "divided sequences"}
 """The fewest in which groups of all kinds differ from those of a stage, and every loss is summed
 over parts of sequences."""
-_GATHERED = {name for name in CASES if name.startswith("gathered")}
+_GATHERED = {name for name in CASES if name.startswith("gathered")} | {"divided experts"}
 """With Megatron's default dispatcher; the others exchange all to all."""
 _ALL_TO_ALL = ("--moe-token-dispatcher-type=alltoall",)
 
@@ -97,7 +97,7 @@ def test_a_plan_trains_as_one_process(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["divided experts", "divided sequences, dealt over replicas"])
+@pytest.mark.parametrize("name", ["first stages", "divided sequences, dealt over replicas"])
 def test_routers_choose_as_one_process_does(name: str, tmp_path: Path) -> None:
     layout, changes = CASES[name]
     options = Options(steps=2, optimizers=("adam",), precision="bf16", plan_flags=_ALL_TO_ALL)

@@ -135,6 +135,11 @@ def check_groups(plan: Plan, args: Any) -> None:
             "etp above 1 divides experts, and each rank would add a bias whole. Add "
             "--disable-bias-linear, or deal whole experts out (etp1)."
         )
+    if args.moe_token_dispatcher_type == "alltoall" and any(min(sizes) > 1 for sizes in groups):
+        raise UnsupportedError(
+            "--moe-token-dispatcher-type alltoall with experts that are both dealt out and divided "
+            "(ep and etp above 1) is not verified on asymmetric plans yet. Use allgather, or etp1."
+        )
     if groups and args.variable_seq_lengths and args.moe_token_dispatcher_type == "allgather":
         raise UnsupportedError(
             "--variable-seq-lengths with --moe-token-dispatcher-type allgather: ranks that deal "
