@@ -13,7 +13,7 @@ _LARGEST_SIZE = 32
 NOT_WITH_CONTEXT_PARALLEL = frozenset(
     {
         "--reset-attention-mask",
-        "--num-experts",
+        "--moe-expert-capacity-factor",
         "--hierarchical-context-parallel-sizes",
         "--window-size",
         "--sft",
@@ -72,11 +72,11 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
 
 @lru_cache(maxsize=64)
 def _may_divide(workload: Workload) -> bool:
-    """Return whether stages may divide sequences: dense layers of plain attention, and no flag
-    that the runtime refuses beside it."""
+    """Return whether stages may divide sequences: layers of plain attention, and no flag that the
+    runtime refuses beside it."""
     model = workload.model
     given = {word.split("=")[0] for word in workload.megatron_args}
-    unlike = model.num_experts or model.kv_lora_rank or model.mtp_num_layers
+    unlike = model.kv_lora_rank or model.mtp_num_layers
     return not (unlike or given & NOT_WITH_CONTEXT_PARALLEL)
 
 
@@ -89,6 +89,7 @@ def shares_tokens(costs: CostModel) -> bool:
         and may_choose(costs, "shares")
         and may_choose(costs, "context_parallel")
         and _may_divide(workload)
+        and not workload.model.num_experts
         and not any(word.startswith("--variable-seq-lengths") for word in workload.megatron_args)
     )
 

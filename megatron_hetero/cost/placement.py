@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -13,6 +13,7 @@ from megatron_hetero.hashed import hashed_once
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.plan import Plan, Stage, StageShape
+from megatron_hetero.plan.sharding.expert_groups import expert_peers
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -280,7 +281,8 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
     if any(map(any, shares)) or placement.has_context_parallel:
         placement = with_optimizer_shares(placement, shares)
     if plan.layout.expert_groups is not None:
-        placement = with_expert_groups(placement, plan.layout.expert_groups)
+        sizes = [[stage.shape.expert_groups for stage in r.stages] for r in plan.replicas]
+        placement = _with_experts(placement, expert_peers(plan), sizes)
     if plan.layout.has_sharded_layers:
         sharded = [stage.shape.num_sharded_layers for stage in plan.replicas[0].stages]
         return with_sharded_layers(placement, sharded)
@@ -294,21 +296,38 @@ def with_expert_groups(placement: Placement, sizes: tuple[int, int]) -> Placemen
     Args:
         sizes: as of `StageShape.expert_groups`.
     """
-    replicas, whole = placement.replicas, sizes[0] * sizes[1]
-    own = len(replicas[0].stages[0].devices)
-    together = max(1, whole // own)
+    replicas = placement.replicas
+    together = max(1, sizes[0] * sizes[1] // len(replicas[0].stages[0].devices))
+    peers = {
+        (r, s): tuple(range(len(replicas)))[r // together * together :][:together]
+        for r, replica in enumerate(replicas)
+        for s in range(len(replica.stages))
+    }
+    return _with_experts(placement, peers, [[sizes] * len(r.stages) for r in replicas])
+
+
+def _with_experts(
+    placement: Placement,
+    peers: Mapping[tuple[int, int], Sequence[int]],
+    sizes: Sequence[Sequence[tuple[int, int] | None]],
+) -> Placement:
+    """Deal experts out over the ranks of stages of several replicas.
+
+    Args:
+        placement: without such experts.
+        peers: (replica, stage) -> replicas whose ranks of the stage form groups together.
+        sizes: `StageShape.expert_groups`, [replica][stage].
+    """
     made = []
-    for r, replica in enumerate(replicas):
-        peers = replicas[r // together * together :][:together]
-        stages = [
-            replace(
-                stage,
-                experts=PlacedExperts(
-                    sizes, tuple([d for peer in peers for d in peer.stages[s].devices])
-                ),
-            )
-            for s, stage in enumerate(replica.stages)
-        ]
+    for r, replica in enumerate(placement.replicas):
+        stages = []
+        for s, stage in enumerate(replica.stages):
+            own = sizes[r][s]
+            if own is not None:
+                others = [placement.replicas[peer].stages[s].devices for peer in peers[r, s]]
+                devices = tuple(device for of_peer in others for device in of_peer)
+                stage = replace(stage, experts=PlacedExperts(own, devices))
+            stages.append(stage)
         made.append(replace(replica, stages=tuple(stages)))
     return replace(placement, replicas=tuple(made))
 

@@ -119,7 +119,8 @@ def _hetero_group_decisions(plan: Plan) -> Iterator[Decision]:
     widths = plan.layout.tensor_parallel_widths
     meaning = "tensor-parallel width, and no more shards of a weight,"
     yield _same_everywhere("--tensor-parallel-num-weight-shards", widths, meaning)
-    if any(stage.shape.expert_shares for r in plan.replicas for stage in r.stages):
+    shapes = [stage.shape for replica in plan.replicas for stage in replica.stages]
+    if any(shape.expert_shares or shape.expert_groups for shape in shapes):
         yield Decision("--expert-tensor-parallel-num-weight-shards", None, "whole experts")
         yield Decision("--expert-model-parallel-size", None, "experts dealt out in each stage")
         yield Decision("--expert-tensor-parallel-size", None, "experts dealt out in each stage")

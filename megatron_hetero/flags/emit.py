@@ -11,7 +11,6 @@ from megatron_hetero.model.flag_table import FlagTable, Option, flag_table, last
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import (
-    check_expert_groups,
     common_micro_batch_size,
     is_stock,
     micro_batch_size,
@@ -46,7 +45,6 @@ def megatron_args(
     Raises:
         UsageError: a user's flag is unknown or contradicts the plan; `plan_path` is missing
             although the plan needs its file; or a bare stock layout gives no micro-batch size.
-        UnsupportedError: the plug-in would have to deal experts out over replicas.
     """
     table = flag_table()
     options = check_user_flags(() if plan.workload is None else plan.workload.megatron_args)
@@ -55,7 +53,6 @@ def megatron_args(
         options = _without_overridden(plan, options, of_stock=True)
         decided = _settle(table, options, tuple(stock_decisions(plan)))
         return tokens_of((*options, *decided))
-    check_expert_groups(plan)
     options = _without_overridden(plan, options, of_stock=False)
     decided = _settle(table, options, tuple(hetero_decisions(plan)))
     return (*tokens_of((*options, *decided)), *_hetero_flag(plan, plan_path))

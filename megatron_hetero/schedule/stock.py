@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_hetero.errors import PlanFormatError, UnsupportedError
+from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.schedule import default_launched_forwards
 from megatron_hetero.plan.checks.workload import divided_sizes
@@ -31,23 +31,6 @@ def is_stock(plan: Plan) -> bool:
     and the ranks bind to places in one of Megatron's two orders.  `plan` is valid.
     """
     return not reasons_not_stock(plan)
-
-
-def check_expert_groups(plan: Plan) -> None:
-    """Refuse experts that are dealt out over replicas in the plug-in's own runtime, which does not
-    train them yet.
-
-    Raises:
-        UnsupportedError: the plan has them.
-    """
-    groups = plan.layout.expert_groups
-    if groups is not None:
-        reasons = "; ".join(reasons_not_stock(plan)) or "the plug-in is asked for by name"
-        raise UnsupportedError(
-            f"ep{groups[0]}etp{groups[1]}: experts that are dealt out over replicas are trained by "
-            f"stock Megatron alone yet, and it does not run this plan: {reasons}. Deal them out "
-            "inside each stage (ep as wide as tp), or change what stock Megatron cannot run."
-        )
 
 
 def sends_as_stock(plan: Plan, workload: Workload | None = None) -> bool:

@@ -160,5 +160,5 @@ def _unsupported(plan: Plan) -> Iterator[str]:
                 yield "orders of computations (order, chunks); their micro-batches are counted"
             if stage.precision is not None:
                 yield "the precision of single stages"
-            if stage.shape.expert_shares is not None:
+            if stage.shape.expert_shares is not None or stage.shape.expert_groups is not None:
                 yield "experts (ep)"

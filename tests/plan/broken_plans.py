@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from megatron_hetero.cluster.spec import Cluster, Limits
-from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.build import plan_from_layout, replica_from_shape
 from megatron_hetero.plan.checks import cluster as check_cluster
 from megatron_hetero.plan.checks import devices as check_devices
 from megatron_hetero.plan.checks import estimates as check_estimates
@@ -66,6 +66,11 @@ def _with_context(plan: Plan, size: int, shares: tuple[int, ...] | None = None) 
     plan = replace(plan, replicas=bare, hosts=(), idle_devices=(), idle_reasons={}, estimates=None)
     plan = with_training(plan, flash_attention=shares is None)
     return with_shape(plan, 0, 0, context_parallel=size, context_shares=shares)
+
+
+def _unchecked(text: str) -> Plan:
+    """The plan of a layout, unchecked."""
+    return Plan(tuple(replica_from_shape(shape) for shape in parse_layout(text).replicas))
 
 
 def _sharded(text: str) -> Plan:
@@ -260,12 +265,13 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
     ],
     check_workload.expert_groups_fit: [
         (
-            replace(
-                plan_from_layout(parse_layout("tp1ep2:4 @1 | tp1ep2:4 @1")),
-                replicas=plan_from_layout(parse_layout("tp1ep2:4 @1 | tp1ep2:4 @1")).replicas[:1],
-            ),
-            "ep2etp1 makes groups of 2 ranks, and a stage has 1 in each of 1 replicas",
+            _unchecked("tp2ep3:4 @1 | tp2ep3:4 @1 | tp2ep3:4 @1"),
+            "ep3etp1 makes groups of 3 ranks, and the stage has 2",
         ),
+    ],
+    check_workload.experts_over_replicas_meet: [
+        (_unchecked("tp1ep2:4 @1 | tp1ep2:4 @2"), r"stage 0 \(tp1ep2:4\) deals .* over 2 replicas"),
+        (_unchecked("tp1ep2:2,tp1:2 @1 | tp1ep2:3,tp1:1 @1"), "1 has an equal stage 0"),
     ],
     check_workload.experts_can_be_dealt_out: [
         (

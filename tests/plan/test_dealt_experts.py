@@ -52,7 +52,6 @@ def test_what_the_grammar_refuses(line: str, words: str) -> None:
         ("tp3ep3:4 @6", {}, r"does not divide 4 experts.*ep3\(2:2:1\)"),
         ("tp6ep6(2:1:1:1:1:1):4 @6", {}, "each of 6 devices an expert, and the model has 4"),
         ("tp2ep2:4 @6", {"num_experts": 0}, "no experts"),
-        ("tp2cp2ep2:4 @6", {}, "do not go together"),
     ],
 )
 def test_what_the_model_refuses(line: str, changes: dict[str, object], words: str) -> None:

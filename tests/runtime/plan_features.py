@@ -69,7 +69,9 @@ EXCLUSIONS = (
     ),
     Exclusion(("MLP", "experts"), ("sequence parallel", "off"), _ON_A_GROUP),
     Exclusion(
-        ("MLP", "experts"), ("context parallel", "on"), "refused: routers see parts of sequences"
+        ("MLP", "experts"),
+        ("context parallel", "on"),
+        "unlike shares are refused; equal ones: `test_experts_over_replicas`",
     ),
     Exclusion(
         ("MLP", "experts"), ("biases", "all"), "refused: Megatron's local experts fail with them"

@@ -32,6 +32,8 @@ WIDE = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
 UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
 CONTEXT = "tp1cp2:3,tp2:1 @4 | tp1:2,tp1cp2:2 @2"
 DEALT = "tp3ep3(2:1:1):3,tp2(3:1)ep2(3:1):1 @4 | tp1:4 @2"
+OVER = "tp2ep2etp2:2,tp1:2 @3 | tp2ep2etp2:2,tp2:2 @3"
+OVER_CONTEXT = "tp1cp2ep4:2,tp1:2 @3 | tp1cp2ep4:2,tp2:2 @3"
 SHARDED = "tp2:2z2,tp1:2z1 @3 | tp1:2z2,tp2(1:3):2z1 @3"
 THREE = "tp2:4 @2 | tp1:1,tp1:3 @2 | tp1:4 @2"
 
@@ -60,6 +62,13 @@ MORE_PAIRS = {
     "experts dealt out, to divided ones": Pair(DEALT, DEEP, (DIVIDED,), (), model=MIXTRAL_LIKE),
     "experts divided, to ones dealt out": Pair(
         UNEVEN, "tp2ep2:2,tp1:2 @4 | tp2ep2(1:3):4 @2", (), (DIVIDED,), model=MIXTRAL_LIKE
+    ),
+    "experts over replicas, to divided ones": Pair(OVER, DEEP, (DIVIDED,), (), model=MIXTRAL_LIKE),
+    "experts over replicas, to ones dealt out inside": Pair(
+        OVER, DEALT, (), (DIVIDED,), model=MIXTRAL_LIKE
+    ),
+    "experts over replicas and divided sequences": Pair(
+        OVER, OVER_CONTEXT, (DIVIDED,), (DIVIDED,), model=MIXTRAL_LIKE
     ),
     "whole to whole": Pair(DEEP, UNEVEN),
     "whole to divided": Pair(WIDE, UNEVEN, (), (DIVIDED,)),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.emit import megatron_args
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import replica_from_shape
@@ -23,7 +22,7 @@ from megatron_hetero.plan.stock_ranks import (
     groups_fit,
     places_by_rank,
 )
-from megatron_hetero.schedule.stock import check_expert_groups, reasons_not_stock
+from megatron_hetero.schedule.stock import reasons_not_stock
 from tests.cost.builders import make_workload
 
 _ORDERS = {"tp-dp-pp": "tp-cp-ep-dp-pp", "tp-pp-dp": "tp-cp-ep-pp-dp"}
@@ -234,20 +233,12 @@ def test_megatrons_own_layers_do_not_divide_sequences() -> None:
     assert "Transformer Engine" in "; ".join(reasons_not_stock(replace(plan, workload=None)))
 
 
-def test_experts_over_replicas_are_refused_where_the_plug_in_would_train_them() -> None:
-    plan = stock("tp1ep2:4 @3 | tp1ep2:4 @5")
-    with pytest.raises(UnsupportedError, match=r"ep2etp1.*numbers of micro-batches"):
-        check_expert_groups(plan)
-    with pytest.raises(UnsupportedError, match="ep2etp1"):
-        megatron_args(plan)
-    check_expert_groups(stock("tp1:4 @4 | tp1:4 @4"))
-
-
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        ("tp1ep3:4 @4 | tp1ep3:4 @4", "groups of 3 ranks"),
-        ("tp1ep2:4 @4 | tp1ep2etp2:4 @4", "otherwise than the others"),
+        ("tp1ep4:4 @4 | tp1ep4:4 @4", "over 4 replicas"),
+        ("tp1ep2:4 @4 | tp1ep2etp2:4 @4", "over 2 replicas, and of those that are left 1 has"),
+        ("tp1ep2:4 @3 | tp1ep2:4 @5", "over 2 replicas"),
         ("tp4ep3:4 @4 | tp4ep3:4 @4 | tp4ep3:4 @4", "groups of 3 ranks"),
     ],
 )

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
+from math import lcm
 
 from megatron_hetero.cost.parameters import (
     attention_matrices,
@@ -125,8 +126,13 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
         holders = tuple(enumerate(stage_of))
         kind = model.of_layer(layer)
         tensors, whole = layer_tensors(kind), whole_layer_params(kind)
-        for size in (*tensors[:-1], tensors[-1] - whole):
-            yield _BucketSlice(holders, size, layer)
+        sizes = (*tensors[:-1], tensors[-1] - whole)
+        num_of_experts = kind.num_experts * (3 if kind.gated_mlp else 2)
+        parts = _holders_of_experts(placement, holders) if num_of_experts else ()
+        for place, size in enumerate(sizes):
+            is_experts = place < num_of_experts
+            own = parts[place * len(parts) // num_of_experts] if is_experts else holders
+            yield _BucketSlice(own, size, layer)
         yield _BucketSlice(holders, whole, layer, is_whole=True)
     holders = first_stages
     if model.mtp_num_layers:
@@ -137,6 +143,28 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
     if model.tied_embeddings:
         holders = tuple(sorted(set(first_stages + last_stages)))
     yield _BucketSlice(holders, words, EMBEDDING)
+
+
+def _holders_of_experts(
+    placement: Placement, holders: tuple[StageId, ...]
+) -> tuple[tuple[StageId, ...], ...]:
+    """Return the stages that hold each of equal parts of a layer's experts, in order.
+
+    Stages that deal experts out over replicas have a part together.
+    """
+    stages = {(r, s): placement.replicas[r].stages[s] for r, s in holders}
+    at = {device: holder for holder, stage in stages.items() for device in stage.devices}
+    groups: dict[tuple[StageId, ...], None] = {}
+    for holder, stage in stages.items():
+        together: tuple[StageId, ...] = (holder,)
+        if stage.experts is not None:
+            together = tuple(dict.fromkeys(at[device] for device in stage.experts.devices))
+        groups[together] = None
+    num_parts = lcm(*map(len, groups))
+    return tuple(
+        tuple(sorted(group[part * len(group) // num_parts] for group in groups))
+        for part in range(num_parts)
+    )
 
 
 def layer_tensors(model: ModelSpec) -> tuple[int, ...]:

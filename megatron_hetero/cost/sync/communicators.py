@@ -34,6 +34,7 @@ from megatron_hetero.plan.communication.communicators import (
 )
 from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.plan.ranks import rank_machines, rank_table
+from megatron_hetero.plan.sharding.expert_groups import expert_groups
 from megatron_hetero.plan.sharding.shards import common_cuts, shard_edges, vocabulary_edges
 
 _Holder = tuple[int, int]
@@ -245,6 +246,7 @@ class _Parts:
         self._plan, self._model = plan, workload.model
         self._ranks_of = stage_ranks(plan)
         self._places = rank_table(plan)
+        self._expert_groups = expert_groups(plan)
         self._rows = padded_vocab_size(workload.model, plan.layout.tensor_parallel_widths)
 
     def whole(self, holders: Sequence[_Holder], is_partial: bool) -> Iterator[tuple[int, ...]]:
@@ -257,9 +259,18 @@ class _Parts:
         holders: Sequence[_Holder],
         kind: str,
         others: Mapping[int, tuple[Fraction, Fraction]] | None = None,
+        *,
+        is_partial: bool = False,
     ) -> Iterator[tuple[int, ...]]:
         """Yield the holders of each slice of a divided tensor, cut at the edges of all of them and
-        of `others`, ranks with the interval of each."""
+        of `others`, ranks with the interval of each.
+
+        Args:
+            holders: stages that divide it.
+            kind: of the units in which they do.
+            others: ranks of other stages.
+            is_partial: ranks of one group have parts of the same gradient.
+        """
         intervals = dict(others or {}) | {
             rank: interval
             for r, s in holders
@@ -270,25 +281,40 @@ class _Parts:
             ranks = tuple(
                 sorted(rank for rank, (a, b) in intervals.items() if a <= low and high <= b)
             )
-            yield from self._exchanged(ranks, is_partial=False)
+            yield from self._exchanged(ranks, is_partial)
 
     def cut_experts(self, holders: Sequence[_Holder]) -> Iterator[tuple[int, ...]]:
-        """Yield the holders of each slice of each expert; on some stages one rank has all of it."""
+        """Yield the holders of each slice of each expert; on some stages one rank has all of it, or
+        ranks of several stages have parts."""
+        num_experts = self._model.num_experts
+        shapes = {(r, s): self._plan.replicas[r].stages[s].shape for r, s in holders}
         tables = {
-            holder: shard_edges(self._model.num_experts, shape.tensor_parallel, dealt)
-            for holder in holders
-            for shape in (self._plan.replicas[holder[0]].stages[holder[1]].shape,)
+            holder: shard_edges(num_experts, shape.tensor_parallel, dealt)
+            for holder, shape in shapes.items()
             if (dealt := shape.expert_shares) is not None
         }
-        divided = [holder for holder in holders if holder not in tables]
-        for expert in common_cuts(list(tables.values()))[:-1] if tables else (0,):
-            whole = {
+        own = {rank for holder in holders for rank in self._ranks_of[holder]}
+        groups = [group for group in self._expert_groups if not own.isdisjoint(group.ranks)]
+        divided = [
+            holder
+            for holder, shape in shapes.items()
+            if holder not in tables and shape.expert_groups is None
+        ]
+        edges = [*tables.values(), *(shard_edges(num_experts, g.size, None) for g in groups)]
+        for expert in common_cuts(edges)[:-1] if edges else (0,):
+            held = {
                 rank: (Fraction(0), Fraction(1))
-                for holder, edges in tables.items()
+                for holder, table in tables.items()
                 for rank in self._ranks_of[holder]
-                if edges[(place := self._places[rank].tensor_rank)] <= expert < edges[place + 1]
+                if table[(place := self._places[rank].tensor_rank)] <= expert < table[place + 1]
             }
-            yield from self.cut(divided, "columns", whole)
+            for group in groups:
+                ranks = group.divided[expert * group.size // num_experts]
+                held |= {
+                    rank: (Fraction(part, group.width), Fraction(part + 1, group.width))
+                    for part, rank in enumerate(ranks)
+                }
+            yield from self.cut(divided, "columns", held, is_partial=bool(groups))
 
     def _exchanged(self, ranks: tuple[int, ...], is_partial: bool) -> Iterator[tuple[int, ...]]:
         """Yield `ranks` unless they agree without an exchange: one rank, or equals of one group."""

@@ -129,12 +129,13 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
 
 def _refuse_other_matrices(plan: Plan, model: ModelSpec) -> None:
     """Refuse models whose gradients travel in other messages than those of four matrices."""
-    dealt = any(stage.shape.expert_shares for r in plan.replicas for stage in r.stages)
+    shapes = [stage.shape for replica in plan.replicas for stage in replica.stages]
+    dealt = any(shape.expert_shares or shape.expert_groups for shape in shapes)
     found = {
         "multi-latent attention": model.kv_lora_rank > 0,
         "dense layers among layers with experts": bool(model.moe_layer_freq),
         "a shared expert": model.moe_shared_expert_intermediate_size > 0,
-        "experts dealt out inside stages (ep)": dealt,
+        "experts dealt out (ep)": dealt,
     }
     named = [what for what, is_there in found.items() if is_there]
     if named:

@@ -8,6 +8,7 @@ from math import lcm
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.sharding.expert_groups import expert_peers, stages_in_group
 from megatron_hetero.plan.sharding.token_shares import token_counts
 
 
@@ -88,56 +89,55 @@ def experts_can_be_dealt_out(plan: Plan) -> Iterator[Violation]:
                 f"{where}: ep{width} does not divide {model.num_experts} experts (--num-experts) "
                 f"evenly. Give shares, as in ep{width}({_example_table(width)}), or another width.",
             )
-        elif stage.shape.context_parallel > 1:
-            yield Violation(
-                key, f"{where}: ep and cp do not go together yet. Leave one of them out."
-            )
 
 
 def expert_groups_fit(plan: Plan) -> Iterator[Violation]:
-    """Find groups of experts over replicas that ranks or model do not divide into."""
-    if plan.layout.expert_groups is None:
-        return
-    shapes = {(s.shape.tensor_parallel, s.shape.context_parallel) for _, _, s in stages(plan)}
+    """Find groups of experts over replicas that the ranks of a stage, or the model, do not divide
+    into."""
     model = None if plan.workload is None else plan.workload.model
-    # All stages deal experts out alike.
     for r, s, stage in stages(plan):
-        shape, key = stage.shape, stage_key(r, s, "shape", "expert_groups")
-        if shape.expert_groups != plan.layout.expert_groups or len(shapes) > 1:
-            yield Violation(
-                key,
-                f"{stage_name(r, s)} deals experts out otherwise than the others, or is of another "
-                "width: experts that are dealt out over replicas (ep, etp) need the same sizes "
-                "(tp, cp, ep, etp) in all stages. Give all stages the same.",
+        shape = stage.shape
+        if shape.expert_groups is None:
+            continue
+        size, width = shape.expert_groups
+        key = stage_key(r, s, "shape", "expert_groups")
+        where = f"{stage_name(r, s)}: ep{size}etp{width}"
+        ranks, own = size * width, shape.num_devices
+        if shape.expert_shares is not None or shape.shares is not None:
+            words = f"{where} does not go together with shares. Leave one of them out."
+        elif own % ranks and ranks % own:
+            words = (
+                f"{where} makes groups of {ranks} ranks, and the stage has {own}: groups are equal "
+                "parts of a stage, or of whole stages of several replicas. Choose other sizes."
             )
-            return
-    # Ranks, stages and experts divide into the groups.
-    (size, width), shape = plan.layout.expert_groups, plan.replicas[0].stages[0].shape
-    key, where = stage_key(0, 0, "shape", "expert_groups"), f"ep{size}etp{width}"
-    ranks, own = size * width, shape.num_devices
-    if shape.expert_shares is not None or shape.shares is not None:
-        yield Violation(key, f"{where} does not go together with shares. Leave one of them out.")
-    elif len({len(replica.stages) for replica in plan.replicas}) > 1:
-        yield Violation(key, f"{where} needs replicas with as many stages each.")
-    elif own * len(plan.replicas) % ranks or (own % ranks and ranks % own):
-        yield Violation(
-            key,
-            f"{where} makes groups of {ranks} ranks, and a stage has {own} in each of "
-            f"{len(plan.replicas)} replicas: groups are parts of a stage, or of whole stages of "
-            "replicas that they divide. Choose other sizes.",
-        )
-    elif model is not None and (model.num_experts % size or not model.num_experts):
-        yield Violation(
-            key,
-            f"{where}: {size} groups of experts do not divide the model's {model.num_experts} "
-            "experts (--num-experts). Choose another ep.",
-        )
-    elif model is not None and model.moe_ffn_hidden_size % width:
-        yield Violation(
-            key,
-            f"{where}: {width} ranks do not divide the {model.moe_ffn_hidden_size} columns of an "
-            "expert (--moe-ffn-hidden-size). Choose another etp.",
-        )
+        elif model is not None and (model.num_experts % size or not model.num_experts):
+            words = (
+                f"{where}: {size} groups of experts do not divide the model's {model.num_experts} "
+                "experts (--num-experts). Choose another ep."
+            )
+        elif model is not None and model.moe_ffn_hidden_size % width:
+            words = (
+                f"{where}: {width} ranks do not divide the {model.moe_ffn_hidden_size} columns of "
+                "an expert (--moe-ffn-hidden-size). Choose another etp."
+            )
+        else:
+            continue
+        yield Violation(key, words)
+
+
+def experts_over_replicas_meet(plan: Plan) -> Iterator[Violation]:
+    """Find stages that lack alike ones in other replicas to deal experts out with."""
+    for (r, s), peers in expert_peers(plan).items():
+        shape = plan.replicas[r].stages[s].shape
+        wanted = stages_in_group(shape)
+        if len(peers) < wanted and r == peers[0]:
+            yield Violation(
+                stage_key(r, s, "shape", "expert_groups"),
+                f"{stage_name(r, s)} ({shape}) deals experts out over {wanted} replicas, and of "
+                f"those that are left {len(peers)} has an equal stage {s}: the same layers, sizes "
+                "(tp, cp, ep, etp), micro-batches, order of passes and recompute. Give "
+                f"{wanted} replicas the same stage {s}, or choose another ep.",
+            )
 
 
 def _example_table(width: int) -> str:
@@ -259,6 +259,7 @@ INVARIANTS = (
     widths_divide_the_model,
     experts_can_be_dealt_out,
     expert_groups_fit,
+    experts_over_replicas_meet,
     context_parallel_divides,
     unlike_sequence_shares_are_gathered,
     sequence_parallel_divides,

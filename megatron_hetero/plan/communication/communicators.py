@@ -8,6 +8,7 @@ tensor-parallel group, one group of tensor-parallel ranks no context-parallel on
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -16,12 +17,25 @@ from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.communication.under_way import messages_under_way
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.plan.sharding.expert_groups import expert_groups
 
 Use = Literal[
-    "tensor", "context", "stage", "forward", "backward", "shapes", "losses", "gradients", "world"
+    "tensor",
+    "context",
+    "stage",
+    "experts",
+    "forward",
+    "backward",
+    "shapes",
+    "losses",
+    "gradients",
+    "world",
 ]
 DIRECTIONS: tuple[Use, ...] = ("forward", "backward", "shapes")
 """Uses of a boundary; shapes of activations only where sequences have unlike lengths."""
+
+INNER_USES: tuple[Use, ...] = ("tensor", "context", "stage", "experts")
+"""Uses of communicators in which a pass over the layers of a stage exchanges."""
 
 MESSAGE_USES = frozenset(DIRECTIONS)
 """Uses of communicators that carry messages and no collectives."""
@@ -70,6 +84,7 @@ def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Com
         for first in range(width)
     ]
     found += [Communicator("stage", ranks) for ranks, width in divided if width > 1]
+    found += _of_experts(plan, {one.ranks for one in found})
     for r, replica in enumerate(plan.replicas):
         turns = messages_under_way(plan, r, variable_lengths)
         for boundary, (before, after) in enumerate(pairwise(chain(replica))):
@@ -83,6 +98,19 @@ def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Com
     if len(last) < plan.layout.num_devices:
         found.append(Communicator("losses", last))
     return tuple(one for one in found if len(one.ranks) > 1)
+
+
+def _of_experts(plan: Plan, known: Collection[tuple[int, ...]]) -> list[Communicator]:
+    """Return the communicators of experts that are dealt out over replicas: of whole groups, of
+    ranks with unlike experts, of ranks that divide the same ones.
+
+    Args:
+        known: sets of ranks that have a communicator inside of their stage, which serves both.
+    """
+    groups = expert_groups(plan)
+    sets = [group.ranks for group in groups]
+    sets += [ranks for group in groups for ranks in (*group.dealt, *group.divided)]
+    return [Communicator("experts", ranks) for ranks in dict.fromkeys(sets) if ranks not in known]
 
 
 def stage_ranks(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:

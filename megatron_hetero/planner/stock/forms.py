@@ -16,7 +16,9 @@ from megatron_hetero.planner.stock.case import StockRecompute, StockSettings
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
 from megatron_hetero.planner.stock.rates import GroupForm
 
-_STOCK_DIVIDES_WITH = frozenset({"--num-experts", "--qk-clip", "--log-max-attention-logit"})
+_STOCK_DIVIDES_WITH = frozenset(
+    {"--moe-expert-capacity-factor", "--qk-clip", "--log-max-attention-logit"}
+)
 """Flags with which Megatron can divide sequences but the plug-in cannot."""
 _DISPATCHER = "--moe-token-dispatcher-type"
 
@@ -109,7 +111,8 @@ def kinds_of_recompute(problem: Problem) -> tuple[StockRecompute, ...]:
 
 def _sizes(problem: Problem, batch: int) -> Sequence[int]:
     """Return micro-batch sizes, which divide the global batch: all, or the job's own where another
-    would change what is trained."""
-    if size_changes_objective(problem.workload):
+    would change what is trained, or where the cluster holds the job to it (`limits.as_given`)."""
+    is_held = not may_choose(problem.costs, "micro_batch_size")
+    if is_held or size_changes_objective(problem.workload):
         return (problem.workload.training.micro_batch_size,)
     return _divisors(batch)

@@ -18,6 +18,7 @@ _NAMES = {
     "tensor": "tensor parallel",
     "context": "context parallel",
     "stage": "the stage",
+    "experts": "experts dealt out",
     "forward": "forward to a neighbour",
     "backward": "backward to a neighbour",
     "losses": "losses",

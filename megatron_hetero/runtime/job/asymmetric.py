@@ -20,6 +20,7 @@ from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import own_precisions, stage_precisions
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.plan.sharding.expert_groups import expert_group_of
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.running import explained, saves_on_sigterm, start_watch
 from megatron_hetero.runtime.job.arguments import (
@@ -193,12 +194,18 @@ class AsymmetricJob:
         from megatron_hetero.runtime.model.moe.dealt_experts import deal_experts, experts_hook
         from megatron_hetero.runtime.parallel.tensor_place import TensorPlace, set_tensor_place
 
-        place = TensorPlace.of_stage(self._stage.shape, self._position.tensor_rank, args)
+        group = expert_group_of(self._plan, self._world.rank)
+        place = TensorPlace.of_stage(
+            self._stage.shape,
+            self._position.tensor_rank,
+            args,
+            (0, 0) if group is None else group.place(self._world.rank),
+        )
         with place.own_sizes(args), precision.in_precision(args, self._precision):
             model = with_layer_spec(configured(gpt_config_from_args, args, given))
         set_tensor_place(model.transformer, place)
-        if place.experts is not None:
-            deal_experts(model.transformer, place.width)
+        if place.dealt is not None:
+            deal_experts(model.transformer, place.dealt)
             model.pre_wrap_hooks.append(experts_hook)
         # With several chunks Megatron's loop would build the data once for each, and agrees on them
         # over all ranks, of which others have other numbers.  One chunk at most reads any.

@@ -16,11 +16,7 @@ from megatron_hetero.model.megatron_release import INSTALL, RELEASE
 from megatron_hetero.runtime.parallel.groups import RankGroups
 
 _PIPELINE = ("_PIPELINE_MODEL_PARALLEL_GROUP",)
-_TENSOR = (
-    "_TENSOR_MODEL_PARALLEL_GROUP",
-    "_TENSOR_AND_DATA_PARALLEL_GROUP",
-    "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",
-)
+_TENSOR = ("_TENSOR_MODEL_PARALLEL_GROUP", "_TENSOR_AND_DATA_PARALLEL_GROUP")
 _STAGE = ("_TENSOR_AND_CONTEXT_PARALLEL_GROUP", "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP")
 # Norms, found-inf flags and step decisions are agreed by the whole job: a replica that clipped or
 # skipped alone would drift from the others.
@@ -60,16 +56,14 @@ def fill(groups: RankGroups) -> None:
         (("_EXPERT_MODEL_PARALLEL_GROUP",), groups.experts),
         (("_EXPERT_TENSOR_PARALLEL_GROUP",), groups.expert_parts),
         (("_CONTEXT_PARALLEL_GROUP",), groups.context),
+        (("_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",), groups.expert_ranks),
         (_STAGE, groups.stage),
         (_WORLD, groups.world),
         (_ALONE, groups.alone),
         (("_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS",), list(groups.tensor_ranks)),
         (("_DATA_PARALLEL_GLOBAL_RANKS", "_DATA_PARALLEL_GLOBAL_RANKS_WITH_CP"), [rank]),
         (("_CONTEXT_PARALLEL_GLOBAL_RANKS",), list(groups.context_ranks)),
-        (
-            ("_EXPERT_MODEL_PARALLEL_RANKS",),
-            list(groups.tensor_ranks) if groups.deals_experts else [rank],
-        ),
+        (("_EXPERT_MODEL_PARALLEL_RANKS",), dist.get_process_group_ranks(groups.experts)),
         (("_GTP_WEIGHT_REMAT_GLOBAL_RANKS", "_EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS"), [rank]),
         (("_MODEL_PARALLEL_GLOBAL_RANKS",), list(range(dist.get_world_size()))),
     )

@@ -18,6 +18,7 @@ from megatron_hetero.runtime.model.custom_spec import check_marked, mark_offsets
 from megatron_hetero.runtime.model.initial_weights import initialise
 from megatron_hetero.runtime.observe.sync_report import gather_sync_plans, sync_lines
 from megatron_hetero.runtime.parallel.groups import RankGroups
+from megatron_hetero.runtime.parallel.shards import global_parameters, is_expert
 from megatron_hetero.runtime.state.checkpoint import carry_random_states, describe_globally
 from megatron_hetero.runtime.state.random_states import RandomStates, seed_all
 
@@ -105,10 +106,9 @@ def synchronise_hook(
     """
 
     def hook(model: list[Any]) -> list[Any]:
-        if groups.copy > 0:
-            for chunk in model:
-                for parameter in chunk.parameters():
-                    parameter.shared = True
+        for name, parameter in global_parameters(model):
+            if (groups.expert_copy if is_expert(name) else groups.copy) > 0:
+                parameter.shared = True
         sync = GradientSync(
             model,
             groups,
@@ -143,7 +143,7 @@ def checkpoint_hook(
     def hook(model: list[Any]) -> list[Any]:
         sync = gradient_sync(get_model_config(model[0]))
         before = None if sync is None else sync.finish_weights
-        describe_globally(model, groups.copy, before, dtype)
+        describe_globally(model, groups.copy, groups.expert_copy, before, dtype)
         carry_random_states(unwrap_model(model[0]), states)
         if sync is not None and sync.sharded:
             for chunk in unwrap_model(model):

@@ -58,7 +58,11 @@ def flops_part(plan: Plan, workload: Workload, position: Position) -> float:
     stage = replica.stages[position.stage]
     shape = stage.shape
     shares = member_shares(
-        model, shape.tensor_parallel, shape.shares, expert_shares=shape.expert_shares
+        model,
+        shape.tensor_parallel,
+        shape.shares,
+        expert_shares=shape.expert_shares,
+        expert_groups=shape.expert_groups,
     )
     share = shares[position.tensor_rank]
     # Products divide as the matrices, scores as the heads do.
@@ -84,8 +88,10 @@ def _products(model: ModelSpec, share: TensorShare) -> float:
     """Count the elements of a layer's matrices for one token on one rank, per hidden unit."""
     columns = share.mlp_columns * (3 if model.gated_mlp else 2)
     active: float = model.moe_router_topk if model.num_experts else 1
-    if share.experts:
-        active *= share.experts / model.num_experts
+    if share.experts or share.expert_ranks:
+        # Its experts work on the tokens of all ranks that deal experts out together.
+        active *= (share.experts or model.num_experts) / model.num_experts
+        active *= share.expert_ranks / share.width if share.expert_ranks else 1.0
     shared = share.shared_columns * (3 if model.gated_mlp else 2)
     return 2 * sum(attention_sizes(model, share)) + active * columns + shared
 

@@ -1,8 +1,9 @@
 """Process groups of one rank, made from the plan in one order that is the same on every rank.
 
 `plan.communication.communicators` lists them.  Collectives have the tensor-parallel group of each
-stage, the last stages together (the job's loss), and the world; for what a rank does alone Megatron
-is given one group of this rank, which sends nothing.  A pipeline has no group, because stages of
+stage, the ranks among which experts are dealt out (of several replicas too), the last stages
+together (the job's loss), and the world; for what a rank does alone Megatron is given one group of
+this rank, which sends nothing.  A pipeline has no group, because stages of
 unlike width have no common columns: `PipelinePlace` answers Megatron's two questions, rank and
 size, and the two stages of a boundary have groups for each direction of their messages
 (`parallel.boundary`).
@@ -13,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.communication.communicators import (
+    INNER_USES,
     URGENT_USES,
     Communicator,
     Use,
@@ -28,6 +31,7 @@ from megatron_hetero.plan.communication.communicators import (
 )
 from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.plan.ranks import Position, rank_table
+from megatron_hetero.plan.sharding.expert_groups import expert_group_of
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, crossing_pairs, told_pairs
 from megatron_hetero.plan.sharding.token_shares import uneven_tokens
 from megatron_hetero.runtime.parallel.connecting import (
@@ -78,8 +82,14 @@ class RankGroups:
     world: dist.ProcessGroup
     tensor: dist.ProcessGroup
     tensor_ranks: tuple[int, ...]
-    deals_experts: bool
-    """Whether each expert is whole on one rank of the tensor-parallel group."""
+    experts: dist.ProcessGroup
+    """The ranks among which experts are dealt out, which have the same part of unlike experts."""
+    expert_parts: dist.ProcessGroup
+    """The ranks that each have a part of the same experts."""
+    expert_ranks: dist.ProcessGroup
+    """All ranks that hold every expert of the stage's layers once."""
+    expert_copy: int
+    """Number of the copy of the experts that this rank has a part of."""
     context: dist.ProcessGroup
     """The ranks that hold what this one holds, and other parts of its sequences."""
     context_ranks: tuple[int, ...]
@@ -117,16 +127,6 @@ class RankGroups:
         tokens = self.stage_ranks[self.pipeline.stage].tokens
         return None if tokens is None else ContextPlace(tokens, self.position.context_rank)
 
-    @property
-    def experts(self) -> dist.ProcessGroup:
-        """Return the group among whose ranks whole experts are dealt out."""
-        return self.tensor if self.deals_experts else self.alone
-
-    @property
-    def expert_parts(self) -> dist.ProcessGroup:
-        """Return the group whose ranks each have a part of every expert."""
-        return self.alone if self.deals_experts else self.tensor
-
     def collection(self) -> ProcessGroupCollection:
         """Return the value for `pretrain(pg_collection=)`.
 
@@ -145,7 +145,7 @@ class RankGroups:
             hcp=None,
             ep=self.experts,
             expt_tp=self.expert_parts,
-            tp_ep=self.tensor,
+            tp_ep=self.expert_ranks,
             tp_ep_pp=self.world,
             tp_ep_pp_with_egtp_remat=self.world,
             tp_dp_cp=self.stage,
@@ -217,6 +217,7 @@ def build_groups(
     (tensor,) = own.get(("tensor", None), (alone,))
     (context,) = own.get(("context", None), (alone,))
     (stage,) = own.get(("stage", None), (tensor if context is alone else context,))
+    copy = place.replica + len(plan.replicas) * place.context_rank
     num_stages = len(plan.replicas[place.replica].stages)
     is_last = rank in last_stage_ranks(plan)
     return RankGroups(
@@ -225,11 +226,11 @@ def build_groups(
         world=dist.group.WORLD,
         tensor=tensor,
         tensor_ranks=tuple(dist.get_process_group_ranks(tensor)),
-        deals_experts=_shape(plan, place).expert_shares is not None,
+        **_expert_groups(plan, rank, own, tensor, alone, copy),
         context=context,
         context_ranks=tuple(dist.get_process_group_ranks(context)),
         stage=stage,
-        copy=place.replica + len(plan.replicas) * place.context_rank,
+        copy=copy,
         alone=alone,
         last_stages=_loss_group(plan, own, alone) if is_last else None,
         stage_ranks=tuple(stages[place.replica, s] for s in range(num_stages)),
@@ -242,6 +243,46 @@ def build_groups(
         num_communicators=sum(map(len, own.values())) + (len(table) > 1),
         timeout=timeout,
     )
+
+
+def _expert_groups(
+    plan: Plan,
+    rank: int,
+    own: Mapping[tuple[Use, int | None], tuple[dist.ProcessGroup, ...]],
+    tensor: dist.ProcessGroup,
+    alone: dist.ProcessGroup,
+    copy: int,
+) -> dict[str, Any]:
+    """Return the fields of `RankGroups` that tell of experts.
+
+    Args:
+        own: this rank's groups by use.
+        copy: of the rest of the model.
+    """
+    if _shape(plan, rank_table(plan)[rank]).expert_shares is not None:
+        return {
+            "experts": tensor,
+            "expert_parts": alone,
+            "expert_ranks": tensor,
+            "expert_copy": copy,
+        }
+    group = expert_group_of(plan, rank)
+    if group is None:
+        return {
+            "experts": alone,
+            "expert_parts": tensor,
+            "expert_ranks": tensor,
+            "expert_copy": copy,
+        }
+    inner = [one for use in INNER_USES for one in own.get((use, None), ())]
+    of_ranks = {tuple(dist.get_process_group_ranks(one)): one for one in (alone, *inner)}
+    first, part = group.place(rank)
+    return {
+        "experts": of_ranks[group.dealt[part]],
+        "expert_parts": of_ranks[group.divided[first]],
+        "expert_ranks": of_ranks[group.ranks],
+        "expert_copy": group.copy,
+    }
 
 
 def _shape(plan: Plan, place: Position) -> StageShape:
@@ -257,8 +298,10 @@ def _connections(
     """Return the connections of a communicator."""
     place = rank_table(plan)[communicator.ranks[0]]
     if communicator.boundary is None:
-        exchanges = communicator.use in ("context", "stage") or (
-            communicator.use == "tensor" and _shape(plan, place).expert_shares is not None
+        shape = _shape(plan, place)
+        deals = shape.expert_shares is not None or shape.expert_groups is not None
+        exchanges = communicator.use in ("context", "stage", "experts") or (
+            communicator.use == "tensor" and deals
         )
         return ALL_TO_ALL if exchanges else COLLECTIVES
     chained = chain(plan.replicas[place.replica])

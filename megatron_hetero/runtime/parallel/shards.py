@@ -86,27 +86,36 @@ def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> Parameter
     shape = list(parameter.shape)
     # Transformer Engine's layers do not record the stride of a gated projection.
     is_gated = config.gated_linear_unit and name.endswith(_FIRST_OF_AN_MLP)
-    is_divided = getattr(parameter, "tensor_model_parallel", False) and place.width > 1
-    # No other rank of the group has a part of an expert that is dealt out whole.
-    is_whole_expert = is_divided and place.experts is not None and bool(_EXPERT.search(name))
-    if not is_divided or is_whole_expert:
+    edges, index = place.part_of(name)
+    is_marked = getattr(parameter, "tensor_model_parallel", False)
+    is_divided = is_marked and len(edges) > 2
+    # No other rank of the tensor-parallel group has the same part of an expert that is dealt out,
+    # or it has the part for other tokens.
+    dealt = place.dealt if is_expert(name) else None
+    is_own = dealt is not None and (dealt.is_apart or (is_marked and place.width > 1))
+    is_apart = dealt is not None and dealt.is_apart
+    if not is_divided:
         dim = max(getattr(parameter, "partition_dim", 0), 0)
         # Two tensors in one, also where they are not divided: a checkpoint keeps them apart.
         blocks = (0, shape[dim] // 2, shape[dim]) if is_gated else (0, shape[dim])
-        partial = not is_whole_expert and _is_partial(name, parameter, config)
+        partial = is_apart or (not is_own and _is_partial(name, parameter, config))
         intervals = tuple(pairwise(blocks))
-        return ParameterShard(name, tuple(shape), dim, intervals, is_whole_expert, partial)
+        return ParameterShard(name, tuple(shape), dim, intervals, is_own, partial)
     dim = parameter.partition_dim
     num_blocks = 2 if is_gated else parameter.partition_stride
-    edges = place.edges_of(name)
-    first, last = edges[place.index], edges[place.index + 1]
+    first, last = edges[index], edges[index + 1]
     rows = shape[dim] // num_blocks // (last - first)
     block = edges[-1] * rows
     shape[dim] = num_blocks * block
     intervals = tuple(
         (b * block + first * rows, b * block + last * rows) for b in range(num_blocks)
     )
-    return ParameterShard(name, tuple(shape), dim, intervals, True, False)
+    return ParameterShard(name, tuple(shape), dim, intervals, True, is_apart)
+
+
+def is_expert(name: str) -> bool:
+    """Tell if a global parameter is one of an expert; a shared expert is none."""
+    return bool(_EXPERT.search(name))
 
 
 def _is_partial(name: str, parameter: torch.nn.Parameter, config: Any) -> bool:

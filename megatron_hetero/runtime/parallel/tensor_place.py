@@ -31,6 +31,25 @@ _OVER_THE_VOCABULARY = (
 
 
 @dataclass(frozen=True)
+class DealtExperts:
+    """Place of a rank among those that hold every expert of their layers once.
+
+    Attributes:
+        edges: of the whole experts of each group of experts.
+        index: this rank's group of experts.
+        width: ranks that divide each expert of a group.
+        part: this rank's part of each.
+        is_apart: these ranks are others than those of the tensor-parallel group.
+    """
+
+    edges: tuple[int, ...]
+    index: int
+    width: int = 1
+    part: int = 0
+    is_apart: bool = False
+
+
+@dataclass(frozen=True)
 class TensorPlace:
     """Place `index` of `width` in a tensor-parallel group.
 
@@ -48,8 +67,8 @@ class TensorPlace:
     shared_columns: tuple[int, ...]
     vocabulary_rows: tuple[int, ...]
     is_even: bool = True
-    experts: tuple[int, ...] | None = None
-    """Edges of the whole experts of each rank; None where every rank has a part of all."""
+    dealt: DealtExperts | None = None
+    """Experts that are dealt out; None where every rank of the group has a part of all."""
 
     @classmethod
     def even(cls, width: int, index: int) -> TensorPlace:
@@ -57,30 +76,49 @@ class TensorPlace:
         return cls(width, index, edges, edges, edges, edges, edges)
 
     @classmethod
-    def of_stage(cls, shape: StageShape, index: int, args: Any) -> TensorPlace:
-        """Return the place of rank `index` on a stage, for the model of Megatron's `args`.
+    def of_stage(
+        cls, shape: StageShape, index: int, args: Any, expert_place: tuple[int, int] = (0, 0)
+    ) -> TensorPlace:
+        """Return the place of a rank on a stage.
 
+        Args:
+            shape: of the stage.
+            index: of the rank in its tensor-parallel group.
+            args: Megatron's, of the model.
+            expert_place: `ExpertGroup.place`, where experts are dealt out over replicas.
         Raises:
             PlanFormatError: there are fewer query groups or columns than ranks.
         """
         width, shares = shape.tensor_parallel, shape.shares
-        experts = None
+        dealt = None
         units = divided_units(args)
         if shape.expert_shares is not None:
             experts = shard_edges(args.num_experts, width, shape.expert_shares)
+            dealt = DealtExperts(experts, index)
+        elif shape.expert_groups is not None:
+            size, parts = shape.expert_groups
+            experts = shard_edges(args.num_experts, size, None)
+            dealt = DealtExperts(experts, expert_place[0], parts, expert_place[1], is_apart=True)
+        if dealt is not None:
             units.pop("expert_columns")
         divisible = all(number % width == 0 for number in units.values())
         if shares is None or (len(set(shares)) == 1 and divisible):
-            return replace(cls.even(width, index), experts=experts)
+            return replace(cls.even(width, index), dealt=dealt)
         edges = dict.fromkeys(_UNITS, tuple(range(width + 1)))
         edges |= {name: shard_edges(number, width, shares) for name, number in units.items()}
         rows = vocabulary_edges(
             args.padded_vocab_size, args.make_vocab_size_divisible_by, width, shares
         )
-        return cls(width, index, vocabulary_rows=rows, is_even=False, experts=experts, **edges)
+        return cls(width, index, vocabulary_rows=rows, is_even=False, dealt=dealt, **edges)
 
-    def edges_of(self, name: str) -> tuple[int, ...]:
-        """Return the edges, in units of its own, of the divided dimension of parameter `name`."""
+    def part_of(self, name: str) -> tuple[tuple[int, ...], int]:
+        """Return the edges, in units of its own, of the divided dimension of parameter `name`, and
+        this rank's place among them."""
+        if self.dealt is not None and ".mlp.experts." in name:
+            return tuple(range(self.dealt.width + 1)), self.dealt.part
+        return self._edges_of(name), self.index
+
+    def _edges_of(self, name: str) -> tuple[int, ...]:
         if any(part in name for part in _DIVIDED_EVENLY):
             return tuple(range(self.width + 1))
         if ".self_attention." in name:
@@ -111,7 +149,7 @@ class TensorPlace:
         sizes |= {
             size: self._own(getattr(self, name)) * self.width
             for name, size in _COLUMNS.items()
-            if name in units and not (name == "expert_columns" and self.experts)
+            if name in units and not (name == "expert_columns" and self.dealt)
         }
         if args.group_query_attention:
             sizes["num_query_groups"] = own_groups
@@ -125,7 +163,7 @@ class TensorPlace:
     @property
     def first_expert(self) -> int:
         """Return the number of this rank's first expert; 0 where every rank has a part of all."""
-        return 0 if self.experts is None else self.experts[self.index]
+        return 0 if self.dealt is None else self.dealt.edges[self.dealt.index]
 
     def _own(self, edges: tuple[int, ...]) -> int:
         return edges[self.index + 1] - edges[self.index]

@@ -36,10 +36,12 @@ from megatron_hetero.runtime.state.stock_optimizer import FORM, FORM_KEY
 def describe_globally(
     model: Sequence[Any],
     replica: int,
+    expert_copy: int,
     before: Callable[[], None] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Make `model`, copy number `replica` in the job, describe its tensors in the global model.
+    """Make `model`, copy number `replica` in the job (its experts `expert_copy`), describe its
+    tensors in the global model.
 
     Loading a checkpoint of stock Megatron keeps Megatron's own description of places.  `before` is
     called first each time: what makes the tensors what they should be.  With `dtype` all weights
@@ -47,7 +49,8 @@ def describe_globally(
     """
     config = get_model_config(model[0])
     shards = {name: shard_of(name, p, config) for name, p in global_parameters(model)}
-    correct = _Correction(replica, {} if tensor_place(config).is_even else shards)
+    uneven = {} if tensor_place(config).is_even else shards
+    correct = _Correction(replica, expert_copy, uneven)
     for chunk in unwrap_model(list(model)):
         chunk.sharded_state_dict = _corrected(chunk.sharded_state_dict, correct, before, dtype)
 
@@ -168,6 +171,7 @@ class _Correction:
     """
 
     replica: int
+    expert_copy: int
     uneven_shards: Mapping[str, ParameterShard]
     is_stacked: bool = False
 
@@ -190,22 +194,27 @@ class _Correction:
                 entry,
                 build_fn=build_corrected,
                 merge_fn=merge_corrected,
-                replica_id=_of_replica(entry.replica_id, self.replica),
+                replica_id=self._copy(entry),
             )
         if isinstance(entry, ShardedObject):
-            return replace(entry, replica_id=_of_replica(entry.replica_id, self.replica))
+            return replace(entry, replica_id=self._copy(entry))
         return entry
 
     def copies_alone(self, entry: Any) -> Any:
         """An entry whose place in the global tensor Megatron says rightly."""
         if isinstance(entry, ShardedTensor | ShardedTensorFactory | ShardedObject):
-            return replace(entry, replica_id=_of_replica(entry.replica_id, self.replica))
+            return replace(entry, replica_id=self._copy(entry))
         return entry
+
+    def _copy(self, entry: Any) -> Any:
+        """Return the entry's replica id, with the number of the copy in the job."""
+        of_experts = ".mlp.experts." in entry.key
+        return _of_replica(entry.replica_id, self.expert_copy if of_experts else self.replica)
 
     def _tensor(self, entry: ShardedTensor, block: int) -> ShardedTensor:
         changes: dict[str, Any] = {
             "axis_fragmentations": None,
-            "replica_id": _of_replica(entry.replica_id, self.replica),
+            "replica_id": self._copy(entry),
         }
         shard = self._shard(entry)
         if shard is not None and shard.is_sharded:

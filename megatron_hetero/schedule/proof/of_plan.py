@@ -17,6 +17,7 @@ from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import chain, stage_chunks
 from megatron_hetero.plan.communication.communicators import (
+    INNER_USES,
     MESSAGE_USES,
     Communicator,
     last_stage_ranks,
@@ -105,9 +106,10 @@ def _of_each_kind(plan: Plan) -> Plan:
 
     Replicas of one kind give the library the same operations, and each set of ranks that exchanges
     gradients has of all of them those in the same place; so any two of them stand where any other
-    two do.  An exchange by groups of machines is not alike for all, so then all replicas stay.
+    two do.  An exchange by groups of machines is not alike for all, and groups of experts take more
+    replicas than two, so then all replicas stay.
     """
-    if plan.exchange_groups:
+    if plan.exchange_groups or plan.layout.expert_groups:
         return plan
     counts: Counter[object] = Counter()
     kept = []
@@ -290,7 +292,7 @@ class _Job:
             chunks[0].insert(0, EMBEDDING)
         if s == len(replica.stages) - 1:
             chunks[-1].append(self.workload.model.num_layers)
-        inner = [n for use in ("tensor", "context", "stage") for n in by_use.get((use, None), ())]
+        inner = [n for use in INNER_USES for n in by_use.get((use, None), ())]
         tensor = by_use.get(("tensor", None), ())
         return RankStage(
             self.schedules[r],

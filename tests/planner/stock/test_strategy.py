@@ -57,6 +57,15 @@ def test_stock_plans_the_row_that_is_printed(job, usual) -> None:
     assert plan_cluster(*job, strategy="stock") == plan
 
 
+def test_stock_keeps_the_size_that_the_cluster_holds_the_job_to(job) -> None:
+    cluster, workload = job
+    held = replace(cluster, limits=replace(cluster.limits, as_given=("micro_batch_size",)))
+    own = workload.training.micro_batch_size
+    free, kept = (plan_cluster(one, workload, strategy="stock") for one in (cluster, held))
+    assert common_micro_batch_size(free) != own
+    assert common_micro_batch_size(kept) == own
+
+
 @pytest.mark.parametrize("within", [0.02, 0.05, 0.2, 0.5])
 def test_no_printed_row_beats_the_simplest_in_both(job, usual, within: float) -> None:
     plan, explanation = plan_and_explain(*job, simplest_within=within)

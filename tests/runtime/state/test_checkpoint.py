@@ -22,6 +22,7 @@ from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 FIRST = "tp2:3,tp1:1 @4 | tp1:4 @2"
 SECOND = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
 UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
+OVER = "tp2ep2etp2:2,tp1:2 @3 | tp2ep2etp2:2,tp2:2 @3"
 SAVED_AT, LAST = 1, 2
 INTERLEAVED = with_interleaving(plan("tp2:2,tp1:2 @4 | tp1:4 @2"), 0, [(0, 1), (1, 1)] * 2)
 
@@ -36,8 +37,12 @@ INTERLEAVED = with_interleaving(plan("tp2:2,tp1:2 @4 | tp1:4 @2"), 0, [(0, 1), (
         pytest.param(INTERLEAVED, SECOND, {}, marks=pytest.mark.slow),
         pytest.param(FIRST, INTERLEAVED, {}, marks=pytest.mark.slow),
         (FIRST, UNEVEN, MIXTRAL_LIKE),
+        pytest.param(FIRST, OVER, MIXTRAL_LIKE, marks=pytest.mark.slow),
     ],
-    ids=["tied", "to uneven shares", "from uneven shares", "from chunks", "to chunks", "experts"],
+    ids=[
+        *("tied", "to uneven shares", "from uneven shares", "from chunks", "to chunks"),
+        *("experts", "experts over replicas"),
+    ],
 )
 def test_a_run_goes_on_under_another_plan(
     first: str | Plan, second: str | Plan, changes: dict[str, object], tmp_path: Path
@@ -91,8 +96,9 @@ def test_a_run_goes_on_under_another_plan(
         pytest.param(UNEVEN, LLAMA_LIKE, [], marks=pytest.mark.slow),
         (UNEVEN, LLAMA_LIKE, ["--use-distributed-optimizer"]),
         pytest.param(FIRST, {}, ["--use-distributed-optimizer"], marks=pytest.mark.slow),
+        pytest.param(OVER, MIXTRAL_LIKE, ["--use-distributed-optimizer"], marks=pytest.mark.slow),
     ],
-    ids=["uneven", "uneven, divided", "divided"],
+    ids=["uneven", "uneven, divided", "divided", "experts over replicas"],
 )
 def test_a_stock_checkpoint_goes_on_under_a_plan(
     layout: str, changes: dict[str, object], flags: list[str], tmp_path: Path

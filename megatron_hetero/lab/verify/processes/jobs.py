@@ -338,7 +338,11 @@ class VerifyJobs:
         if not self.replays_routing(optimizer) or not self._routing(optimizer).exists():
             return None
         replay = replay_of_rank(
-            shrunk.plan, rank, shrunk.micro_batch_size, self._routing(optimizer)
+            shrunk.plan,
+            rank,
+            shrunk.micro_batch_size,
+            self._routing(optimizer),
+            shrunk.model.seq_length,
         )
         return Routers(replay)
 

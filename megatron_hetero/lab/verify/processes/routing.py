@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job.batches import deal
+from megatron_hetero.runtime.parallel.context_place import ContextPlace
 
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
@@ -51,13 +52,16 @@ class Replay:
 
     `record` is the archive of that process. `numbers` are its numbers of this rank's micro-batches
     in a step, of `per_step` in all, in the order in which the rank trains them. The rank has part
-    `part` of the rows of a micro-batch.
+    `part` of the rows of its tokens in a micro-batch, which are at `positions` of sequences; empty
+    where its stage has whole sequences.
     """
 
     record: Path
     numbers: tuple[int, ...]
     per_step: int
     part: int = 0
+    positions: tuple[int, ...] = ()
+    seq_length: int = 0
 
     def number(self, call: int) -> int:
         """Return the one process's number, over all steps, of this rank's micro-batch `call`."""
@@ -65,7 +69,7 @@ class Replay:
         return step * self.per_step + self.numbers[place]
 
 
-def replay_of_rank(plan: Plan, rank: int, size: int, record: Path) -> Replay:
+def replay_of_rank(plan: Plan, rank: int, size: int, record: Path, seq_length: int) -> Replay:
     """Return the choices that a rank of a plan replays.
 
     Args:
@@ -73,12 +77,18 @@ def replay_of_rank(plan: Plan, rank: int, size: int, record: Path) -> Replay:
         rank: global rank.
         size: sequences of every micro-batch.
         record: safetensors file of the one process.
+        seq_length: tokens of a sequence.
     """
     counts = [replica.num_micro_batches for replica in plan.replicas]
     dealt = deal(counts, [size] * len(counts))
     place = rank_table(plan)[rank]
     numbers = tuple(batch.start // size for batch in dealt[place.replica])
-    return Replay(record, numbers, sum(counts), place.tensor_rank)
+    num_parts = plan.replicas[place.replica].stages[place.stage].shape.context_parallel
+    positions: tuple[int, ...] = ()
+    if num_parts > 1:
+        own = ContextPlace((seq_length // num_parts,) * num_parts, place.context_rank)
+        positions = tuple(own.positions().tolist())
+    return Replay(record, numbers, sum(counts), place.tensor_rank, positions, seq_length)
 
 
 class Routers:
@@ -146,6 +156,10 @@ class _Seat:
         if self.replay is None or self.given is None:
             return values, own
         whole = self.given[self.replay.number(call)]
+        if self.replay.positions:
+            # Rows are of tokens first, then of sequences.
+            by_token = whole.reshape(self.replay.seq_length, -1, whole.shape[-1])
+            whole = by_token[list(self.replay.positions)].reshape(-1, whole.shape[-1])
         part = self.replay.part if len(whole) > len(scores) else 0
         rows = whole[part * len(scores) : (part + 1) * len(scores)]
         due = torch.from_numpy(rows.astype(numpy.int64)).to(own)

@@ -238,8 +238,9 @@ def _latent_attention(sizes: Mapping[str, int]) -> list[str]:
 
 def _num_experts(plan: Plan, model: ModelSpec) -> int:
     """Return the experts of the small model: few, and as many as any stage can deal out."""
-    tables = [t for r in plan.layout.replicas for s in r.stages if (t := s.expert_shares)]
-    unit = lcm(*(len(t) for t in tables))
+    shapes = [stage for replica in plan.layout.replicas for stage in replica.stages]
+    tables = [len(table) for shape in shapes if (table := shape.expert_shares)]
+    unit = lcm(*tables, *(shape.expert_groups[0] for shape in shapes if shape.expert_groups))
     return min(model.num_experts, _multiple(_MAX_EXPERTS, unit))
 
 

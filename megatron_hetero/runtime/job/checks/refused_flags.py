@@ -172,9 +172,9 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
         "leave it out, or use a plan without cp; its attention makes the causal mask itself",
     ),
     (
-        "--num-experts",
-        lambda a: a.num_experts is not None,
-        "train a dense model, or use a plan without cp; routers would balance parts of sequences",
+        "--moe-expert-capacity-factor",
+        lambda a: a.moe_expert_capacity_factor is not None,
+        "leave it out, or use a plan without cp; each part of a sequence would drop by itself",
     ),
     (
         "--hierarchical-context-parallel-sizes",
@@ -190,6 +190,11 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
 """Flags refused on a plan with context-parallel stages."""
 
 NOT_WITH_CONTEXT_SHARES: tuple[Rule, ...] = (
+    (
+        "--num-experts",
+        lambda a: a.num_experts is not None,
+        "use equal shares; Megatron's routers take all ranks to have equally many tokens",
+    ),
     (
         "--transformer-impl transformer_engine",
         lambda a: a.transformer_impl != "local",

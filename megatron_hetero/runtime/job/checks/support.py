@@ -29,7 +29,6 @@ from megatron_hetero.runtime.job.checks.refused_flags import (
 )
 from megatron_hetero.runtime.model import fp8, precision
 from megatron_hetero.runtime.model.moe import experts
-from megatron_hetero.schedule.stock import check_expert_groups
 
 
 def check_plan(plan: Plan) -> None:
@@ -38,7 +37,6 @@ def check_plan(plan: Plan) -> None:
     Raises:
         UnsupportedError: the message names every such part and its stage.
     """
-    check_expert_groups(plan)
     found = []
     batch = global_batch_size(plan)
     for r, replica in enumerate(plan.replicas):
@@ -72,6 +70,7 @@ def check_arguments(args: Any, plan: Plan) -> None:
         refuse(experts.REFUSED, args, "With --num-experts, an asymmetric plan cannot honour yet:")
         experts.check_micro_batches(plan, args)
         experts.check_tables(plan, args)
+        experts.check_groups(plan, args)
     if args.fp8 is not None:
         refuse(fp8.REFUSED, args, "With --fp8-format, an asymmetric plan cannot honour:")
     has_shares = any(stage.shape.shares for r in plan.replicas for stage in r.stages)

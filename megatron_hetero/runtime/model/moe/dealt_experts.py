@@ -1,4 +1,4 @@
-"""Whole experts dealt out to the ranks of a tensor-parallel group: expert parallelism of a stage.
+"""Experts dealt out to ranks: of a tensor-parallel group, or of stages of several replicas.
 
 Megatron's layer gives every rank of an expert-parallel group equally many experts.  Where the
 table of a plan is equal, the layer is Megatron's own.  With unlike numbers the dispatcher is told
@@ -21,16 +21,16 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.runtime.parallel.tensor_place import tensor_place
+from megatron_hetero.runtime.parallel.tensor_place import DealtExperts, tensor_place
 
 
-def deal_experts(config: Any, num_ranks: int) -> None:
-    """Tell Megatron's configuration of a model that whole experts lie on `num_ranks` ranks.
+def deal_experts(config: Any, dealt: DealtExperts) -> None:
+    """Tell Megatron's configuration of a model how experts are dealt out.
 
     Its own checks allow equal numbers alone, so they are not asked.
     """
-    config.expert_model_parallel_size = num_ranks
-    config.expert_tensor_parallel_size = 1
+    config.expert_model_parallel_size = len(dealt.edges) - 1
+    config.expert_tensor_parallel_size = dealt.width
 
 
 def experts_hook(model: list[Any]) -> list[Any]:
@@ -47,18 +47,19 @@ def experts_hook(model: list[Any]) -> list[Any]:
 
 
 class DealtMoELayer(MoELayer):
-    """Megatron's layer with a table of experts by rank (`TensorPlace.experts`).
+    """Megatron's layer with a table of experts by rank (`TensorPlace.dealt`).
 
     Raises:
         UnsupportedError: the experts are in one module of Transformer Engine.
     """
 
     def __init__(self, config: Any, submodules: Any = None, *args: Any, **kwargs: Any) -> None:
-        edges = tensor_place(config).experts
-        if edges is None or _is_equal(edges):
+        dealt = tensor_place(config).dealt
+        if dealt is None or _is_equal(dealt.edges):
             super().__init__(config, submodules, *args, **kwargs)
             self._slots: torch.Tensor | None = None
             return
+        edges, index = dealt.edges, dealt.index
         most = max(b - a for a, b in pairwise(edges))
         padded = copy(config)
         padded.num_moe_experts = most * (len(edges) - 1)
@@ -69,13 +70,12 @@ class DealtMoELayer(MoELayer):
                 "--moe-grouped-gemm out; Transformer Engine's module of all experts wants as many "
                 "as its dispatcher knows"
             )
-        place = tensor_place(config)
-        own = edges[place.index + 1] - edges[place.index]
+        own = edges[index + 1] - edges[index]
         del self.experts.local_experts[own:]
         self.config = self.router.config = config
         self._rebuild_router(config, kwargs)
         self.experts.sharded_state_dict = _DescribedByNumber(
-            self.experts, config.num_moe_experts, edges[place.index]
+            self.experts, config.num_moe_experts, edges[index]
         )
         slots = [
             rank * most + i for rank, (a, b) in enumerate(pairwise(edges)) for i in range(b - a)

@@ -1,7 +1,8 @@
 """Mixture of experts on an asymmetric plan: refusals, and the routing losses of the log.
 
 Each stage holds all experts of its layers, every expert divided over the stage's tensor-parallel
-group as a dense MLP is (expert parallelism of 1), and so is a shared expert. Routers are copies. A
+group as a dense MLP is (expert parallelism of 1), and so is a shared expert; or experts are dealt
+out (`runtime.model.moe.dealt_experts`). Routers are copies. A
 router sees the tokens of one micro-batch, over the whole group, so it chooses as one process does
 under any plan, drops the same tokens (`runtime.megatron.token_dropping`), and is biased by the
 tokens of the whole job (`runtime.model.moe.expert_bias`).
@@ -121,6 +122,31 @@ def check_tables(plan: Plan, args: Any) -> None:
         )
 
 
+def check_groups(plan: Plan, args: Any) -> None:
+    """Refuse what groups of experts over replicas do not follow.
+
+    Raises:
+        UnsupportedError: the message names the flags, and advice.
+    """
+    shapes = [stage.shape for replica in plan.replicas for stage in replica.stages]
+    groups = [shape.expert_groups for shape in shapes if shape.expert_groups is not None]
+    if any(width > 1 for _, width in groups) and args.add_bias_linear:
+        raise UnsupportedError(
+            "etp above 1 divides experts, and each rank would add a bias whole. Add "
+            "--disable-bias-linear, or deal whole experts out (etp1)."
+        )
+    if args.moe_token_dispatcher_type == "alltoall" and any(min(sizes) > 1 for sizes in groups):
+        raise UnsupportedError(
+            "--moe-token-dispatcher-type alltoall with experts that are both dealt out and divided "
+            "(ep and etp above 1) is not verified on asymmetric plans yet. Use allgather, or etp1."
+        )
+    if groups and args.variable_seq_lengths and args.moe_token_dispatcher_type == "allgather":
+        raise UnsupportedError(
+            "--variable-seq-lengths with --moe-token-dispatcher-type allgather: ranks that deal "
+            "experts out over replicas (ep) would gather unlike numbers of tokens. Use alltoall."
+        )
+
+
 class JobMoEMetrics(MoEMetricsTracker):
     """Megatron's tracker of routing losses, summed over a job whose pipelines have no groups.
 
@@ -132,7 +158,7 @@ class JobMoEMetrics(MoEMetricsTracker):
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
         super().__init__()
         self._num_micro_batches = sum(replica.num_micro_batches for replica in plan.replicas)
-        self._width = groups.tensor.size()
+        self._num_parts = groups.stage.size()
 
     def _sync_metrics(self, metric_names: list[str], pg_collection: Any = None) -> None:
         # The caller divides by this rank's number.
@@ -141,7 +167,7 @@ class JobMoEMetrics(MoEMetricsTracker):
             entry = self._metrics[name]
             # Megatron's losses of balance are each rank's part; others are means of its tokens.
             is_part = entry.reduce_group is not None
-            entry.values.mul_(weight if is_part else weight / self._width)
+            entry.values.mul_(weight if is_part else weight / self._num_parts)
             dist.all_reduce(entry.values)
 
 

@@ -116,7 +116,9 @@ class Executor:
                 [received],
                 step.reports,
                 config,
-                cp_group_size=pg_collection.cp.size(),
+                # Gradients of context-parallel ranks are summed, where Megatron takes their mean:
+                # losses of experts, like the others, are the parts of a sum.
+                cp_group_size=1,
                 collect_non_loss_data=collect_non_loss_data,
                 is_first_microbatch=schedules.check_first_val_step(
                     first_val_step, forward_only, k == 0

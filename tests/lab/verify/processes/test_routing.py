@@ -23,7 +23,7 @@ def choose(scores: torch.Tensor, topk: int, **groups: Any) -> Any:
 
 def test_each_rank_replays_its_own_micro_batches() -> None:
     asked = plan("tp2:3,tp1:1 @3 | tp1:4 @1")
-    first, second, third, last = (replay_of_rank(asked, r, 2, NOWHERE) for r in range(4))
+    first, second, third, last = (replay_of_rank(asked, r, 2, NOWHERE, 8) for r in range(4))
     assert first.numbers == second.numbers == third.numbers == (0, 2, 3)
     assert last.numbers == (1,)
     assert [first.number(call) for call in range(6)] == [0, 2, 3, 4, 6, 7]

@@ -1,0 +1,118 @@
+"""Groups of ranks that deal experts out over replicas (`StageShape.expert_groups`).
+
+The ranks of a group work in step: in every layer each sends its tokens to the experts of the
+others.  So a group that is larger than a stage is of replicas whose stages are alike: equal layers,
+equal passes in equal order.  Elsewhere in the pipeline these replicas may differ.  Alike stages
+come together in the order of the replicas, as many as make a group; where all replicas are equal
+these are the groups of stock Megatron (`parallel_state.RankGenerator`, order tp-ep-dp-pp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from megatron_hetero.plan.checks.schedule import launched_forwards
+from megatron_hetero.plan.plan import Plan, StageShape
+from megatron_hetero.plan.ranks import rank_table
+
+
+@dataclass(frozen=True)
+class ExpertGroup:
+    """Ranks that hold every expert of their layers once.
+
+    Attributes:
+        ranks: global ranks, those that divide an expert beside each other.
+        size: groups of experts among which all are dealt out.
+        width: ranks that divide each expert.
+        copy: number of the group among all in the job that hold the same experts; 0 is the first.
+    """
+
+    ranks: tuple[int, ...]
+    size: int
+    width: int
+    copy: int
+
+    @property
+    def dealt(self) -> tuple[tuple[int, ...], ...]:
+        """Return the sets of ranks that have the same part of unlike experts."""
+        return tuple(self.ranks[part :: self.width] for part in range(self.width))
+
+    @property
+    def divided(self) -> tuple[tuple[int, ...], ...]:
+        """Return the sets of ranks that divide the same experts."""
+        return tuple(
+            self.ranks[first : first + self.width]
+            for first in range(0, len(self.ranks), self.width)
+        )
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Return a rank's group of experts, and its part of each of them."""
+        return divmod(self.ranks.index(rank), self.width)
+
+
+def stages_in_group(shape: StageShape) -> int:
+    """Return the number of stages, of as many replicas, that one group of experts takes."""
+    size, width = shape.expert_groups or (1, 1)
+    return max(1, size * width // shape.num_devices)
+
+
+def expert_peers(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Find the replicas whose ranks form groups of experts together, for each stage that deals
+    experts out over replicas.
+
+    Returns:
+        (replica, stage) -> replicas, itself among them; fewer than `stages_in_group` where too few
+        stages are alike, which `experts_over_replicas_meet` refuses.
+    """
+    found: dict[tuple[int, int], tuple[int, ...]] = {}
+    open_groups: dict[object, list[int]] = {}
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            if stage.shape.expert_groups is None:
+                continue
+            key = s, _in_step(plan, r, s)
+            group = open_groups.setdefault(key, [])
+            group.append(r)
+            found.update({(peer, s): tuple(group) for peer in group})
+            if len(group) == stages_in_group(stage.shape):
+                del open_groups[key]
+    return found
+
+
+def _in_step(plan: Plan, r: int, s: int) -> object:
+    """Return what stages have in common whose ranks pass tokens to each other in every layer."""
+    replica = plan.replicas[r]
+    stage = replica.stages[s]
+    return (
+        *(stage.shape, stage.first_layer, stage.chunks, stage.precision),
+        *(stage.recompute, stage.recompute_num_layers),
+        stage.order or launched_forwards(plan, r, s),
+        *(replica.num_micro_batches, replica.micro_batch_size),
+    )
+
+
+def expert_groups(plan: Plan) -> tuple[ExpertGroup, ...]:
+    """Return all groups of experts over replicas of a valid plan, in the order of their first
+    stages."""
+    ranks_of: dict[tuple[int, int], list[int]] = {}
+    for rank, place in enumerate(rank_table(plan)):
+        ranks_of.setdefault((place.replica, place.stage), []).append(rank)
+    return tuple(_groups(plan, ranks_of))
+
+
+def _groups(plan: Plan, ranks_of: Mapping[tuple[int, int], list[int]]) -> Iterator[ExpertGroup]:
+    for (r, s), peers in expert_peers(plan).items():
+        if r != peers[0]:
+            continue
+        size, width = plan.replicas[r].stages[s].shape.expert_groups or (1, 1)
+        ranks = [rank for peer in peers for rank in ranks_of[peer, s]]
+        for index, first in enumerate(range(0, len(ranks), size * width)):
+            copy = r + len(plan.replicas) * index
+            yield ExpertGroup(tuple(ranks[first : first + size * width]), size, width, copy)
+
+
+def expert_group_of(plan: Plan, rank: int) -> ExpertGroup | None:
+    """Return the group of experts over replicas that a rank is in; None where its stage deals none
+    out so."""
+    return next((group for group in expert_groups(plan) if rank in group.ranks), None)
