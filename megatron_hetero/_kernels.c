@@ -1,8 +1,9 @@
-/* The planner's two innermost loops, compiled: seconds of one 1F1B pipeline, and of 1F1B pipelines
-   that share paths.
+/* The planner's innermost loops, compiled: seconds of one 1F1B pipeline, of 1F1B pipelines that
+   share paths, and of any schedule for many divisions of the layers.
 
    Each function does the same additions and comparisons in the same order as the Python that stands
-   beside its caller (`cost.pipeline.stage_ends_s`, `schedule.simulator.engine`), so the results are
+   beside its caller (`cost.pipeline.stage_ends_s`, `schedule.simulator.engine`,
+   `schedule.orders.relaxed`), so the results are
    equal to the bit; tests hold them equal.  Where this file is not compiled, the Python runs. */
 
 #define PY_SSIZE_T_CLEAN
@@ -673,11 +674,148 @@ done:
     return found;
 }
 
+/* ---- a schedule for many divisions of the layers -------------------------------------------- */
+
+enum { COMPUTE, SEND, ASK, ARRIVE, AGREE }; /* as `schedule.orders.relaxed` */
+#define BLOCK 64 /* divisions that are run together, so that their seconds stay near */
+
+typedef struct {
+    const int *steps;        /* [num_steps][4] */
+    long num_steps, num_rows, num_stages, num_channels, num_messages, num_divisions;
+    const double *rows;      /* [num_rows][num_divisions] */
+    const double *busy, *latency; /* [num_channels] */
+    double *ends;            /* [num_stages][num_divisions] */
+} Relaxed;
+
+/* Return 0 where a step names what there is not. */
+static int is_sound(const Relaxed *r)
+{
+    for (long i = 0; i < r->num_steps; i++) {
+        const int *step = r->steps + 4 * i;
+        long most = step[0] == COMPUTE ? r->num_rows
+                    : step[0] == SEND  ? r->num_channels
+                                       : r->num_messages;
+        if (step[0] < COMPUTE || step[0] > AGREE || step[1] < 0 || step[1] >= r->num_stages ||
+            step[2] < 0 || step[2] >= most || step[3] < 0 ||
+            (step[0] == SEND && step[3] >= r->num_messages))
+            return 0;
+    }
+    return 1;
+}
+
+static void take_later(double *own, const double *other, long count)
+{
+    for (long k = 0; k < count; k++)
+        own[k] = other[k] > own[k] ? other[k] : own[k];
+}
+
+/* Run the divisions `first` to `first + count`.  `space` has the lines of seconds of all stages
+   (now, and until when messages are sent), channels and messages (arrived, asked for). */
+static void run_relaxed(const Relaxed *r, long first, long count, double *space)
+{
+    double *now = space, *sent_until = now + r->num_stages * BLOCK;
+    double *free_at = sent_until + r->num_stages * BLOCK;
+    double *arrival = free_at + r->num_channels * BLOCK;
+    double *asked = arrival + r->num_messages * BLOCK;
+    memset(space, 0, (size_t)(arrival - space) * sizeof(double));
+    for (long i = 0; i < r->num_steps; i++) {
+        const int *step = r->steps + 4 * i;
+        double *own = now + step[1] * BLOCK;
+        if (step[0] == COMPUTE) {
+            const double *row = r->rows + step[2] * r->num_divisions + first;
+            for (long k = 0; k < count; k++)
+                own[k] = own[k] + row[k];
+        } else if (step[0] == SEND) {
+            double *line = free_at + step[2] * BLOCK, *there = arrival + step[3] * BLOCK;
+            double busy = r->busy[step[2]], latency = r->latency[step[2]];
+            for (long k = 0; k < count; k++) {
+                double done = (own[k] > line[k] ? own[k] : line[k]) + busy;
+                line[k] = done;
+                there[k] = done + latency;
+            }
+            take_later(sent_until + step[1] * BLOCK, there, count);
+        } else if (step[0] == ASK) {
+            memcpy(asked + step[2] * BLOCK, own, (size_t)count * sizeof(double));
+        } else {
+            take_later(own, (step[0] == ARRIVE ? arrival : asked) + step[2] * BLOCK, count);
+        }
+    }
+    for (long s = 0; s < r->num_stages; s++) {
+        take_later(now + s * BLOCK, sent_until + s * BLOCK, count);
+        memcpy(r->ends + s * r->num_divisions + first, now + s * BLOCK,
+               (size_t)count * sizeof(double));
+    }
+}
+
+PyDoc_STRVAR(relaxed_ends_doc,
+"relaxed_ends(steps, num_messages, rows_s, busy_s, latency_s, num_stages, ends_s)\n\n"
+"Write when each stage's last computation or message ends, for many divisions of the layers.");
+
+static PyObject *relaxed_ends(PyObject *self, PyObject *args)
+{
+    PyObject *given[5], *found = NULL;
+    Relaxed r;
+    Py_buffer steps = {0}, rows = {0}, ends = {0};
+    double *space = NULL, *channels = NULL;
+    if (!PyArg_ParseTuple(args, "OlOOOlO", &given[0], &r.num_messages, &given[1], &given[2],
+                          &given[3], &r.num_stages, &given[4]))
+        return NULL;
+    r.num_channels = (long)PySequence_Size(given[2]);
+    if (r.num_channels < 0)
+        return NULL;
+    if (PyObject_GetBuffer(given[0], &steps, PyBUF_C_CONTIGUOUS) ||
+        PyObject_GetBuffer(given[1], &rows, PyBUF_C_CONTIGUOUS) ||
+        PyObject_GetBuffer(given[4], &ends, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE))
+        goto done;
+    if (r.num_stages < 1 || r.num_messages < 0 || steps.itemsize != sizeof(int) ||
+        rows.itemsize != sizeof(double) || ends.itemsize != sizeof(double) ||
+        ends.len % (r.num_stages * (long)sizeof(double))) {
+        PyErr_SetString(PyExc_ValueError, "the arrays of a relaxed run have other kinds or sizes");
+        goto done;
+    }
+    r.num_divisions = (long)(ends.len / (Py_ssize_t)sizeof(double)) / r.num_stages;
+    r.num_steps = (long)(steps.len / (Py_ssize_t)(4 * sizeof(int)));
+    r.num_rows = r.num_divisions
+                     ? (long)(rows.len / (Py_ssize_t)sizeof(double)) / r.num_divisions : 0;
+    r.steps = steps.buf, r.rows = rows.buf, r.ends = ends.buf;
+    if (r.num_divisions && !is_sound(&r)) {
+        PyErr_SetString(PyExc_ValueError, "a step of a relaxed run names what there is not");
+        goto done;
+    }
+    size_t lines = (size_t)(2 * r.num_stages + r.num_channels + 2 * r.num_messages);
+    space = malloc(lines * BLOCK * sizeof(double));
+    channels = malloc((size_t)(2 * r.num_channels + 1) * sizeof(double));
+    if (space == NULL || channels == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    r.busy = channels, r.latency = channels + r.num_channels;
+    if (!read_doubles(given[2], r.num_channels, channels) ||
+        !read_doubles(given[3], r.num_channels, channels + r.num_channels))
+        goto done;
+    for (long first = 0; first < r.num_divisions; first += BLOCK) {
+        long left = r.num_divisions - first;
+        run_relaxed(&r, first, left < BLOCK ? left : BLOCK, space);
+    }
+    found = Py_NewRef(Py_None);
+done:
+    if (steps.obj)
+        PyBuffer_Release(&steps);
+    if (rows.obj)
+        PyBuffer_Release(&rows);
+    if (ends.obj)
+        PyBuffer_Release(&ends);
+    free(space);
+    free(channels);
+    return found;
+}
+
 /* ---- the module ---------------------------------------------------------------------------- */
 
 static PyMethodDef METHODS[] = {
     {"stage_ends", stage_ends, METH_VARARGS, stage_ends_doc},
     {"shared_ends", shared_ends, METH_VARARGS, shared_ends_doc},
+    {"relaxed_ends", relaxed_ends, METH_VARARGS, relaxed_ends_doc},
     {NULL, NULL, 0, NULL},
 };
 

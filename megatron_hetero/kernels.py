@@ -6,7 +6,7 @@ same loops in Python, several times more slowly, with results equal to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Buffer, Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -45,6 +45,20 @@ class Kernels(Protocol):
         self, pipelines: Sequence[CompiledPipeline], num_paths: int, /
     ) -> tuple[tuple[float, ...], ...] | None:
         """Return when each stage's last pass ends (`schedule.simulator.crowd.crowd_ends_s`)."""
+
+    def relaxed_ends(
+        self,
+        steps: Buffer,
+        num_messages: int,
+        rows_s: Buffer,
+        busy_s: Sequence[float],
+        latency_s: Sequence[float],
+        num_stages: int,
+        ends_s: Buffer,
+        /,
+    ) -> None:
+        """Write when each stage's last computation or message ends, for many divisions of the
+        layers (`schedule.orders.relaxed.RelaxedRun.stage_ends_s`)."""
 
 
 def _load() -> Kernels | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from megatron_hetero.cost import pipeline
@@ -12,7 +14,11 @@ from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.kernels import KERNELS
-from megatron_hetero.schedule.parts import Crossing
+from megatron_hetero.schedule.orders import relaxed
+from megatron_hetero.schedule.orders.interleaved import interleaved
+from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.orders.relaxed import RelaxedRun
+from megatron_hetero.schedule.parts import Crossing, SendMode
 from megatron_hetero.schedule.simulator import crowd
 from megatron_hetero.schedule.simulator.crowd import OneFOneB, crowd_ends_s
 
@@ -23,6 +29,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> An
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "KERNELS", None)
         patch.setattr(crowd, "KERNELS", None)
+        patch.setattr(relaxed, "KERNELS", None)
         return function(*given)
 
 
@@ -108,3 +115,37 @@ def test_what_no_pipeline_has_is_an_error_of_the_caller() -> None:
     with pytest.raises(ValueError, match="a path that there is not"):
         far = ([3], [1.0], 0.0)
         KERNELS.shared_ends([([2, 1], 2, False, one, one, [far], [far])], 1)
+
+
+@pytest.mark.parametrize(
+    ("sends", "chunks"), [("waited", 1), ("buffered", 1), ("buffered", 2), ("buffered", 3)]
+)
+def test_a_schedule_of_many_divisions_takes_the_same_bits(
+    sends: SendMode, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = Random(chunks)
+    for _ in range(20):
+        n = rng.randint(2, 6)
+        m = n * rng.randint(1, 5)
+        order = one_f_one_b(n, m) if chunks == 1 else interleaved(tuple(range(n)) * chunks, m)
+        run = RelaxedRun(order, sends)
+        num_divisions = rng.choice((1, 63, 64, 65, 200))
+
+        def row(count: int = num_divisions) -> np.ndarray:
+            return np.array([seconds(rng) for _ in range(count)])
+
+        times = [[(row(), row()) for _ in range(chunks)] for _ in range(n)]
+        hops = [[(seconds(rng), seconds(rng)) for _ in range(n * chunks - 1)] for _ in "ab"]
+        found = run.stage_ends_s(times, *hops)
+        beside = in_python(monkeypatch, run.stage_ends_s, times, *hops)
+        assert found.tobytes() == beside.tobytes()
+
+
+def test_steps_that_name_what_there_is_not_are_refused() -> None:
+    assert KERNELS is not None
+    rows, ends = np.ones((1, 3)), np.zeros((1, 3))
+    for step in ((5, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (1, 0, 0, 0), (3, 0, 0, 0)):
+        with pytest.raises(ValueError, match="names what there is not"):
+            KERNELS.relaxed_ends(array("i", step), 0, rows, [], [], 1, ends)
+    KERNELS.relaxed_ends(array("i", (0, 0, 0, 0)), 0, rows, [], [], 1, ends)
+    assert ends.tolist() == rows.tolist()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Literal, cast
 
@@ -38,7 +38,12 @@ from megatron_hetero.schedule.exchange.gradients import GradientExchange
 from megatron_hetero.schedule.network import crossing
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
-from megatron_hetero.schedule.orders.relaxed import ChunkSeconds, Seconds, stage_ends_s
+from megatron_hetero.schedule.orders.relaxed import (
+    BoundarySeconds,
+    ChunkSeconds,
+    RelaxedRun,
+    Seconds,
+)
 from megatron_hetero.schedule.parts import Collective, SendMode
 from megatron_hetero.schedule.programme import Schedule
 
@@ -202,20 +207,37 @@ class StockCase:
         it does not fit."""
         stages = self.stages_of(divisions)
         recomputed = self.layers_to_recompute(stages)
-        schedule = self.schedule
-        ends: list[list[Seconds]] = []
-        for chain, places in zip(self._chains, self._places, strict=True):
+        run = _relaxed_run(
+            self.grid.num_stages, self.settings.num_chunks, self.num_micro_batches, self.sends
+        )
+        ends: list[NDArray[np.float64]] = []
+        for places, there, back in self._pipelines:
             times = [
                 self._chunk_times(places, p, stages, divisions, recomputed)
                 for p in range(len(places))
             ]
-            placed = [unit.stage for unit in chain]
-            hops = list(pairwise([placed[s] for s in schedule.chain]))
-            there = [crossing(self._costs, a, b, self._waits) for a, b in hops]
-            back = [crossing(self._costs, b, a, self._waits) for a, b in hops]
-            ends.append(stage_ends_s(schedule, times, there, back, self.sends))
+            ends.append(run.stage_ends_s(times, there, back))
         last_s = self._after_exchange(ends, stages)
         return np.where(recomputed < NEVER, last_s + self._update_s(stages), np.inf)
+
+    @cached_property
+    def _pipelines(self) -> list[_Pipeline]:
+        """Return the places of each replica and the crossings of the replica's boundaries, there
+        and back; equal replicas once."""
+        found: dict[tuple[object, ...], _Pipeline] = {}
+        for chain, places in zip(self._chains, self._places, strict=True):
+            placed = [unit.stage for unit in chain]
+            hops = list(pairwise([placed[s] for s in self.schedule.chain]))
+            there, back = (
+                [
+                    (made.serialisation_s, made.latency_s)
+                    for made in (crossing(self._costs, a, b, self._waits) for a, b in pairs)
+                ]
+                for pairs in (hops, [(b, a) for a, b in hops])
+            )
+            times = tuple((place.times, place.recomputed_s) for place in places)
+            found.setdefault((times, *there, *back), (places, there, back))
+        return list(found.values())
 
     @property
     def sends(self) -> SendMode:
@@ -225,10 +247,7 @@ class StockCase:
     @property
     def schedule(self) -> Schedule:
         """Megatron's own."""
-        num_stages, chunks = self.grid.num_stages, self.settings.num_chunks
-        if chunks == 1:
-            return _one_f_one_b(num_stages, self.num_micro_batches)
-        return _interleaved(num_stages, chunks, self.num_micro_batches)
+        return _schedule(self.grid.num_stages, self.settings.num_chunks, self.num_micro_batches)
 
     def stages_of(self, divisions: Divisions) -> Divisions:
         """Return layers of whole stages, shape [division, stage]."""
@@ -330,15 +349,16 @@ class StockCase:
             found.append((forward_s * held / total, backward_s * held / total))
         return found
 
-    def _after_exchange(self, ends: Sequence[Sequence[Seconds]], stages: Divisions) -> Seconds:
+    def _after_exchange(self, ends: Sequence[NDArray[np.float64]], stages: Divisions) -> Seconds:
         """Return when all gradients are reduced.
 
         Each stage's all-reduce by itself, then those of tied embeddings; what overlaps with the
         last backward passes is left out.
         """
         gradients, _, tied_s = self._exchange_lines
+        slowest_s = np.max(ends, axis=0)
         last_s = [
-            np.asarray(np.max([of_stages[p] for of_stages in ends], axis=0) + zero_s + each_s * n)
+            np.asarray(slowest_s[p] + zero_s + each_s * n)
             for p, ((zero_s, each_s), n) in enumerate(zip(gradients, stages.T, strict=True))
         ]
         both_s = np.maximum(last_s[0], last_s[-1])
@@ -377,18 +397,32 @@ class StockCase:
             if not self.problem.workload.model.tied_embeddings or not self._waits:
                 return alone, alone, []
         num_stages = self.grid.num_stages
-        one, two = (
-            GradientExchange(self._costs, self._frame([n] * num_stages), self._rows, {}, {}).stock()
-            for n in (1, 2)
-        )
-        lines: list[list[_Line]] = []
-        for of_one, of_two in zip(one, two, strict=True):
-            pairs = [(_of_stage_s(of_one, p), _of_stage_s(of_two, p)) for p in range(num_stages)]
-            lines.append([(0.0, 0.0) if is_left_out else (2 * a - b, b - a) for a, b in pairs])
+        nothing: list[_Line] = [(0.0, 0.0)] * num_stages
+        one = self._collectives(1)
         tied_s = [_seconds(c) for c in one[0] if len({stage for _, stage in c.holders}) > 1]
-        return lines[0], lines[1], tied_s if self._waits else []
+        if not self._waits:
+            tied_s = []
+        if is_left_out:
+            return nothing, nothing, tied_s
+        gradients, weights = (
+            [
+                (2 * a - b, b - a)
+                for a, b in zip(
+                    _of_stages_s(of_one, num_stages), _of_stages_s(of_two, num_stages), strict=True
+                )
+            ]
+            for of_one, of_two in zip(one, self._collectives(2), strict=True)
+        )
+        return gradients, weights, tied_s
+
+    def _collectives(self, num_layers: int) -> tuple[tuple[Collective, ...], ...]:
+        """Return stock Megatron's collectives of gradients and of new weights, with so many layers
+        on every stage."""
+        frame = self._frame([num_layers] * self.grid.num_stages)
+        return GradientExchange(self._costs, frame, self._rows, {}, {}).stock()
 
 
+_Pipeline = tuple[Sequence[StockPlace], list[BoundarySeconds], list[BoundarySeconds]]
 _Line = tuple[float, float]
 _ExchangeLines = tuple[list[_Line], list[_Line], list[float]]
 
@@ -420,24 +454,31 @@ def with_times_kept(memory: StageMemory, times: float) -> StageMemory:
 
 
 @lru_cache(maxsize=64)
-def _one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
-    return one_f_one_b(num_stages, num_micro_batches)
-
-
-@lru_cache(maxsize=64)
-def _interleaved(num_stages: int, num_chunks: int, num_micro_batches: int) -> Schedule:
+def _schedule(num_stages: int, num_chunks: int, num_micro_batches: int) -> Schedule:
+    if num_chunks == 1:
+        return one_f_one_b(num_stages, num_micro_batches)
     return interleaved(tuple(range(num_stages)) * num_chunks, num_micro_batches)
 
 
-def _of_stage_s(collectives: Sequence[Collective], stage: int) -> float:
-    """Add up the seconds of a stage's own collectives, in the replica with the largest sum: experts
-    dealt out are exchanged among some of the replicas, the other parameters beside these."""
-    found: dict[int, float] = {}
+@lru_cache(maxsize=256)
+def _relaxed_run(
+    num_stages: int, num_chunks: int, num_micro_batches: int, sends: SendMode
+) -> RelaxedRun:
+    return RelaxedRun(_schedule(num_stages, num_chunks, num_micro_batches), sends)
+
+
+def _of_stages_s(collectives: Sequence[Collective], num_stages: int) -> list[float]:
+    """Add up the seconds of each stage's own collectives, in the replica with the largest sum:
+    experts dealt out are exchanged among some of the replicas, the other parameters beside
+    these."""
+    found: list[dict[int, float]] = [{} for _ in range(num_stages)]
     for collective in collectives:
-        if all(s == stage for _, s in collective.holders):
+        stages = {s for _, s in collective.holders}
+        if len(stages) == 1:
+            own, seconds = found[stages.pop()], _seconds(collective)
             for r, _ in collective.holders:
-                found[r] = found.get(r, 0.0) + _seconds(collective)
-    return max(found.values(), default=0.0)
+                own[r] = own.get(r, 0.0) + seconds
+    return [max(own.values(), default=0.0) for own in found]
 
 
 def _seconds(collective: Collective) -> float:

@@ -28,9 +28,10 @@ ExpertGroups = tuple[int, int] | None
 def forms(problem: Problem, ranks: StockRanks) -> Iterator[GroupForm]:
     """Yield every form of groups on some ranks, of one chunk a stage and undealt experts."""
     batch = problem.workload.training.global_batch_size
+    kinds = kinds_of_recompute(problem)
     for context in contexts(problem, ranks):
         for size in _sizes(problem, batch):
-            for recompute in kinds_of_recompute(problem):
+            for recompute in kinds:
                 yield GroupForm(ranks.width, context, StockSettings(size, recompute))
 
 
@@ -104,7 +105,8 @@ def kinds_of_recompute(problem: Problem) -> tuple[StockRecompute, ...]:
     """Return kinds of recompute: as needed of stages in one piece, none and full of others;
     selective spares what flash attention does not keep anyway."""
     training = problem.workload.training
-    flash = all(uses_flash_attention(training, node.gpu_type) for node in problem.nodes)
+    gpu_types = {node.gpu_type.name: node.gpu_type for node in problem.nodes}
+    flash = all(uses_flash_attention(training, own) for own in gpu_types.values())
     plain: tuple[StockRecompute, ...] = ("as needed", "none", "full")
     return plain if flash else (*plain, "selective")
 

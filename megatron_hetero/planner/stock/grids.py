@@ -41,6 +41,11 @@ class StockRanks:
         """Tensor-parallel width."""
         return self.units[0].width
 
+    @cached_property
+    def kind_counts(self) -> Counter[int]:
+        """The number of groups of each kind."""
+        return Counter(self.kinds)
+
 
 @dataclass(frozen=True, eq=False)
 class StockGrid:
@@ -84,7 +89,7 @@ class StockGrid:
     def stage_kinds(self) -> tuple[tuple[int, ...], ...]:
         """The kinds of the GPUs of each stage, in all replicas."""
         kinds = self.ranks.kinds
-        if len(set(kinds)) == 1:
+        if len(self.ranks.kind_counts) == 1:
             return (kinds[:1],) * self.num_stages
         return tuple(
             tuple(sorted({kinds[i] for d in range(self.num_replicas) for i in self._groups(d, p)}))

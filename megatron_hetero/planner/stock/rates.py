@@ -64,10 +64,8 @@ class StockRates:
         by the layers per second of all groups."""
         training = self._problem.workload.training
         num_batches = training.global_batch_size / form.settings.micro_batch_size
-        counts: dict[int, int] = {}
-        for kind in ranks.kinds:
-            counts[kind] = counts.get(kind, 0) + 1
-        speed = sum(n / self._of(kind, form)[0].total_s for kind, n in counts.items())
+        counts = ranks.kind_counts.items()
+        speed = sum(n / self._of(kind, form)[0].total_s for kind, n in counts)
         return num_batches * self._problem.num_layers * form.context_parallel / speed
 
     def dealt_pace_s(self, ranks: StockRanks, form: GroupForm) -> float:

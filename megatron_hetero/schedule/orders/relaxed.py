@@ -4,23 +4,28 @@ The schedule is run once, on arrays: entry k of each is a division of the layers
 boundary has a path to itself here.  In a real step (`schedule.simulator.step`) boundaries and
 replicas may share paths and take turns, so nothing there ends sooner than here; where nothing is
 shared, both are equal.
+
+No time decides which operation comes next, so the order of the operations is worked out once for a
+schedule and serves all prices.  A compiled loop (`_kernels.c`) runs the operations; where it is
+missing the same in Python does, equal to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron_hetero.errors import CheckFailedError
-from megatron_hetero.schedule.parts import Crossing, SendMode
+from megatron_hetero.kernels import KERNELS
+from megatron_hetero.schedule.parts import SendMode
 from megatron_hetero.schedule.programme import (
     COMPUTE,
     RECEIVES,
     Instruction,
     Message,
-    Operation,
     Schedule,
 )
 
@@ -30,130 +35,172 @@ Seconds = NDArray[np.float64]
 ChunkSeconds = tuple[Seconds, Seconds]
 """Forward and backward pass of one micro-batch on a model chunk."""
 
+BoundarySeconds = tuple[float, float]
+"""Seconds for which a message takes a boundary's path, and the seconds of latency after them."""
 
-def stage_ends_s(
-    schedule: Schedule,
-    times: Sequence[Sequence[ChunkSeconds]],
-    forward: Sequence[Crossing],
-    backward: Sequence[Crossing],
-    sends: SendMode,
-) -> list[Seconds]:
-    """Return the end of each stage's last computation or message, [stage] of [division].
 
-    Args:
-        times: [stage][chunk].
-        forward: of each boundary of the schedule's chain, as are `backward`.
+_COMPUTE, _SEND, _ASK, _ARRIVE, _AGREE = range(5)
+"""Kinds of steps: a computation; a send; a stage comes to a receive; a stage waits until a message
+is there; a sender waits until its receiver has come to the message."""
+
+_Step = tuple[int, int, int, int]
+"""Kind, stage, and two numbers: of a computation its row of seconds (`RelaxedRun.stage_ends_s`) and
+0, of a send its channel (2 * boundary + goes forward) and its message, else its message and 0."""
+
+
+class RelaxedRun:
+    """The steps of a schedule, in an order in which all of them can run.
+
     Raises:
-        CheckFailedError: a stage waits for ever.
+        CheckFailedError: a stage waits for ever, or computes what is not part of Megatron's own
+            schedules.
     """
-    run = _RelaxedRun(schedule, forward, backward, sends == "waited")
-    num_divisions = len(times[0][0][0])
-    stages = [
-        _RelaxedStage(index, schedule.programmes[index], times[index], np.zeros(num_divisions))
-        for index in range(schedule.num_stages)
-    ]
-    while any(run.advance(stage) for stage in stages):
-        pass
-    for stage in stages:
-        if not stage.is_done:
-            raise CheckFailedError(f"stage {stage.index} waits for ever")
-    return [np.maximum(stage.now_s, stage.sent_until_s) for stage in stages]
 
+    def __init__(self, schedule: Schedule, sends: SendMode) -> None:
+        self._num_stages, self._num_channels = schedule.num_stages, 2 * len(schedule.chain) - 2
+        order = _Order(schedule, sends == "waited")
+        self._steps = list(order.steps())
+        self._num_messages = order.num_messages
+        self._flat = array("i", [number for step in self._steps for number in step])
 
-class _RelaxedStage:
-    def __init__(
+    def stage_ends_s(
         self,
-        index: int,
-        programme: Sequence[Instruction],
-        times: Sequence[ChunkSeconds],
-        zero: Seconds,
+        times: Sequence[Sequence[ChunkSeconds]],
+        forward: Sequence[BoundarySeconds],
+        backward: Sequence[BoundarySeconds],
+    ) -> NDArray[np.float64]:
+        """Return the end of each stage's last computation or message, [stage, division].
+
+        Args:
+            times: [stage][chunk].
+            forward: of each boundary of the schedule's chain, as are `backward`.
+        """
+        rows = np.array([pass_s for of_stage in times for chunk in of_stage for pass_s in chunk])
+        crossings = [both for pair in zip(backward, forward, strict=True) for both in pair]
+        ends_s = np.empty((self._num_stages, rows.shape[1]))
+        if KERNELS is None:
+            self._run(rows, crossings, ends_s)
+        else:
+            busy_s, latency_s = [c[0] for c in crossings], [c[1] for c in crossings]
+            KERNELS.relaxed_ends(
+                self._flat, self._num_messages, rows, busy_s, latency_s, self._num_stages, ends_s
+            )
+        return ends_s
+
+    def _run(
+        self,
+        rows: NDArray[np.float64],
+        crossings: Sequence[BoundarySeconds],
+        ends_s: NDArray[np.float64],
     ) -> None:
-        self.index, self.times = index, times
-        self.instructions = [i for i in programme if i[0].kind not in ("gradient_sync", "step")]
-        self.next = 0
-        self.has_come = False
+        zero = np.zeros(rows.shape[1])
+        now_s, sent_until_s = [zero] * self._num_stages, [zero] * self._num_stages
+        free_s = [zero] * self._num_channels
+        arrival_s, asked_s = [zero] * self._num_messages, [zero] * self._num_messages
+        for kind, stage, number, message in self._steps:
+            if kind == _COMPUTE:
+                now_s[stage] = now_s[stage] + rows[number]
+            elif kind == _SEND:
+                busy_s, latency_s = crossings[number]
+                free_s[number] = np.maximum(now_s[stage], free_s[number]) + busy_s
+                arrival_s[message] = free_s[number] + latency_s
+                sent_until_s[stage] = np.maximum(sent_until_s[stage], arrival_s[message])
+            elif kind == _ASK:
+                asked_s[number] = now_s[stage]
+            elif kind == _ARRIVE:
+                now_s[stage] = np.maximum(now_s[stage], arrival_s[number])
+            else:
+                now_s[stage] = np.maximum(now_s[stage], asked_s[number])
+        ends_s[:] = np.maximum(now_s, sent_until_s)
+
+
+class _Order:
+    """Stages that advance in turn, each as far as the others have come."""
+
+    def __init__(self, schedule: Schedule, sends_wait: bool) -> None:
+        self._sends_wait = sends_wait
+        numbers: dict[Message, int] = {}
+        rows = 0
+        self._left: list[list[tuple[int, list[int], list[int]]]] = []
+        """[stage], the last comes next: row of the computation or -1, messages received, sent."""
+        for stage, programme in enumerate(schedule.programmes):
+            made = []
+            for instruction in programme:
+                if instruction[0].kind in ("gradient_sync", "step"):
+                    continue
+                received: list[int] = []
+                sent: list[int] = []
+                if instruction[0].kind in COMPUTE:
+                    made.append((rows + _row_of(instruction), received, sent))
+                    continue
+                for operation in instruction:
+                    message = schedule.message(stage, operation)
+                    number = numbers.setdefault(message, len(numbers))
+                    (received if operation.kind in RECEIVES else sent).append(number)
+                made.append((-1, received, sent))
+            self._left.append(made[::-1])
+            rows += 2 * schedule.num_chunks(stage)
+        self._channels = [2 * message.boundary + message.is_forward for message in numbers]
+        self._is_sent, self._is_asked = [False] * len(numbers), [False] * len(numbers)
+        self._has_come = [False] * schedule.num_stages
         """The messages of the next instruction are posted and asked for."""
-        self.now_s = self.sent_until_s = zero
 
     @property
-    def is_done(self) -> bool:
-        return self.next == len(self.instructions)
+    def num_messages(self) -> int:
+        """Messages of all stages."""
+        return len(self._channels)
 
-    def seconds(self, operation: Operation) -> Seconds:
-        """Return the seconds of a computation."""
-        forward_s, backward_s = self.times[operation.chunk]
-        if operation.kind == "forward":
-            return forward_s
-        if operation.kind == "backward":
-            return backward_s
-        raise CheckFailedError(f"{operation.kind} is not part of Megatron's own schedules")
+    def steps(self) -> Iterator[_Step]:
+        """Yield all steps.
 
-
-class _RelaxedRun:
-    def __init__(
-        self,
-        schedule: Schedule,
-        forward: Sequence[Crossing],
-        backward: Sequence[Crossing],
-        sends_wait: bool,
-    ) -> None:
-        self._schedule, self._sends_wait = schedule, sends_wait
-        self._crossings = {False: backward, True: forward}
-        self._free_s: dict[tuple[int, bool], Seconds] = {}
-        self._arrival_s: dict[Message, Seconds] = {}
-        self._asked_s: dict[Message, Seconds] = {}
-
-    def advance(self, stage: _RelaxedStage) -> bool:
-        """Advance a stage as far as the others have come; return whether it moved."""
-        moved = False
-        while not stage.is_done:
-            instruction = stage.instructions[stage.next]
-            if instruction[0].kind in COMPUTE:
-                stage.now_s = stage.now_s + stage.seconds(instruction[0])
-            else:
-                if not stage.has_come:
-                    self._come(stage, instruction)
+        Raises:
+            CheckFailedError: as `RelaxedRun`.
+        """
+        moved = True
+        while moved:
+            moved = False
+            for stage in range(len(self._left)):
+                for step in self._advance(stage):
                     moved = True
-                if not self._is_ready(stage, instruction):
-                    return moved
-                stage.now_s = self._end_s(stage, instruction)
-                stage.has_come = False
-            stage.next += 1
-            moved = True
-        return moved
+                    yield step
+        for stage, left in enumerate(self._left):
+            if left:
+                raise CheckFailedError(f"stage {stage} waits for ever")
 
-    def _come(self, stage: _RelaxedStage, instruction: Instruction) -> None:
-        stage.has_come = True
-        for operation in instruction:
-            message = self._schedule.message(stage.index, operation)
-            if operation.kind in RECEIVES:
-                self._asked_s[message] = stage.now_s
-                continue
-            boundary, is_forward, _ = message
-            crossing = self._crossings[is_forward][boundary]
-            free_s = self._free_s.get((boundary, is_forward), stage.now_s)
-            done_s = np.maximum(stage.now_s, free_s) + crossing.serialisation_s
-            self._free_s[boundary, is_forward] = done_s
-            self._arrival_s[message] = arrival_s = done_s + crossing.latency_s
-            stage.sent_until_s = np.maximum(stage.sent_until_s, arrival_s)
+    def _advance(self, stage: int) -> Iterator[_Step]:
+        left = self._left[stage]
+        while left:
+            row, received, sent = left[-1]
+            if row >= 0:
+                yield _COMPUTE, stage, row, 0
+            else:
+                if not self._has_come[stage]:
+                    self._has_come[stage] = True
+                    yield from self._come(stage, received, sent)
+                waited = sent if self._sends_wait else []
+                if not all(self._is_sent[message] for message in received):
+                    return
+                if not all(self._is_asked[message] for message in waited):
+                    return
+                for message in (*received, *waited):
+                    yield _ARRIVE, stage, message, 0
+                for message in waited:
+                    yield _AGREE, stage, message, 0
+                self._has_come[stage] = False
+            left.pop()
 
-    def _is_ready(self, stage: _RelaxedStage, instruction: Instruction) -> bool:
-        for operation in instruction:
-            message = self._schedule.message(stage.index, operation)
-            if operation.kind in RECEIVES:
-                if message not in self._arrival_s:
-                    return False
-            elif self._sends_wait and message not in self._asked_s:
-                return False
-        return True
+    def _come(self, stage: int, received: Sequence[int], sent: Sequence[int]) -> Iterator[_Step]:
+        for message in received:
+            self._is_asked[message] = True
+            yield _ASK, stage, message, 0
+        for message in sent:
+            self._is_sent[message] = True
+            yield _SEND, stage, self._channels[message], message
 
-    def _end_s(self, stage: _RelaxedStage, instruction: Instruction) -> Seconds:
-        end_s = stage.now_s
-        for operation in instruction:
-            message = self._schedule.message(stage.index, operation)
-            if operation.kind in RECEIVES:
-                end_s = np.maximum(end_s, self._arrival_s[message])
-            elif self._sends_wait:
-                end_s = np.maximum(end_s, self._arrival_s[message])
-                end_s = np.maximum(end_s, self._asked_s[message])
-        return end_s
+
+def _row_of(instruction: Instruction) -> int:
+    """Return the row of a computation among those of its stage."""
+    kind = instruction[0].kind
+    if kind not in ("forward", "backward"):
+        raise CheckFailedError(f"{kind} is not part of Megatron's own schedules")
+    return 2 * instruction[0].chunk + (kind == "backward")

@@ -1,0 +1,53 @@
+"""The relaxed run beside the simulation of a pipeline that shares no path: equal."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from megatron_hetero.cost.network.seconds import BoundaryTime
+from megatron_hetero.cost.pipeline import stage_ends_s
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.orders.relaxed import RelaxedRun
+from megatron_hetero.schedule.programme import Operation, Schedule
+
+
+def test_buffered_sends_take_the_seconds_of_1f1b() -> None:
+    rng = Random(1)
+    for _ in range(60):
+        n, m = rng.randint(2, 6), rng.randint(1, 20)
+        divisions = [[PassTimes(rng.random(), rng.random()) for _ in range(n)] for _ in range(3)]
+        there, back = ([(rng.random(), rng.random()) for _ in range(n - 1)] for _ in "ab")
+        times = [
+            [(np.array([d[s].forward_s for d in divisions]),
+              np.array([d[s].backward_s for d in divisions]))]
+            for s in range(n)
+        ]  # fmt: skip
+        found = RelaxedRun(one_f_one_b(n, m), "buffered").stage_ends_s(times, there, back)
+        there_s, back_s = (
+            [BoundaryTime(serialisation_s=busy, latency_s=latency) for busy, latency in of]
+            for of in (there, back)
+        )
+        for k, stages in enumerate(divisions):
+            # Here a stage also ends no sooner than its last send arrives.
+            ends = np.array(stage_ends_s(stages, there_s, back_s, m))
+            assert found[0, k] == pytest.approx(ends[0], rel=1e-12)
+            assert (found[:, k] >= ends * (1 - 1e-12)).all()
+
+
+def test_a_stage_that_waits_for_ever_is_refused() -> None:
+    receive = Operation("recv_forward", 0)
+    forward = Operation("forward", 0)
+    programmes = (((forward,),), ((receive,), (forward,)))
+    with pytest.raises(CheckFailedError, match="stage 1 waits for ever"):
+        RelaxedRun(Schedule(programmes, 1), "buffered")
+
+
+def test_a_split_backward_pass_is_refused() -> None:
+    split = Operation("backward_input", 0)
+    with pytest.raises(CheckFailedError, match="backward_input"):
+        RelaxedRun(Schedule((((split,),),), 1), "buffered")
