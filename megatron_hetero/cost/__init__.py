@@ -4,6 +4,7 @@ model        `CostModel`: the price of any placement, cached piece by piece
 placement    which devices hold which layers
 share        what one member of a tensor-parallel group holds and computes
 parameters   parameters on one device
+causes       what a stage's time is spent on
 step_cost    what a placement costs: stages, replicas, the step
 pipeline     seconds of a 1F1B pipeline
 stage_prices prices of a stage in its own settings

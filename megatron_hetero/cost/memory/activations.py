@@ -33,7 +33,7 @@ def layer_activation_bytes(
         recompute: Megatron's granularity: none, selective or full.
     """
     element = training.element_bytes
-    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    own_tokens = share.own_tokens(model, training)
     residual = training.residual_bytes
     if recompute == "full":
         return own_tokens * model.hidden_size * residual
@@ -41,13 +41,31 @@ def layer_activation_bytes(
     kept_of_norms = 2 * (residual + element) + (2 if training.hidden_dropout else 0)
     whole = own_tokens * model.hidden_size * kept_of_norms
     whole += 2 * own_tokens * _norm_statistics(model)
-    if model.num_experts:
-        kept = _kept_by_experts(model, training, share)
-        kept += _kept_by_shared_expert(model, training, share)
-    else:
-        kept = tokens * element * _kept_by_mlp(model, training, share)
+    kept = mlp_activation_bytes(model, training, share)
     attention = _kept_by_latent_attention if model.kv_lora_rank else _kept_by_attention
     return whole + kept + attention(model, training, share, flash, recompute)
+
+
+def mlp_activation_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+    """Count the bytes that the MLP of one layer, or its experts, keep for backward; the norm before
+    it is not counted."""
+    if not model.num_experts:
+        return (
+            share.num_tokens(model, training)
+            * training.element_bytes
+            * _kept_by_mlp(model, training, share)
+        )
+    kept = _kept_by_experts(model, training, share)
+    return kept + _kept_by_shared_expert(model, training, share)
+
+
+def score_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
+    """Return the bytes of one tensor of attention scores; none where attention stores no scores."""
+    if not share.stores_scores(training, flash):
+        return 0
+    num_heads = share.query_groups * (model.num_attention_heads // model.num_query_groups)
+    scores = share.num_tokens(model, training) * num_heads * model.seq_length
+    return scores * training.element_bytes
 
 
 def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:

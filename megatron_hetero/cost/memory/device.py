@@ -22,6 +22,7 @@ from megatron_hetero.cost.memory.activations import (
     own_mask_bytes,
 )
 from megatron_hetero.cost.memory.libraries import KeptFree
+from megatron_hetero.cost.memory.working import attention_buffer_bytes, working_bytes
 from megatron_hetero.cost.parameters import (
     expert_params,
     layer_params,
@@ -304,7 +305,8 @@ def stage_memory(
         "optimizer": of_ends(states.optimizer),
         "activations": num_in_flight * kept_once,
         "buffers": (num_hops + num_sends_kept) * boundary
-        + max(_working_bytes(model, training, share, flash), logits_bytes),
+        + max(working_bytes(model, training, share, flash), logits_bytes)
+        + attention_buffer_bytes(model, training, share, flash),
         "libraries": kept_free.libraries,
         "reserve": kept_free.reserve,
     }
@@ -430,22 +432,3 @@ def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -
 
 def _ceil(num: int, divisor: float) -> int:
     return math.ceil(num / divisor)
-
-
-def _working_bytes(
-    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
-) -> int:
-    """Estimate the working set of one layer's backward: gradients of its widest activations, and
-    all it recomputes."""
-    element = training.element_bytes
-    tokens = share.num_tokens(model, training)
-    widest = max(share.mlp_columns, share.shared_columns) * (3 if model.gated_mlp else 2)
-    working = tokens * element * (widest + 2 * model.hidden_size)
-    if share.stores_scores(training, flash):
-        num_heads = share.query_groups * (model.num_attention_heads // model.num_query_groups)
-        scores = tokens * num_heads * model.seq_length
-        working = max(working, 2 * scores * element)
-    if training.recompute != "none":
-        working += layer_activation_bytes(model, training, share, flash, "none")
-        working -= layer_activation_bytes(model, training, share, flash, training.recompute)
-    return working

@@ -1,6 +1,7 @@
 """Bytes of a GPU that belong to CUDA and its libraries, and the margin that plans leave.
 
-None of this is Megatron's: PyTorch's allocator does not count it, `nvidia-smi` does.
+None of this is Megatron's.  PyTorch's allocator counts its own workspaces of matrix products alone;
+`nvidia-smi` counts all of it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,16 @@ _NVLINK_BYTES_PER_S = 25e9
 """One direction of an NVLink (second generation on)."""
 _MOST_CHANNELS = 24
 """NCCL's on eight A100 or H100 behind NVSwitch."""
-_WORKSPACE_BYTES, _HOPPER_WORKSPACE_BYTES = 4 << 20, 32 << 20
-"""NVIDIA's recommended size (cuBLAS, cublasSetWorkspace), up to and from Hopper on."""
-_NUM_WORKSPACES = 3
-"""cuBLAS, cuBLASLt and Transformer Engine have one each."""
+_TORCH_WORKSPACE_BYTES, _TORCH_HOPPER_WORKSPACE_BYTES = 2 * (4 << 20) + 8 * (16 << 10), 32 << 20
+"""Bytes of one workspace for cuBLAS and cuBLASLt, before Hopper and from Hopper on: `:4096:2:16:8`
+and 32 MiB (`parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp of
+pytorch/pytorch)."""
+_NUM_TORCH_WORKSPACES = 2
+"""Threads that compute products: the one of forward passes, and autograd's for backward passes.
+PyTorch has a workspace for each handle and stream, and each thread has a handle of its own."""
+_TE_WORKSPACE_BYTES, _TE_HOPPER_WORKSPACE_BYTES = 4 << 20, (32 << 20) + 1024
+"""Bytes of Transformer Engine's one workspace (`get_cublas_workspace_size_bytes` in its
+pytorch/cpp_extensions/gemm.py)."""
 
 MARGIN_PART, LEAST_MARGIN_BYTES = 0.05, 1_500_000_000
 """Part of a card, and bytes at least, that plans leave for fragments of the allocator and for what
@@ -83,9 +90,19 @@ def margin_bytes(gpu: GpuType) -> int:
 
 
 def workspace_bytes(gpu: GpuType) -> int:
-    """Return the workspaces of matrix products."""
-    is_hopper = gpu.capability is not None and gpu.capability >= 9
-    return _NUM_WORKSPACES * (_HOPPER_WORKSPACE_BYTES if is_hopper else _WORKSPACE_BYTES)
+    """Return the workspaces of matrix products, Transformer Engine's included."""
+    engine = _TE_HOPPER_WORKSPACE_BYTES if _is_hopper_or_later(gpu) else _TE_WORKSPACE_BYTES
+    return torch_workspace_bytes(gpu) + engine
+
+
+def torch_workspace_bytes(gpu: GpuType) -> int:
+    """Return PyTorch's workspaces of matrix products, which its allocator counts as allocated."""
+    size = _TORCH_HOPPER_WORKSPACE_BYTES if _is_hopper_or_later(gpu) else _TORCH_WORKSPACE_BYTES
+    return _NUM_TORCH_WORKSPACES * size
+
+
+def _is_hopper_or_later(gpu: GpuType) -> bool:
+    return gpu.capability is not None and gpu.capability >= 9
 
 
 def communicators_bytes(

@@ -196,7 +196,7 @@ def group_layer_times(
         calibration: constants of GPUs; None is the shipped ones.
     """
     parts = [
-        [_part_times(workload, gpu, share, work, calibration) for gpu, share in members]
+        [part_seconds(workload, gpu, share, work, calibration).total for gpu, share in members]
         for work in (attention_work, mlp_work)
     ]
     return slowest(parts[0]) + slowest(parts[1])
@@ -207,13 +207,35 @@ def slowest(times: Sequence[PassTimes]) -> PassTimes:
     return PassTimes(max(t.forward_s for t in times), max(t.backward_s for t in times))
 
 
-def _part_times(
+class PartSeconds(NamedTuple):
+    """Seconds of a part of a layer by cause, each as (forward pass, backward pass): products, what
+    lies between the two products of attention, and work bound by memory."""
+
+    products: tuple[float, float]
+    attention: tuple[float, float]
+    memory: tuple[float, float]
+
+    @property
+    def total(self) -> PassTimes:
+        """Return the times of the part."""
+        (a, b), (c, d), (e, f) = self
+        return PassTimes(a + c + e, b + d + f)
+
+
+def part_seconds(
     workload: Workload,
     gpu: GpuType,
     share: TensorShare,
     work_of: WorkOf,
-    calibration: Calibration | None,
-) -> PassTimes:
+    calibration: Calibration | None = None,
+) -> PartSeconds:
+    """Time attention or MLP of one decoder layer on one GPU, recomputation included.
+
+    Args:
+        gpu, share: the GPU's type and its part of the group.
+        work_of: `attention_work` or `mlp_work`.
+        calibration: constants of GPUs; None is the shipped ones.
+    """
     training = workload.training
     is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
     speed = speed_of(training, gpu, calibration)
@@ -221,18 +243,15 @@ def _part_times(
     products = speed.layer_products(work.products)
     elementwise_s = speed.memory_s(work.memory_bytes)
     core = _core_times(workload, gpu, work, speed, is_fused, calibration)
-    forward_s = products.forward_s + elementwise_s + core.forward_s
-    backward_s = (
-        products.backward_s
-        + _BACKWARD_MEMORY_RATIO * elementwise_s
-        + core.backward_s
-        + gradient_accumulation_s(work.num_params, speed)
+    accumulation_s = gradient_accumulation_s(work.num_params, speed)
+    # What is recomputed takes a forward pass once more.
+    again = 1.0 if training.recompute == "full" else 0.0
+    core_again = 1.0 if training.recompute == "selective" else again
+    return PartSeconds(
+        (products.forward_s, products.backward_s + again * products.forward_s),
+        (core.forward_s, core.backward_s + core_again * core.forward_s),
+        (elementwise_s, (_BACKWARD_MEMORY_RATIO + again) * elementwise_s + accumulation_s),
     )
-    if training.recompute == "full":
-        backward_s += forward_s
-    elif training.recompute == "selective":
-        backward_s += core.forward_s
-    return PassTimes(forward_s, backward_s)
 
 
 def _core_times(

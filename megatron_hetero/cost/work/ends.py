@@ -12,7 +12,7 @@ from megatron_hetero.cost.work.calibration import Calibration
 from megatron_hetero.cost.work.compute import PassTimes, gradient_accumulation_s, speed_of
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.model.blocks import joining_params
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
 
 
 def embedding_times(
@@ -62,7 +62,7 @@ def head_times(
     tokens = num_tokens or training.micro_batch_size * model.seq_length
     logits = tokens * vocab_rows / width
     speed = speed_of(training, gpu, calibration)
-    products_s = speed.products_s((Product(tokens, vocab_rows / width, model.hidden_size),))
+    products_s = speed.products_s((head_product(model, width, vocab_rows, tokens),))
     # Cross entropy reads the logits, makes them fp32, then takes a maximum, exp and a sum.
     norm_bytes = 2.0 * tokens * model.hidden_size * element
     loss_s = speed.memory_s(logits * (element + 4 * 4) + norm_bytes)
@@ -72,6 +72,16 @@ def head_times(
         products_s + loss_s,
         2 * products_s + gradient_s + gradient_accumulation_s(rows, speed),
     )
+
+
+def head_product(model: ModelSpec, width: int, vocab_rows: int, num_tokens: int) -> Product:
+    """Return the product of the output layer in the forward pass; arguments as of `head_times`."""
+    return Product(num_tokens, vocab_rows / width, model.hidden_size)
+
+
+def joining_product(model: ModelSpec, width: int, num_tokens: int) -> Product:
+    """Return the product that joins a token with a further one, in the forward pass."""
+    return Product.with_weights(num_tokens, joining_params(model) // width, 2 * model.hidden_size)
 
 
 def joining_times(
@@ -93,8 +103,7 @@ def joining_times(
     tokens = num_tokens or training.micro_batch_size * model.seq_length
     speed = speed_of(training, gpu, calibration)
     weights = joining_params(model) // width
-    joining = Product.with_weights(tokens, weights, 2 * model.hidden_size)
-    products_s = speed.products_s((joining,))
+    products_s = speed.products_s((joining_product(model, width, tokens),))
     norms_s = speed.memory_s(4.0 * tokens * model.hidden_size * training.element_bytes)
     return PassTimes(
         products_s + norms_s,

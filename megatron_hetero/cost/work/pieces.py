@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.network.experts import ExpertLinks
@@ -31,6 +32,21 @@ Member = tuple[GpuType, TensorShare]
 """A GPU of a stage, what it holds and which part of a sequence it computes."""
 
 
+class PieceSource(NamedTuple):
+    """Parts that prices of pieces were made of, from which `cost.causes` tells what takes the time.
+
+    `times` and `communication` have each piece as it is before a profile's stretch, the head
+    without further tokens; `gauged` names the pieces whose time rests on a profile.
+    """
+
+    workload: Workload
+    members: tuple[Member, ...]
+    vocab_rows: int
+    times: Mapping[Piece, PassTimes]
+    communication: Mapping[Piece, PassTimes]
+    gauged: frozenset[Piece]
+
+
 @dataclass(frozen=True)
 class PieceTimes:
     """Embedding, one decoder layer and head at one width, communication in the stage included.
@@ -50,6 +66,7 @@ class PieceTimes:
     communication: PassTimes
     measured: bool
     kinds: tuple[PieceTimes, ...] = ()
+    source: PieceSource | None = field(default=None, compare=False, repr=False)
 
     def with_layers(self, counts: Sequence[int]) -> PieceTimes:
         """Return the pieces of a stage with so many layers of each kind: `layer` is their mean."""
@@ -180,6 +197,18 @@ def price_pieces(
         stretch.of(head),
         stretch.of(apart + exchange),
         is_even and is_measured == set(PIECES),
+        source=PieceSource(
+            workload,
+            tuple(members),
+            vocab_rows,
+            times,
+            {
+                "embedding": modelled["embedding"].communication,
+                "decoder_layer": modelled["decoder_layer"].communication + exchange,
+                "head": modelled["head"].communication,
+            },
+            frozenset(piece for piece in PIECES if found[piece] is not None),
+        ),
     )
 
 
@@ -232,6 +261,7 @@ def _slowest_pieces(groups: Sequence[PieceTimes]) -> PieceTimes:
         max(groups, key=lambda group: group.layer.total_s).communication,
         all(group.measured for group in groups),
         tuple(_slowest_pieces(kinds) for kinds in zip(*[g.kinds for g in groups], strict=True)),
+        max(groups, key=lambda group: group.layer.total_s).source,
     )
 
 

@@ -2,8 +2,8 @@
 
 The prediction is the planner's own, from a profile that `lab.probe` measures here first; the rank
 trains on the own runtime.  On a GPU the memory is torch's peak of allocated bytes against the
-plan's peak of tensors; on a CPU, whose allocator counts nothing, the bytes of live tensors
-against the parts of the prediction.
+plan's peak of tensors and torch's workspaces; on a CPU, whose allocator counts nothing, the bytes
+of live tensors against the parts of the prediction.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.spec import CHOICES, Cluster, GpuType, Limits, Link, Node
+from megatron_hetero.cost.memory.libraries import torch_workspace_bytes
 from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.lab.kit.live_bytes import LiveBytes
 from megatron_hetero.lab.kit.small_job import TRAINING, Machine, on_this_backend
@@ -78,6 +79,8 @@ def forecast(
         name: (estimate.parts_bytes[name], measured["parts"][name]) for name in measured["parts"]
     }
     predicted = estimate.tensor_bytes
+    if machine.num_gpus:
+        predicted += torch_workspace_bytes(gpu_type(machine.gpu))
     held = measured["peak_bytes"]
     if held is None:
         predicted, held = (sum(side) for side in zip(*parts.values(), strict=True))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.causes import StageCauses, stage_causes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement, placement_of
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
@@ -59,6 +60,18 @@ class BindingStage:
     devices: tuple[str, ...]
     time_s: float
     """Forward and backward of one micro-batch."""
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """What the passes of a stage over one micro-batch are spent on; `is_measured` is whether the
+    stage's time rests on a profile, and is only divided as the model divides its own."""
+
+    replica: int
+    stage: int
+    time_s: float
+    causes: StageCauses
+    is_measured: bool
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,8 @@ class Explanation:
     by_hand: tuple[Alternative, ...] = ()
     """Plans that people make by hand (`stock.by_hand`), named in `strategy`; plans that do not fit
     are left out."""
+    stage_times: tuple[StageTime, ...] = ()
+    """All stages, in the layout's order, with the causes of their times."""
 
 
 def explain_candidate(
@@ -168,7 +183,22 @@ def explain_candidate(
         exchange=None if board.interrupted else exchange_choice(problem, best),
         sharded=tuple(sharded_stages(problem.costs, placement)),
         by_hand=() if board.interrupted else by_hand_alternatives(problem, best),
+        stage_times=tuple(_stage_times(problem.costs, placement, cost)),
     )
+
+
+def _stage_times(
+    costs: CostModel, placement: Placement, cost: PlacementCost
+) -> Iterator[StageTime]:
+    """Yield the stages with the causes of their times; equal replicas are told apart once."""
+    rows = costs.vocab_rows(placement.widths)
+    sharded = costs.sharded_as(placement)
+    known: dict[int, list[StageCauses]] = {}
+    for r, (replica, of) in enumerate(zip(placement.replicas, cost.replicas, strict=True)):
+        if id(of) not in known:
+            known[id(of)] = [stage_causes(sharded, replica, s, rows) for s in range(len(of.stages))]
+        for s, (stage, causes) in enumerate(zip(of.stages, known[id(of)], strict=True)):
+            yield StageTime(r, s, stage.times.total_s, causes, stage.measured)
 
 
 def explain_plan(

@@ -26,6 +26,14 @@ CAUSES = (
     ("optimizer update", "update_s"),
 )
 """Words for each field of `TimeByCause`, in the order of a step."""
+STAGE_CAUSES = (
+    ("products", "products_s"),
+    ("attention", "attention_s"),
+    ("memory", "memory_s"),
+    ("launches", "launches_s"),
+    ("links", "communication_s"),
+)
+"""Words for each field of `StageCauses`."""
 _FASTEST, _NEXT = "best of all", "next best"
 _ALIKE = 5e-4
 """Relative difference below which two steps are printed as the same."""
@@ -35,6 +43,7 @@ def explanation_report(explanation: Explanation, not_stock: Sequence[str]) -> Re
     """Show causes, memory left and alternatives; `not_stock` as for `comparison_lines`."""
     return Group(
         *cause_lines(explanation),
+        *stage_time_lines(explanation),
         *hidden_hop_lines(explanation),
         *sharded_lines(explanation),
         *exchange_lines(explanation),
@@ -63,6 +72,30 @@ def cause_lines(explanation: Explanation) -> Iterator[RenderableType]:
         table.add_row(name, format_duration(seconds), f"{part:.1%}", Text(bar, style="cyan"))
     table.add_row(Text("step", style="bold"), format_duration(explanation.step_time_s), "100.0%")
     yield Padding(table, (0, 0, 1, 2))
+
+
+def stage_time_lines(explanation: Explanation) -> Iterator[RenderableType]:
+    """Show what each stage's passes over one micro-batch are spent on; equal rows once."""
+    if not explanation.stage_times:
+        return
+    yield Text("What a stage's time is", style="bold").append(
+        "  of one micro-batch, forward and backward", style="not bold"
+    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("stage")
+    for heading in ("time", *(heading for heading, _ in STAGE_CAUSES)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for stage in explanation.stage_times:
+        parts = [getattr(stage.causes, field) / stage.time_s for _, field in STAGE_CAUSES]
+        key = (format_duration(stage.time_s), *(f"{part:.0%}" for part in parts))
+        rows.setdefault(key, []).append(f"{stage.replica}.{stage.stage}")
+    for texts, names in rows.items():
+        more = f" and {len(names) - 3} more" if len(names) > 4 else ""
+        table.add_row(", ".join(names[: 3 if more else 4]) + more, *texts)
+    yield Padding(table, (0, 0, 1, 2))
+    if any(stage.is_measured for stage in explanation.stage_times):
+        yield Text("  measured times are divided as the model divides its own", style="dim")
 
 
 def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:

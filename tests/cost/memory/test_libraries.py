@@ -14,10 +14,13 @@ from megatron_hetero.cost.memory.libraries import (
     margin_bytes,
     memory_kind,
     num_channels,
+    torch_workspace_bytes,
 )
 from megatron_hetero.cost.work.profile import MeasuredType, Profile
 
 MIB = 1 << 20
+OLDER_WORKSPACES = 2 * (8 * MIB + 128 * 1024) + 4 * MIB
+"""torch's two and Transformer Engine's, before Hopper."""
 NVLINK, BRIDGE, BUS = Link(300e9, 1e-6), Link(56e9, 2e-6), Link(24e9, 5e-6)
 
 
@@ -59,7 +62,7 @@ def test_a_given_reserve_covers_everything() -> None:
 def test_without_one_libraries_and_a_margin_are_kept() -> None:
     alone = node("RTX-3090", 1)
     kept = kept_free(cluster(alone), alone, 1, 0)
-    assert kept.libraries == CONTEXT_BYTES + 12 * MIB
+    assert kept.libraries == CONTEXT_BYTES + OLDER_WORKSPACES
     assert kept.reserve == 1_500_000_000
     # On a machine with others there is somebody to talk to.
     other = replace(alone, name="b", host="b")
@@ -76,7 +79,12 @@ def test_hopper_has_larger_workspaces() -> None:
     h100, a100 = node("H100-80GB", 1), node("A100-80GB", 1)
     difference = kept_free(cluster(h100), h100, 1, 0).libraries
     difference -= kept_free(cluster(a100), a100, 1, 0).libraries
-    assert difference == 3 * (32 - 4) * MIB
+    assert difference == 3 * 32 * MIB + 1024 - OLDER_WORKSPACES
+
+
+def test_torch_counts_a_workspace_for_each_of_two_threads() -> None:
+    assert torch_workspace_bytes(gpu_type("H200")) == 64 * MIB
+    assert torch_workspace_bytes(gpu_type("L40S")) == 2 * (8 * MIB + 128 * 1024)
 
 
 def test_measured_bytes_stand_for_the_constants() -> None:
@@ -87,7 +95,7 @@ def test_measured_bytes_stand_for_the_constants() -> None:
     many = cluster(machine, other)
     # 3 in a group of four, 2 neighbours, 3 for the gradients and 3 for the whole job.
     libraries = kept_free(many, machine, 4, 2, profile).libraries
-    assert libraries == 500 * MIB + 12 * MIB + 30 * MIB * (3 + 2 + 3 + 3)
+    assert libraries == 500 * MIB + OLDER_WORKSPACES + 30 * MIB * (3 + 2 + 3 + 3)
     assert kept_free(many, other, 4, 2, profile) == kept_free(many, other, 4, 2)
     assert kept_free(many, machine, 4, 2, Profile({})) == kept_free(many, machine, 4, 2)
     given = cluster(machine, reserve=5)

@@ -131,3 +131,16 @@ def test_a_plan_without_a_model_cannot_be_explained() -> None:
     plan = replace(place("tp1:3,tp1:3 @8", WORKLOAD, CLUSTER), workload=None)
     with pytest.raises(UsageError, match="give the model"):
         explain_plan(plan, CLUSTER)
+
+
+@settings(max_examples=15)
+@given(layouts())
+def test_causes_of_every_stage_sum_to_its_time(replicas: tuple[PlacedReplica, ...]) -> None:
+    found, candidate = explained(*replicas)
+    costs = [stage for replica in candidate.cost.replicas for stage in replica.stages]
+    assert [s.time_s for s in found.stage_times] == [s.times.total_s for s in costs]
+    for stage, cost in zip(found.stage_times, costs, strict=True):
+        assert stage.causes.total_s == pytest.approx(stage.time_s)
+        # `tensor_parallel_s` is of layers alone.
+        assert stage.causes.communication_s >= cost.tensor_parallel_s * (1 - 1e-9)
+        assert (stage.causes.communication_s > 0) == (cost.tensor_parallel_s > 0)

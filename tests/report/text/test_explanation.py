@@ -8,14 +8,20 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from megatron_hetero.cost.causes import StageCauses
 from megatron_hetero.planner.advise.alternatives import Alternative, Shortage
 from megatron_hetero.planner.advise.explain import (
     BindingStage,
     Explanation,
     HiddenHop,
+    StageTime,
     TimeByCause,
 )
-from megatron_hetero.report.text.explanation import comparison_lines, explanation_report
+from megatron_hetero.report.text.explanation import (
+    comparison_lines,
+    explanation_report,
+    stage_time_lines,
+)
 
 GIB = 1 << 30
 NOT_STOCK = ("stages of different tensor-parallel widths (1, 2)",)
@@ -34,6 +40,18 @@ EXPLANATION = Explanation(
     num_priced=617,
     idle_reasons={},
 )
+
+
+def test_stages_with_equal_causes_are_one_row() -> None:
+    causes = StageCauses(0.3, 0.1, 0.04, 0.01, 0.05)
+    times = tuple(StageTime(0, s, 0.5, causes, False) for s in range(6))
+    other = StageTime(1, 0, 0.25, StageCauses(memory_s=0.25), True)
+    text = printed(*stage_time_lines(replace(EXPLANATION, stage_times=(*times, other))))
+    rows = [line.split() for line in text.splitlines()]
+    assert "0.0, 0.1, 0.2 and 3 more 500 ms 60% 20% 8% 2% 10%".split() in rows
+    assert "1.0" in text and "100%" in text
+    assert "measured times are divided as the model divides its own" in text
+    assert printed(*stage_time_lines(EXPLANATION)) == ""
 
 
 def printed(*renderables: object, width: int = 80) -> str:

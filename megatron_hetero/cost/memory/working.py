@@ -1,0 +1,58 @@
+"""Bytes that passes need beside what they keep for backward: working sets, buffer of scores.
+
+Unfused attention is Megatron's `DotProductAttention` with a softmax in torch's own operations: jobs
+in fp32 run it, and jobs in 16 bits that have no fused softmax of Apex.
+"""
+
+from __future__ import annotations
+
+from megatron_hetero.cost.memory.activations import (
+    layer_activation_bytes,
+    mlp_activation_bytes,
+    score_bytes,
+)
+from megatron_hetero.cost.share import TensorShare
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+
+_SCORES_IN_BACKWARD = 4
+"""Number of tensors as large as the scores that live at once in the backward pass of the mask.
+
+`attention_mask_func` fills a view of the scores in place, so autograd's `CopySlices` holds the
+gradient that came in, a copy of all of it, a copy of the view's, and what `masked_fill` makes of
+that copy.
+"""
+
+
+def attention_buffer_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
+) -> int:
+    """Return the bytes of the buffer that unfused attention computes its scores in.
+
+    All layers use one buffer, which stays for good (`matmul_input_buffer`, from Megatron's global
+    memory buffer); with sequence parallelism it holds the gathered activations too, which are
+    smaller.
+    """
+    return score_bytes(model, training, share, flash)
+
+
+def working_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
+    """Estimate the working set of one layer's backward beyond all activations that the stage keeps.
+
+    The greater of two moments: in the MLP, gradients of its widest activations; in unfused
+    attention, tensors of scores, when the layer's own scores and its MLP's activations are already
+    let go.  All that the layer recomputes comes on top.
+    """
+    tokens, element = share.num_tokens(model, training), training.element_bytes
+    # Moment 1: the MLP.
+    widest = max(share.mlp_columns, share.shared_columns) * (3 if model.gated_mlp else 2)
+    working = tokens * element * (widest + 2 * model.hidden_size)
+    # Moment 2: the mask of unfused attention; scores are kept unless attention is recomputed.
+    if scores := score_bytes(model, training, share, flash):
+        let_go = mlp_activation_bytes(model, training, share)
+        let_go += scores * 2 + scores // element if training.attention_dropout else scores
+        working = max(working, _SCORES_IN_BACKWARD * scores - let_go)
+    # What the layer computes again before its backward.
+    if training.recompute != "none":
+        working += layer_activation_bytes(model, training, share, flash, "none")
+        working -= layer_activation_bytes(model, training, share, flash, training.recompute)
+    return working
