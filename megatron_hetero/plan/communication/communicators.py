@@ -23,6 +23,10 @@ Use = Literal[
 DIRECTIONS: tuple[Use, ...] = ("forward", "backward", "shapes")
 """Uses of a boundary; shapes of activations only where sequences have unlike lengths."""
 
+CHANNELS_OF_MESSAGES = 2
+"""Most channels of a communicator that carries messages: each takes buffers and a part of the GPU,
+and several of these communicators are busy at a time."""
+
 MESSAGE_USES = frozenset(DIRECTIONS)
 """Uses of communicators that carry messages and no collectives."""
 
