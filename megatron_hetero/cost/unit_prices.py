@@ -13,7 +13,7 @@ from megatron_hetero.cost.memory.device import (
     stage_memory,
     with_in_flight,
 )
-from megatron_hetero.cost.memory.libraries import KeptFree, kept_free
+from megatron_hetero.cost.memory.libraries import KeptFree, inward_communicators, kept_free
 from megatron_hetero.cost.network.experts import expert_links
 from megatron_hetero.cost.network.seconds import (
     BoundaryTime,
@@ -215,7 +215,8 @@ class UnitPrices(Variants):
         if costs is not self:
             asked = (first, last, num_in_flight, vocab_rows, num_sends_kept, share)
             return costs.memory(node, width, *asked)
-        kept = self._kept_free(node, width, (not first) + (not last))
+        inward = inward_communicators(first, last, num_in_flight)
+        kept = self._kept_free(node, width, inward)
         of_one = (
             (node.gpu_type.name, node.gpu_type.memory_bytes, kept),
             width if share is None else share,
@@ -251,10 +252,10 @@ class UnitPrices(Variants):
             )
         return self._memories[key]
 
-    def _kept_free(self, node: Node, width: int, num_neighbours: int) -> KeptFree:
-        key = node.name, width, num_neighbours
+    def _kept_free(self, node: Node, width: int, num_inward: int) -> KeptFree:
+        key = node.name, width, num_inward
         if key not in self._kept:
-            self._kept[key] = kept_free(self.cluster, node, width, num_neighbours, self.profile)
+            self._kept[key] = kept_free(self.cluster, node, width, num_inward, self.profile)
         return self._kept[key]
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:

@@ -7,10 +7,11 @@ None of this is Megatron's.  PyTorch's allocator counts its own workspaces of ma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 from megatron_hetero.cluster.spec import Cluster, GpuType, Node
 from megatron_hetero.cost.work.profile import NOT_MEASURED, Profile
+from megatron_hetero.plan.communication.communicators import CHANNELS_OF_MESSAGES
+from megatron_hetero.plan.communication.under_way import turns
 
 CONTEXT_BYTES = 666_632_192
 """Bytes of a process with all of PyTorch's kernels loaded (measured in pytorch/pytorch#86509; 426
@@ -55,7 +56,7 @@ class KeptFree:
 
 
 def kept_free(
-    cluster: Cluster, node: Node, width: int, num_neighbours: int, profile: Profile | None = None
+    cluster: Cluster, node: Node, width: int, num_inward: int, profile: Profile | None = None
 ) -> KeptFree:
     """Return what a GPU of a stage keeps free of tensors: `limits.memory_reserve`, or what its
     libraries take and a margin.
@@ -65,7 +66,7 @@ def kept_free(
             communicator has another member.
         node: the GPU's node.
         width: GPUs of its tensor-parallel group.
-        num_neighbours: stages that it receives from: one at either end of a pipeline, none without.
+        num_inward: communicators by which messages come to it (`inward_communicators`).
         profile: may have measured the context and a communicator.
     """
     given = cluster.limits.memory_reserve_bytes
@@ -75,7 +76,7 @@ def kept_free(
     measured = NOT_MEASURED if profile is None else profile.gpus.get(gpu.name, NOT_MEASURED)
     libraries = (measured.context_bytes or CONTEXT_BYTES) + workspace_bytes(gpu)
     if len(cluster.nodes) > 1 or node.num_gpus > 1:
-        libraries += communicators_bytes(node, width, num_neighbours, measured.communicator_bytes)
+        libraries += communicators_bytes(node, width, num_inward, measured.communicator_bytes)
     return KeptFree(libraries, margin_bytes(gpu))
 
 
@@ -105,29 +106,44 @@ def _is_hopper_or_later(gpu: GpuType) -> bool:
     return gpu.capability is not None and gpu.capability >= 9
 
 
+def inward_communicators(first: bool, last: bool, num_in_flight: int) -> int:
+    """Count the communicators by which messages come to a stage: those of activations, of which one
+    more is in flight over the boundary before the stage, and those of gradients, as the runtime
+    makes them (`plan.communication.under_way`).
+
+    Args:
+        first, last: whether the stage is the first, the last of its pipeline.
+        num_in_flight: micro-batches that it holds at the peak.
+    """
+    return (not first) * turns(num_in_flight + 1) + (not last) * turns(num_in_flight)
+
+
 def communicators_bytes(
-    node: Node, width: int, num_neighbours: int, of_two_bytes: int | None = None
+    node: Node, width: int, num_inward: int, of_two_bytes: int | None = None
 ) -> int:
     """Return the buffers of a rank's communicators: its tensor-parallel group, the one of the
-    gradients, the whole job, and one with each neighbour.
+    gradients, the whole job, and those of messages.
 
     The group of the gradients is counted whether or not the plan has several replicas.  A
     communicator makes its buffers at first use: those of a ring of two, and of a ring and a tree of
     more, receive on 2 and on 3 connections of each channel.  On four A100 with 24 channels that is
-    441 and 662 MiB; NVIDIA/nccl#964 measured 544 and 688.
+    441 and 662 MiB; NVIDIA/nccl#964 measured 544 and 688.  A communicator of messages has one
+    connection to receive on, of a few channels (`runtime.parallel.connecting`).
 
     Args:
         node: the GPU's node.
-        width, num_neighbours: as in `kept_free`.
+        width, num_inward: as in `kept_free`.
         of_two_bytes: a measured communicator of two ranks, for what its connections should take.
     """
     if of_two_bytes is None:
         of_two_bytes = _num_connections(2) * CONNECTION_BYTES * num_channels(node)
-    num_connections = num_neighbours
+    channels = num_channels(node)
+    num_connections = 2 * _num_connections(3)
     if width > 1:
         num_connections += _num_connections(width)
-    num_connections += 2 * _num_connections(3)
-    return ceil(of_two_bytes * num_connections / _num_connections(2))
+    # Of one channel each: exact whatever was measured.
+    buffers = num_connections * channels + num_inward * min(CHANNELS_OF_MESSAGES, channels)
+    return -(-of_two_bytes * buffers // (_num_connections(2) * channels))
 
 
 def num_channels(node: Node) -> int:

@@ -10,6 +10,7 @@ from megatron_hetero.lab.kit.small_job import Machine
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Host, Plan
+from megatron_hetero.runtime.transformer_engine.layers import LOCAL, TRANSFORMER_ENGINE
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Case:
         optimizer: "adam" or "sgd".
         change: the part of the plan that a layout cannot say.
         resumed: layout that loads the checkpoint of the first two steps; None: no checkpoint.
+        layers: Megatron's local ones, or Transformer Engine's; of the one process too.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Case:
     optimizer: str = "adam"
     change: Callable[[Plan], Plan] | None = None
     resumed: str | None = None
+    layers: str = LOCAL
 
     @property
     def num_ranks(self) -> int:
@@ -62,6 +65,13 @@ def _in_groups(plan: Plan) -> Plan:
     )
     hosts = tuple(Host(name, name, "A100-40GB", (0,)) for name in names)
     return replace(plan, replicas=replicas, hosts=hosts, exchange_groups=(("a", "b"), ("c",)))
+
+
+def _with_transformer_engine(
+    name: str, layout: str, *flags: str, precision: Precision = "fp32"
+) -> Case:
+    named = f"Transformer Engine, {name}"
+    return Case(named, layout, flags, precision, layers=TRANSFORMER_ENGINE)
 
 
 _DIVIDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
@@ -95,8 +105,27 @@ CASES = (
     Case("resumed as another plan", "tp2:1,tp1:1 @3", _DIVIDED, resumed="tp1:2 @2 | tp1:2 @1"),
     Case("exchange by groups", "tp1:4 @2 | tp1:4 @1 | tp1:4 @1", change=_in_groups),
     Case("unlike depth", "tp2:1,tp1:1 @2 | tp1:2 @1", _DIVIDED),
+    _with_transformer_engine("unlike depth", "tp2:1,tp1:1 @2 | tp1:2 @1", *_DIVIDED),
+    _with_transformer_engine("bf16", "tp1:2 @2 | tp1:2 @1", precision="bf16"),
+    _with_transformer_engine(
+        "sequence parallel, bf16",
+        "tp2:2 @2 | tp1:2 @1",
+        "--sequence-parallel",
+        *_DIVIDED,
+        precision="bf16",
+    ),
+    _with_transformer_engine("ring of context parallelism", "tp1cp2:2 @2 | tp1:2 @1"),
+    _with_transformer_engine(
+        "experts exchanged, bf16",
+        "tp2ep2:2,tp1:2 @2",
+        "--sequence-parallel",
+        "--moe-token-dispatcher-type=alltoall",
+        "--moe-grouped-gemm",
+        *_EXPERTS,
+        precision="bf16",
+    ),
 )
-"""From few ranks to many."""
+"""Local layers from few ranks to many, then Transformer Engine's."""
 _SHORT = "replicas of unlike work"
 
 

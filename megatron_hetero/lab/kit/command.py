@@ -1,7 +1,8 @@
 """`megatron-hetero doctor --train` behind the command line: the checks in order, as data.
 
 A check that a process refuses or does not survive has failed, with what the process said; the
-others go on.
+others go on.  A check that this machine cannot make is said to be not tried, with the reason.
+With a planted error the equality checks go on until one has found it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from megatron_hetero import __version__
 from megatron_hetero.cluster.inventory.discovery import find_gpus
 from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
 from megatron_hetero.files import write_json
-from megatron_hetero.lab.kit.cases import cases_for
+from megatron_hetero.lab.kit.cases import Case, cases_for
 from megatron_hetero.lab.kit.equality import try_case
 from megatron_hetero.lab.kit.forecast import Forecast, forecast
+from megatron_hetero.lab.kit.lost_rank import LAYOUT, LOSSES, lose
 from megatron_hetero.lab.kit.race import TEXT, race
 from megatron_hetero.lab.kit.shared_card import side_by_side
 from megatron_hetero.lab.kit.small_job import Machine
@@ -34,6 +36,7 @@ from megatron_hetero.lab.verify.small.text import tokenizer_arguments
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.runtime.job.local_launch import preload
+from megatron_hetero.runtime.transformer_engine.layers import TRANSFORMER_ENGINE
 from megatron_hetero.units import format_bytes
 
 MEMORY_FAULT = "memory-underpredicted"
@@ -66,11 +69,13 @@ class KitRequest:
 
 @dataclass(frozen=True)
 class Found:
-    """Verdict of a check, in words and as data."""
+    """Verdict of a check, in words and as data; `is_tried` is false where this machine cannot make
+    the check."""
 
     ok: bool
     what: str
     data: dict[str, Any]
+    is_tried: bool = True
 
 
 def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str, Any]:
@@ -86,15 +91,19 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
     machine = _machine(request.gpu)
     request.output.mkdir(parents=True, exist_ok=True)
     on_progress("importing Megatron")
+    lacking = machine.lacks_transformer_engine()
     preload()
     began = time.monotonic()
     with side_by_side(machine.num_gpus) as sharing:
-        checks = [
-            _run(name, check, on_progress) for name, check in _checks(request, machine, on_progress)
-        ]
+        checks = []
+        for name, check in _checks(request, machine, lacking, on_progress):
+            checks.append(_run(name, check, on_progress))
+            if request.fault is not None and not checks[-1]["ok"]:
+                break
     data = {
         "ok": all(check["ok"] for check in checks),
         "checks": checks,
+        "planted": None if request.fault is None else _planted(request.fault, checks),
         "seconds": time.monotonic() - began,
         "machine": {
             "gpus": machine.num_gpus,
@@ -107,10 +116,21 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if machine.num_gpus else None,
             "megatron_core": importlib.metadata.version("megatron-core"),
         },
-        "profile": None if request.is_short else str(request.output / PROFILE),
+        "profile": None
+        if request.is_short or request.fault is not None
+        else str(request.output / PROFILE),
     }
     write_json(request.output / REPORT, data)
     return data
+
+
+def _planted(fault: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Say which check found a planted error; none may have, and some may not have been tried."""
+    return {
+        "fault": fault,
+        "found_by": next((check["name"] for check in checks if not check["ok"]), None),
+        "not_tried": [check["name"] for check in checks if not check["tried"]],
+    }
 
 
 def _machine(named: str | None) -> Machine:
@@ -141,24 +161,37 @@ _Check = Callable[[], Found]
 
 
 def _checks(
-    request: KitRequest, machine: Machine, on_progress: Callable[[str], None]
+    request: KitRequest,
+    machine: Machine,
+    lacking: str | None,
+    on_progress: Callable[[str], None],
 ) -> Iterator[tuple[str, _Check]]:
     folder = request.output / RUNS
     if folder.exists():  # of a run before this one
         shutil.rmtree(folder)
-    # Planted: one plan that shows them all is enough.
     fault = None if request.fault == MEMORY_FAULT else request.fault
-    for number, case in enumerate(cases_for(machine, request.is_short)):
+    cases = () if request.fault == MEMORY_FAULT else cases_for(machine, request.is_short)
+    for number, case in enumerate(cases):
 
-        def equal(case: Any = case, number: int = number) -> Found:
+        def equal(case: Case = case, number: int = number) -> Found:
+            if case.layers == TRANSFORMER_ENGINE and lacking is not None:
+                return Found(True, f"not tried: {lacking}", {}, is_tried=False)
+
             def on_step(what: str, step: int) -> None:
                 on_progress(f"{case.name}: {what}, step {step}")
 
             return _equality(try_case(case, machine, folder / f"equal-{number}", on_step, fault))
 
         yield f"equal to one process: {case.name} ({case.layout}, {case.precision})", equal
-    if request.is_short:
+    if request.is_short or fault is not None:
         return
+    for how in LOSSES if request.fault is None else ():
+
+        def lost(how: str = how) -> Found:
+            found = lose(how, machine, folder / how)
+            return Found(found.ok, found.what, found.data)
+
+        yield f"a rank that is {how} is named, and all leave ({LAYOUT})", lost
 
     def predicted() -> Found:
         profile = request.output / PROFILE
@@ -167,7 +200,9 @@ def _checks(
         return judged(found, machine, request.fault == MEMORY_FAULT)
 
     yield "memory and step as predicted (tp1:4 @4, profile.json)", predicted
-    yield "own runtime beside stock Megatron (tp1:4 @4)", lambda: _race(machine, folder / "race")
+    if request.fault is None:
+        name = "own runtime beside stock Megatron (tp1:4 @4)"
+        yield name, lambda: _race(machine, folder / "race")
 
 
 def _run(name: str, check: _Check, on_progress: Callable[[str], None]) -> dict[str, Any]:
@@ -178,7 +213,14 @@ def _run(name: str, check: _Check, on_progress: Callable[[str], None]) -> dict[s
     except HeteroError as error:
         found = Found(False, str(error), {})
     seconds = time.monotonic() - began
-    return {"name": name, "ok": found.ok, "what": found.what, "seconds": seconds, **found.data}
+    return {
+        "name": name,
+        "ok": found.ok,
+        "tried": found.is_tried,
+        "what": found.what,
+        "seconds": seconds,
+        **found.data,
+    }
 
 
 def _equality(data: dict[str, Any]) -> Found:

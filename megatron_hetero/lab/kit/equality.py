@@ -58,7 +58,7 @@ def try_case(
         HeteroError: as `lab.verify.run.verify`.
     """
     layout = parse_layout(case.layout)
-    flags = (*default_flags(layout), *case.flags)
+    flags = (*default_flags(layout), *case.flags, f"--transformer-impl={case.layers}")
     if case.precision != "fp32":
         flags = (*flags, f"--{case.precision}")
     workload = load_workload(None, flags, is_planned=False)
@@ -67,7 +67,7 @@ def try_case(
         optimizers=(case.optimizer,),
         precision=case.precision,
         fault=fault,
-        plan_flags=machine.flags,
+        plan_flags=machine.flags_of(case.layers),
         limit_s=LIMIT_S,
     )
     plan = plan_from_layout(layout, workload)

@@ -1,11 +1,13 @@
 """Small GPT that the kit trains, and its differences between a GPU and a CPU.
 
-Layers are Megatron's own on both (`--transformer-impl local`), so that the same kernels run in the
-runtime and in stock Megatron whatever else is installed.
+Layers are Megatron's own on both (`--transformer-impl local`) unless a case names Transformer
+Engine's, so that the same kernels run in the runtime and in stock Megatron whatever else is
+installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +15,7 @@ import torch
 
 from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.transformer_engine import layers
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,23 @@ class Machine:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Return the Megatron flags of every run here; the runtime adds those of a CPU itself."""
+        """Return the Megatron flags of local layers here; the runtime adds those of a CPU
+        itself."""
         return () if self.num_gpus == 0 else backend.PLAIN_GPU_FLAGS
+
+    def flags_of(self, named: str) -> tuple[str, ...]:
+        """Return the flags of a run with local layers or with Transformer Engine's."""
+        return self.flags if named == layers.LOCAL else ()
+
+    def lacks_transformer_engine(self) -> str | None:
+        """Return the reason why Transformer Engine's layers cannot be tried; None if they can.
+
+        Without a GPU it has to be asked once before Megatron is imported (`layers.provide`).
+        """
+        if self.num_gpus == 0:
+            return layers.provide()
+        has_kernels = importlib.util.find_spec("transformer_engine_torch") is not None
+        return None if has_kernels else "Transformer Engine is not installed here"
 
     def model(self) -> tuple[str, ...]:
         """Return the flags of a GPT that takes some milliseconds a pass."""

@@ -37,6 +37,10 @@ DIRECTIONS: tuple[Use, ...] = ("forward", "backward", "shapes")
 INNER_USES: tuple[Use, ...] = ("tensor", "context", "stage", "experts")
 """Uses of communicators in which a pass over the layers of a stage exchanges."""
 
+CHANNELS_OF_MESSAGES = 2
+"""Most channels of a communicator that carries messages: each takes buffers and a part of the GPU,
+and several of these communicators are busy at a time."""
+
 MESSAGE_USES = frozenset(DIRECTIONS)
 """Uses of communicators that carry messages and no collectives."""
 

@@ -33,9 +33,15 @@ def messages_under_way(plan: Plan, replica: int, announced: bool = False) -> tup
         announced: whether the shapes of messages go ahead of them.
     """
     return tuple(
-        in_flight if announced else -(-in_flight // 2)
+        in_flight if announced else turns(in_flight)
         for in_flight in _in_flight(plan.replicas[replica], announced)
     )
+
+
+def turns(in_flight: int) -> int:
+    """Return W, the communicators of a direction of a boundary over which so many micro-batches are
+    in flight."""
+    return -(-in_flight // 2)
 
 
 def _in_flight(replica: Replica, announced: bool) -> list[int]:

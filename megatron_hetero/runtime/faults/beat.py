@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from megatron_hetero.runtime.faults import unfinished
 from megatron_hetero.runtime.faults.progress import Phase
 
 _LOST_CONNECTION = re.compile(
@@ -23,7 +24,7 @@ _LOST_CONNECTION = re.compile(
 class Beat:
     """What a rank published: the `number` of the publication and where its training thread is.
 
-    `age_s`: seconds since its stamp.  `waits`: it is in a call of torch's that waits for others.
+    `age_s`: seconds since its stamp.  `waits`: it is in a call that waits for others.
     """
 
     number: int
@@ -51,8 +52,12 @@ def where(thread: int | None) -> tuple[bool, str]:
     if frame is None:
         return False, "-"
     stack = traceback.extract_stack(frame)
-    waits = any("torch/distributed" in entry.filename for entry in stack[-3:])
-    own = next((e for e in reversed(stack) if "torch/" not in e.filename), stack[-1])
+    waits = any(
+        "torch/distributed" in entry.filename or entry.filename == unfinished.__file__
+        for entry in stack[-3:]
+    )
+    others = ("torch/", unfinished.__file__)
+    own = next((e for e in reversed(stack) if not any(o in e.filename for o in others)), stack[-1])
     return waits, f"{os.path.basename(own.filename)}:{own.lineno} ({own.name})"
 
 

@@ -36,6 +36,8 @@ _VERDICT = "verdict"
 _STOPPED_S = 20.0
 """A process of this machine that Linux calls stopped for so long does not go on by itself."""
 _LOOK_S = 0.05
+_SILENT_S = 3 * PERIOD_S
+"""A rank that published nothing for so long, while all others wait, is what these wait for."""
 _TOLD_S = 4 * PERIOD_S
 """Limit on the wait of the rank that serves the store, for others to read a verdict."""
 _GRACE_S = 2.0
@@ -65,6 +67,7 @@ class Watch:
         self._number = 0
         self._seen: dict[int, tuple[int, float]] = {}
         self._odd_since: dict[tuple[str, int], float] = {}
+        self._numbers: dict[int, int] = {}
         self._places: list[Place] = []
         self._main = threading.main_thread().ident
         self._woken, self._wake = os.pipe()
@@ -215,6 +218,9 @@ class Watch:
                 self._accuse(rank, fault)
         if beat.age_s > self._limits.of(beat.phase, beat.step):
             self._look_for_the_cause()
+        else:
+            self._lasts("waiting", self._own.rank, False, 0.0)
+            self._numbers = {}
 
     def _looked_at(self) -> Sequence[int]:
         """The next rank of this machine; and for one rank of it all of the next machine."""
@@ -267,6 +273,16 @@ class Watch:
         }
         if not still:
             return
+        if all(beat.waits for beat in still.values()):
+            # For a rank that has stopped, perhaps, and whose newest beat is of when it went on.
+            numbers = {rank: beat.number for rank, beat in beats.items() if beat is not None}
+            if self._lasts("waiting", self._own.rank, True, _SILENT_S):
+                silent = [r for r, n in numbers.items() if self._numbers.get(r) == n]
+                for rank in (r for r in silent if r != self._own.rank):
+                    self._accuse(rank, "is frozen: all others wait, and nothing comes from it")
+            else:
+                self._numbers = self._numbers or numbers
+                return
         cause = min(still, key=lambda r: (still[r].waits, still[r].step, -still[r].age_s, r))
         beat = still[cause]
         how = "waits for others, as all do" if beat.waits else "stands still"

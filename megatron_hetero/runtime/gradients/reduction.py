@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
 from megatron_hetero.cost.sync.room import num_copies
+from megatron_hetero.runtime.faults.unfinished import wait_for
 from megatron_hetero.runtime.gradients.memory import (
     BucketViews,
     TensorOf,
@@ -80,7 +81,7 @@ class Reduction:
     def finish(self) -> None:
         """Wait for the collective, and write the sum where the optimizer finds it."""
         if self._flat is not None:
-            self._work.wait()
+            wait_for([self._work])
             self._keep(self._flat)
             self._flat = self._work = None
 
@@ -181,8 +182,7 @@ class DividedReduction(Reduction):
                 )
 
         def finish() -> None:
-            for work in works:
-                work.wait()
+            wait_for(works)
             self.views.unpack(flat, tensor)
 
         return finish

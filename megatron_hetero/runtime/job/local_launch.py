@@ -32,6 +32,7 @@ from megatron_hetero.errors import (
     HeteroError,
     InfeasiblePlanError,
 )
+from megatron_hetero.runtime.faults import unfinished
 
 _KILL_AFTER_FAILURE_S = 2.0
 _POLL_S = 0.02
@@ -140,6 +141,44 @@ def run_jobs(
         _end(started)
 
 
+def ends_without(job: LocalJob, lost: int, timeout_s: float) -> Mapping[int, int]:
+    """Run a job that loses a rank by itself; no rank is ended for another's sake.
+
+    Args:
+        job: the job.
+        lost: the rank, which need not end: it may be stopped for ever.
+        timeout_s: limit for all other ranks, in seconds.
+    Returns:
+        Rank -> its exit code, below zero that of a signal; of all ranks that ended.
+    Raises:
+        RankFailedError: the time was up before all others had ended.
+    """
+    preload()
+    codes: dict[int, int] = {}
+    running = _start(job)
+    try:
+        deadline = time.monotonic() + timeout_s
+        while any(rank != lost for _, rank in running.values()):
+            for pid, code in _ended(running):
+                _, rank = running.pop(pid)
+                codes[rank] = code
+            if time.monotonic() > deadline:
+                left = {pid: one for pid, one in running.items() if one[1] != lost}
+                raise RankFailedError(
+                    f"{job.name}: ranks {', '.join(str(rank) for _, rank in left.values())} go on "
+                    f"{timeout_s:.0f} s after the start without rank {lost}\n{_stacks(left)}"
+                )
+            time.sleep(_POLL_S)
+    finally:
+        _end(running)
+    return codes
+
+
+def log_of(job: LocalJob, rank: int) -> str:
+    """Return what a rank has written."""
+    return _text(job, rank)
+
+
 def _start(job: LocalJob) -> dict[int, tuple[LocalJob, int]]:
     job.directory.mkdir(parents=True, exist_ok=True)
     handle, store = tempfile.mkstemp(dir=job.directory, prefix="store-")
@@ -168,7 +207,8 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
         # The parent may have put something else in the place of its own.
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         # A rank that hangs is asked for its stack (`_stacks`).
-        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+        unfinished.report_on_signal(signal.SIGUSR1)
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=True)
         import torch
 
         os.environ |= rank_environment(rank, job.num_ranks, store, torch.cuda.device_count())
@@ -213,6 +253,7 @@ def rank_environment(
         "LOCAL_WORLD_SIZE": str(1 if shared else num_ranks),
         "MEGATRON_HETERO_STORE": store,
         "GLOO_SOCKET_IFNAME": "lo",
+        **unfinished.RECORD,
         **(_ON_A_SHARED_CARD | {"NCCL_HOSTID": f"rank-{rank}"} if shared else {}),
     }
 
@@ -275,7 +316,8 @@ def _end(running: dict[int, tuple[LocalJob, int]]) -> None:
 
 
 def _stacks(running: Mapping[int, tuple[LocalJob, int]]) -> str:
-    """Ask every rank that runs for its Python stack; return the innermost calls of each."""
+    """Ask every rank that runs where it is; return the innermost calls of its Python stack and the
+    communicators that it waits in."""
     before = {pid: len(_text(job, rank)) for pid, (job, rank) in running.items()}
     for pid in running:
         with suppress(ProcessLookupError):
@@ -283,8 +325,10 @@ def _stacks(running: Mapping[int, tuple[LocalJob, int]]) -> str:
     time.sleep(_STACK_S)
     found = []
     for pid, (job, rank) in running.items():
-        lines = _text(job, rank)[before[pid] :].splitlines()[:_STACK_LINES]
-        found += [f"{job.name}, rank {rank} is at:", *("  " + line for line in lines)]
+        lines = _text(job, rank)[before[pid] :].splitlines()
+        waits = [line for line in lines if line.startswith(unfinished.MARK)]
+        calls = [line for line in lines if line not in waits][:_STACK_LINES]
+        found += [f"{job.name}, rank {rank} is at:", *("  " + line for line in (*waits, *calls))]
     return "\n".join(found)
 
 

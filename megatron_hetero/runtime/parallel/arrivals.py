@@ -42,6 +42,7 @@ class Announced:
 
     works: list[dist.Work]
     told: torch.Tensor
+    messages: list[dist.P2POp]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class UnderWay:
 
     works: list[dist.Work]
     arrival: Arrival
+    messages: list[dist.P2POp]
 
 
 def by_group(ops: list[dist.P2POp]) -> Iterator[list[dist.P2POp]]:

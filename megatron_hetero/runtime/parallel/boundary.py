@@ -28,6 +28,7 @@ from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.sharding.stage_ranges import Piece, StageRanks, flat_range, pieces
+from megatron_hetero.runtime.faults.unfinished import wait_for
 from megatron_hetero.runtime.observe.traffic import BoundaryTraffic
 from megatron_hetero.runtime.parallel.arrivals import Announced, Arrival, UnderWay, by_group
 from megatron_hetero.runtime.parallel.groups import RankGroups
@@ -85,7 +86,7 @@ class Boundary:
         self._index = groups.tensor.rank()
         if stage is not None and len(stage.ranks) > self._width:
             self._index = stage.ranks.index(dist.get_rank())
-        self._sent: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
+        self._sent: deque[tuple[list[dist.Work], list[dist.P2POp]]] = deque()
         self._num_sent = self._num_asked = self._num_posted = self._num_forgotten = 0
         self.traffic = BoundaryTraffic()
         self._posted: deque[Announced | UnderWay] = deque()
@@ -106,15 +107,14 @@ class Boundary:
         self.traffic.count([op.tensor for op in parts], whole * tensor.element_size())
         ops += parts
         works = [work for group in by_group(ops) for work in dist.batch_isend_irecv(group)]
-        self._sent.append((works, [op.tensor for op in ops]))
+        # The operations keep their tensors.
+        self._sent.append((works, ops))
         self._num_sent += 1
 
     def forget_sends(self, num_arrived: int) -> None:
         """Release the first `num_arrived` sends of this step, which are known to have arrived."""
         while self._num_forgotten < num_arrived:
-            works, _ = self._sent.popleft()
-            for work in works:
-                work.wait()
+            wait_for(*self._sent.popleft())
             self._num_forgotten += 1
 
     def finish_sends(self) -> None:
@@ -130,8 +130,8 @@ class Boundary:
         peer = self._peers.ranks[self._index % len(self._peers.ranks)]
         group = _in_turn(self._shapes, self._num_posted)
         self._num_posted += 1
-        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, told, peer, group)])
-        self._posted.append(Announced(works, told))
+        messages = [dist.P2POp(dist.irecv, told, peer, group)]
+        self._posted.append(Announced(dist.batch_isend_irecv(messages), told, messages))
 
     def ask_for_announced(self) -> None:
         """Make room for the messages whose shapes have arrived."""
@@ -143,8 +143,7 @@ class Boundary:
         under_way = self._posted.popleft()
         if not isinstance(under_way, UnderWay):
             raise RuntimeError("a message was taken whose shape has not arrived")
-        for work in under_way.works:
-            work.wait()
+        wait_for(under_way.works, under_way.messages)
         return under_way.arrival.finish()
 
     def _ask(self, is_due: Callable[[int, list[dist.Work]], bool]) -> None:
@@ -154,8 +153,7 @@ class Boundary:
                 continue
             if not is_due(place, posted.works):
                 return
-            for work in posted.works:
-                work.wait()
+            wait_for(posted.works, posted.messages)
             self._posted[place] = self._receive(self._own_shape(*posted.told.tolist()))
 
     def _own_shape(self, sequence: int, batch: int) -> tuple[int, ...]:
@@ -176,7 +174,7 @@ class Boundary:
         ops, arrival = self.receive_ops(shape, self._crossing, self._config.sequence_parallel)
         self._num_asked += 1
         works = dist.batch_isend_irecv(ops) if ops else []
-        return UnderWay(works, replace(arrival, dtype=self._config.pipeline_dtype))
+        return UnderWay(works, replace(arrival, dtype=self._config.pipeline_dtype), ops)
 
     def _num_elements(self, on_this_rank: int, sequence_parallel: bool) -> int:
         own = on_this_rank * (self._width if sequence_parallel else 1)

@@ -21,12 +21,9 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.plan.communication.communicators import CHANNELS_OF_MESSAGES
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
-
-CHANNELS_OF_MESSAGES = 2
-"""Most channels of a communicator that carries messages: each takes buffers and a part of the GPU,
-and several of these communicators are busy at a time."""
 
 Pair = tuple[int, int]
 """(sender, receiver), global ranks."""
@@ -81,7 +78,7 @@ def make_group(
         EnvironmentMismatchError: the communication library cannot connect the ranks.
     """
     over_nccl = dist.get_backend() == dist.Backend.NCCL
-    named: dict[str, Any] = {}
+    named: dict[str, Any] = {"group_desc": what}
     if over_nccl and dist.get_rank() in ranks:
         named["device_id"] = torch.device("cuda", torch.cuda.current_device())
     if over_nccl and not connections.collectives:

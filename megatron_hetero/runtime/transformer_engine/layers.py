@@ -8,6 +8,7 @@ layers, and says why.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -104,6 +105,14 @@ def cpu_flags(megatron: Sequence[str]) -> tuple[str, ...]:
     if why_local(megatron) is not None:
         return backend.CPU_FLAGS
     return tuple(flag for flag in backend.CPU_FLAGS if flag not in _ONLY_LOCAL)
+
+
+def gpu_flags(megatron: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags of one process of stock Megatron on a GPU: none with Transformer Engine's
+    layers, those of local ones where the job names them or there are no others."""
+    if names(megatron) == LOCAL or importlib.util.find_spec("transformer_engine_torch") is None:
+        return backend.PLAIN_GPU_FLAGS
+    return ()
 
 
 def said(megatron: Sequence[str]) -> str:

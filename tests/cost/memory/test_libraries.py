@@ -10,6 +10,7 @@ from megatron_hetero.cost.memory.libraries import (
     CONTEXT_BYTES,
     KeptFree,
     communicators_bytes,
+    inward_communicators,
     kept_free,
     margin_bytes,
     memory_kind,
@@ -17,6 +18,9 @@ from megatron_hetero.cost.memory.libraries import (
     torch_workspace_bytes,
 )
 from megatron_hetero.cost.work.profile import MeasuredType, Profile
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.communication.communicators import model_communicators
+from megatron_hetero.plan.layout import parse_layout
 
 MIB = 1 << 20
 OLDER_WORKSPACES = 2 * (8 * MIB + 128 * 1024) + 4 * MIB
@@ -49,7 +53,7 @@ def test_a_group_takes_about_what_was_measured_on_four_a100() -> None:
     assert communicators_bytes(node(), 3, 0) == four + others
 
 
-def test_each_neighbour_adds_a_connection() -> None:
+def test_each_communicator_of_messages_adds_a_connection() -> None:
     one, two = (communicators_bytes(node(link=BUS), 1, n) for n in (1, 2))
     assert two - one == one - communicators_bytes(node(link=BUS), 1, 0) > 0
 
@@ -93,9 +97,11 @@ def test_measured_bytes_stand_for_the_constants() -> None:
     profile = Profile({}, gpus={"A100-80GB": measured})
     machine, other = node(), replace(node("RTX-3090"), name="b", host="b")
     many = cluster(machine, other)
-    # 3 in a group of four, 2 neighbours, 3 for the gradients and 3 for the whole job.
+    # 3 in a group of four, 3 for the gradients, 3 for the job; 2 of messages on 2 of 24 channels.
     libraries = kept_free(many, machine, 4, 2, profile).libraries
-    assert libraries == 500 * MIB + OLDER_WORKSPACES + 30 * MIB * (3 + 2 + 3 + 3)
+    assert (
+        libraries == 500 * MIB + OLDER_WORKSPACES + 30 * MIB * (3 + 3 + 3) + 30 * MIB * 2 * 2 // 24
+    )
     assert kept_free(many, other, 4, 2, profile) == kept_free(many, other, 4, 2)
     assert kept_free(many, machine, 4, 2, Profile({})) == kept_free(many, machine, 4, 2)
     given = cluster(machine, reserve=5)
@@ -120,3 +126,14 @@ def test_what_was_not_measured_keeps_its_constant(measured: MeasuredType, due: i
 def test_kinds_differ_where_the_memory_does() -> None:
     assert memory_kind(node()) == memory_kind(replace(node(), name="b"))
     assert memory_kind(node()) != memory_kind(node(link=BUS))
+
+
+@pytest.mark.parametrize("layout", ["tp1:1,tp1:1 @8", "tp1:1,tp1:1,tp1:1,tp1:1,tp1:1 @9"])
+def test_communicators_of_messages_are_those_that_the_runtime_makes(layout: str) -> None:
+    plan = plan_from_layout(parse_layout(layout))
+    made = [one for one in model_communicators(plan) if one.boundary is not None]
+    depth = len(plan.replicas[0].stages)
+    for stage in range(depth):
+        inward = [one for one in made if one.boundary == stage - (one.use == "forward")]
+        counted = inward_communicators(stage == 0, stage == depth - 1, depth - stage)
+        assert counted == len(inward), stage

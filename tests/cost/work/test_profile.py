@@ -163,7 +163,7 @@ def test_measured_bytes_of_libraries_change_the_estimate_by_as_much(tmp_path: Pa
         CostModel(cluster, make_workload(), profile).memory(node, 1, True, False, 2, 1024)
         for profile in (load_profile(path), None)
     )
-    # One neighbour, three connections for the gradients and three for the job; two were measured.
+    # One of messages, three connections for the gradients and three for the job; two were measured.
     due = 7 * 10**6 // 2 - communicators_bytes(node, 1, 1) - 7
     for num_layers in (0, 2):
         assert measured.peak_bytes(num_layers) - usual.peak_bytes(num_layers) == due

@@ -16,10 +16,14 @@ from megatron_hetero.lab.kit.cases import CASES, Case, cases_for
 from megatron_hetero.lab.kit.command import MEMORY_FAULT, KitRequest, examine, judged
 from megatron_hetero.lab.kit.equality import try_case
 from megatron_hetero.lab.kit.forecast import Forecast
+from megatron_hetero.lab.kit.lost_rank import LOSSES, Lost, lose
 from megatron_hetero.lab.kit.race import Race
 from megatron_hetero.lab.kit.shared_card import CONTROL, side_by_side
 from megatron_hetero.lab.kit.small_job import Machine
 from megatron_hetero.report.text.trials.kit import kit_report
+from megatron_hetero.runtime.transformer_engine.layers import LOCAL, TRANSFORMER_ENGINE
+from tests.runtime.transformer_engine import with_layers
+from tests.runtime.transformer_engine.proofs import tried_case
 
 
 def tried(folder: Path, **asked: Any) -> dict[str, Any]:
@@ -43,11 +47,49 @@ CHEAP = ("launched ahead", "resumed as another plan", "exchange by groups")
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=[pytest.mark.slow] * (c.name not in CHEAP), id=c.name) for c in CASES],
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * (c.name not in CHEAP), id=c.name)
+        for c in CASES
+        if c.layers == LOCAL
+    ],
 )
 def test_a_case_trains_as_one_process(case: Case, tmp_path: Path) -> None:
     found = try_case(case, Machine("CPU", 0), tmp_path, lambda what, step: None)
     assert found["ok"], found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(c.name, marks=[pytest.mark.slow] * (place > 0))
+        for place, c in enumerate(c for c in CASES if c.layers == TRANSFORMER_ENGINE)
+    ],
+)
+def test_a_case_trains_with_transformer_engines_layers(name: str, tmp_path: Path) -> None:
+    is_equal, said = with_layers.call(TRANSFORMER_ENGINE, tried_case, name, str(tmp_path))
+    assert is_equal and said.startswith("Transformer Engine"), said
+
+
+@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
+def test_a_lost_rank_is_named_by_all_others(how: str, tmp_path: Path) -> None:
+    found = lose(how, Machine("CPU", 0), tmp_path)
+    assert found.ok, found.what
+    assert len(found.codes) == 2
+
+
+@pytest.mark.parametrize(
+    ("codes", "named", "ok"),
+    [
+        ({0: 6, 2: 6}, {0: (1,), 2: (1,)}, True),
+        ({0: 6, 2: 6}, {0: (2,), 2: (2,)}, False),
+        ({0: 6, 2: 6}, {0: (), 2: ()}, False),
+        ({0: 6, 2: 1}, {0: (1,), 2: (1,)}, False),
+    ],
+)
+def test_what_the_others_of_a_lost_rank_have_to_do(
+    codes: dict[int, int], named: dict[int, tuple[int, ...]], ok: bool
+) -> None:
+    assert Lost(1, codes, named).ok == ok
 
 
 def test_a_resumed_plan_that_loses_a_sum_is_found(tmp_path: Path) -> None:
@@ -106,6 +148,8 @@ def test_planted_faults_are_found(fault: str, tmp_path: Path) -> None:
     """A sum that is left out, and a weight that is another on one rank."""
     data = tried(tmp_path, is_short=True, fault=fault)
     assert not data["ok"]
+    assert data["planted"]["found_by"] == data["checks"][-1]["name"]
+    assert f"{fault} was found by" in kit_text(data)
 
 
 @pytest.mark.slow
@@ -113,7 +157,10 @@ def test_planted_faults_are_found(fault: str, tmp_path: Path) -> None:
 def test_the_whole_kit_on_a_cpu(tmp_path: Path) -> None:
     assert main(["doctor", "--train", "-o", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "report.json").read_text())
-    assert len(data["checks"]) == len(CASES) + 2
+    assert len(data["checks"]) == len(CASES) + len(LOSSES) + 2
+    # Megatron was imported in this process without Transformer Engine.
+    untried = [check["name"] for check in data["checks"] if not check["tried"]]
+    assert len(untried) == sum(case.layers == TRANSFORMER_ENGINE for case in CASES)
     forecast = next(check for check in data["checks"] if "held_bytes" in check)
     for predicted, held in forecast["parts_bytes"].values():
         assert held == pytest.approx(predicted, rel=0.005)
@@ -128,15 +175,23 @@ def test_the_whole_kit_on_a_cpu(tmp_path: Path) -> None:
 def test_the_report_names_what_failed() -> None:
     data = {
         "checks": [
-            {"name": "equal", "ok": True, "what": "loss differs by 1e-7", "seconds": 4.0},
-            {"name": "memory", "ok": False, "what": "too little", "seconds": 2.0},
+            check("equal", True, "loss differs by 1e-7"),
+            check("memory", False, "too little"),
+            check("fp8", True, "no such card", is_tried=False),
         ],
+        "planted": {"fault": "sum-lost", "found_by": None, "not_tried": ["fp8"]},
         "machine": {"gpus": 2, "gpu": "A100", "torch": "2", "megatron_core": "0.19", "date": "D"},
         "profile": "doctor/profile.json",
     }
     text = kit_text(data)
     assert "passed  equal" in text and "FAILED  memory" in text
-    assert "1 of 2 checks failed on 2 x A100" in text
+    assert "not tried  fp8" in text
+    assert "1 of 3 checks failed, 1 were not tried, on 2 x A100" in text
+    assert "sum-lost was NOT FOUND" in text and "not tried here: fp8" in text
+
+
+def check(name: str, ok: bool, what: str, *, is_tried: bool = True) -> dict[str, Any]:
+    return {"name": name, "ok": ok, "what": what, "seconds": 4.0, "tried": is_tried}
 
 
 def test_the_interval_holds_the_median() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -113,6 +114,36 @@ def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
     for rank in range(2):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
+
+
+def test_a_job_that_hangs_names_the_communicators(tmp_path: Path) -> None:
+    """One rank waits in a collective, one for a message of the first, which sleeps."""
+
+    def hang(rank: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from megatron_hetero.runtime.faults.unfinished import wait_for
+
+        store = dist.FileStore(os.environ["MEGATRON_HETERO_STORE"], 3)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+        summed = dist.new_group([0, 1], group_desc="gradients")
+        passed = dist.new_group([0, 2], group_desc="forward messages of boundary 0")
+        if rank == 1:
+            dist.all_reduce(torch.zeros(1), group=summed)
+        if rank == 2:
+            messages = [dist.P2POp(dist.irecv, torch.zeros(1), 0, passed)]
+            wait_for(dist.batch_isend_irecv(messages), messages)
+        time.sleep(600)
+
+    with pytest.raises(RankFailedError, match="not finished") as told:
+        run_jobs([LocalJob("hangs", 3, hang, tmp_path)], timeout_s=12)
+    first, second, third = str(told.value).split(" is at:")[1:]
+    assert "waits in" not in first
+    assert re.search(r"waits in all_reduce, communicator \S+ of ranks 0, 1 \(gradients\)", second)
+    assert "waits in a message from rank 0, communicator" in third
+    assert "of ranks 0, 2 (forward messages of boundary 0)" in third
+    assert "test_local_launch.py" in first and "test_local_launch.py" in third
 
 
 def test_a_folder_that_is_kept_stays(tmp_path: Path) -> None:

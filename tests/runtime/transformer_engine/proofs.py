@@ -52,3 +52,14 @@ def tried(flags: list[str]) -> str:
         except HeteroError as error:
             return f"{type(error).__name__}: {error}"
     return f"{done.layers}: {'equal' if done.ok else 'unlike'}"
+
+
+def tried_case(name: str, folder: str) -> tuple[bool, str]:
+    """Train a case of the kit; return whether it is equal, and the layers that ran."""
+    from megatron_hetero.lab.kit.cases import CASES
+    from megatron_hetero.lab.kit.equality import try_case
+    from megatron_hetero.lab.kit.small_job import Machine
+
+    case = next(case for case in CASES if case.name == name)
+    found = try_case(case, Machine("CPU", 0), Path(folder), lambda what, step: None)
+    return found["ok"], found["layers"]

@@ -46,7 +46,7 @@ def train(
     )
     from megatron.training.arguments import parse_and_validate_args
 
-    flags = backend.PLAIN_GPU_FLAGS
+    flags = layers.gpu_flags(argv)
     if not backend.cuda_is_usable():
         flags = layers.cpu_flags(argv)
         backend.activate_cpu_backend()

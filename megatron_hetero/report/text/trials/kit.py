@@ -17,13 +17,22 @@ def kit_report(data: Mapping[str, Any]) -> RenderableType:
     blocks: list[RenderableType] = []
     for check in data["checks"]:
         verdict = ("passed", "green") if check["ok"] else ("FAILED", "bold red")
+        if not check["tried"]:
+            verdict = ("not tried", "yellow")
         seconds = format_duration(check["seconds"])
         blocks.append(Text.assemble(verdict, f"  {check['name']}  ", (seconds, "dim")))
         blocks.append(Padding(Text(check["what"]), (0, 0, 0, 8)))
     failed = sum(not check["ok"] for check in data["checks"])
+    untried = sum(not check["tried"] for check in data["checks"])
     machine = data["machine"]
     where = f"{machine['gpus']} x {machine['gpu']}" if machine["gpus"] else "the CPU, over gloo"
     said = f"{failed} of {len(data['checks'])} checks failed" if failed else "All checks passed"
+    if untried:
+        said = (
+            f"{said} that were tried, {untried} were not,"
+            if not failed
+            else f"{said}, {untried} were not tried,"
+        )
     blocks.append(
         Text(
             f"{said} on {where}, torch {machine['torch']}, megatron-core "
@@ -31,6 +40,17 @@ def kit_report(data: Mapping[str, Any]) -> RenderableType:
             style="bold red" if failed else "green",
         )
     )
+    if data["planted"]:
+        blocks.append(_planted(data["planted"]))
     if data["profile"]:
         blocks.append(Text(f"Times of this machine: {data['profile']}, for plan --profile"))
     return Group(*blocks)
+
+
+def _planted(data: Mapping[str, Any]) -> RenderableType:
+    """Say which check found the planted error."""
+    if data["found_by"]:
+        return Text(f"The planted error {data['fault']} was found by: {data['found_by']}")
+    untried = "".join(f"\n  not tried here: {name}" for name in data["not_tried"])
+    said = f"The planted error {data['fault']} was NOT FOUND by any check that was tried here."
+    return Text(said + untried, style="bold red")

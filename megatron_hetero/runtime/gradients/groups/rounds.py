@@ -29,6 +29,7 @@ from megatron_hetero.exchange.check import require_exact
 from megatron_hetero.exchange.groups.pairs import pair_sums
 from megatron_hetero.exchange.plan import ExchangePlan, Transfer
 from megatron_hetero.exchange.programmes import HolderRound, programmes
+from megatron_hetero.runtime.faults.unfinished import wait_for
 from megatron_hetero.runtime.gradients.groups.pair_group import PairGroup, Turn
 
 Range = tuple[int, int]
@@ -117,8 +118,7 @@ class HolderRounds:
                 for action, of in ((irecv, parts), (isend, sent))
                 for holder, part in sorted(of.items())
             ]
-            for work in batch_isend_irecv(operations):
-                work.wait()
+            wait_for(batch_isend_irecv(operations), operations)
             for (start, stop), pieces in own.added.items():
                 by_holder = {h: received[place : place + stop - start] for h, place in pieces}
                 by_holder[self._holder] = flat[start:stop]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_hetero.runtime.faults.unfinished import wait_for
 from megatron_hetero.runtime.gradients.memory import BucketViews, data, main_grad
 from megatron_hetero.runtime.gradients.reduction import check_gradients
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division, Rows
@@ -103,8 +104,7 @@ class ShardedBucket:
         self._traffic.count_sharded(flat)
 
         def finish() -> None:
-            for work in works:
-                work.wait()
+            wait_for(works)
             if whole is None:
                 self.views.unpack(flat, tensor)
 
@@ -139,7 +139,7 @@ class ShardedBucket:
 
     def add(self, sent: Sent) -> None:
         """Wait for what was sent, and add it up."""
-        sent.work.wait()
+        wait_for([sent.work])
         total = self.gradients.float()  # itself where gradients are in fp32
         for part in sent.received.view(len(self.division.sizes), -1):
             total.add_(part)
