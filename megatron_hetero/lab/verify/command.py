@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import lcm
 from typing import Any
 
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout
@@ -35,6 +35,7 @@ def verify_arguments(
         EnvironmentMismatchError: this machine's memory cannot hold the processes.
         RankFailedError: a process failed.
     """
+    _check_own_flags(arguments.megatron_args)
     plan, workload = _plan_and_workload(arguments)
     on_progress("importing Megatron")
     layers.provide_for(workload.megatron_args)
@@ -76,6 +77,27 @@ def verify_arguments(
     on_progress("starting")
     with kept_folder(arguments.keep, "verify") as folder:
         return outcome_to_data(verify(plan, workload, options, folder, on_step))
+
+
+def _check_own_flags(flags: Sequence[str]) -> None:
+    """Refuse flags of this package among Megatron's: a verification trains what the plan says.
+
+    Raises:
+        UnsupportedError: there is one.
+    """
+    own = [flag.partition("=")[0] for flag in flags if flag.startswith("--hetero-")]
+    if "--hetero-sequences" in own:
+        raise UnsupportedError(
+            "--hetero-sequences: verify compares equal batches of sequences, and flexible jobs "
+            "train documents that are dealt anew in each step. Nothing of this job was compared. "
+            "Leave it out to verify the plan itself; tests/runtime/sequences/test_equality.py "
+            "compares flexible jobs with one process."
+        )
+    if own:
+        raise UnsupportedError(
+            f"{', '.join(own)}: verify takes the plan or --layout alone, and sets these itself. "
+            "Leave them out."
+        )
 
 
 def _plan_and_workload(arguments: argparse.Namespace) -> tuple[Plan, Workload]:

@@ -20,6 +20,7 @@ from megatron_hetero.lab.verify.distance.compare import (
     rounding_of,
     tolerances,
 )
+from megatron_hetero.lab.verify.distance.log import first_unlike_entry
 from megatron_hetero.lab.verify.distance.measure import FLOOR_FACTOR
 from megatron_hetero.lab.verify.options import HALF_PRECISION_EPSILON, Options
 from megatron_hetero.lab.verify.outcome import Comparison as Comparison
@@ -133,6 +134,7 @@ def _compare(
     at = data_ranks(jobs.shrunk.plan)
     groups = tensor_groups(jobs.shrunk.plan)
     adam, alike = jobs.adam_settings(), is_drawn_alike(jobs.shrunk.plan, jobs.shrunk.model)
+    log = _unlike_log(running, bounds)
     distances = compare(reference, ranks, at, model, optimizer, None, None, groups, adam, alike)
     floor = None
     if jobs.options.floor or not distances.within(bounds):
@@ -143,7 +145,13 @@ def _compare(
         distances = compare(
             reference, ranks, at, model, optimizer, None, reordered, groups, adam, alike
         )
-    return _comparison(distances, bounds, reference, ranks, floor)
+    return _comparison(replace(distances, unlike_log=log), bounds, reference, ranks, floor)
+
+
+def _unlike_log(running: Sequence[LocalJob], bounds: Tolerances) -> str | None:
+    """Compare what the plan's last rank and the one process have printed."""
+    plan, one = ((job.directory / f"rank-{job.num_ranks - 1}.log").read_text() for job in running)
+    return first_unlike_entry(one, plan, bounds.loss)
 
 
 def _compare_in_half_precision(

@@ -167,11 +167,11 @@ class GradientSync:
         self._chunks = [
             ChunkGradients(chunk, self.launch_ready, self.sharded.zero_gradients) for chunk in model
         ]
-        self._weights_under_way: ParameterGather | None = None
+        self.weights_under_way: ParameterGather | None = None
         if overlaps_gathers:
             # Buckets are in the order of the backward pass.
             forward = [(r.parameters, partial(r.gather, data)) for r in reversed(self.divided)]
-            self._weights_under_way = ParameterGather(model, forward)
+            self.weights_under_way = ParameterGather(model, forward)
 
     def _connections(self, bucket: Bucket, is_divided: bool) -> Connections:
         """Return the connections of a bucket's group."""
@@ -198,6 +198,9 @@ class GradientSync:
             force_all_reduce: all holders get the sums, not only the owners of an optimizer's state
                 (`--save-wgrads-interval`).
         """
+        if self.weights_under_way is not None:
+            # A module that no micro-batch reached has not waited for its weights.
+            self.weights_under_way.finish()
         for chunk in model:
             chunk.finish_grad_sync(force_all_reduce=force_all_reduce)
         self.reduce()
@@ -262,21 +265,21 @@ class GradientSync:
         """Send the new weights from their owners to all holders, after the optimizer's step; those
         of sharded layers travel when they are used."""
         self.sharded.release()
-        if self._weights_under_way is not None:
-            self._weights_under_way.start()
+        if self.weights_under_way is not None:
+            self.weights_under_way.start()
         else:
             self.gather(data)
 
     def finish_weights(self) -> None:
         """Have all weights whole; every rank calls it before reading them outside of the passes."""
-        if self._weights_under_way is not None:
-            self._weights_under_way.finish()
+        if self.weights_under_way is not None:
+            self.weights_under_way.finish()
         self.sharded.make_whole()
 
     @property
     def num_weights_under_way(self) -> int:
         """Count the buckets whose new weights have not all arrived."""
-        return 0 if self._weights_under_way is None else self._weights_under_way.num_under_way
+        return 0 if self.weights_under_way is None else self.weights_under_way.num_under_way
 
     def launch_ready(self) -> None:
         """Start every bucket whose turn it is and whose gradients are complete, without waiting."""

@@ -13,6 +13,12 @@ from megatron_hetero.errors import HeteroError, UnsupportedError, UsageError
 from megatron_hetero.lab.verify.command import verify_arguments
 from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
 
+LATENT = (
+    "--transformer-impl=local --multi-latent-attention --q-lora-rank=48 --kv-lora-rank=32 "
+    "--qk-head-dim=16 --qk-pos-emb-head-dim=8 --v-head-dim=16 --normalization=RMSNorm "
+    "--disable-bias-linear --swiglu --position-embedding-type=rope"
+)
+
 
 def asked(layout: str, *flags: str, **changes: Any) -> argparse.Namespace:
     fields: dict[str, Any] = {
@@ -61,6 +67,8 @@ def test_an_optimizer_that_stock_megatron_divides_is_seen_whole() -> None:
     [
         ("--no-such-flag 2", UsageError),
         ("--tp-comm-overlap", UnsupportedError),
+        ("--hetero-sequences flexible", UnsupportedError),
+        ("--hetero-init=megatron", UnsupportedError),
         ("--iterations-to-skip 2", UnsupportedError),
     ],
 )
@@ -93,3 +101,13 @@ def test_a_refusal_keeps_its_code_and_a_death_has_its_own(
     with pytest.raises(RankFailedError) as error:
         run_jobs([LocalJob("a job", 1, function, tmp_path)], 60)
     assert error.value.exit_code == code
+
+
+@pytest.mark.slow
+def test_a_table_of_positions_that_context_ranks_do_not_cut_is_refused() -> None:
+    """Once a traceback of Megatron's, from the middle of building the model."""
+    flags = LATENT.split()
+    with pytest.raises(RankFailedError, match="YaRN's positions and cp3") as error:
+        verify_arguments(asked("tp1cp3:2,tp1:2 @2", *flags))
+    assert error.value.exit_code == 2
+    assert verify_arguments(asked("tp1cp3:2,tp1:2 @2", *flags, "--rope-type=rope"))["ok"]

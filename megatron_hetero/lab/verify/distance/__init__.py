@@ -4,5 +4,8 @@ compare  the worst distances over tensors, steps and ranks, and their bounds
 measure  the distances of one rank and step
 adam     the part of a distance of weights that Adam makes of a distance of gradients
 start    the initial weights of all ranks, compared bit by bit
+initial  the distribution of initial weights, beside Megatron's own
+holders  the weights of all holders of an element, compared bit by bit
+log      what Megatron's log prints of both runs
 traffic  bytes handed to the transport, beside the least possible
 """

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.lab.verify.distance.adam import AdamSettings
+from megatron_hetero.lab.verify.distance.holders import first_unequal_holder
+from megatron_hetero.lab.verify.distance.initial import first_unlike_draw
 from megatron_hetero.lab.verify.distance.measure import FLOOR_FACTOR, Measure, key_bias_rows
 from megatron_hetero.lab.verify.distance.start import Rounding, first_unequal_start
 from megatron_hetero.lab.verify.processes.record import SKIPPED, RankRecord
@@ -27,6 +29,10 @@ but zero; the update of a whole tensor is the number that means something."""
 ADAM_ARITHMETIC_TOLERANCE = 5e-6
 """Part of the update, after the part that Adam makes of unlike gradients is removed
 (`distance.adam`)."""
+LATER_GRADIENT_TOLERANCE = 1e-3
+"""Gradients of Adam's later steps, relative to their length: the weights that they are taken at
+are apart by less than a thousandth of an update (`ADAM_UPDATE_TOLERANCE`), and gradients follow
+weights; 2e-6 was the most that was seen. A wrong sum is far greater."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Tolerances:
     gradients: float
     gradient_norm: float
     weights: float
+    later_gradients: float = LATER_GRADIENT_TOLERANCE
 
 
 def tolerances(model: ModelSpec, optimizer: str, is_explained: bool = False) -> Tolerances:
@@ -78,7 +85,8 @@ class Distances:
     weight whose gradient is rounding noise by a full step in a random direction; so with Adam
     `weights` is |x - ref| / |ref - start| of a tensor, in the Euclidean norm, beyond the rounding
     of the weights (`_beyond_rounding`) and beyond what unlike gradients explain, and
-    `gradients` are those of the first step, before any weight has moved (SGD compares them all).
+    `gradients` are those of the first step, before any weight has moved (SGD compares them all);
+    `later_gradients` are those of Adam's other steps, |x - ref| / |ref| in the Euclidean norm.
     """
 
     loss: Worst
@@ -98,6 +106,13 @@ class Distances:
     the computed one is noise, and Adam makes a full step of it."""
     unequal_start: str | None = None
     """First tensor that a rank was built with other initial weights of (`distance.start`)."""
+    later_gradients: Worst = Worst(0.0)
+    unequal_holder: str | None = None
+    """First weight that its holders have in unlike bits after a step (`distance.holders`)."""
+    unlike_draw: str | None = None
+    """First initial weights of another distribution than Megatron's own (`distance.initial`)."""
+    unlike_log: str | None = None
+    """First number that the log prints otherwise (`distance.log`)."""
 
     def within(self, bounds: Tolerances) -> bool:
         return (
@@ -109,7 +124,11 @@ class Distances:
             and self.same_norm_bits
             and self.same_random_states
             and self.same_loss_scales
+            and self.later_gradients.value <= bounds.later_gradients
             and self.unequal_start is None
+            and self.unequal_holder is None
+            and self.unlike_draw is None
+            and self.unlike_log is None
         )
 
 
@@ -151,7 +170,7 @@ def compare(
     _require_complete(reference, ranks, steps)
     measure = Measure(model, optimizer, reference, adam, starts_apart)
     noise = measure.noise(floor) if floor is not None else {}
-    loss, gradients, norm, weights = _worst(measure, ranks, steps, noise)
+    loss, gradients, norm, weights, later = _worst(measure, ranks, steps, noise)
     return Distances(
         loss,
         gradients,
@@ -165,6 +184,9 @@ def compare(
         same_loss_scales=all(_scaled_alike(record, reference, steps) for record in ranks),
         left_out=tuple(n for n in reference.shards if key_bias_rows(n, model)),
         unequal_start=first_unequal_start(reference, ranks, is_drawn_alike, rounding),
+        later_gradients=later,
+        unequal_holder=first_unequal_holder(ranks, steps),
+        unlike_draw=first_unlike_draw(reference) if is_drawn_alike else None,
     )
 
 
@@ -194,7 +216,7 @@ def rounding_of(
     `single` is the same process as `reference`, in fp32 and without the steps that an overflow
     skipped.
     """
-    return _worst(Measure(model, optimizer, reference), [single], single.steps, {})
+    return _worst(Measure(model, optimizer, reference), [single], single.steps, {})[:4]
 
 
 def _worst(
@@ -202,11 +224,12 @@ def _worst(
     ranks: Sequence[RankRecord],
     steps: Sequence[int],
     noise: Mapping[tuple[str, str], float],
-) -> tuple[Worst, Worst, Worst, Worst]:
-    """Find the worst losses, gradients, norms and weights; tensors within `noise` are equal."""
+) -> tuple[Worst, Worst, Worst, Worst, Worst]:
+    """Find the worst losses, gradients, norms, weights and later gradients; tensors within `noise`
+    are equal."""
     reference = measure.reference
     loss = norm = Worst(0.0)
-    tensors = {"gradient": Worst(0.0), "weight": Worst(0.0)}
+    tensors = dict.fromkeys(("gradient", "weight", "later gradient"), Worst(0.0))
     for rank, record in enumerate(ranks):
         for step in steps:
             where = f"step {step}, rank {rank}"
@@ -220,7 +243,7 @@ def _worst(
                     continue
                 distance = difference / scale if scale else difference
                 tensors[kind] = tensors[kind].or_worse(distance, f"{name}, {where}")
-    return loss, tensors["gradient"], norm, tensors["weight"]
+    return loss, tensors["gradient"], norm, tensors["weight"], tensors["later gradient"]
 
 
 def _require_complete(reference: RankRecord, ranks: Sequence[RankRecord], steps: range) -> None:

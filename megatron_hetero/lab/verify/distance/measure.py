@@ -37,10 +37,13 @@ class Measure:
             explained = self._explained(record, name, shard).get(step)
             keys = key_bias_rows(name, self.model)
             for kind in ("gradient", "weight"):
-                if kind == "gradient" and not self._has_equal_gradients(step):
-                    continue
                 whole = self.reference.arrays[f"{kind}/{step}/{name}"]
                 difference = record.arrays[f"{kind}/{step}/{name}"] - part_of(whole, shard)
+                if kind == "gradient" and not self._has_equal_gradients(step):
+                    if self.adam is not None and self.reference.norms[step] != SKIPPED:
+                        far = _length(_without(difference, keys))
+                        yield "later gradient", name, far, _length(_without(whole, keys))
+                    continue
                 if kind == "weight" and explained is not None:
                     difference = (difference - explained).astype(numpy.float32)
                     if self.starts_apart:

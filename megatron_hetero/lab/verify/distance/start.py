@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy
 
+from megatron_hetero.lab.verify.distance.holders import fill
 from megatron_hetero.lab.verify.distance.measure import part_of
 from megatron_hetero.lab.verify.processes.record import RankRecord
 
@@ -49,14 +50,5 @@ def first_unequal_start(
             if not numpy.array_equal(own[known], at[known]):
                 return f"{name}, rank {rank}"
             if not is_drawn_alike:
-                _fill(whole[name], record, name)
+                fill(whole[name], record, name, own)
     return None
-
-
-def _fill(whole: numpy.ndarray, record: RankRecord, name: str) -> None:
-    shard, offset = record.shards[name], 0
-    for start, stop in shard.intervals:
-        place = (slice(None),) * shard.dim + (slice(start, stop),)
-        local = (slice(None),) * shard.dim + (slice(offset, offset + stop - start),)
-        whole[place] = record.drawn[name][local]
-        offset += stop - start

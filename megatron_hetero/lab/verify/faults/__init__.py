@@ -3,4 +3,5 @@
 catalogue      every planted error by its name
 between_ranks  errors of boundaries, sums of gradients and new weights
 within_rank    errors of samples, losses, norm, start and update
+features       errors of exchange groups, experts, latent attention, context, logs
 """

@@ -11,11 +11,18 @@ from collections.abc import Callable
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.lab.verify.faults import between_ranks, within_rank
+from megatron_hetero.lab.verify.faults.features import FEATURE_FAULTS, IN_EVERY_RUN
 
 
 def plant(name: str) -> None:
     """Insert an error into the runtime of this process, before training starts."""
     FAULTS[name]()
+
+
+def plant_in_one_process(name: str | None) -> None:
+    """Insert into the one process an error of code that it shares with the plan's ranks."""
+    if name in IN_EVERY_RUN:
+        FAULTS[name]()
 
 
 def check_fault(name: str) -> None:
@@ -47,5 +54,6 @@ FAULTS: dict[str, Callable[[], None]] = {
     "random-number-drawn-alone": within_rank.draw_alone,
     "unequal-starts": within_rank.start_apart,
     "learns-faster-alone": within_rank.learn_faster_on_one_rank,
+    **FEATURE_FAULTS,
 }
 """`weights-not-gathered` needs `--use-distributed-optimizer`."""

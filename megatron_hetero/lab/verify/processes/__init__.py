@@ -1,5 +1,6 @@
 """The processes of a verification, and the records that they write.
 
+late_weights     new weights that are not there until they are waited for
 jobs             all processes, started from one seed checkpoint
 optimizer_flags  flags of learning rates and of Adam
 one_process      stock Megatron in one process: the reference

@@ -80,6 +80,8 @@ class VerifyJobs:
             "--eval-iters=0",
             "--eval-interval=1000000",
             "--num-workers=0",
+            # A NaN is a difference like others, which the comparison names.
+            "--no-check-for-nan-in-loss-and-grad",
             "--distributed-timeout-minutes=5",
             "--ckpt-format=torch_dist",
         )
@@ -265,6 +267,7 @@ class VerifyJobs:
         def train(rank: int) -> None:
             if self.options.reuses and (folder / f"record-{rank}.json").exists():
                 return
+            catalogue.plant_in_one_process(self.options.fault)
             recorder = make()
             one_process.train(argv, entry.World.from_environment().store(), recorder, casts)
             recorder.save(folder / f"record-{rank}")

@@ -20,6 +20,7 @@ from megatron.core.utils import get_model_config
 from safetensors.numpy import load_file, save_file
 
 from megatron_hetero.lab.verify.processes import stock_division
+from megatron_hetero.lab.verify.processes.late_weights import arrive_late
 from megatron_hetero.lab.verify.processes.routing import Flips, Routers
 from megatron_hetero.runtime.gradients.memory import data, main_grad, main_weight
 from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync
@@ -31,6 +32,7 @@ from megatron_hetero.runtime.parallel.boundary import Boundary, boundaries_of
 from megatron_hetero.runtime.parallel.shards import ParameterShard, global_parameters, shard_of
 
 _DRAWN = "drawn/"
+_OWN_DRAW = "stock-drawn/"
 SKIPPED = "skipped"
 """Instead of the norm of a step whose gradients overflowed, so that no rank updated."""
 
@@ -60,6 +62,8 @@ class RankRecord:
 
     drawn: dict[str, numpy.ndarray] = field(default_factory=dict)
     """The weights that the model was built with, by name, before a checkpoint took their place."""
+    stock_drawn: dict[str, numpy.ndarray] = field(default_factory=dict)
+    """The weights that Megatron's own initialisation drew, by name (of the one process alone)."""
     flips: Flips | None = None
     """Tokens for which its routers would have chosen other experts than the replayed ones."""
     rounded: dict[str, str] = field(default_factory=dict)
@@ -100,6 +104,8 @@ class Recorder:
         self._model: list[Any] = []
         self._sync: GradientSync | None = None
         self._boundaries: Mapping[int, Boundary] = {}
+        self._late: frozenset[str] = frozenset()
+        self._due: int | None = None
 
     def observe_log(self) -> None:
         """Start observing the loop's log; call it after Megatron is imported."""
@@ -121,10 +127,13 @@ class Recorder:
         self._model = model
         self._sync = gradient_sync(config)
         self._boundaries = boundaries_of(config)
+        if self._sync is not None:
+            self._late = arrive_late(self._sync)
         inner = config.finalize_model_grads_func or finalize_model_grads
 
         def finalize(*args: Any, **kwargs: Any) -> None:
             inner(*args, **kwargs)
+            self._keep_late_weights()
             # Where the optimizer is divided, each rank has the sums of its own part alone.
             if self._sync is not None:
                 self._sync.gather(main_grad)
@@ -132,6 +141,8 @@ class Recorder:
                 stock_division.gather_gradients(model)
             done = get_args().curr_iteration
             if not self._norms:
+                if self._sync is not None:
+                    self._sync.sharded.make_whole()
                 self._keep("weight", done, self._weight)
             scale = float(config.grad_scale_func(torch.ones(1, device="cuda")))
             self._loss_scales[done + 1] = scale
@@ -152,11 +163,16 @@ class Recorder:
         return EveryRankProvider(provide)
 
     def _keep(
-        self, kind: str, step: int, tensor: Callable[[Any], torch.Tensor], scale: float = 1.0
+        self,
+        kind: str,
+        step: int,
+        tensor: Callable[[Any], torch.Tensor],
+        scale: float = 1.0,
+        without: frozenset[str] = frozenset(),
     ) -> None:
-        if self._sync is not None:
-            self._sync.finish_weights()
         for name, parameter in self._parameters.items():
+            if name in without:
+                continue
             value = _array(tensor(parameter))
             self._arrays[f"{kind}/{step}/{name}"] = value / numpy.float32(scale)
 
@@ -166,11 +182,27 @@ class Recorder:
         self._norms[iteration] = SKIPPED if grad_norm is None else float(grad_norm).hex()
         if self._sync is None:
             stock_division.gather_weights(self._model)
-        self._keep("weight", iteration, self._weight)
+        else:
+            self._sync.sharded.make_whole()
+        self._keep("weight", iteration, self._weight, without=self._late)
+        self._due = iteration
+        if self._sync is not None:
+            # The next pass gathers them itself, as it does without a record.
+            self._sync.sharded.release()
+
+    def _keep_late_weights(self) -> None:
+        """Record the weights that travelled until the passes of this step needed them."""
+        if self._due is not None:
+            others = frozenset(self._parameters) - self._late
+            self._keep("weight", self._due, self._weight, without=others)
+        self._due = None
 
     def save(self, path: Path) -> None:
         """Write `path.safetensors` and `path.json`."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        if self._sync is not None and self._sync.weights_under_way is not None:
+            self._sync.weights_under_way.finish()
+        self._keep_late_weights()
         arrays: dict[str, Any] = dict(self._arrays)
         if self._routers is not None:
             arrays |= self._routers.arrays()
@@ -209,6 +241,8 @@ class DrawingRecorder(Recorder):
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
         from megatron.training import get_args
 
+        for name, parameter in global_parameters(model):
+            self._arrays[_OWN_DRAW + name] = _array(parameter.data)
         initialise(model, get_args().seed)
         return super().post_wrap_hook(model)
 
@@ -234,9 +268,11 @@ def read_record(path: Path) -> RankRecord:
     meta = json.loads(path.with_suffix(".json").read_text())
     arrays = load_file(path.with_suffix(".safetensors"))
     drawn = {key: arrays.pop(key) for key in list(arrays) if key.startswith(_DRAWN)}
+    stock_drawn = {key: arrays.pop(key) for key in list(arrays) if key.startswith(_OWN_DRAW)}
     return RankRecord(
         arrays=arrays,
         drawn={key.removeprefix(_DRAWN): array for key, array in drawn.items()},
+        stock_drawn={key.removeprefix(_OWN_DRAW): array for key, array in stock_drawn.items()},
         shards={entry["name"]: ParameterShard.from_json(entry) for entry in meta["shards"]},
         losses={int(step): value for step, value in meta["losses"].items()},
         norms={int(step): value for step, value in meta["norms"].items()},

@@ -26,6 +26,12 @@ QUANTITIES = {
 """Key of the data -> its name in print."""
 
 OPTIMIZERS = {"adam": "Adam", "sgd": "SGD"}
+_FOUND = {
+    "unlike_distribution_of_initial_weights": "initial weights that Megatron would not draw",
+    "unequal_holders": "ranks hold one weight in unlike bits",
+    "unlike_log": "the log says something else",
+}
+"""Key of what was found, if anything -> what that means."""
 
 
 def verification_report(data: Mapping[str, Any]) -> RenderableType:
@@ -67,7 +73,13 @@ def _adam_remarks(optimizer: str, found: Mapping[str, Any]) -> Iterator[str]:
     """Say what Adam's rows compare, which is less than all (`lab.verify.distance.compare`)."""
     if optimizer != "adam":
         return
-    yield "gradients: those of the first step, before any weight moved; SGD compares all steps"
+    later = found["later_gradients"]
+    bad = "" if later["found"] <= later["allowed"] else f"NO at {later['where']}: "
+    yield (
+        f"{bad}gradients: those of the first step, before any weight moved; in later steps up to "
+        f"{later['found']:.0e} of a tensor's length apart (allowed {later['allowed']:.0e}), and "
+        "SGD compares all steps"
+    )
     nothing = "; 0.0: nothing is left, even where losses differ" if not found["weights"] else ""
     yield f"weights: their difference beyond rounding and what Adam makes of gradients{nothing}"
 
@@ -118,6 +130,9 @@ def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
         if found["same_initial_weights"]
         else f"NO: unlike initial weights: {found['unequal_initial_weights']}"
     )
+    for key, words in _FOUND.items():
+        if found[key] is not None:
+            yield f"NO: {words}: {found[key]}"
     if not found["same_random_states_in_groups"]:
         yield "NO: ranks of a tensor-parallel group ended with unlike random states"
     if not found["same_loss_scales"]:

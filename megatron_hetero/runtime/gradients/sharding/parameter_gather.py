@@ -30,7 +30,7 @@ class ParameterGather:
         model: Sequence[torch.nn.Module],
         buckets: Sequence[tuple[Iterable[Any], Callable[[], Callable[[], None]]]],
     ) -> None:
-        self._start = [start for _, start in buckets]
+        self.starts = [start for _, start in buckets]
         self._under_way: dict[int, Callable[[], None]] = {}
         self._buckets_of: dict[Any, list[int]] = {}
         for number, (parameters, _) in enumerate(buckets):
@@ -50,7 +50,7 @@ class ParameterGather:
     def start(self) -> None:
         """Start all gathers; no weight of a bucket may be used before its gather has ended."""
         self.finish()
-        for number, start in enumerate(self._start):
+        for number, start in enumerate(self.starts):
             self._under_way[number] = start()
 
     def finish(self) -> None:

@@ -30,6 +30,9 @@ from megatron_hetero.runtime.job.checks.refused_flags import (
 from megatron_hetero.runtime.model import fp8, precision
 from megatron_hetero.runtime.model.moe import experts
 
+_YARN_POSITIONS = 4096
+"""Default of `MLATransformerConfig.original_max_position_embeddings`."""
+
 
 def check_plan(plan: Plan) -> None:
     """Refuse parts of a valid plan, `with_micro_batch_sizes`, that this version cannot run.
@@ -94,6 +97,27 @@ def check_context_parallel(plan: Plan, args: Any) -> None:
     if plan.layout.has_uneven_context_parallel:
         heading = "These flags do not go with unlike shares of sequences (cp2(3:1)) in a plan:"
         refuse(NOT_WITH_CONTEXT_SHARES, args, heading)
+    _check_position_table(plan, args)
+
+
+def _check_position_table(plan: Plan, args: Any) -> None:
+    """Refuse a context-parallel size that does not cut YaRN's table of latent attention.
+
+    Megatron makes the table when it builds the model, for `original_max_position_embeddings` of its
+    `MLATransformerConfig`, and views it as two chunks for each context-parallel rank
+    (`YarnRotaryEmbedding`). YaRN is what latent attention uses without `--rope-type`.
+    """
+    if not args.multi_latent_attention or args.rope_type == "rope":
+        return
+    length = getattr(args, "original_max_position_embeddings", None) or _YARN_POSITIONS
+    sizes = {stage.shape.context_parallel for r in plan.replicas for stage in r.stages}
+    unfit = sorted(size for size in sizes if size > 1 and length % (2 * size))
+    if unfit:
+        raise UnsupportedError(
+            f"--multi-latent-attention with YaRN's positions and cp{unfit[0]}: Megatron cuts a "
+            f"table of {length} positions into {2 * unfit[0]} equal chunks. Use --rope-type "
+            "rope, or another context-parallel size."
+        )
 
 
 def check_sharded_layers(plan: Plan, args: Any) -> None:
