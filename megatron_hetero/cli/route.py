@@ -52,12 +52,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     from aiohttp import web
 
-    from megatron_hetero.serving.route.router import Router
+    from megatron_hetero.serving.route.router import RequestRouter
 
     output.show(f"routing on http://{arguments.host}:{arguments.port}/v1")
     try:
         web.run_app(
-            Router(targets).application(),
+            RequestRouter(targets).application(),
             host=arguments.host,
             port=arguments.port,
             print=None,

@@ -1,8 +1,15 @@
-"""Serving of one replica in the runtime: stages of unlike widths and shares, whose engine no CUDA
-engine is.
+"""Serving of one replica in the runtime, of stages with unlike widths and shares, which no CUDA
+engine runs.
 
-`batch` is what all ranks are told of a step, `scheduler` decides it, `attention` holds keys and
-values, `stage` computes a rank's part of a step, `sampling` draws tokens, `channel` carries steps
-and tokens between ranks, `engine` is the loop of the first rank, `protocol` and `endpoint` answer
-OpenAI's requests, `rank` is a process and `command` starts them all.
+batch       what all ranks are told of a step
+scheduler   which sequences advance in a step, and whose blocks they hold
+attention   keys and values of earlier steps, and rotary angles by position
+stage       a rank's part of a step
+sampling    tokens drawn from logits
+channel     steps to all ranks, and tokens back
+engine      the loop of the first rank
+protocol    OpenAI's requests and answers as data
+endpoint    the HTTP server
+rank        one process
+command     all processes of a replica on this machine
 """

@@ -16,9 +16,9 @@ from typing import Any
 from aiohttp import web
 
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
-from megatron_hetero.lab.serve.engine import Engine, Event
+from megatron_hetero.lab.serve.engine import RequestEvent, ServingEngine
 from megatron_hetero.lab.serve.protocol import (
-    Answer,
+    AnswerText,
     ChatRequest,
     CompletionRequest,
     chunk,
@@ -36,7 +36,7 @@ _DEFAULT_TOKENS = 16
 """OpenAI's own number for completions without `max_tokens`."""
 
 
-def endpoint(engine: Engine, tokenizer: Any, options: ServeOptions) -> Callable[[], None]:
+def endpoint(engine: ServingEngine, tokenizer: Any, options: ServeOptions) -> Callable[[], None]:
     """Start to listen; return the function that ends it.
 
     Raises:
@@ -68,7 +68,7 @@ def endpoint(engine: Engine, tokenizer: Any, options: ServeOptions) -> Callable[
 class _Service:
     """Handlers of a replica's interface."""
 
-    def __init__(self, engine: Engine, tokenizer: Any, options: ServeOptions) -> None:
+    def __init__(self, engine: ServingEngine, tokenizer: Any, options: ServeOptions) -> None:
         self._engine, self._tokenizer, self._options = engine, tokenizer, options
         self._counter = 0
 
@@ -157,14 +157,14 @@ class _Service:
         is_chat: bool,
     ) -> web.StreamResponse:
         """Submit a request and send what comes of it, whole or as it comes."""
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[RequestEvent]()
         ends = frozenset((int(self._tokenizer.eod),))
-        answer = Answer(self._tokenizer, asked.stops, len(prompt), ends)
+        answer = AnswerText(self._tokenizer, asked.stops, len(prompt), ends)
         most = asked.max_tokens
         if isinstance(asked, ChatRequest):
             most = asked.max_completion_tokens or most
 
-        def on_event(event: Event) -> None:
+        def on_event(event: RequestEvent) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         number = self._engine.submit(
@@ -193,7 +193,7 @@ class _Form:
         self._number, self._model, self._is_chat = number, model, is_chat
         self._num_logprobs = num_logprobs
 
-    def whole(self, text: str, answer: Answer, ended: str) -> dict[str, Any]:
+    def whole(self, text: str, answer: AnswerText, ended: str) -> dict[str, Any]:
         """Return a whole answer."""
         usage = answer.usage()
         if self._is_chat:
@@ -204,7 +204,7 @@ class _Form:
         choice = {"text": text, "finish_reason": ended, "logprobs": logprobs}
         return chunk("text_completion", self._number, self._model, choice, usage=usage)
 
-    def part(self, text: str, answer: Answer, first: int, ended: str | None) -> dict[str, Any]:
+    def part(self, text: str, answer: AnswerText, first: int, ended: str | None) -> dict[str, Any]:
         """Return what is new of an answer, with the tokens from number `first` on."""
         if self._is_chat:
             choice: dict[str, Any] = {"delta": {"content": text}, "finish_reason": ended}
@@ -212,17 +212,19 @@ class _Form:
         choice = {"text": text, "finish_reason": ended, "logprobs": self._logprobs(answer, first)}
         return chunk("text_completion", self._number, self._model, choice)
 
-    def usage(self, answer: Answer) -> dict[str, Any]:
+    def usage(self, answer: AnswerText) -> dict[str, Any]:
         """Return the last object of a stream, with the tokens of all of it."""
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         found = chunk(kind, self._number, self._model, {}, usage=answer.usage())
         return {**found, "choices": []}
 
-    def _logprobs(self, answer: Answer, first: int) -> dict[str, Any] | None:
+    def _logprobs(self, answer: AnswerText, first: int) -> dict[str, Any] | None:
         return None if self._num_logprobs is None else answer.logprobs(first)
 
 
-async def _whole(events: asyncio.Queue[Event], answer: Answer, form: _Form) -> web.Response:
+async def _whole(
+    events: asyncio.Queue[RequestEvent], answer: AnswerText, form: _Form
+) -> web.Response:
     text = ""
     while True:
         event = await events.get()
@@ -236,8 +238,8 @@ async def _whole(events: asyncio.Queue[Event], answer: Answer, form: _Form) -> w
 
 async def _stream(
     request: web.Request,
-    events: asyncio.Queue[Event],
-    answer: Answer,
+    events: asyncio.Queue[RequestEvent],
+    answer: AnswerText,
     form: _Form,
     with_usage: bool,
 ) -> web.StreamResponse:

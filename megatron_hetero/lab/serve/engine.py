@@ -23,7 +23,7 @@ _IDLE_S = 0.5
 
 
 @dataclass(frozen=True)
-class Event:
+class RequestEvent:
     """News of a request: a token, and why it was the last; or an error, which ends it."""
 
     drawn: Drawn | None
@@ -31,7 +31,7 @@ class Event:
     error: str | None = None
 
 
-OnEvent = Callable[[Event], None]
+OnEvent = Callable[[RequestEvent], None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Request:
     ends: frozenset[int]
 
 
-class Engine:
+class ServingEngine:
     """Requests of a replica. `submit`, `cancel` and `stop` may be called from any thread, `run` and
     `follow` from the one that computes; events come from it."""
 
@@ -85,7 +85,7 @@ class Engine:
                 self._listeners[number] = on_event
                 self._asked.put(_Request(number, tuple(prompt), max_new, sampling, ends))
         if failure is not None:
-            on_event(Event(None, error=failure))
+            on_event(RequestEvent(None, error=failure))
         return number
 
     def cancel(self, number: int) -> None:
@@ -159,7 +159,7 @@ class Engine:
                     asked.number, asked.prompt, asked.max_new, asked.sampling, asked.ends
                 )
             except UsageError as error:
-                self._listeners.pop(asked.number)(Event(None, error=str(error)))
+                self._listeners.pop(asked.number)(RequestEvent(None, error=str(error)))
 
     def _tell(self, told: list[tuple[int, Drawn, str | None]]) -> None:
         for number, drawn, ended in told:
@@ -168,7 +168,7 @@ class Engine:
                 if ended is not None:
                     self._listeners.pop(number, None)
             if listener is not None:
-                listener(Event(drawn, ended))
+                listener(RequestEvent(drawn, ended))
 
     def _fail(self, why: str) -> None:
         with self._lock:
@@ -176,7 +176,7 @@ class Engine:
             listeners = list(self._listeners.values())
             self._listeners.clear()
         for listener in listeners:
-            listener(Event(None, error=why))
+            listener(RequestEvent(None, error=why))
 
 
 def follow(channel: Channel, runner: StageRunner) -> None:

@@ -124,7 +124,7 @@ def parse_request(body: bytes, is_chat: bool) -> CompletionRequest | ChatRequest
         raise UsageError("; ".join(faults)) from error
 
 
-class Answer:
+class AnswerText:
     """Text of one request, token by token.
 
     Args:

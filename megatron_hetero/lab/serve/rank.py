@@ -27,7 +27,7 @@ from megatron_hetero.lab.serve.attention import (
 )
 from megatron_hetero.lab.serve.batch import BLOCK_TOKENS
 from megatron_hetero.lab.serve.channel import Channel
-from megatron_hetero.lab.serve.engine import Engine, follow
+from megatron_hetero.lab.serve.engine import ServingEngine, follow
 from megatron_hetero.lab.serve.scheduler import Capacity
 from megatron_hetero.lab.serve.stage import Observer, StageRunner
 from megatron_hetero.plan.build import plan_from_layout
@@ -54,7 +54,7 @@ class ServeOptions:
     answer_limit_s: float = 60.0
 
 
-Front = Callable[[Engine, Any, ServeOptions], Callable[[], None]]
+Front = Callable[[ServingEngine, Any, ServeOptions], Callable[[], None]]
 """What feeds the engine on the first rank, from threads of its own; it is given Megatron's
 tokenizer, and returns the function that ends it."""
 
@@ -169,7 +169,7 @@ def serve_rank(
         if torch.distributed.get_rank() != 0:
             follow(channel, runner)
             return
-        engine = Engine(capacity)
+        engine = ServingEngine(capacity)
         # What ends the ranks when one has died sends it first: requests are still told.
         signal.signal(signal.SIGTERM, lambda *_: engine.stop())
         end = front(engine, tokenizer, options)

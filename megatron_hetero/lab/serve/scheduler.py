@@ -44,7 +44,7 @@ class Capacity:
 
 
 @dataclass
-class Running:
+class HeldSequence:
     """State of one sequence: `tokens` begin with its prompt; keys and values of `num_computed` are
     held, or will be when the step under way has ended."""
 
@@ -72,8 +72,8 @@ class Scheduler:
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
         self._free = list(range(capacity.num_blocks))[::-1]
-        self._waiting: deque[Running] = deque()
-        self._running: dict[int, Running] = {}
+        self._waiting: deque[HeldSequence] = deque()
+        self._running: dict[int, HeldSequence] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -118,7 +118,9 @@ class Scheduler:
             UsageError: as `check`.
         """
         self.check(len(prompt), max_new)
-        self._waiting.append(Running(number, len(prompt), max_new, sampling, ends, list(prompt)))
+        self._waiting.append(
+            HeldSequence(number, len(prompt), max_new, sampling, ends, list(prompt))
+        )
 
     def cancel(self, number: int) -> None:
         """Drop a sequence that nobody waits for; unknown ones are over already."""
@@ -198,6 +200,6 @@ class Scheduler:
             running.blocks = tuple(self._free.pop() for _ in range(need))
             self._running[running.number] = running
 
-    def _end(self, running: Running) -> None:
+    def _end(self, running: HeldSequence) -> None:
         del self._running[running.number]
         self._free += reversed(running.blocks)

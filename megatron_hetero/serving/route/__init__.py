@@ -1,4 +1,5 @@
 """A small router for tests and for a few replicas started over ssh.
 
-`weights` divides requests as the plan says, `router` hands them on over HTTP.
+weights   shares of replicas in the requests of a class
+router    requests handed on over HTTP
 """

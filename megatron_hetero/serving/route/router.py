@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
 
-from megatron_hetero.serving.route.weights import Target, Turns
+from megatron_hetero.serving.route.weights import ReplicaTurns, RoutedReplica
 
 CLASS_HEADER = "X-Request-Class"
 """Header in which a client may name its class of the workload."""
@@ -28,7 +28,7 @@ _SILENT_S = 600.0
 _FAILED = frozenset({502, 503, 504})
 
 
-class Router:
+class RequestRouter:
     """Router of a few replicas.
 
     Args:
@@ -36,8 +36,8 @@ class Router:
         silent_s: after so many seconds without a word a replica is taken for failed.
     """
 
-    def __init__(self, targets: Sequence[Target], silent_s: float = _SILENT_S) -> None:
-        self._turns = Turns(targets)
+    def __init__(self, targets: Sequence[RoutedReplica], silent_s: float = _SILENT_S) -> None:
+        self._turns = ReplicaTurns(targets)
         self._avoided: dict[str, float] = {}
         self._silent_s = silent_s
         self._session: ClientSession | None = None
@@ -92,7 +92,7 @@ class Router:
             self._avoided[target.name] = time.monotonic() + _AVOIDED_S
 
     async def _try(
-        self, request: web.Request, body: bytes, target: Target
+        self, request: web.Request, body: bytes, target: RoutedReplica
     ) -> web.StreamResponse | str:
         """Hand a request to a replica; return why another one must take it, as words."""
         assert self._session is not None
@@ -110,7 +110,7 @@ class Router:
             return str(error) or type(error).__name__
 
     async def _pass_back(
-        self, request: web.Request, answer: ClientResponse, target: Target
+        self, request: web.Request, answer: ClientResponse, target: RoutedReplica
     ) -> web.StreamResponse:
         """Send an answer on as it comes."""
         kind = answer.headers.get("Content-Type", "application/json")

@@ -10,7 +10,7 @@ from megatron_hetero.serving.fleet.plan import ServingPlan
 
 
 @dataclass(frozen=True)
-class Target:
+class RoutedReplica:
     """A replica that answers whole requests.
 
     Attributes:
@@ -22,7 +22,7 @@ class Target:
     rates: Mapping[str, float]
 
 
-def targets_of(plan: ServingPlan, urls: Mapping[str, str]) -> tuple[Target, ...]:
+def targets_of(plan: ServingPlan, urls: Mapping[str, str]) -> tuple[RoutedReplica, ...]:
     """Return the replicas of a plan that have an address.
 
     Args:
@@ -46,13 +46,13 @@ def targets_of(plan: ServingPlan, urls: Mapping[str, str]) -> tuple[Target, ...]
         )
     classes = [kind.name for kind in plan.classes]
     return tuple(
-        Target(r.name, urls[r.name].rstrip("/"), dict(zip(classes, r.rates, strict=True)))
+        RoutedReplica(r.name, urls[r.name].rstrip("/"), dict(zip(classes, r.rates, strict=True)))
         for r in plan.replicas
     )
 
 
 @dataclass
-class Turns:
+class ReplicaTurns:
     """Whose turn it is, so that replicas get their shares and requests of one are spread evenly.
 
     Each turn adds a replica's weight to its credit; who has most credit serves and pays the sum of
@@ -60,10 +60,12 @@ class Turns:
     go to the others in proportion.
     """
 
-    targets: Sequence[Target]
+    targets: Sequence[RoutedReplica]
     _credits: dict[tuple[str | None, str], float] = field(default_factory=dict)
 
-    def next(self, kind: str | None = None, avoided: frozenset[str] = frozenset()) -> Target | None:
+    def next(
+        self, kind: str | None = None, avoided: frozenset[str] = frozenset()
+    ) -> RoutedReplica | None:
         """Return the replica of the next request; None if all are avoided.
 
         Args:
@@ -84,5 +86,5 @@ class Turns:
         self._credits[known, best] -= total
         return next(target for target in self.targets if target.name == best)
 
-    def _weight(self, target: Target, kind: str | None) -> float:
+    def _weight(self, target: RoutedReplica, kind: str | None) -> float:
         return sum(target.rates.values()) if kind is None else target.rates[kind]

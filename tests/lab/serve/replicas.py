@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from megatron_hetero.lab.serve.batch import Sampling, Step
-from megatron_hetero.lab.serve.engine import Engine, Event
+from megatron_hetero.lab.serve.engine import RequestEvent, ServingEngine
 from megatron_hetero.lab.serve.rank import ServeOptions, serve_rank
 from megatron_hetero.lab.serve.sampling import draw_token
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
@@ -171,11 +171,11 @@ def run_replica(
 
     answers: list[dict[str, Any]] = [{"tokens": [], "ended": None} for _ in wanted]
 
-    def feed(engine: Engine, tokenizer: Any, options: ServeOptions) -> Callable[[], None]:
+    def feed(engine: ServingEngine, tokenizer: Any, options: ServeOptions) -> Callable[[], None]:
         left = len(wanted)
 
-        def listen(index: int) -> Callable[[Event], None]:
-            def on_event(event: Event) -> None:
+        def listen(index: int) -> Callable[[RequestEvent], None]:
+            def on_event(event: RequestEvent) -> None:
                 nonlocal left
                 if event.drawn is not None:
                     answers[index]["tokens"].append(event.drawn.token)

@@ -19,7 +19,7 @@ from megatron_hetero.lab.serve.batch import (
     drawn_from_bytes,
     drawn_to_bytes,
 )
-from megatron_hetero.lab.serve.protocol import Answer, parse_request
+from megatron_hetero.lab.serve.protocol import AnswerText, parse_request
 from megatron_hetero.lab.serve.sampling import draw_token
 from megatron_hetero.lab.serve.scheduler import Capacity, Scheduler
 
@@ -145,7 +145,7 @@ class _Letters:
 
 def test_an_answer_shows_whole_characters_and_no_stop() -> None:
     text = "a€b STOP never"
-    answer = Answer(_Letters(), ("STOP",), 3, frozenset())
+    answer = AnswerText(_Letters(), ("STOP",), 3, frozenset())
     shown = []
     for token in text.encode():
         shown.append(answer.add(Drawn(token, 0.0), None))

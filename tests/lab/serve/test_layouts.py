@@ -36,7 +36,7 @@ SLOW = (
     ("experts", "tp1:2,tp4:2"),
     ("experts", "tp2(3:1):2,tp1:2"),
     ("experts", "tp1:1,tp2:2,tp1:1"),
-    ("experts", "tp2ep:2,tp1:2"),
+    ("experts", "tp2ep2:2,tp1:2"),
 )
 
 

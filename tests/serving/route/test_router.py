@@ -12,14 +12,16 @@ aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
 from aiohttp.test_utils import TestClient, TestServer  # noqa: E402
 
-from megatron_hetero.serving.route.router import CLASS_HEADER, Router  # noqa: E402
-from megatron_hetero.serving.route.weights import Target, Turns  # noqa: E402
+from megatron_hetero.serving.route.router import CLASS_HEADER, RequestRouter  # noqa: E402
+from megatron_hetero.serving.route.weights import ReplicaTurns, RoutedReplica  # noqa: E402
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def test_turns_follow_the_plan_exactly_over_a_period() -> None:
-    turns = Turns([Target("a", "", {"x": 3, "y": 0}), Target("b", "", {"x": 1, "y": 2})])
+    turns = ReplicaTurns(
+        [RoutedReplica("a", "", {"x": 3, "y": 0}), RoutedReplica("b", "", {"x": 1, "y": 2})]
+    )
     of_x = [turns.next("x").name for _ in range(8)]  # type: ignore[union-attr]
     assert Counter(of_x) == {"a": 6, "b": 2}
     assert "b" in of_x[:4] and "b" in of_x[4:]
@@ -68,8 +70,8 @@ def _answers(
                 await server.start_server()
                 servers.append(server)
                 url = str(server.make_url("")).rstrip("/")
-            targets.append(Target(str(index), url, {"x": 1.0}))
-        router = Router(targets)
+            targets.append(RoutedReplica(str(index), url, {"x": 1.0}))
+        router = RequestRouter(targets)
         async with TestClient(TestServer(router.application())) as client:
             found = []
             for _ in range(num):
