@@ -108,6 +108,8 @@ setup(
         # The same, each at the version with which the tests pass, for the machines of a job:
         # one wheel and the name of this extra are all that they need.
         "tested": tested_versions(),
+        # One library for the endpoint of `serve` and, as a client, for the router.
+        "serve": ["aiohttp>=3.10"],
         "te": ["transformer-engine[pytorch]"],
         # Its layers on a machine without a GPU: Python alone, Apache-2.0; never beside a GPU, where
         # Megatron would find a Transformer Engine without its library.

@@ -42,6 +42,8 @@ VERBS = {
     "rehearse": "run a plan on this machine's CPU, as slowly as its GPUs and links would",
     "verify": "train the plan on this machine's CPU and compare it with one process",
     "serve-plan": "choose the replicas that serve a model on a cluster of unlike GPUs",
+    "serve": "serve a replica that no engine runs: stages of unlike widths and shares",
+    "route": "hand requests to the replicas of a serving plan, by its weights",
 }
 """Verb -> one line of help.  Verb `x-y` lives in `megatron_hetero/cli/x_y.py`."""
 

@@ -67,8 +67,9 @@ def processes_of(plan: ServingPlan) -> tuple[EngineProcess, ...]:
         if replica.width is None:
             raise UnsupportedError(
                 f"{replica.name} ({replica.shape}) has stages of unlike tensor-parallel widths, "
-                "which neither vLLM nor SGLang runs, and no runtime of this project serves yet; "
-                "plan with --engine vllm or --engine sglang"
+                "which neither vLLM nor SGLang runs; `megatron-hetero serve --plan serve.json "
+                f"--replica {replica.name}` does, on its machine, or plan with --engine vllm or "
+                "--engine sglang"
             )
         hosts = [stage.host for stage in replica.stages]
         is_one = len(set(hosts)) == 1

@@ -1,0 +1,173 @@
+"""`megatron-hetero serve`: a replica that no engine runs, served by the runtime on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.errors import CheckpointError, EnvironmentMismatchError, UsageError
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.serving.fleet.file import load_serving_plan
+from megatron_hetero.serving.fleet.plan import PlannedReplica
+
+DESCRIPTION = """\
+Serve one replica on this machine, whose stages may have unlike widths, and whose
+GPUs unlike shares: layouts that neither vLLM nor SGLang runs.  Correctness comes
+first here; what an engine runs, an engine serves faster.
+
+  megatron-hetero serve --model HF_FOLDER --layout "tp2:20,tp1:12"
+  megatron-hetero serve --model HF_FOLDER --plan serve.json --replica replica-0
+  megatron-hetero serve --model FLAGS_FILE --load CHECKPOINT --layout "tp2(3:1):8"
+
+It answers /v1/completions and /v1/chat/completions on the loopback interface,
+greedy or seeded, whole or as a stream.  Megatron flags may follow after -- (a
+tokenizer, --bf16).  Needs the extras runtime and serve."""
+TAKES_MEGATRON_FLAGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `serve`."""
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="MODEL",
+        help="a folder with a Hugging Face config.json, or a file of Megatron flags",
+    )  # fmt: skip
+    parser.add_argument(
+        "--load", type=Path, metavar="CHECKPOINT",
+        help="a Megatron checkpoint (torch_dist); without it, the weights of the model's folder",
+    )  # fmt: skip
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--layout", help='the stages, e.g. "tp2:20,tp1:12"')
+    which.add_argument("--plan", type=Path, metavar="SERVE.JSON", help="take them from a plan")
+    parser.add_argument("--replica", metavar="NAME", help="with --plan: which replica")
+    parser.add_argument("--name", help="of the model, in answers (default: the model's file name)")
+    parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8100, help="to listen on (default: 8100)")
+    parser.add_argument(
+        "--kv-tokens", type=int, metavar="N",
+        help="tokens whose keys and values are held (default: the plan's, or 16384)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-sequences", type=int, metavar="N",
+        help="that run at once (default: the plan's, or 64)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--step-tokens", type=int, default=512, metavar="N",
+        help="most tokens of a step; longer prompts come in chunks (default: 512)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--answer-limit", type=float, default=60.0, metavar="SECONDS",
+        help="a rank that answers no step for so long is given up (default: 60)",
+    )  # fmt: skip
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the ranks' logs there")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Serve until stopped."""
+    if not 1 <= arguments.port <= 65535:
+        raise UsageError(f"--port {arguments.port} is not between 1 and 65535")
+    if not 0 < arguments.answer_limit <= 86400:
+        raise UsageError(f"--answer-limit {arguments.answer_limit}: give seconds, above 0")
+    replica = _replica(arguments)
+    for package, extra in (("torch", "runtime"), ("megatron", "runtime"), ("aiohttp", "serve")):
+        if importlib.util.find_spec(package) is None:
+            raise EnvironmentMismatchError(
+                f'{package} is not installed; pip install ".[{extra}]" in a clone'
+            )
+    layout = arguments.layout
+    kv_tokens, sequences = arguments.kv_tokens, arguments.max_sequences
+    if replica is not None:
+        layout = ",".join(f"tp{len(s.devices)}:{s.num_layers}" for s in replica.stages)
+        kv_tokens = kv_tokens or replica.kv_tokens
+        sequences = sequences or replica.max_sequences
+    length = () if _has_length(arguments) else _length_of(arguments.model)
+    described = load_workload(
+        arguments.model,
+        ["--micro-batch-size=1", "--global-batch-size=1", *length, *arguments.megatron_args],
+        is_planned=False,
+    ).megatron_args
+    with ExitStack() as stack:
+        checkpoint = arguments.load
+        if checkpoint is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="megatron-hetero-"))
+            checkpoint = _imported(arguments.model, Path(folder) / "checkpoint", output)
+        from megatron_hetero.lab.serve.command import serve_here
+        from megatron_hetero.lab.serve.rank import ServeOptions
+
+        options = ServeOptions(
+            arguments.host,
+            arguments.port,
+            arguments.name or arguments.model.resolve().name,
+            kv_tokens or ServeOptions.kv_tokens,
+            sequences or ServeOptions.max_sequences,
+            arguments.step_tokens,
+            arguments.answer_limit,
+        )
+        serve_here(layout, (*described, f"--load={checkpoint}"), options, arguments.keep)
+    return 0
+
+
+def _replica(arguments: argparse.Namespace) -> PlannedReplica | None:
+    """Return the replica of the plan; None where the layout is given.
+
+    Raises:
+        UsageError: it is not in the plan, or serves a part of requests alone.
+    """
+    if arguments.plan is None:
+        if arguments.replica is not None:
+            raise UsageError("--replica goes with --plan")
+        return None
+    plan = load_serving_plan(arguments.plan)
+    names = [replica.name for replica in plan.replicas]
+    if arguments.replica not in names:
+        raise UsageError(f"--replica: name one of {', '.join(names)}")
+    replica = plan.replicas[names.index(arguments.replica)]
+    if replica.phase != "both":
+        raise UsageError(
+            f"{replica.name} serves the {replica.phase} phase alone, which needs an engine that "
+            "moves keys and values; serve a replica of the phase both"
+        )
+    return replica
+
+
+def _has_length(arguments: argparse.Namespace) -> bool:
+    words = [word.partition("=")[0] for word in arguments.megatron_args]
+    return "--seq-length" in words or arguments.model.is_file()
+
+
+def _length_of(folder: Path) -> tuple[str, ...]:
+    """Return the length of a Hugging Face model as a flag."""
+    from megatron_hetero.files import read_json
+
+    config = read_json(folder / "config.json").data
+    length = config.get("max_position_embeddings") or config.get("n_positions")
+    return (f"--seq-length={length}",) if length else ()
+
+
+def _imported(folder: Path, checkpoint: Path, output: Output) -> Path:
+    """Convert the weights of a Hugging Face folder, in a process of its own.
+
+    Raises:
+        UsageError: the model is no folder, and no checkpoint is given.
+        CheckpointError: they cannot be converted.
+    """
+    if not (folder / "config.json").is_file():
+        raise UsageError("--load: name the checkpoint; --model is no folder with weights")
+    with output.progress("importing weights"):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "megatron_hetero"),
+                *("ckpt", "import", str(folder), str(checkpoint)),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise CheckpointError(f"{folder}: {done.stderr.strip().removeprefix('error: ')}")
+    return checkpoint

@@ -1,0 +1,109 @@
+"""Steps from the first rank to all, and tokens back from the last stage.
+
+Both are bytes over gloo, also where activations go over NCCL: a wait there ends with an error when
+a rank is gone, at once where its connection closes, else after the limit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+_IDLE, _STEP, _STOP = 0, 1, 2
+_ROOM = 1 << 16
+"""Bytes of the message with the tokens of a step."""
+
+
+class Channel:
+    """This rank's end. Collective.
+
+    Args:
+        drawing_rank: the rank that draws tokens, the first of the last stage.
+        limit: of every wait.
+    """
+
+    def __init__(self, drawing_rank: int, limit: timedelta) -> None:
+        self._rank, self._drawing = dist.get_rank(), drawing_rank
+        self._steps = dist.new_group(backend="gloo", timeout=limit)
+        self._tokens = dist.new_group(sorted({0, drawing_rank}), backend="gloo", timeout=limit)
+        self._limit = limit
+        self._asked: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._own: deque[bytes] = deque()
+
+    def tell_step(self, data: bytes) -> None:
+        """Tell all ranks the next step, and make room for its tokens: on the first rank."""
+        self._broadcast(_STEP, data)
+        if self._drawing != 0:
+            room = torch.empty(_ROOM, dtype=torch.uint8, device="cpu")
+            work = dist.irecv(room, self._drawing, group=self._tokens)
+            assert work is not None
+            self._asked.append((work, room))
+
+    def tell_idle(self) -> None:
+        """Tell all ranks that the first one lives."""
+        self._broadcast(_IDLE, b"")
+
+    def tell_stop(self) -> None:
+        """Tell all ranks to end."""
+        self._broadcast(_STOP, b"")
+
+    def hear(self) -> bytes | None:
+        """Wait for the next step; None is the end.  On all ranks but the first."""
+        while True:
+            head = torch.empty(2, dtype=torch.int64, device="cpu")
+            dist.broadcast(head, 0, group=self._steps)
+            kind, size = head.tolist()
+            if kind == _STOP:
+                return None
+            if kind == _STEP:
+                body = torch.empty(size, dtype=torch.uint8, device="cpu")
+                dist.broadcast(body, 0, group=self._steps)
+                return body.numpy().tobytes()
+
+    def send_tokens(self, data: bytes) -> None:
+        """Send the tokens of a step to the first rank: on the drawing rank.
+
+        Raises:
+            ValueError: they are more than the message holds.
+        """
+        if self._rank == 0:
+            self._own.append(data)
+            return
+        if len(data) + 8 > _ROOM:
+            raise ValueError(f"the tokens of a step take {len(data)} bytes, of {_ROOM - 8}")
+        body = len(data).to_bytes(8, "little") + data
+        message = torch.frombuffer(bytearray(body.ljust(_ROOM, b"\0")), dtype=torch.uint8)
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
+        work = dist.isend(message, 0, group=self._tokens)
+        assert work is not None
+        self._sent.append((work, message))
+
+    def tokens_are_there(self) -> bool:
+        """Tell if `take_tokens` need not wait."""
+        if self._drawing == 0:
+            return bool(self._own)
+        return bool(self._asked) and self._asked[0][0].is_completed()
+
+    def take_tokens(self) -> bytes:
+        """Wait for the tokens of the oldest step: on the first rank."""
+        if self._drawing == 0:
+            return self._own.popleft()
+        work, room = self._asked.popleft()
+        work.wait(self._limit)
+        body = room.numpy().tobytes()
+        size = int.from_bytes(body[:8], "little")
+        return body[8 : 8 + size]
+
+    def _broadcast(self, kind: int, data: bytes) -> None:
+        if self._steps.size() == 1:
+            return
+        head = torch.tensor([kind, len(data)], device="cpu")
+        dist.broadcast(head, 0, group=self._steps)
+        if data:
+            body = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            dist.broadcast(body, 0, group=self._steps)

@@ -1,0 +1,192 @@
+"""The loop of the first rank: requests in from other threads, steps out to all ranks, tokens back.
+
+A rank that is gone makes a wait end with an error; every request that is not over then gets the
+reason, and so does every later one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.lab.serve.batch import Drawn, Sampling, Step, drawn_from_bytes, drawn_to_bytes
+from megatron_hetero.lab.serve.channel import Channel
+from megatron_hetero.lab.serve.scheduler import Capacity, Scheduler
+from megatron_hetero.lab.serve.stage import StageRunner
+
+_IDLE_S = 0.5
+"""Seconds after which ranks without work hear from the first one."""
+
+
+@dataclass(frozen=True)
+class RequestEvent:
+    """News of a request: a token, and why it was the last; or an error, which ends it."""
+
+    drawn: Drawn | None
+    ended: str | None = None
+    error: str | None = None
+
+
+OnEvent = Callable[[RequestEvent], None]
+
+
+@dataclass(frozen=True)
+class _Request:
+    number: int
+    prompt: Sequence[int]
+    max_new: int
+    sampling: Sampling
+    ends: frozenset[int]
+
+
+class ServingEngine:
+    """Requests of a replica. `submit`, `cancel` and `stop` may be called from any thread, `run` and
+    `follow` from the one that computes; events come from it."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._scheduler = Scheduler(capacity)
+        self.capacity = capacity
+        self._asked: queue.SimpleQueue[_Request | int | None] = queue.SimpleQueue()
+        self._listeners: dict[int, OnEvent] = {}
+        self._lock = threading.Lock()
+        self._next = 0
+        self.failure: str | None = None
+        """Why the replica serves no more."""
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_new: int,
+        sampling: Sampling,
+        ends: frozenset[int],
+        on_event: OnEvent,
+    ) -> int:
+        """Queue a request; return its number.
+
+        Args:
+            prompt: its tokens, at least one.
+            max_new: most tokens of the answer.
+            sampling: how they are drawn.
+            ends: tokens after which the answer is over.
+            on_event: called for each token; the last call has `ended` or `error`.
+        Raises:
+            UsageError: it can never fit.
+        """
+        self._scheduler.check(len(prompt), max_new)
+        with self._lock:
+            number = self._next
+            self._next += 1
+            failure = self.failure
+            if failure is None:
+                self._listeners[number] = on_event
+                self._asked.put(_Request(number, tuple(prompt), max_new, sampling, ends))
+        if failure is not None:
+            on_event(RequestEvent(None, error=failure))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Drop a request: nobody listens any more."""
+        with self._lock:
+            if self._listeners.pop(number, None) is not None:
+                self._asked.put(number)
+
+    def stop(self) -> None:
+        """End the loop; open requests end with an error."""
+        self._asked.put(None)
+
+    def load(self) -> tuple[int, int]:
+        """Return how many requests run and wait."""
+        return self._scheduler.num_running, self._scheduler.num_waiting
+
+    def run(self, channel: Channel, runner: StageRunner) -> None:
+        """Serve until `stop`: on the first rank.
+
+        Raises:
+            RuntimeError: a rank is gone, or its answer late; all requests have been told.
+        """
+        why = "the server is stopping"
+        try:
+            self._loop(channel, runner)
+            channel.tell_stop()
+        except BaseException as error:
+            why = f"the replica has failed: a rank is gone or does not answer ({_first(error)})"
+            raise
+        finally:
+            self._fail(why)
+
+    def _loop(self, channel: Channel, runner: StageRunner) -> None:
+        under_way: deque[Step] = deque()
+        while True:
+            step = None
+            if len(under_way) < self.capacity.num_stages:
+                if not self._take_requests(can_wait=self._is_idle(under_way)):
+                    return
+                step = self._scheduler.next_step()
+            if step is not None:
+                channel.tell_step(step.to_bytes())
+                under_way.append(step)
+                drawn = runner.run(step)
+                if drawn is not None:
+                    channel.send_tokens(drawn_to_bytes(drawn))
+            elif not under_way:
+                channel.tell_idle()
+            if under_way and (step is None or channel.tokens_are_there()):
+                drawn = drawn_from_bytes(channel.take_tokens())
+                self._tell(self._scheduler.finish(under_way.popleft(), drawn))
+
+    def _is_idle(self, under_way: deque[Step]) -> bool:
+        return not under_way and self.load() == (0, 0)
+
+    def _take_requests(self, can_wait: bool) -> bool:
+        """Take what other threads have asked; return False for the end."""
+        while True:
+            try:
+                asked = self._asked.get(timeout=_IDLE_S) if can_wait else self._asked.get_nowait()
+            except queue.Empty:
+                return True
+            can_wait = False
+            if asked is None:
+                return False
+            if isinstance(asked, int):
+                self._scheduler.cancel(asked)
+                continue
+            try:
+                self._scheduler.add(
+                    asked.number, asked.prompt, asked.max_new, asked.sampling, asked.ends
+                )
+            except UsageError as error:
+                self._listeners.pop(asked.number)(RequestEvent(None, error=str(error)))
+
+    def _tell(self, told: list[tuple[int, Drawn, str | None]]) -> None:
+        for number, drawn, ended in told:
+            with self._lock:
+                listener = self._listeners.get(number)
+                if ended is not None:
+                    self._listeners.pop(number, None)
+            if listener is not None:
+                listener(RequestEvent(drawn, ended))
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            self.failure = why
+            listeners = list(self._listeners.values())
+            self._listeners.clear()
+        for listener in listeners:
+            listener(RequestEvent(None, error=why))
+
+
+def follow(channel: Channel, runner: StageRunner) -> None:
+    """Compute what the first rank tells, until it ends: on every other rank."""
+    while (data := channel.hear()) is not None:
+        drawn = runner.run(Step.from_bytes(data))
+        if drawn is not None:
+            channel.send_tokens(drawn_to_bytes(drawn))
+
+
+def _first(error: BaseException) -> str:
+    """Return the first line of an error."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,149 @@
+"""Requests handed on to the replicas of a plan by their shares, over HTTP.
+
+A replica that cannot be reached, or refuses because it has failed, gets no request for a while; as
+long as nothing of an answer has gone to the client, another replica gets the request. An answer
+that breaks off ends with an error that the client sees, never as if it were whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
+
+from megatron_hetero.serving.route.weights import ReplicaTurns, RoutedReplica
+
+CLASS_HEADER = "X-Request-Class"
+"""Header in which a client may name its class of the workload."""
+_BODY_BYTES = 1 << 20
+_BODY_S = 30.0
+_AVOIDED_S = 5.0
+"""Seconds without requests for a replica that has failed."""
+_CONNECT_S = 5.0
+_SILENT_S = 600.0
+"""Seconds after which a replica that says nothing is taken for failed."""
+_FAILED = frozenset({502, 503, 504})
+
+
+class RequestRouter:
+    """Router of a few replicas.
+
+    Args:
+        targets: the replicas, at least one.
+        silent_s: after so many seconds without a word a replica is taken for failed.
+    """
+
+    def __init__(self, targets: Sequence[RoutedReplica], silent_s: float = _SILENT_S) -> None:
+        self._turns = ReplicaTurns(targets)
+        self._avoided: dict[str, float] = {}
+        self._silent_s = silent_s
+        self._session: ClientSession | None = None
+        self.counts = {target.name: 0 for target in targets}
+        """Requests handed on, by replica."""
+
+    def application(self) -> web.Application:
+        """Return the server's application."""
+        app = web.Application(client_max_size=_BODY_BYTES)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._hand_on)
+        app.router.add_post("/v1/completions", self._hand_on)
+        app.router.add_post("/v1/chat/completions", self._hand_on)
+        app.on_startup.append(self._open)
+        app.on_cleanup.append(self._close)
+        return app
+
+    async def _open(self, _: web.Application) -> None:
+        timeout = ClientTimeout(total=None, connect=_CONNECT_S, sock_read=self._silent_s)
+        self._session = ClientSession(timeout=timeout, connector=TCPConnector(limit=0))
+
+    async def _close(self, _: web.Application) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        avoided = sorted(self._now_avoided())
+        status = 503 if len(avoided) == len(self.counts) else 200
+        return web.json_response({"failed": avoided, "requests": self.counts}, status=status)
+
+    async def _hand_on(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = await asyncio.wait_for(request.read(), _BODY_S)
+        except TimeoutError:
+            return _error(408, f"the body has not come within {_BODY_S:.0f} s")
+        tried: set[str] = set()
+        why = "no replica answers"
+        while True:
+            avoided = self._now_avoided() | tried
+            kind = request.headers.get(CLASS_HEADER)
+            target = self._turns.next(kind, avoided)
+            if target is None and not tried:
+                # All have failed lately: one may be back.
+                target = self._turns.next(kind, frozenset(tried))
+            if target is None:
+                return _error(503, f"no replica serves this request; the last said: {why}")
+            tried.add(target.name)
+            found = await self._try(request, body, target)
+            if not isinstance(found, str):
+                return found
+            why = f"{target.name}: {found}"
+            self._avoided[target.name] = time.monotonic() + _AVOIDED_S
+
+    async def _try(
+        self, request: web.Request, body: bytes, target: RoutedReplica
+    ) -> web.StreamResponse | str:
+        """Hand a request to a replica; return why another one must take it, as words."""
+        assert self._session is not None
+        headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
+        self.counts[target.name] += 1
+        try:
+            asked = self._session.request(
+                request.method, target.url + request.path, data=body, headers=headers
+            )
+            async with asked as answer:
+                if answer.status in _FAILED:
+                    return (await answer.text())[:200]
+                return await self._pass_back(request, answer, target)
+        except (ClientError, TimeoutError, OSError) as error:
+            return str(error) or type(error).__name__
+
+    async def _pass_back(
+        self, request: web.Request, answer: ClientResponse, target: RoutedReplica
+    ) -> web.StreamResponse:
+        """Send an answer on as it comes."""
+        kind = answer.headers.get("Content-Type", "application/json")
+        if not kind.startswith("text/event-stream"):
+            # Whole before anything is sent: one that breaks off is another replica's.
+            whole = await answer.read()
+            return web.Response(body=whole, status=answer.status, headers={"Content-Type": kind})
+        response = web.StreamResponse(status=answer.status, headers={"Content-Type": kind})
+        await response.prepare(request)
+        end = b""
+        try:
+            async for part in answer.content.iter_any():
+                end = (end + part)[-64:]
+                await response.write(part)
+        except (ClientError, TimeoutError) as error:
+            self._avoided[target.name] = time.monotonic() + _AVOIDED_S
+            await _break_off(response, end, f"{target.name} broke off: {error}")
+            return response
+        return response
+
+    def _now_avoided(self) -> frozenset[str]:
+        now = time.monotonic()
+        return frozenset(name for name, until in self._avoided.items() if until > now)
+
+
+async def _break_off(response: web.StreamResponse, end: bytes, why: str) -> None:
+    """Tell a client inside a stream that the rest will not come."""
+    # A part of an event may have been sent; an empty line ends it.
+    gap = b"" if end.endswith(b"\n\n") or not end else b"\n\n"
+    event = json.dumps({"error": {"message": why, "type": "server_error"}}).encode()
+    await response.write(gap + b"data: " + event + b"\n\n")
+
+
+def _error(status: int, message: str) -> web.Response:
+    error = {"message": message, "type": "server_error", "param": None, "code": None}
+    return web.json_response({"error": error}, status=status)

@@ -1,0 +1,191 @@
+"""Two unlike replicas behind the router, over HTTP: streams, hostile and slow clients, and the
+death of a rank."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+aiohttp = pytest.importorskip("aiohttp")
+
+from megatron_hetero.lab.serve.protocol import parse_request  # noqa: E402
+from tests.lab.serve.replicas import MODELS, make_checkpoint, reference, requests  # noqa: E402
+from tests.serving.route.plans import two_replicas  # noqa: E402
+
+LAYOUTS = ("tp2:3,tp1:1", "tp1:4")
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def _started(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "megatron_hetero", *words],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+async def _until_it_serves(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    async with aiohttp.ClientSession() as client:
+        for _ in range(600):
+            assert process.poll() is None, log.read_text()
+            try:
+                async with client.get(f"{url}/health") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.2)
+    raise AssertionError(log.read_text())
+
+
+async def _ask(client: Any, url: str, index: int, stream: bool) -> tuple[str, bool]:
+    """Ask one of the reference's requests; return its text, and whether it came whole."""
+    asked = requests()[index]
+    body = {
+        "model": "tiny", "prompt": list(asked.prompt), "max_tokens": asked.max_new,
+        "temperature": asked.sampling.temperature, "top_p": asked.sampling.top_p,
+        "top_k": asked.sampling.top_k, "seed": asked.sampling.seed, "stream": stream,
+    }  # fmt: skip
+    try:
+        async with client.post(f"{url}/v1/completions", json=body) as answer:
+            if not stream:
+                data = await answer.json()
+                if answer.status != 200:
+                    assert data["error"]["message"]
+                    return "", False
+                return data["choices"][0]["text"], True
+            if answer.status != 200:
+                assert (await answer.json())["error"]["message"]
+                return "", False
+            text, done = "", False
+            async for line in answer.content:
+                if line.startswith(b"data: [DONE]"):
+                    done = True
+                elif line.startswith(b"data: "):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        assert event["error"]["message"]
+                        return text, False
+                    text += event["choices"][0]["text"]
+            assert done, "a stream ended as if it were whole"
+            return text, True
+    except aiohttp.ClientError:
+        return "", False
+
+
+def _expected(folder: Path) -> list[str]:
+    eod = 60
+    texts = []
+    for answer in reference(folder):
+        tokens = answer["tokens"]
+        if eod in tokens:
+            tokens = tokens[: tokens.index(eod)]
+        texts.append(" ".join(map(str, tokens)))
+    return texts
+
+
+@pytest.mark.slow
+def test_two_unlike_replicas_behind_the_router(tmp_path: Path) -> None:
+    make_checkpoint("gqa", tmp_path)
+    model = tmp_path / "model.sh"
+    model.write_text(" ".join(MODELS["gqa"]) + "\n")
+    ports = [_free_port() for _ in range(3)]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    plan = two_replicas(tmp_path / "serve.json")
+    common = ["--model", str(model), "--load", str(tmp_path / "checkpoint"), "--name", "tiny",
+              "--kv-tokens", "1024", "--answer-limit", "20"]  # fmt: skip
+    with (
+        _started(["serve", *common, "--layout", LAYOUTS[0], "--port", str(ports[0])],
+                 tmp_path / "a.log") as first,
+        _started(["serve", *common, "--layout", LAYOUTS[1], "--port", str(ports[1])],
+                 tmp_path / "b.log") as second,
+        _started(["route", str(plan), "--port", str(ports[2]),
+                  "--replica", f"a={urls[0]}", "--replica", f"b={urls[1]}"],
+                 tmp_path / "router.log") as router,
+    ):  # fmt: skip
+        asyncio.run(_story(urls, (first, second, router), tmp_path))
+
+
+async def _story(
+    urls: list[str], processes: tuple[subprocess.Popen[bytes], ...], folder: Path
+) -> None:
+    for url, process, name in zip(urls, processes, ("a", "b", "router"), strict=True):
+        await _until_it_serves(url, process, folder / f"{name}.log")
+    wanted = _expected(folder)
+    through = urls[2]
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as client:
+        # Side by side, whole and as streams: all as one process has answered.
+        tries = [(i % 6, bool(i % 2)) for i in range(12)]
+        found = await asyncio.gather(*(_ask(client, through, i, s) for i, s in tries))
+        assert found == [(wanted[i], True) for i, _ in tries]
+        async with client.get(f"{through}/health") as answer:
+            counts = (await answer.json())["requests"]
+        # Two of three requests go to a (and the one to /health to neither).
+        assert counts == {"a": 8, "b": 4}
+
+        # Hostile bodies, and a client that sends and reads nothing: others are served.
+        slow = await asyncio.open_connection("127.0.0.1", int(urls[0].rsplit(":", 1)[1]))
+        slow[1].write(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n")
+        for body in (b"\xff", b"[" * 5000, b"{}", b'{"model":"tiny","prompt":[99]}'):
+            async with client.post(f"{urls[0]}/v1/completions", data=body) as answer:
+                assert answer.status == 400, await answer.text()
+        async with client.post(f"{urls[0]}/v1/completions", data=b"x" * (2 << 20)) as answer:
+            assert answer.status == 413
+        gone = asyncio.create_task(_ask(client, urls[0], 5, True))
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        assert await _ask(client, urls[0], 1, True) == (wanted[1], True)
+        slow[1].close()
+
+        # A rank of the first replica dies under load: each request ends, whole or with an error.
+        ranks = psutil.Process(processes[0].pid).children()
+        assert len(ranks) == 3
+        tries = [(i % 6, bool(i % 2)) for i in range(30)]
+        asked = [asyncio.create_task(_ask(client, through, i, s)) for i, s in tries]
+        await asyncio.sleep(0.1)
+        begin = time.monotonic()
+        ranks[-1].kill()
+        found = await asyncio.gather(*asked)
+        assert time.monotonic() - begin < 60
+        for (text, whole), (index, _) in zip(found, tries, strict=True):
+            assert text == wanted[index] if whole else wanted[index].startswith(text)
+        # All that come later are served, by the other one.
+        for index in range(6):
+            assert await _ask(client, through, index, True) == (wanted[index], True)
+    assert processes[0].wait(60) == 6
+
+
+def test_a_seed_of_chance_differs() -> None:
+    body = b'{"model": "m", "prompt": [1]}'
+    one, other = (parse_request(body, is_chat=False).sampling.seed for _ in range(2))
+    assert one != other

@@ -1,0 +1,156 @@
+"""Parts of the engine without a model: steps, the scheduler, draws, requests and answers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.lab.serve.batch import (
+    BLOCK_TOKENS,
+    Drawn,
+    Sampling,
+    Segment,
+    Step,
+    drawn_from_bytes,
+    drawn_to_bytes,
+)
+from megatron_hetero.lab.serve.protocol import AnswerText, parse_request
+from megatron_hetero.lab.serve.sampling import draw_token
+from megatron_hetero.lab.serve.scheduler import Capacity, Scheduler
+
+
+def test_a_step_arrives_as_it_left() -> None:
+    segment = Segment(3, 16, (5, 6), (2, 9), 4, Sampling(0.5, 0.9, 7, 11, 2))
+    step = Step.of((segment, Segment(4, 0, (1,), (0,))), 4)
+    assert step.num_tokens == 4
+    assert Step.from_bytes(step.to_bytes()) == step
+    drawn = (Drawn(3, -0.5, ((3, -0.5), (1, -2.0))), Drawn(0, -1.0))
+    assert drawn_from_bytes(drawn_to_bytes(drawn)) == drawn
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_sequence_is_computed_once_in_order_and_in_blocks_of_its_own(seed: int) -> None:
+    """Random requests, cancellations and steps under way: every token of a sequence is computed at
+    its position, once, and no block belongs to two sequences."""
+    draws = random.Random(seed)
+    capacity = Capacity(16 * BLOCK_TOKENS, draws.randint(1, 5), draws.randint(1, 20), 60, 3, 2)
+    scheduler = Scheduler(capacity)
+    wanted, told = {}, Counter[int]()
+    for number in range(12):
+        prompt = [draws.randrange(50) for _ in range(draws.randint(1, 30))]
+        wanted[number] = (prompt, draws.randint(1, 20))
+        scheduler.add(number, prompt, wanted[number][1], Sampling(), frozenset())
+    cancelled = set(draws.sample(range(12), 3))
+    known = {number: list(prompt) for number, (prompt, _) in wanted.items()}
+    computed: Counter[int] = Counter()
+    owners: dict[int, int] = {}
+    under_way: list[Step] = []
+    ended = set()
+    while True:
+        if cancelled and draws.random() < 0.1:
+            number = cancelled.pop()
+            scheduler.cancel(number)
+            ended.add(number)
+        step = scheduler.next_step() if len(under_way) < capacity.num_stages else None
+        if step is not None:
+            assert step.num_tokens % 2 == 0
+            assert sum(len(s.tokens) for s in step.segments) <= capacity.step_tokens
+            for segment in step.segments:
+                assert segment.first == computed[segment.sequence]
+                part = known[segment.sequence][segment.first : segment.stop]
+                assert list(segment.tokens) == part
+                assert segment.stop <= len(segment.blocks) * BLOCK_TOKENS
+                computed[segment.sequence] = segment.stop
+                for block in segment.blocks:
+                    owner = owners.setdefault(block, segment.sequence)
+                    assert owner == segment.sequence or owner in ended
+                    owners[block] = segment.sequence
+            under_way.append(step)
+            continue
+        if not under_way:
+            break
+        step = under_way.pop(0)
+        drawn = [Drawn(draws.randrange(50), 0.0) for _ in step.drawn]
+        for segment, found in zip(step.drawn, drawn, strict=True):
+            known[segment.sequence].append(found.token)
+        for number, _, why in scheduler.finish(step, drawn):
+            told[number] += 1
+            if why is not None:
+                assert why == "length"
+                ended.add(number)
+    assert ended == set(range(12))
+    assert all(told[n] == new for n, (_, new) in wanted.items() if told[n] and n not in ended)
+    assert scheduler.num_running == scheduler.num_waiting == 0
+    assert len(scheduler._free) == capacity.num_blocks
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    scheduler = Scheduler(Capacity(64, 4, 8, 40, 1, 1))
+    with pytest.raises(UsageError, match="the model's length: 40"):
+        scheduler.add(0, [1] * 30, 11, Sampling(), frozenset())
+    scheduler = Scheduler(Capacity(32, 4, 8, 40, 1, 1))
+    with pytest.raises(UsageError, match="keys and values that fit: 32"):
+        scheduler.add(0, [1] * 30, 3, Sampling(), frozenset())
+
+
+def test_draws_follow_the_distribution_and_its_cuts() -> None:
+    logits = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64))
+    assert draw_token(logits, Sampling(0.0), 0).token == 1
+    counts = Counter(draw_token(logits, Sampling(seed=5), n).token for n in range(4000))
+    for token, part in enumerate((0.1, 0.4, 0.2, 0.3)):
+        assert abs(counts[token] / 4000 - part) < 4 * (part * (1 - part) / 4000) ** 0.5
+    assert {draw_token(logits, Sampling(top_k=2), n).token for n in range(200)} == {1, 3}
+    assert {draw_token(logits, Sampling(top_p=0.75), n).token for n in range(200)} == {1, 2, 3}
+    assert {draw_token(logits, Sampling(top_p=0.7), n).token for n in range(200)} == {1, 3}
+    first = [draw_token(logits, Sampling(seed=8), n).token for n in range(20)]
+    assert first == [draw_token(logits, Sampling(seed=8), n).token for n in range(20)]
+    found = draw_token(logits, Sampling(0.0, num_logprobs=2), 0)
+    assert [token for token, _ in found.likeliest] == [1, 3]
+    assert abs(found.logprob - float(logits[1])) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"model": "m"}', "prompt"),
+        (b'{"model": "m", "prompt": "1", "n": 2}', "n: "),
+        (b'{"model": "m", "prompt": "1", "temperature": -1}', "temperature"),
+        (b'{"model": "m", "prompt": "1", "temperature": NaN}', "temperature"),
+        (b'{"model": "m", "prompt": "1", "max_tokens": 0}', "max_tokens"),
+        (b'{"model": "m", "prompt": "1", "best": 1}', "best"),
+        (b'{"model": "m", "prompt": ["a", "b"]}', "prompt"),
+    ],
+)
+def test_a_hostile_body_is_refused_by_name(body: bytes, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_request(body, is_chat=False)
+
+
+class _Letters:
+    """A tokenizer of letters, of which some are halves of a character."""
+
+    vocab_size = 256
+
+    def detokenize(self, tokens: list[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+def test_an_answer_shows_whole_characters_and_no_stop() -> None:
+    text = "a€b STOP never"
+    answer = AnswerText(_Letters(), ("STOP",), 3, frozenset())
+    shown = []
+    for token in text.encode():
+        shown.append(answer.add(Drawn(token, 0.0), None))
+        if answer.stopped:
+            break
+    assert "".join(shown) == "a€b "
+    assert "\ufffd" not in json.dumps(shown)
+    assert answer.usage()["prompt_tokens"] == 3
