@@ -91,8 +91,9 @@ def bucket_before_last_gradient(job: JobOperations) -> JobOperations | None:
     """A rank waits for its first bucket before it takes its last message."""
     for rank, items in enumerate(job.ranks):
         bucket = next((i for i in items if i.what == "gradients"), None)
-        if bucket is None or not any(r != rank and _shares_pipeline(job, rank, r)
-                                     for r in job.groups[bucket.group].ranks):
+        if bucket is None or not any(
+            r != rank and _shares_pipeline(job, rank, r) for r in job.groups[bucket.group].ranks
+        ):
             continue
         rest = _without(items, lambda i, b=bucket: i is b)  # type: ignore[misc]
         place = next(p for p, i in enumerate(rest) if not _is_start(i) and _is_message(job, i))
@@ -104,9 +105,7 @@ def bucket_before_last_gradient(job: JobOperations) -> JobOperations | None:
 
 
 def _shares_pipeline(job: JobOperations, one: int, other: int) -> bool:
-    return any(
-        group.use == "forward" and {one, other} <= set(group.ranks) for group in job.groups
-    )
+    return any(group.use == "forward" and {one, other} <= set(group.ranks) for group in job.groups)
 
 
 def bucket_behind_a_bucket_early(job: JobOperations) -> JobOperations | None:
