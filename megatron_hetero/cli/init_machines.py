@@ -26,7 +26,7 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nics", action="append", default=[], metavar="[MACHINES=]COUNTxBANDWIDTH",
         help="the NICs of machines near their GPUs, for example '4x200 Gb/s' or "
-        "'a[0-3]=8x400 Gb/s'; MACHINES are names or a GPU (default: all); repeat it",
+        "'a[0-3]=8x400 Gb/s'; MACHINES are names, a site or a GPU (default: all); repeat it",
     )  # fmt: skip
     parser.add_argument(
         "--price", action="append", default=[], metavar="[MACHINES=]PRICE",
@@ -90,12 +90,15 @@ def _chosen(option: str, text: str, nodes: Sequence[NodeDraft]) -> tuple[list[in
                 wanted.update(expand_names(name.strip()))
             except ValueError as error:
                 raise UsageError(f"{option} {error}") from None
-    has = {i: {node.name, *(cards.gpu for cards in node.cards)} for i, node in enumerate(nodes)}
+    has = {
+        i: {node.name, node.site, *(cards.gpu for cards in node.cards)}
+        for i, node in enumerate(nodes)
+    }
     missing = wanted.difference(*has.values())
     if missing:
         raise UsageError(
-            f"{option} {text}: there is no machine and no GPU {', '.join(sorted(missing)[:6])} in "
-            f"the list; it has {', '.join(node.name for node in nodes[:6])}"
+            f"{option} {text}: there is no machine, site or GPU "
+            f"{', '.join(sorted(missing)[:6])} in the list; it has {', '.join(node.name for node in nodes[:6])}"
             f"{' and more' if len(nodes) > 6 else ''}"
         )
     return [i for i, names in has.items() if names & wanted], value.strip()

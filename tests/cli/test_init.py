@@ -249,12 +249,12 @@ def test_nics_and_prices_of_machines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--nics", "c=2x100 Gb/s"], "there is no machine and no GPU c in the list; it has a"),
+        (["--nics", "c=2x100 Gb/s"], "there is no machine, site or GPU c in the list; it has a"),
         (["--nics", "200 Gb/s"], "write COUNTxBANDWIDTH"),
         (["--nics", "8x200 Gb/s"], "machine a has 4 GPUs"),
         (["--nics", "2x200"], "--nics 2x200: "),
         (["--price", "a=cheap"], "write a number for an hour"),
-        (["--price", "RTX-9999=3"], "there is no machine and no GPU RTX-9999"),
+        (["--price", "RTX-9999=3"], "there is no machine, site or GPU RTX-9999"),
         (["--free"], "--free goes with --from-slurm"),
     ],
 )

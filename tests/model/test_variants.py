@@ -68,6 +68,18 @@ LAUNCHED = {
 }  # fmt: skip
 
 
+FILES = {
+    "cat": (f"{RUN} $(cat more.sh)", "--a|1|--b|x"),
+    "cat by the script's folder": (
+        f'{RUN} $(cat "$(dirname "$0")/more.sh") --c',
+        "--a|1|--b|x|--c",
+    ),
+    "backticks": (f"A=`cat ./more.sh`\n{RUN} $A", "--a|1|--b|x"),
+    "in quotes": (f'A="$(cat more.sh)"\n{RUN} --x "$A"', "--x|--a 1\n--b x"),
+    "into a pipe": (f"A=$(cat more.sh | cut -d ' ' -f 2 | tr 1 7)\n{RUN} --a $A", "--a|7|x"),
+}
+
+
 def _by_bash(folder: Path, arguments: list[str]) -> list[str]:
     """Run the script with stand-ins for the launchers; return the words behind the training."""
     bin_ = folder / "bin"
@@ -104,6 +116,20 @@ def test_sourced_files(tmp_path: Path, name: str) -> None:
     beside, text, words = SOURCED[name]
     (tmp_path / "more.sh").write_text(beside + "\n")
     _check(tmp_path, text, words, [])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_a_script_prints(tmp_path: Path, name: str) -> None:
+    text, words = FILES[name]
+    (tmp_path / "more.sh").write_text("--a 1\n--b x\n")
+    _check(tmp_path, text, words, [])
+
+
+def test_what_a_file_elsewhere_holds_is_not_known(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{RUN} --a $(cat absent.txt) $(cat -n run.sh) $(cat run.sh run.sh)\n")
+    words = read_script(script, script.read_text()).words
+    assert [word.is_known for word in words] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("name", POSITIONAL)
