@@ -12,7 +12,7 @@ from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.inventory.draft import NicsDraft, NodeDraft
 from megatron_hetero.cluster.names import expand_names
 from megatron_hetero.cluster.nics import near_in_order
-from megatron_hetero.errors import ClusterError, UsageError
+from megatron_hetero.errors import ClusterError, UsageError, some_of
 from megatron_hetero.units import UnitError, parse_bandwidth
 
 _NICS = re.compile(r"(?P<count>[0-9]{1,2})x(?P<bandwidth>.+)")
@@ -96,9 +96,9 @@ def _chosen(option: str, text: str, nodes: Sequence[NodeDraft]) -> tuple[list[in
     }
     missing = wanted.difference(*has.values())
     if missing:
+        shown = some_of([node.name for node in nodes])
+        unknown = some_of(sorted(missing))
         raise UsageError(
-            f"{option} {text}: there is no machine, site or GPU "
-            f"{', '.join(sorted(missing)[:6])} in the list; it has {', '.join(node.name for node in nodes[:6])}"
-            f"{' and more' if len(nodes) > 6 else ''}"
+            f"{option} {text}: there is no machine, site or GPU {unknown} in the list; it has {shown}"
         )
     return [i for i, names in has.items() if names & wanted], value.strip()

@@ -76,7 +76,7 @@ FILES = {
     ),
     "backticks": (f"A=`cat ./more.sh`\n{RUN} $A", "--a|1|--b|x"),
     "in quotes": (f'A="$(cat more.sh)"\n{RUN} --x "$A"', "--x|--a 1\n--b x"),
-    "into a pipe": (f"A=$(cat more.sh | cut -d ' ' -f 2 | tr 1 7)\n{RUN} --a $A", "--a|7|x"),
+    "into a pipe": (f"A=$(cat more.sh | tr 1 7)\n{RUN} $A", "--a|7|--b|x"),
 }
 
 
