@@ -99,6 +99,7 @@ def _chosen(option: str, text: str, nodes: Sequence[NodeDraft]) -> tuple[list[in
         shown = some_of([node.name for node in nodes])
         unknown = some_of(sorted(missing))
         raise UsageError(
-            f"{option} {text}: there is no machine, site or GPU {unknown} in the list; it has {shown}"
+            f"{option} {text}: there is no machine, site or GPU {unknown} in the list; it has "
+            f"{shown}"
         )
     return [i for i, names in has.items() if names & wanted], value.strip()
