@@ -67,7 +67,8 @@ LEAST_SHARE = 0.9
 CLUSTER = """version: 1
 nodes: [{{name: here, gpu: CPU, count: {ranks}}}]
 gpu_types:
-  CPU: {{memory: 4 GiB, memory_bandwidth: {memory:.3f} GB/s, fp32: {fp32:.4f} TFLOPS}}
+  CPU: {{memory: 4 GiB, memory_bandwidth: {memory:.3f} GB/s, fp32: {fp32:.4f} TFLOPS,
+       library: NCCL}}
 links:
   inside_node: {{CPU: {{bandwidth: {link:.3f} GB/s, latency: {latency:.1f} us}}}}
 limits: {{max_tensor_parallel: {width}, memory_reserve: 256 MiB, as_given: [micro_batch_size]

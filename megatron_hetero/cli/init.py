@@ -12,6 +12,7 @@ from megatron_hetero.cli.arguments import add_model_argument
 from megatron_hetero.cli.ask_cluster import Draft, ask_cluster
 from megatron_hetero.cli.discover import unknown_types, what_next, write_new
 from megatron_hetero.cli.init_job import write_job
+from megatron_hetero.cli.init_machines import add_machine_arguments, with_machine_facts
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.file.description import load_cluster
@@ -28,7 +29,7 @@ from megatron_hetero.cluster.inventory.kubernetes import nodes_from_kubernetes
 from megatron_hetero.cluster.inventory.skypilot import nodes_from_skypilot
 from megatron_hetero.cluster.inventory.slurm import nodes_from_slurm
 from megatron_hetero.cluster.inventory.text import cluster_yaml
-from megatron_hetero.cluster.makers import LIBRARIES, Library
+from megatron_hetero.cluster.makers import LIBRARIES, Library, library_of_name
 from megatron_hetero.cluster.names import expand_names
 from megatron_hetero.errors import ClusterError, UsageError
 from megatron_hetero.units import UnitError, parse_bandwidth, parse_bytes, parse_duration
@@ -41,6 +42,7 @@ few questions.  Correct what is marked as a guess, and plan.
 
   megatron-hetero init
   megatron-hetero init --node a100-0=4xA100-80GB --node box=1xRTX-4090+2xRTX-3090
+  megatron-hetero init --node "a[0-3]=8xA100-80GB" --nics "8x200 Gb/s" --price 12.50
   scontrol show nodes > nodes.txt;  megatron-hetero init --from-slurm nodes.txt
   kubectl get nodes -o json > nodes.json
   megatron-hetero init --from-kubernetes nodes.json --gpu-name A100=A100-80GB
@@ -79,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--own-type", action="append", default=[], metavar="NAME=MEMORY,BANDWIDTH,BF16[,LIBRARY]",
-        help="a GPU that the catalogue lacks, for example 'MY-CARD=24 GB,900 GB/s,120 TFLOPS'",
+        help="a GPU that the catalogue lacks, for example 'MY-CARD=24 GB,900 GB/s,120 TFLOPS,NCCL'",
     )  # fmt: skip
     parser.add_argument(
         "--between-nodes", action="append", default=[], metavar="[SITE=]BANDWIDTH,LATENCY",
@@ -89,6 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--between-sites", action="append", default=[], metavar="A,B=BANDWIDTH,LATENCY",
         help="the network between two sites, for example 'lab,attic=1 Gb/s,8 ms'; repeat it",
     )  # fmt: skip
+    parser.add_argument(
+        "--free", action="store_true",
+        help="with --from-slurm: only GPUs that no job holds now",
+    )  # fmt: skip
+    add_machine_arguments(parser)
     parser.add_argument("--job", action="store_true", help="write the script of a training job")
     add_model_argument(
         parser, "with --job: a Hugging Face config.json, a Megatron script or a file of its flags"
@@ -111,7 +118,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("--model and Megatron's flags belong to --job")
     if arguments.output.exists():  # before anybody answers questions
         raise UsageError(f"{arguments.output} is there already; give another name, or remove it")
-    draft = _draft(arguments, output)
+    draft = with_machine_facts(_draft(arguments, output), arguments)
     heading = "A starter: correct what is marked as a guess, then plan."
     write_new(arguments.output, cluster_yaml(draft.nodes, heading, draft.network))
     if not unknown_types(draft.nodes):
@@ -137,6 +144,8 @@ def _draft(arguments: argparse.Namespace, output: Output) -> Draft:
     given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give one of them, and put the files together")
+    if arguments.free and arguments.from_slurm is None:
+        raise UsageError("--free goes with --from-slurm: the other lists do not say what is free")
     if not given:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise UsageError(
@@ -148,7 +157,7 @@ def _draft(arguments: argparse.Namespace, output: Output) -> Draft:
     if arguments.node is not None:
         inventory = Inventory(_typed_nodes(arguments.node, own))
     elif arguments.from_slurm is not None:
-        inventory = nodes_from_slurm(arguments.from_slurm, means)
+        inventory = nodes_from_slurm(arguments.from_slurm, means, arguments.free)
     elif arguments.from_kubernetes is not None:
         inventory = nodes_from_kubernetes(arguments.from_kubernetes, means)
     else:
@@ -194,7 +203,7 @@ def _cards(count: str, gpu: str, own: Mapping[str, TypeDraft]) -> CardsDraft:
         name = gpu if described else gpu_type(gpu).name
     except ClusterError as error:
         raise ClusterError(
-            f"{error} (here: --own-type {gpu}=24 GB,900 GB/s,120 TFLOPS, with your numbers)"
+            f"{error} (here: --own-type {gpu}=24 GB,900 GB/s,120 TFLOPS,NCCL, with your numbers)"
         ) from None
     return CardsDraft(name, int(count), link_guess(name), described=described)
 
@@ -211,7 +220,12 @@ def _own_type(text: str) -> tuple[str, TypeDraft]:
     if len(parts) != 3:
         raise UsageError(
             f"--own-type {text}: write NAME=MEMORY,BANDWIDTH,BF16, for example "
-            "MY-CARD=24 GB,900 GB/s,120 TFLOPS"
+            "MY-CARD=24 GB,900 GB/s,120 TFLOPS,NCCL"
+        )
+    if library is None and library_of_name(name) is None:
+        raise UsageError(
+            f"--own-type {text}: the name shows no maker; add the communication library behind the "
+            f"peak: {', '.join(LIBRARIES)} (NCCL for an NVIDIA GPU)"
         )
     for part, parse in zip(parts, (parse_bytes, parse_bandwidth, parse_peak), strict=True):
         _checked("--own-type", part, parse)

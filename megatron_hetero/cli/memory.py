@@ -12,9 +12,9 @@ from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Limits
 from megatron_hetero.cost.memory.libraries import LEAST_MARGIN_BYTES, MARGIN_PART
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import CheckFailedError, UsageError
 from megatron_hetero.flags.emit import check_user_flags
-from megatron_hetero.flags.notes import unread_lines
+from megatron_hetero.flags.notes import unknown_words, unread_lines, unread_of_job
 from megatron_hetero.model.load import load_arguments, load_workload
 from megatron_hetero.planner.advise.holding import (
     Holding,
@@ -55,7 +55,9 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     known = {holding.gpu.name for holding in found}
     unable = [gpu.name for gpu in gpus if gpu.name not in known]
     own = None if cluster is None else plan_that_fits(cluster, workload)
-    notes = tuple(unread_lines(workload.unread))
+    unread = unread_of_job(workload)
+    notes, unknown = tuple(unread_lines(unread)), unknown_words(unread)
+    code = CheckFailedError.exit_code if unknown else 0
     if assumed:
         notes = (f"assumed, as the job does not say: {' '.join(assumed)}", *notes)
     if arguments.json:
@@ -63,7 +65,7 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
         held = {"cluster_holds_it": own is not None, "layout": own}
         of_cluster = {} if cluster is None else held
         output.json({**data, **of_cluster, "notes": list(notes)})
-        return 0
+        return code
     # Answer as a table, with what was assumed and what cannot train.
     training, kept = workload.training, limits.memory_reserve_bytes
     reserve = (
@@ -87,13 +89,18 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
         output.show(f"All of {arguments.cluster}: {answer}; `plan` without --memory says more")
     if unable:
         output.show(f"Cannot train in {training.precision}: {', '.join(unable)}")
-    return 0
+    if unknown:
+        output.show(unknown)
+    return code
 
 
 def _assumed(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Return the flags of batch and sequence that the job leaves out, with values to look at
     memory with: one sequence at a time, of the length that the model is made for up to 4096."""
-    given = {a.flag: a for a in load_arguments(arguments.model, arguments.megatron_args).arguments}
+    job = load_arguments(
+        arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+    )
+    given = {a.flag: a for a in job.arguments}
     words = given["--max-position-embeddings"].words if "--max-position-embeddings" in given else ()
     most = words[-1] if words else ""
     length = min(int(most), _LENGTH) if most.isdecimal() and len(most) < 12 else _LENGTH

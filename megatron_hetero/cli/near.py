@@ -14,13 +14,15 @@ from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import EXIT_INTERRUPTED, UsageError
+from megatron_hetero.errors import EXIT_INTERRUPTED, CheckFailedError, UsageError
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
+from megatron_hetero.flags.notes import plan_notes, refused_words, unknown_words, unread_parts
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.planner.replan.replanning import Replanning, replan
 from megatron_hetero.planner.restrictions.precision import with_precision
 from megatron_hetero.report.text.changes.replanning import replanning_lines
+from megatron_hetero.report.text.refusals import refusal_lines
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.units import UnitError, parse_bandwidth
 
@@ -119,7 +121,9 @@ def run_near(
         save_plan(plan, arguments.output)
     if found.interrupted:
         output.note("interrupted: these are the best plans found so far")
-    code = EXIT_INTERRUPTED if found.interrupted else 0
+    refused, unknown = refused_words(plan), unknown_words(unread_parts(plan))
+    code = CheckFailedError.exit_code if refused or unknown else 0
+    code = EXIT_INTERRUPTED if found.interrupted else code
     utilization = utilization_of(plan, cluster)
     if arguments.json:
         summary = plan_summary(plan, arguments.output, utilization)
@@ -127,6 +131,7 @@ def run_near(
         summary["ways"] = _ways_data(found)
         summary["chosen"] = found.chosen
         summary["interrupted"] = found.interrupted
+        summary["notes"] = list(plan_notes(plan, workload))
         output.json(summary)
         return code
     output.show(*replanning_lines(found, old), plan_report(plan, utilization))
@@ -138,6 +143,7 @@ def run_near(
         )
     else:
         output.show(f"Nothing was written ({name}): -o plan.json saves it")
+    output.show(*refusal_lines(plan))
     return code
 
 

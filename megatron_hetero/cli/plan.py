@@ -27,7 +27,13 @@ from megatron_hetero.errors import (
     UsageError,
 )
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
-from megatron_hetero.flags.notes import memory_savers, plan_notes, refused_words, unknown_words
+from megatron_hetero.flags.notes import (
+    memory_savers,
+    plan_notes,
+    refused_words,
+    unknown_words,
+    unread_parts,
+)
 from megatron_hetero.model.load import load_arguments, load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
@@ -216,7 +222,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.output:
         save_plan(plan, arguments.output)
     refused = refused_words(plan, explanation.best_stock is not None)
-    code = CheckFailedError.exit_code if refused or unknown_words(plan) else 0
+    code = CheckFailedError.exit_code if refused or unknown_words(unread_parts(plan)) else 0
     code = EXIT_INTERRUPTED if explanation.interrupted else code
     if explanation.interrupted:
         output.note("interrupted: this is the best plan found so far")

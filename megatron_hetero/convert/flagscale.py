@@ -186,7 +186,7 @@ def cluster_of_meshes(
         text += (
             f"# The catalogue has no {json.dumps(device)}; describe it:\n# gpu_types:\n"
             f"#   {json.dumps(device)}: {{memory: ... GB, memory_bandwidth: ... GB/s, "
-            "bf16: ... TFLOPS, fp16: ... TFLOPS, fp32: ... TFLOPS}\n"
+            "bf16: ... TFLOPS, fp16: ... TFLOPS, fp32: ... TFLOPS, library: ...}\n"
         )
     return text
 

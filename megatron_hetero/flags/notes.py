@@ -21,11 +21,13 @@ def unread_parts(plan: Plan, more: Collection[str] = ()) -> tuple[Unread, ...]:
     Args:
         more: words of a command line, beside those that the plan remembers.
     """
-    if plan.workload is None:
-        return ()
-    words = (*plan.workload.megatron_args, *more)
-    given = {word.partition("=")[0] for word in words}
-    return tuple(part for part in plan.workload.unread if part.name not in given)
+    return () if plan.workload is None else unread_of_job(plan.workload, more)
+
+
+def unread_of_job(job: Workload, more: Collection[str] = ()) -> tuple[Unread, ...]:
+    """Return as `unread_parts`, of a job without a plan."""
+    given = {word.partition("=")[0] for word in (*job.megatron_args, *more)}
+    return tuple(part for part in job.unread if part.name not in given)
 
 
 def unread_lines(parts: Collection[Unread], most: int | None = None) -> Iterator[str]:
@@ -65,9 +67,9 @@ def plan_notes(
     return tuple(_notes(plan, job or plan.workload, places, most_unread))
 
 
-def unknown_words(plan: Plan) -> str:
+def unknown_words(parts: Collection[Unread]) -> str:
     """Say that unknown parts of a script may change the model; empty if there are no such parts."""
-    if not any(part.may_change_model for part in unread_parts(plan)):
+    if not any(part.may_change_model for part in parts):
         return ""
     return (
         "NOT ALL OF THE SCRIPT IS KNOWN, and what is not may change the model (the notes above): "

@@ -218,5 +218,6 @@ class FlagReader:
         self.fail(
             [argument.flag],
             f"{argument.flag} cannot be known without running the script: {reason}; give it on our "
-            f"command line, after --: -- {argument.flag} VALUE",
+            f"command line, after --: -- {argument.flag} VALUE; or say what the script is started "
+            'with: --model "run.sh ARGUMENT", --model-env NAME=VALUE',
         )

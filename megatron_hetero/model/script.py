@@ -62,6 +62,11 @@ def read_script(
     Raises:
         ModelError: the text is no script that can be followed, or has no flags.
     """
+    if path.suffix == ".py":
+        raise ModelError(
+            f"{path}:1: this is a Python program, which is not run here; write the flags that it "
+            "gives Megatron into a file, one a line (--num-layers 32), and name that file"
+        )
     # The grammar is loaded for scripts alone.
     from megatron_hetero.model.shell.statements import run
     from megatron_hetero.model.shell.tree import parsed_script

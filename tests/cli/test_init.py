@@ -214,7 +214,7 @@ def test_flags_that_cannot_be(more: list[str], words: str, tmp_path: Path, capsy
 def test_a_gpu_that_the_catalogue_lacks_is_answered_with_the_flag(tmp_path: Path, capsys) -> None:
     output = tmp_path / "c.yaml"
     assert main(["init", "--node", "a=2xMyGPU", "-o", str(output)]) == 4
-    assert "--own-type MyGPU=24 GB,900 GB/s,120 TFLOPS" in capsys.readouterr().err
+    assert "--own-type MyGPU=24 GB,900 GB/s,120 TFLOPS,NCCL" in capsys.readouterr().err
 
 
 def test_unlike_gpus_of_one_machine_are_one_answer(tmp_path: Path) -> None:
@@ -230,3 +230,47 @@ def test_unlike_gpus_of_one_machine_are_one_answer(tmp_path: Path) -> None:
     assert cluster.link(cluster.devices[0], cluster.devices[1]).bytes_per_s == 10e9
     assert "'RTX-3090' is not COUNTxGPU" in person.told[0]
     assert "describe the GPU as a kind of its own first" in person.told[1]
+
+
+def test_nics_and_prices_of_machines(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    code = main(
+        ["init", "--node", "a[0-1]=8xA100-80GB", "--node", "b=4xRTX-4090", "-o", str(path),
+         "--nics", "a[0-1]=4x200 Gb/s", "--price", "12.50", "--price", "RTX-4090=1.2"]
+    )  # fmt: skip
+    assert code == 0
+    nodes = {node.name: node for node in load_cluster(path).nodes}
+    assert [nodes[name].price_per_hour for name in ("a0", "a1", "b")] == [12.5, 12.5, 1.2]
+    nics = nodes["a1"].nics
+    assert nics is not None and nics.near == (0, 0, 1, 1, 2, 2, 3, 3)
+    assert nics.bytes_per_s == 25e9 and nodes["b"].nics is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nics", "c=2x100 Gb/s"], "there is no machine, site or GPU c in the list; it has a"),
+        (["--nics", "200 Gb/s"], "write COUNTxBANDWIDTH"),
+        (["--nics", "8x200 Gb/s"], "machine a has 4 GPUs"),
+        (["--nics", "2x200"], "--nics 2x200: "),
+        (["--price", "a=cheap"], "write a number for an hour"),
+        (["--price", "RTX-9999=3"], "there is no machine, site or GPU RTX-9999"),
+        (["--free"], "--free goes with --from-slurm"),
+    ],
+)
+def test_nics_and_prices_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    assert main(["init", "--node", "a=4xA100-80GB", "-o", str(path), *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split()) and not path.exists()
+
+
+def test_an_own_type_without_a_maker_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    assert main(
+        ["init", "--node", "a=2xMY", "--own-type", "MY=24 GB,900 GB/s,120 TFLOPS", "-o", str(path)]
+    ) == 2  # fmt: skip
+    assert "the name shows no maker" in capsys.readouterr().err and not path.exists()

@@ -362,6 +362,22 @@ def test_explain_says_what_to_add_first(
     assert max(map(len, out.splitlines())) <= 100
 
 
+def test_planning_again_for_a_script_that_may_hold_more_flags_ends_with_1(
+    small: tuple[Path, Path], tmp_path: Path, capsys
+) -> None:
+    cluster, old = small
+    workload = load_plan(old).workload
+    assert workload is not None
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun pretrain_gpt.py {' '.join(workload.megatron_args)} $MORE\n")
+    words = ["plan", "--cluster", str(cluster), "--near", str(old), "--model", str(path)]
+    assert main(words) == 1
+    assert "NOT ALL OF THE SCRIPT IS KNOWN" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 1
+    assert "MORE" in " ".join(json.loads(capsys.readouterr().out)["notes"])
+    assert main([*words, "--model-env", "MORE="]) == 0
+
+
 def test_planning_again_near_an_old_plan(small: tuple[Path, Path], tmp_path: Path, capsys) -> None:
     cluster, old = small
     smaller = tmp_path / "smaller.yaml"

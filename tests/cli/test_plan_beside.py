@@ -136,3 +136,15 @@ def test_no_heading_is_cut_and_a_wide_gap_is_told_as_one(capsys, monkeypatch) ->
     text = " ".join(" ".join(lines).split())
     assert "% longer: whether a faster one exists is not known" in text and "is within" not in text
     assert "the plan changes settings of the job: recompute full of some layers" in text
+
+
+def test_memory_of_a_script_that_may_hold_more_flags_ends_with_1(tmp_path, capsys) -> None:
+    flags = (EXAMPLE.parent / "four-cards/llama-3b.flags").read_text().split("\n")
+    words = " ".join(line for line in flags if not line.startswith("#"))
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun pretrain_gpt.py {words} $MORE\n")
+    assert main(["plan", "--memory", "--model", str(path)]) == 1
+    assert "NOT ALL OF THE SCRIPT IS KNOWN" in capsys.readouterr().out
+    assert main(["plan", "--memory", "--model", str(path), "--json"]) == 1
+    assert "MORE" in " ".join(json.loads(capsys.readouterr().out)["notes"])
+    assert main(["plan", "--memory", "--model", str(path), "--model-env", "MORE="]) == 0

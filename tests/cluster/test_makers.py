@@ -45,8 +45,10 @@ def library_in(tmp_path: Path, gpu: str, more: str = "") -> str:
     return load_cluster(path).nodes[0].gpu_type.library
 
 
-def test_an_own_type_has_what_it_says_or_what_its_name_says_or_nccl(tmp_path: Path) -> None:
-    assert library_in(tmp_path, "MY-CARD") == "NCCL"
+def test_an_own_type_has_what_it_says_or_what_its_name_says_or_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r':4: gpu_types\.MY-CARD: the key "library" is missing'):
+        library_in(tmp_path, "MY-CARD")
+    assert library_in(tmp_path, "MY-CARD", ', compute_capability: "8.6"') == "NCCL"
     assert library_in(tmp_path, "Gaudi-2") == "HCCL"
     assert library_in(tmp_path, "MI300X") == "RCCL"
     for library in LIBRARIES:
@@ -59,7 +61,7 @@ def test_an_own_type_has_what_it_says_or_what_its_name_says_or_nccl(tmp_path: Pa
 def test_the_library_is_part_of_the_hash(tmp_path: Path) -> None:
     hashes = set()
     for more in ("", ", library: NCCL", ", library: RCCL"):
-        library_in(tmp_path, "MY-CARD", more)
+        library_in(tmp_path, "RTX-5090-48GB", more)
         hashes.add(cluster_hash(load_cluster(tmp_path / "cluster.yaml")))
     assert len(hashes) == 2  # what is the default anyway changes nothing
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from megatron_hetero.cluster.catalogue import gpu_type, usual_launch_s
 from megatron_hetero.cluster.file.references import References
 from megatron_hetero.cluster.file.schema import ClusterSection, GpuSection
-from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, library_of_name
+from megatron_hetero.cluster.makers import LIBRARIES, Library, library_of_name
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.errors import ClusterError, some_of
 from megatron_hetero.files import near_names
@@ -122,6 +122,23 @@ def _uses_in_nodes(file: ClusterSection) -> Iterator[tuple[str, tuple[str | int,
             yield cards.type, ("nodes", i, "gpus", j, "type") if node.gpus else ("nodes", i, "gpu")
 
 
+def _library(name: str, section: GpuSection, references: References) -> Library:
+    """Return the library of a new type, from its name or from its compute capability, which only
+    NVIDIA's GPUs have.
+
+    Raises:
+        ClusterError: neither shows the maker.
+    """
+    shown = library_of_name(name)
+    if shown is None and section.compute_capability is None:
+        references.fail(
+            ["gpu_types", name],
+            'the key "library" is missing, and the name shows no maker: write library: NCCL for an '
+            f"NVIDIA GPU, RCCL for AMD's; all are {', '.join(LIBRARIES)}",
+        )
+    return shown or "NCCL"
+
+
 def _defined_gpu_type(name: str, section: GpuSection, references: References) -> GpuType:
     """Build a new type, or a type of the catalogue with the numbers that the file corrects."""
     try:
@@ -152,7 +169,7 @@ def _defined_gpu_type(name: str, section: GpuSection, references: References) ->
         or (known.compute_capability if known else None),
         source=references.document.locate(["gpu_types", name]),
         library=section.library
-        or (known.library if known else library_of_name(name) or DEFAULT_LIBRARY),
+        or (known.library if known else _library(name, section, references)),
         launch_s=usual_launch_s() if section.launch_time is None else section.launch_time,
         has_own_launch_time=section.launch_time is not None,
         best_product=known.best_product if known and known.peak_flops == peaks else None,

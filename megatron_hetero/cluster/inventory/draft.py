@@ -100,6 +100,7 @@ class NodeDraft:
     link_is_measured: bool = False
     pairs: tuple[PairDraft, ...] = ()
     nics: NicsDraft | None = None
+    price_per_hour: str | None = None
 
     @property
     def count(self) -> int:

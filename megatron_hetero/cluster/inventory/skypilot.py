@@ -109,7 +109,8 @@ def _task(document: Document, notes: list[str]) -> _Task:
     left = [key for key in left if key not in ("run", "setup")]
     if left:
         notes.append(
-            f"{document.path}: a cluster file has no place for {', '.join(map(str, left[:12]))}"
+            f"{document.path}: a cluster file has no place for {', '.join(map(str, left[:12]))}; "
+            "copy them into the tasks that `launch --for skypilot` writes"
         )
     words = [resources.get(key) for key in ("infra", "cloud", "region", "zone")]
     infra = "/".join(word for word in words if isinstance(word, str))[:120]

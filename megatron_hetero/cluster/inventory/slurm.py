@@ -39,7 +39,7 @@ it, and in a cloud rents it, when a job asks for it."""
 _SUFFIXES = "*~#!%$@^-+"
 
 
-def nodes_from_slurm(path: Path, means: Mapping[str, str]) -> Inventory:
+def nodes_from_slurm(path: Path, means: Mapping[str, str], is_only_free: bool = False) -> Inventory:
     """Read the nodes with GPUs from a file with the output of `scontrol show nodes`.
 
     Nodes that are down or drained, or have no GPU, are left out, and so are slices of cards (MIG)
@@ -47,6 +47,7 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str]) -> Inventory:
 
     Args:
         means: the catalogue's GPU behind names that could be several ("a100": "A100-80GB").
+        is_only_free: GPUs that jobs hold now are left out, by the node's `AllocTRES`.
     Raises:
         FileFormatError: the file cannot be read.
         ClusterError: it is no such text, a node's name is no host name, or types of GPUs could be
@@ -80,12 +81,16 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str]) -> Inventory:
                 )
             num_without += 1
             continue
+        if is_only_free:
+            kinds = _free_kinds(name, state, kinds, block, reasons)
+            if not kinds:
+                continue
         # Take the node, and note its state and its partitions.
         node = _node(where, name, kinds, names, reasons)
         if node is None:
             continue
         nodes.append(node)
-        _note_state(name, state, node.count, block, reasons)
+        _note_state(name, state, None if is_only_free else node.count, block, reasons)
         for partition in filter(None, _first(_PARTITIONS, block).split(",")):
             for cards in node.cards:
                 partitions[cards.gpu].add(partition[:64])
@@ -139,22 +144,62 @@ def _node(
 
 
 def _note_state(
-    name: str, state: str, count: int, block: str, reasons: dict[str, list[str]]
+    name: str, state: str, count: int | None, block: str, reasons: dict[str, list[str]]
 ) -> None:
-    """Note the resources of a listed node that are not free now."""
+    """Note the resources of a listed node that are not free now; `count` is None where GPUs in use
+    are left out already."""
     words = _words(state)
     if any(word.startswith("POWER") for word in words):
         reasons["is powered down or on its way; Slurm starts it for a job"].append(name)
     if "RESERVED" in words:
         reasons["is reserved: name the reservation to Slurm"].append(name)
-    if "MIXED" in words:
-        found = list(_IN_USE.finditer(_first(_ALLOCATED, block)))
-        typed = [m for m in found if m["type"] and not part_of_card(m["type"])]
-        total = [m for m in found if not m["type"]]
-        in_use = sum(int(m["count"]) for m in typed or total)
+    if "MIXED" in words and count is not None:
+        in_use = sum(_in_use(block).values())
         if in_use:
             free = max(0, count - in_use)
-            reasons[f"has {free} of {count} GPUs free now; it is taken with all"].append(name)
+            reasons[
+                f"has {free} of {count} GPUs free now; it is taken with all (--free takes these)"
+            ].append(name)
+
+
+def _in_use(block: str) -> dict[str, int]:
+    """Count the whole GPUs that jobs hold, by type; under "" where Slurm gives the total alone."""
+    found = list(_IN_USE.finditer(_first(_ALLOCATED, block)))
+    typed = {m["type"]: int(m["count"]) for m in found if m["type"]}
+    if typed:
+        return {kind: count for kind, count in typed.items() if not part_of_card(kind)}
+    return {"": sum(int(m["count"]) for m in found)}
+
+
+def _free_kinds(
+    name: str,
+    state: str,
+    kinds: list[tuple[int, str]],
+    block: str,
+    reasons: dict[str, list[str]],
+) -> list[tuple[int, str]]:
+    """Return the GPUs of a node that no job holds; none of a node whose processors are all taken,
+    where no job could start.
+
+    Args:
+        kinds: (count, type) of all its GPUs.
+    """
+    if "ALLOCATED" in _words(state) or "COMPLETING" in _words(state):
+        reasons[f"is left out: no job can start there now (its state is {state[:60]})"].append(name)
+        return []
+    in_use = _in_use(block)
+    if in_use.get("") and len(kinds) > 1:
+        reasons["is left out: Slurm does not say which of its unlike GPUs are free"].append(name)
+        return []
+    free = []
+    for count, kind in kinds:
+        held = in_use.get(kind, in_use.get("", 0))
+        free += [(count - held, kind)] if held < count else []
+    total, left = sum(count for count, _ in kinds), sum(count for count, _ in free)
+    if left < total:
+        what = "the free part" if left else "nothing of it"
+        reasons[f"has {left} of {total} GPUs free now; {what} is taken"].append(name)
+    return free
 
 
 def _partition_notes(

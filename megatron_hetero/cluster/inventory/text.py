@@ -68,6 +68,8 @@ def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[
     tail = [f"site: {_text(node.site)}"] if node.site != "main" else []
     if node.host is not None and node.host != node.name:
         tail.append(f"host: {_text(node.host)}")
+    if node.price_per_hour is not None:
+        tail.append(f"price_per_hour: {node.price_per_hour}")
     nics = node.nics if node.nics is not None and node.nics.count > 1 else None
     if nics is not None:
         tail.append(f"nics: {_nics(nics)}")

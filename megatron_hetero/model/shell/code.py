@@ -130,7 +130,7 @@ def follow_nested(
                 run_code(_child(shell, words[at + 2 :], sees), words[at])
                 return True
         if at < len(words) and names[at].endswith((".sh", ".bash", ".slurm", ".sbatch")):
-            found = _beside(shell, words[at])
+            found = beside(shell, words[at])
             if found is not None:
                 _run_file(_child(shell, words[at + 1 :], sees), *found)
                 return True
@@ -149,7 +149,7 @@ def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
     """Follow a file that the script sources, if the file lies beside the script."""
     if not words:
         return False
-    found = _beside(shell, words[0])
+    found = beside(shell, words[0])
     if found is None:
         shown = words[0].text or "".join(p.text or "..." for p in words[0].parts) or "a file"
         line = shell.where.rpartition(":")[2]
@@ -169,7 +169,7 @@ def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
     return status
 
 
-def _beside(shell: Shell, word: Word) -> tuple[Path, str] | None:
+def beside(shell: Shell, word: Word) -> tuple[Path, str] | None:
     """Return the path and text of a file at the place named by the script, seen from its folder."""
     path = shown_path(word)
     if path is None or "\0" in path or len(path) > 4096:

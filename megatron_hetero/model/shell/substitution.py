@@ -1,4 +1,4 @@
-"""Output of `$(...)`, where it comes from text alone: `echo`, `dirname`, `cd ... && pwd`, `cut`."""
+"""Output of `$(...)`, where it comes from text alone: `echo`, `dirname`, `cut`, `cat`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.arithmetic import evaluated
+from megatron_hetero.model.shell.code import beside
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import bare_source
 from megatron_hetero.model.shell.values import Word, concatenate, shown_path, unknown
@@ -143,7 +144,13 @@ def _seq(shell: Shell, words: Sequence[Word]) -> Word | None:
 
 
 def _cat(shell: Shell, words: Sequence[Word]) -> Word | None:
-    return shell.given if not words else None
+    """Follow `cat` of its input, or of a file at the place where a sourced one would be."""
+    if not words:
+        return shell.given
+    found = beside(shell, words[0]) if len(words) == 1 else None
+    if found is None or (words[0].text or "").startswith("-"):
+        return None
+    return Word(found[1], shell.where)
 
 
 def _dirname(path: str) -> str:
@@ -151,9 +158,7 @@ def _dirname(path: str) -> str:
 
 
 FILTERS: dict[str, Callable[[Shell, Sequence[Word]], Word | None]] = {
-    "dirname": _of_path(
-        lambda path: os.path.dirname(path.rstrip("/")) or ("/" if path[:1] == "/" else ".")
-    ),
+    "dirname": _of_path(_dirname),
     "basename": _basename,
     "realpath": _of_path(os.path.abspath),
     "readlink": _of_path(os.path.abspath),

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from megatron_hetero.flags.growing_batches import undivided_batches
-from megatron_hetero.flags.notes import plan_notes, refused_words, unknown_words
+from megatron_hetero.flags.notes import plan_notes, refused_words, unknown_words, unread_parts
 from megatron_hetero.flags.other_objective import other_objective
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
@@ -45,7 +45,7 @@ def refusal_lines(plan: Plan, has_stock: bool = True) -> Iterator[RenderableType
     batches, words = undivided_batches(plan), refused_words(plan, has_stock)
     if words:
         yield Text(words, style="bold red")
-    unknown = unknown_words(plan)
+    unknown = unknown_words(unread_parts(plan))
     if unknown:
         yield Text(unknown, style="bold red")
     if batches:

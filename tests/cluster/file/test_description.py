@@ -43,7 +43,7 @@ limits:
   no_tensor_parallel_across: [rtx-0]
   no_data_parallel_across_sites: true
   memory_reserve: 2 GiB
-""".replace("4090: {", '"4090": {')
+""".replace("900 GB/s}", "900 GB/s, library: NCCL}").replace("4090: {", '"4090": {')
 
 
 def _load(folder: Path, text: str) -> Cluster:

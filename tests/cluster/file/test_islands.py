@@ -189,7 +189,7 @@ def test_faults_are_named_with_their_place(tmp_path: Path, old: str, new: str, w
 def test_links_that_cards_can_have_load(tmp_path: Path, gpus: str, bandwidth: str) -> None:
     text = f"""
 version: 1
-gpu_types: {{mine: {{memory: 24 GB, memory_bandwidth: 900 GB/s, bf16: 100 TFLOPS}}}}
+gpu_types: {{mine: {{memory: 24 GB, memory_bandwidth: 900 GB/s, bf16: 100 TFLOPS, library: NCCL}}}}
 nodes:
   - name: box
     gpus: [{gpus}]

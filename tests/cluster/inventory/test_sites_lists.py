@@ -95,7 +95,9 @@ def test_all_names_that_could_be_several_are_asked_for_at_once(tmp_path: Path) -
     found = nodes_from_slurm(written(tmp_path, SEVERAL), means)
     assert len(found.nodes) == 4
     assert "--gpu-name x=...: no card of the list has this name" in found.notes
-    assert "node-a1 has 2 of 4 GPUs free now; it is taken with all" in found.notes
+    assert (
+        "node-a1 has 2 of 4 GPUs free now; it is taken with all (--free takes these)" in found.notes
+    )
     assert found.notes[-1] == "4 nodes are taken, 1 without GPUs left out"
 
 
@@ -221,3 +223,28 @@ def test_init_with_a_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().err
     assert '"A100" is not a GPU' in said and '"V100" is not a GPU' in said
     assert main([*words, "--node", "a[1=8xT4"]) == 2
+
+
+FREE = """\
+NodeName=a Gres=gpu:a100:4 State=MIXED AllocTRES=cpu=8,gres/gpu=3,gres/gpu:a100=3
+NodeName=b Gres=gpu:a100:4 State=ALLOCATED AllocTRES=cpu=48
+NodeName=c Gres=gpu:a100:4 State=MIXED AllocTRES=cpu=8
+NodeName=d Gres=gpu:a100:2,gpu:v100s:2 State=MIXED AllocTRES=cpu=8,gres/gpu=2,gres/gpu:v100s=2
+NodeName=e Gres=gpu:a100:4 State=MIXED AllocTRES=gres/gpu=4
+NodeName=f Gres=gpu:a100:2,gpu:v100s:2 State=MIXED AllocTRES=gres/gpu=2
+NodeName=g Gres=gpu:a100:8 State=IDLE AllocTRES=
+"""
+
+
+def test_only_the_free_gpus_of_nodes_in_use(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.txt"
+    path.write_text(FREE)
+    found = nodes_from_slurm(path, {"a100": "A100-80GB"}, is_only_free=True)
+    assert [(node.name, node.count) for node in found.nodes] == [
+        ("a", 1), ("c", 4), ("d", 2), ("g", 8),
+    ]  # fmt: skip
+    said = "\n".join(found.notes)
+    assert "a has 1 of 4 GPUs free now; the free part is taken" in said
+    assert "e has 0 of 4 GPUs free now; nothing of it is taken" in said
+    assert "b is left out: no job can start there now" in said
+    assert "f is left out: Slurm does not say which of its unlike GPUs are free" in said

@@ -90,7 +90,7 @@ def test_the_catalogue_has_it_and_a_cluster_file_corrects_it(tmp_path: Path) -> 
     path.write_text(
         "version: 1\n"
         "gpu_types: {A100-80GB: {launch_time: 20 us}, Own: {memory: 24 GiB, bf16: 100 TFLOPS,"
-        " memory_bandwidth: 1 TB/s}, H100-80GB: {launch_time: 0 us}}\n"
+        " memory_bandwidth: 1 TB/s, library: NCCL}, H100-80GB: {launch_time: 0 us}}\n"
         "nodes:\n"
         "- {name: a, gpu: A100-80GB, count: 1}\n- {name: b, gpu: Own, count: 1}\n"
         "- {name: c, gpu: H100-80GB, count: 1}\n"

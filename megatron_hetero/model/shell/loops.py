@@ -1,0 +1,143 @@
+"""Loops: as many runs as the text decides, or else none and more than one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from megatron_hetero.model.shell.branches import condition
+from megatron_hetero.model.shell.expansion import (
+    fields,
+)
+from megatron_hetero.model.shell.follow import (
+    Status,
+    either_way,
+    line_of,
+    not_understood,
+    run,
+    run_all,
+)
+from megatron_hetero.model.shell.names import assigned_names
+from megatron_hetero.model.shell.parameters import calculated
+from megatron_hetero.model.shell.state import Shell
+from megatron_hetero.model.shell.tree import source
+from megatron_hetero.model.shell.values import Word
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+
+def follow_for(shell: Shell, node: Node) -> Status:
+    """Follow `for X in ...`, once for each word."""
+    if node.children[0].type == "select":
+        return not_understood(shell, node)
+    name = source(node.children[1])
+    body = node.children[-1]
+    has_words = any(child.type == "in" for child in node.children)
+    words: list[Word] = list(shell.arguments)
+    if has_words:
+        at = next(i for i, child in enumerate(node.children) if child.type == "in")
+        listed = [c for c in node.children[at + 1 : -1] if c.type not in (";", "\n")]
+        words = [word for child in listed for word in fields(shell, child)]
+    before = shell.fork()
+    if not any(word.may_split for word in words):
+        for word in words:
+            shell.assign(name, [word])
+            run(shell, body)
+            if shell.may_leave_loop or _leaves_loop(shell):
+                break
+        if not shell.may_leave_loop:
+            return None
+    shell.take(before)
+    return _uncertain_loop(shell, node, lambda s: run(s, body), [name])
+
+
+def _leaves_loop(shell: Shell) -> bool:
+    """Return whether the loop ends here, after `break`, `return` or `exit`."""
+    if shell.flow == "continue":
+        shell.flow = ""
+    if shell.flow == "break":
+        shell.flow = ""
+        return True
+    return bool(shell.flow)
+
+
+def follow_c_for(shell: Shell, node: Node) -> Status:
+    """Follow `for ((i = 0; i < n; i++))`."""
+    head = source(node).partition("((")[2].partition("))")[0].split(";")
+    body = node.children[-1]
+    before = shell.fork()
+    if len(head) == 3:
+        calculated(shell, head[0])
+        while True:
+            shell.step(node)
+            holds = calculated(shell, head[1]) if head[1].strip() else Word("1", shell.where)
+            if not holds.is_known:
+                break
+            if holds.text == "0":
+                return None
+            run(shell, body)
+            if shell.may_leave_loop:
+                break
+            if _leaves_loop(shell):
+                return None
+            if not calculated(shell, head[2]).is_known:
+                break
+    shell.take(before)
+    return _uncertain_loop(shell, node, lambda s: run(s, body), [])
+
+
+def follow_while(shell: Shell, node: Node) -> Status:
+    """Follow `while` and `until` as long as their condition is known."""
+    body = node.children[-1]
+    at = len(node.children) - 1
+    head = node.children[1:at]
+    wanted = node.children[0].type == "while"
+    before = shell.fork()
+    while True:
+        shell.step(node)
+        holds = condition(shell, lambda: run_all(shell, head))
+        if shell.flow:
+            return None
+        if holds is None:
+            break
+        if holds is not wanted:
+            return None
+        run(shell, body)
+        if shell.may_leave_loop:
+            break
+        if _leaves_loop(shell):
+            return None
+    shell.take(before)
+    return _uncertain_loop(shell, node, lambda s: (run_all(s, head), run(s, body)), [])
+
+
+def _uncertain_loop(
+    shell: Shell, node: Node, body: Callable[[Shell], object], names: Sequence[str]
+) -> Status:
+    """Follow a loop with an unknown number of runs: none, or more than one."""
+    kind = {"c_style_for_statement": "for", "for_statement": "for"}.get(node.type, "while")
+    what = f"the `{kind}` of line {line_of(shell, node)}"
+    reason = f"is set inside {what}, which is not run"
+    set_inside = [*names, *assigned_names(node, shell.functions)]
+
+    def once(branch: Shell) -> None:
+        branch.forget([n for n in set_inside if not _only_grows(node, n)], reason)
+        body(branch)
+        if branch.flow in ("break", "continue"):
+            branch.flow = ""
+
+    def never(branch: Shell) -> None:
+        del branch
+
+    shell.may_leave_loop = False
+    either_way(shell, [never, once], what)
+    shell.may_leave_loop = False
+    if any(word in source(node) for word in ("shift", "set --")) and shell.arguments:
+        shell.forget_arguments(f"is set inside {what}")
+    return None
+
+
+def _only_grows(node: Node, name: str) -> bool:
+    """Return whether a body only appends to a variable: what was in it stays."""
+    return f"{name}+=" in source(node) and source(node).count(f"{name}=") == 0
