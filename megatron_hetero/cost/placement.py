@@ -128,7 +128,7 @@ class PlacedStage:
 
     @property
     def cut(self) -> tuple[int, tuple[int, ...] | None]:
-        """Return what says how its group divides a tensor: the width and the shares."""
+        """Return the width and the shares, by which the group divides a tensor."""
         return self.width, self.shares
 
     @property
@@ -148,7 +148,7 @@ class PlacedStage:
 @hashed_once
 @dataclass(frozen=True)
 class PlacedReplica:
-    """One pipeline and the micro-batches that it processes in a step.
+    """A pipeline and the number of micro-batches in a step.
 
     `launch_counts`: forwards that each stage launches before its first backward, shape [stage],
     falling along the pipeline; None is 1F1B's own.  `micro_batch_size`: None is the job's.
@@ -169,8 +169,8 @@ class PlacedReplica:
 
     @cached_property
     def num_rounds(self) -> int:
-        """Return the micro-batches that its stages take part in: its own, or with sharded layers
-        the most that any replica has."""
+        """Return the number of micro-batches in which the stages take part: the replica's own, or
+        with sharded layers the most of any replica."""
         shardings = [stage.sharding for stage in self.stages if stage.sharding is not None]
         peers = [peer for sharding in shardings for peer in sharding.replicas]
         return max([self.num_micro_batches, *[peer.num_micro_batches for peer in peers]])
@@ -184,8 +184,7 @@ class PlacedReplica:
 
     @cached_property
     def num_in_flight(self) -> tuple[int, ...]:
-        """Return the micro-batches that each stage keeps for backward at its peak: its warm-up
-        depth."""
+        """Return [stage] micro-batches kept for backward at the peak, the stage's warm-up depth."""
         counts = self.launch_counts or own_launch_counts(len(self.stages))
         return tuple(min(count, self.num_micro_batches) for count in counts)
 
@@ -206,17 +205,17 @@ class Placement:
 
     @cached_property
     def has_shares(self) -> bool:
-        """Return whether some group divides the model by shares of its own."""
+        """Return whether any group has shares."""
         return any(s.shares for r in self.replicas for s in r.stages)
 
     @cached_property
     def has_context_parallel(self) -> bool:
-        """Return whether some stage divides its sequences among several groups."""
+        """Return whether any stage divides sequences among several groups."""
         return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
 
     @cached_property
     def deals_experts(self) -> bool:
-        """Return whether a stage has whole experts on each of its devices."""
+        """Return whether any stage has whole experts on each device."""
         return any(s.expert_shares is not None for r in self.replicas for s in r.stages)
 
     @cached_property
@@ -336,7 +335,7 @@ def with_sharded_layers(placement: Placement, counts: Sequence[int]) -> Placemen
 
 
 def _require_precision(stage: Stage, gpus: Sequence[GpuType], where: str) -> None:
-    """Refuse a stage in a precision of its own that its GPUs lack."""
+    """Refuse a stage with a precision of its own on GPUs without that precision."""
     if stage.precision is None:
         return
     for gpu in gpus:

@@ -1,4 +1,4 @@
-"""The part of the model that one member of a tensor-parallel group holds and computes.
+"""A tensor-parallel group's member: the part of the model that the member holds and computes.
 
 Heads (in query groups), MLP columns and vocabulary rows divide by the stage's shares, as the
 runtime divides them (`runtime.parallel.tensor_place`), and sequences by its `context_shares`.
@@ -62,18 +62,18 @@ class TensorShare:
         return self.experts or model.num_experts
 
     def routed_tokens(self, model: ModelSpec, training: TrainingSpec) -> float:
-        """Count the tokens of a micro-batch that come to this member's experts, each as often as it
-        comes to one, with a balanced router."""
+        """Count the tokens of a micro-batch for this member's experts under a balanced router, a
+        token once for each expert."""
         tokens = self.num_tokens(model, training)
         routed = tokens * model.moe_router_topk * self.num_experts(model) / model.num_experts
         return routed * self.expert_ranks / self.width if self.expert_ranks else routed
 
     def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
-        """Count the tokens of a micro-batch that its group computes."""
+        """Count the tokens of a micro-batch on the member's group."""
         return training.micro_batch_size * self.sequence_tokens(model)
 
     def sequence_tokens(self, model: ModelSpec) -> int:
-        """Count the tokens of a sequence that its group computes."""
+        """Count the tokens of a sequence on the member's group."""
         if self.context_shares is None:
             return model.seq_length // self.context_parallel
         return self.all_sequence_tokens(model)[self.context_rank]
@@ -85,13 +85,13 @@ class TensorShare:
         return token_counts(model.seq_length, self.context_shares, self.width)
 
     def stores_scores(self, training: TrainingSpec, flash: bool) -> bool:
-        """Return whether attention writes its scores to memory: it is neither flash attention nor
-        fused otherwise."""
+        """Return whether attention writes scores to memory: without flash attention or another
+        fusion."""
         divided = training.fused_scores == "divided" and self.context_parallel > 1
         return not (flash or divided or training.fused_scores == "everywhere")
 
     def own_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
-        """Count the group's tokens that are its own where sequence parallelism divides them."""
+        """Count the tokens on this member where sequence parallelism divides the group's tokens."""
         tokens = self.num_tokens(model, training)
         return tokens // (self.width if training.sequence_parallel else 1)
 
@@ -233,7 +233,7 @@ def _dealt(model: ModelSpec, share: TensorShare) -> int:
 
 
 def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:
-    """Return the largest part of a layer's divided parameters that one member holds."""
+    """Return the largest part of a layer's divided parameters on any member."""
     return max(
         held / number
         for share in shares

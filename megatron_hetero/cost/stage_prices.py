@@ -73,7 +73,7 @@ class StagePrices(UnitPrices):
         return self._stages[key]
 
     def _whole_stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
-        """Price a stage that holds all of its layers, in the settings of this price list."""
+        """Price a stage with all layers whole, in the settings of this price list."""
         stage = replica.stages[index]
         first, last = index == 0, index == len(replica.stages) - 1
         costs = self.variant(recompute=stage.recompute)
@@ -142,8 +142,8 @@ class StagePrices(UnitPrices):
         return pieces.stage(0, index == 0, index == len(replica.stages) - 1)
 
     def layer_exchange_s(self, stages: Sequence[PlacedStage]) -> tuple[float, float]:
-        """Return the seconds in which the gradients of a sharded layer go to their owners, and in
-        which its weights are gathered.
+        """Return the seconds to send a sharded layer's gradients to their owners, and to gather the
+        weights.
 
         Args:
             stages: those that hold the layer, one of each replica.

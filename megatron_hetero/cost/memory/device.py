@@ -1,4 +1,4 @@
-"""Bytes that Megatron allocates on one device of a stage, part by part.
+"""Bytes of Megatron's allocations on a device of a stage, part by part.
 
 Weights, gradients and optimizer states follow the parameter shards (`cost.parameters`),
 activations the micro-batches in flight (`cost.memory.activations`).
@@ -72,10 +72,11 @@ next, and transposed as well (before Blackwell)."""
 
 @dataclass(frozen=True)
 class StateHolders:
-    """Numbers of devices among which the distributed optimizer divides its states of a parameter:
-    as many as hold it in all replicas, of those of a tied embedding as many as hold that (a device
-    that keeps more than others counts them as fewer). `embedding` and `head`, where they are not
-    tied, have those that hold these; None is as many as of the layers.
+    """Number of devices that divide the optimizer states of a parameter, under the distributed
+    optimizer: for a layer, all devices that hold a layer, over all replicas; for a tied embedding
+    all holders of the embedding (a device with more than others counts them as fewer). `embedding`
+    and `head`, where they are not tied, have those that hold these; None is as many as of the
+    layers.
 
     Without `--use-distributed-optimizer` each device keeps all states of its parameters.
     """
@@ -152,7 +153,8 @@ class StageMemory:
 
     @property
     def has_copies(self) -> bool:
-        """Return whether the update has copies of gradients, without which it is never the peak."""
+        """Return whether the update has copies of gradients; without copies the update is never the
+        peak."""
         return bool(self.update_base_bytes or self.update_layer_bytes)
 
     @cached_property
@@ -201,7 +203,7 @@ def least_memory(memories: Sequence[StageMemory]) -> StageMemory:
 
 
 def kept_sends(launch_counts: Sequence[int]) -> list[int]:
-    """Return, by stage, the tensors that our runtime keeps for its neighbours.
+    """Return, by stage, the tensors kept by our runtime for the stage's neighbours.
 
     A sent tensor is kept until as many later ones are sent as its sender launches ahead
     (`runtime.parallel.boundary`).  Receives are posted ahead (`schedule.orders.delivery`): of each
@@ -225,8 +227,7 @@ def stage_memory(
     num_sends_kept: int | None = None,
     holders: StateHolders = EVERY_DEVICE,
 ) -> StageMemory:
-    """Compute the memory of one device of a stage that keeps `num_in_flight` micro-batches for
-    backward.
+    """Compute the memory of a stage's device with `num_in_flight` micro-batches kept for backward.
 
     Args:
         gpu: the device's type, which decides whether attention is fused.
@@ -372,7 +373,7 @@ def _of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:
 
 
 def with_in_flight(model: ModelSpec, memory: StageMemory, num_in_flight: int) -> StageMemory:
-    """Return the memory of a stage that keeps so many micro-batches, from that of one of them."""
+    """Return a stage's memory with so many micro-batches, from the memory with a single one."""
     if memory.kinds:
         kinds = [with_in_flight(model, kind, num_in_flight) for kind in memory.kinds]
         return _of_kinds(model, tuple(kinds))
@@ -387,8 +388,8 @@ def with_in_flight(model: ModelSpec, memory: StageMemory, num_in_flight: int) ->
 def with_some_layers_recomputed(
     kept: StageMemory, recomputed: StageMemory, num_recomputed: int
 ) -> StageMemory:
-    """Return the memory of a stage that recomputes `num_recomputed` of its layers
-    (`recompute_method=block`), from one that recomputes none and one that recomputes all.
+    """Return a stage's memory with `num_recomputed` layers recomputed (`recompute_method=block`),
+    from the memories with no layer and with all layers recomputed.
 
     Args:
         kept: the memory without recompute.
@@ -415,8 +416,7 @@ def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
 
 
 def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -> float:
-    """Sum the bytes of weights, gradients and states that the optimizer step of one device works
-    on.
+    """Sum the bytes of weights, gradients and states touched by a device's optimizer step.
 
     Args:
         memory: of the device.

@@ -35,7 +35,7 @@ Interval = tuple[float, float]
 Kept = dict[Tensor, tuple[Interval, ...]]
 """Parts of each tensor that a device keeps: intervals that do not overlap, rising."""
 Holdings = dict[str, Kept]
-"""Device name -> the parts that it keeps."""
+"""Device name -> parts of tensors kept on the device."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def held_bytes(sizes: StateSizes, kept: Kept) -> float:
 
 
 def without(interval: Interval, own: Sequence[Interval]) -> Iterator[Interval]:
-    """Yield the parts of an interval that lie outside the intervals `own`, which rise.
+    """Yield the parts of an interval outside the rising intervals `own`.
 
     >>> list(without((0.0, 1.0), [(0.25, 0.5)]))
     [(0.0, 0.25), (0.5, 1.0)]

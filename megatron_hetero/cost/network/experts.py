@@ -17,7 +17,7 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 @dataclass(frozen=True)
 class ExpertLinks:
-    """What the links of one group of experts make of an exchange.
+    """Prices of exchanges over the links of a group of experts.
 
     `size` groups of experts, each on `width` ranks that divide every expert.  An all-to-all of one
     byte on each rank, spread evenly over the experts, takes `all_to_all_s_per_byte`, beside
@@ -32,7 +32,7 @@ class ExpertLinks:
     width_link: Link | None
 
     def pass_s(self, model: ModelSpec, training: TrainingSpec, own_tokens: int) -> float:
-        """Return the seconds of one pass of one layer: tokens to their experts and back.
+        """Return the seconds of a pass of one layer: tokens to their experts and back.
 
         Gathered (`--moe-token-dispatcher-type allgather`), all tokens are on all ranks and what
         experts give is summed; all-to-all, each token goes to its own experts alone, and is
@@ -107,8 +107,8 @@ def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: 
 
 
 def _num_pairs(own: Sequence[int], others: Sequence[int], width: int) -> int:
-    """Count the pairs of ranks, one of each, that exchange tokens: unlike ones with the same part
-    of every expert."""
+    """Count the pairs of different ranks, one from each list, with the same part of every expert.
+    """
     counts: dict[int, int] = {}
     for index in others:
         counts[index % width] = counts.get(index % width, 0) + 1

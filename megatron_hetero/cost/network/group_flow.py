@@ -27,8 +27,8 @@ _AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class GroupTransfer:
-    """All that one holder sends another: the part of the buffer, and the seconds for which each
-    byte of the buffer takes their link."""
+    """A holder's whole transfer to a receiver: the part of the buffer, and the link's seconds for
+    each byte of the buffer."""
 
     sender: int
     receiver: int
@@ -55,7 +55,7 @@ class GroupTransfers:
 
     @cached_property
     def transfers(self) -> tuple[GroupTransfer, ...]:
-        """Return the pairs one by one."""
+        """Return the pairs as a tuple of transfers."""
         columns = self.senders, self.receivers, self.parts, self.s_per_byte
         return tuple(
             GroupTransfer(*row) for row in zip(*(c.tolist() for c in columns), strict=True)
@@ -176,7 +176,8 @@ def _priced(
 
 
 def _slowdowns(cluster: Cluster, nodes: Ints, each: _Round, kinds: Ints) -> Floats:
-    """Return by what many senders to one receiver at once slow each message (`transfer_s`).
+    """Return the factor by which simultaneous senders to a receiver slow each message
+    (`transfer_s`).
 
     Other nodes send to a node's NIC, from one NIC each; neighbours to a GPU's own port.
     """
@@ -201,8 +202,8 @@ def _slowdowns(cluster: Cluster, nodes: Ints, each: _Round, kinds: Ints) -> Floa
 def _waits_for_cards(
     cluster: Cluster, ends: tuple[Ints, Ints], parts: Floats, seconds: Floats
 ) -> Floats:
-    """Return by what messages take longer, so that no node sends or receives faster than its
-    fastest link to another, on all paths together.
+    """Return factors by which messages take longer, for no node to exceed the fastest link of the
+    node over all paths together.
 
     A cluster file without `uplink` gives each two nodes their bandwidth for themselves; a ring uses
     one path of a node at a time, but here a node sends on several.

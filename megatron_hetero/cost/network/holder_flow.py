@@ -1,4 +1,4 @@
-"""Loads of an exchange over some holders on its paths, for each byte that they exchange."""
+"""Loads of an exchange over some holders on the paths, for each byte exchanged."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class HolderFlows:
         return found | {self.first_line + table[name]: value for name, value in lines.items()}
 
     def around(self, stages: Sequence[PlacedStage], num_passes: int) -> HolderFlow:
-        """Load the paths of an all-reduce in a ring, or of one pass of it."""
+        """Load the paths of an all-reduce in a ring, or of a single pass."""
         hops = ring(self._cluster, self._model, stages)
         hop_s = np.array([hop.passes_s_per_byte(num_passes, num_passes == 2) for hop in hops])
         nodes = np.array([self.node_number[hop.nodes[0]] for hop in hops])
@@ -124,7 +124,7 @@ class HolderFlows:
         )
 
     def to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:
-        """Load the paths of an exchange in which every holder sends every other one its part."""
+        """Load the paths of an exchange from every holder to each owner."""
         num = len(stages)
         members: dict[str, list[int]] = {}
         for place, stage in enumerate(stages):
@@ -245,8 +245,8 @@ class HolderFlows:
         added_s: float = 0.0,
         nics: Mapping[int, float] = MappingProxyType({}),
     ) -> HolderFlow:
-        """Combine the loads of the paths between `nodes`, which carry `parts` of each byte, with
-        one direction each of the ports of the holders at `places`, and with NICs."""
+        """Combine the loads of paths between `nodes` for `parts` of each byte, of one direction of
+        the ports of the holders at `places`, and of NICs."""
         senders, receivers = nodes
         paths = senders * len(self.node_number) + receivers
         if self._cluster.has_lines:

@@ -88,7 +88,7 @@ class LineTable:
         return lines, total[lines] / self.bytes_per_s[lines]
 
     def _number_machines(self, cluster: Cluster) -> None:
-        """Number the lines that `Cluster.lines` has where islands are, beside those of sites and
+        """Number the lines that `Cluster.lines` has for islands, beside the lines of sites and
         nodes."""
         machines = list(enumerate(cluster.machines.values()))
         for (i, one), (j, other) in product(machines, repeat=2):
@@ -127,7 +127,7 @@ def most_bytes_per_s(cluster: Cluster, pairs: Iterable[NodePair]) -> float:
 
 
 def line_seconds(cluster: Cluster, carried: Iterable[tuple[NodePair, float]]) -> dict[str, float]:
-    """Return the seconds for which bytes between nodes occupy each line, by its name."""
+    """Return {line name: seconds} for which bytes between nodes occupy the line."""
     found: dict[str, float] = {}
     if cluster.has_lines:
         for pair, num_bytes in carried:

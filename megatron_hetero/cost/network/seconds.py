@@ -29,8 +29,8 @@ Tokens = tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class BoundaryTime:
-    """One crossing of a stage boundary in one direction: the link is busy for `serialisation_s`,
-    the tensor is usable `latency_s` after that.
+    """A crossing of a stage boundary in one direction: the link is busy for `serialisation_s`, and
+    `latency_s` later the tensor is usable.
 
     `parts`: (sender, receiver, bytes) of what goes between nodes, sums over pairs of nodes; each is
     the place in its group of the first GPU of its node.
@@ -193,7 +193,7 @@ def _num_senders(
     sender: Device,
     receiver: Device,
 ) -> int:
-    """Count the senders to the receiver's port or, from other nodes, to its node's NIC, at the time
+    """Count the senders to the receiver's port or, from other nodes, to the node's NIC, at the time
     of a message."""
     is_inside = sender.node == receiver.node
     heard = [a for a, b, _ in messages if (b == receiver if is_inside else b.node == receiver.node)]
@@ -276,7 +276,7 @@ def worst_link(links: Sequence[Link]) -> Link:
 
 @dataclass(frozen=True)
 class TensorParallelTimes:
-    """Communication inside one TP group for one micro-batch, seconds."""
+    """Communication inside a TP group for a micro-batch, seconds."""
 
     layer_forward_s: float
     layer_backward_s: float
@@ -318,8 +318,7 @@ def tensor_parallel_times(
 def context_parallel_times(
     num_bytes: float, num_ranks: int, link: Link | None, is_ring: bool
 ) -> tuple[float, float]:
-    """Time the exchange of keys and values within a stage, forward and backward, so that each rank
-    meets all of them.
+    """Time the exchange of keys and values among all ranks of a stage, forward and backward.
 
     A ring (Transformer Engine's `--cp-comm-type p2p`; Liu et al. 2023) hands the blocks on from
     rank to rank, backward once more and their gradients with them.  Where they are gathered

@@ -71,7 +71,7 @@ def stage_buckets(
     *,
     whole_apart: bool = False,
 ) -> tuple[StageBucket, ...]:
-    """Build all buckets that need an exchange, in the order in which every stage starts its own.
+    """Build all buckets to exchange, in the order of starts on every stage.
 
     Args:
         placement: the stages that hold the parameters.
@@ -103,7 +103,8 @@ def stage_buckets(
 
 
 def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[_BucketSlice]:
-    """Yield all tensors with the stages that hold them, as a backward pass finishes them."""
+    """Yield all tensors with the stages of each, in the order in which a backward pass finishes the
+    gradients."""
     replicas = placement.replicas
     first_stages = tuple((r, 0) for r in range(len(replicas)))
     last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
@@ -152,7 +153,7 @@ def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
 
 
 def num_rank_sets(stages: list[PlacedStage]) -> int:
-    """Count the pieces into which the shard edges of all these stages cut a matrix."""
+    """Count the pieces of a matrix cut at the shard edges of all stages."""
     edges = set()
     for shares in {stage.shares or (1,) * stage.width for stage in stages}:
         edges |= {Fraction(end, sum(shares)) for end in accumulate(shares)}

@@ -1,4 +1,4 @@
-"""Communicators of every rank of a job, and the buffers that NCCL keeps for them.
+"""Communicators of every rank of a job, and NCCL's buffers for these.
 
 The gradient exchange has one communicator for each set of ranks that hold the same slices
 (`runtime.gradients.buckets` finds them from the parameters themselves; here they follow from plan
@@ -42,7 +42,7 @@ _Holder = tuple[int, int]
 
 @dataclass(frozen=True)
 class RankCommunicators:
-    """Communicators of one rank, of more than one rank each.
+    """Communicators of a rank, each of two ranks or more.
 
     `num_connections`: to the neighbours in a ring of each collective's, and to the ranks with which
     a boundary's exchanges pieces; each way counts.
@@ -54,7 +54,7 @@ class RankCommunicators:
 
     @property
     def bytes_per_channel(self) -> int:
-        """Return the bytes of NCCL's buffers for each channel that it opens."""
+        """Return the bytes of NCCL's buffers for each open channel."""
         return self.num_connections * CONNECTION_BYTES
 
 
@@ -72,7 +72,7 @@ def job_communicators(plan: Plan, workload: Workload) -> tuple[Communicator, ...
 
 
 def by_rank(plan: Plan, workload: Workload) -> tuple[RankCommunicators, ...]:
-    """Return [rank] -> what it is in."""
+    """Return [rank] -> the rank's communicators and connections."""
     ranks_of = stage_ranks(plan)
     places = rank_table(plan)
     uses: list[list[Use]] = [[] for _ in places]
@@ -93,7 +93,7 @@ def by_rank(plan: Plan, workload: Workload) -> tuple[RankCommunicators, ...]:
 
 
 def _num_peers(own: int, theirs: int) -> int:
-    """Count the most ranks of the other stage with which one of `own` equal ranges overlaps."""
+    """Count the most ranks of the peer stage that overlap a single range of `own` equal ranges."""
     edges = [Fraction(i, theirs) for i in range(theirs + 1)]
     return max(
         sum(low < Fraction(i + 1, own) and Fraction(i, own) < high for low, high in pairwise(edges))
@@ -102,8 +102,8 @@ def _num_peers(own: int, theirs: int) -> int:
 
 
 def summing_pairs(plan: Plan, holders: Iterable[tuple[int, ...]]) -> tuple[tuple[int, int], ...]:
-    """Return the ranks that sum two by two in all-reduces by groups of machines, each pair once, in
-    the order in which all ranks make their communicators.
+    """Return the pairs of ranks that sum in all-reduces by groups of machines, each pair once, in
+    the order of the communicators.
 
     Args:
         plan: without groups it has none.
@@ -161,8 +161,8 @@ def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], .
 
 
 def layer_sets(plan: Plan, workload: Workload) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield (layer, ranks that reduce gradients of it together), in the order in which a backward
-    pass comes to the layers.
+    """Yield (layer, ranks that reduce gradients of the layer together), in the order of a backward
+    pass.
 
     What follows the layers has the number of layers, what comes before them `EMBEDDING`.
     """
@@ -239,7 +239,7 @@ def _layer_holders(plan: Plan, model: ModelSpec) -> list[tuple[list[_Holder], in
 
 
 class _Parts:
-    """Ranks of some stages, by the part of a tensor that they hold."""
+    """Ranks of some stages, by the part of a tensor on each rank."""
 
     def __init__(self, plan: Plan, workload: Workload) -> None:
         self._plan, self._model = plan, workload.model

@@ -63,12 +63,12 @@ class ExchangeStep:
 
     @cached_property
     def last_bucket_s(self) -> float:
-        """Return the seconds of its last bucket on its busiest path."""
+        """Return the seconds of the last bucket on the step's busiest path."""
         return self.longest_s * (1 - (self.num_buckets - 1) * self.bucket_share)
 
     @cached_property
     def period_s(self) -> float:
-        """Return the seconds from the end of the last bucket but one to that of the last."""
+        """Return the seconds between the ends of the last two buckets."""
         return self.paced_s(self.last_bucket_s)
 
 
@@ -156,7 +156,7 @@ class _Room:
         return end_s
 
     def take(self, step: ExchangeStep, part: float, end_s: float) -> None:
-        """Take it for the buckets that are under way when an exchange ends, at `end_s`, or just
+        """Take the path for the buckets under way at `end_s`, the end of an exchange, or just
         before."""
         num = min(step.num_buckets, max(1, int(_whole(1 / part))))
         self._under_way += [

@@ -73,8 +73,8 @@ class GroupTime:
 
 @dataclass(frozen=True)
 class StageEnd:
-    """The end of a stage's last backward pass, and the seconds of that pass within which gradients
-    are exchanged as they become complete (0: all after it)."""
+    """The end of a stage's last backward pass, and the seconds of the pass during which complete
+    gradients are exchanged (0: all after the pass)."""
 
     end_s: float
     backward_s: float = 0.0
@@ -82,7 +82,7 @@ class StageEnd:
 
 @dataclass(frozen=True)
 class Carried:
-    """Seconds for which something takes paths between nodes, and the lines that they share."""
+    """Seconds for which an exchange takes paths between nodes, and the shared lines."""
 
     pairs: Mapping[NodePair, float]
     lines: Mapping[str, float]
@@ -99,7 +99,7 @@ NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
 
 
 class GradientExchangePrices:
-    """Prices of one job's exchanges on one cluster, cached by the holders' nodes and widths.
+    """Prices of a job's exchanges on a cluster, cached by the holders' nodes and widths.
 
     Args:
         gradient_bytes: of one element on its way.
@@ -132,7 +132,7 @@ class GradientExchangePrices:
         }
 
     def groups(self, placement: Placement, vocab_rows: int) -> tuple[GroupTime, ...]:
-        """Return every exchange of a step, in the order in which all stages run them."""
+        """Return every exchange of a step, in the order of the stages."""
         return tuple(timed for timed, _ in self._timed(placement, vocab_rows))
 
     def _timed(

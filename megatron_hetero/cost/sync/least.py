@@ -12,7 +12,7 @@ from megatron_hetero.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class LeastSync:
-    """Seconds that the all-reduce of what a stage holds takes at least."""
+    """Least seconds of the all-reduce of a stage's parts."""
 
     layer_s: float
     embedding_s: float

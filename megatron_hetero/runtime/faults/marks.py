@@ -64,7 +64,7 @@ def after_a_step(iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> N
 
 
 def stock_gradients_hook(model: list[Any]) -> list[Any]:
-    """A `post_wrap_hook` that stamps what stock Megatron does with finished gradients."""
+    """Return a `post_wrap_hook` that stamps stock Megatron's work on finished gradients."""
     from megatron.core.distributed import finalize_model_grads
 
     config = get_model_config(model[0])
@@ -75,7 +75,8 @@ def stock_gradients_hook(model: list[Any]) -> list[Any]:
 
 
 def stock_forwards(forward_step: Function) -> Function:
-    """A script's forward step under stock Megatron's schedule, which has no other place for stamps.
+    """Stamp a script's forward step under stock Megatron's schedule, which has no further place for
+    stamps.
 
     The first micro-batches are warm-up until the stage's first backward pass, and what follows the
     last forward pass is cool-down.

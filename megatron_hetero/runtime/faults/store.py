@@ -1,4 +1,4 @@
-"""Stores beside the one through which a job's process groups meet: for its meeting and its watch.
+"""Stores beside the store of a job's process groups: for the meeting and for the watch.
 
 They use the launcher's own store, or a file beside the job's; no port is opened that torch would
 not open itself.
@@ -55,5 +55,5 @@ def side_store(name: str, path: str | None, rank: int, num_ranks: int) -> dist.S
 
 
 def launcher_serves() -> bool:
-    """Tell if `torchrun` serves the store, so that it outlives rank 0."""
+    """Tell if `torchrun` serves the store, which then outlives rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -53,7 +53,7 @@ class ParameterSlice:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Slices that the same ranks hold, in the order in which they lie in the flat buffer.
+    """Slices with the same holders, in the order of the flat buffer.
 
     `layer` is the sharded layer whose slices they are; None of weights that ranks hold whole.
     `num_elements` are those of all slices.
@@ -130,7 +130,7 @@ def local_slices(
     stages: Sequence[tuple[int, ...]],
     rank: int,
 ) -> tuple[ParameterSlice, ...]:
-    """Return the slices on `rank` that no bucket holds, because they need no communication."""
+    """Return the slices of `rank` without a bucket, since no communication is needed."""
     return tuple(
         piece.slice for piece in _pieces(tables, stages) if piece.is_local and rank in piece.holders
     )
@@ -139,7 +139,7 @@ def local_slices(
 def _pieces(
     tables: Sequence[Mapping[str, ParameterShard]], stages: Sequence[tuple[int, ...]]
 ) -> Iterator[_BucketPiece]:
-    """Yield all slices of the job, in the order in which the backward pass reaches them."""
+    """Yield all slices of the job, in the order of the backward pass."""
     holders_of: dict[str, list[int]] = {}
     for rank, table in enumerate(tables):
         for name in table:

@@ -80,11 +80,11 @@ class _EqualMainWeights:
         self._give_loaded()
 
     def _give_loaded(self) -> None:
-        """Let other holders have what was loaded; nothing to do where each holder loads all."""
+        """Give loaded weights to all holders; nothing to do if each holder loads everything."""
 
 
 class MixedOptimizer(_EqualMainWeights, ChainedOptimizer):
-    """Optimizer of a rank that keeps all state of its weights."""
+    """Optimizer of a rank with the whole state of all weights."""
 
     def __init__(self, optimizers: list[Any], sync: GradientSync) -> None:
         super().__init__(optimizers)
@@ -92,7 +92,7 @@ class MixedOptimizer(_EqualMainWeights, ChainedOptimizer):
 
 
 class MixedDividedOptimizer(_EqualMainWeights, DividedOptimizer):
-    """Optimizer of a rank that keeps the state of the pieces it owns."""
+    """Optimizer of a rank with the state of the owned pieces."""
 
     def _give_loaded(self) -> None:
         self.give_weights()

@@ -64,7 +64,7 @@ class BucketViews:
         return self._parameters[rows.slice.name]
 
     def in_place(self, tensor: TensorOf) -> torch.Tensor | None:
-        """Return the whole bucket as one flat view if its slices are adjacent; otherwise None."""
+        """Return the whole bucket as a flat view if the slices are adjacent; otherwise None."""
         views = [view for _, view in self.views(tensor)]
         end = views[0].storage_offset()
         for view in views:

@@ -60,7 +60,7 @@ from megatron_hetero.runtime.parallel.shards import global_parameters, shard_of
 
 
 class GradientSync:
-    """Reduction of gradients over the whole job, with the weights that one process would give them.
+    """Reduction of gradients over the whole job, with the weights of a single process's sum.
 
     A `post_wrap_hook` installs it as `config.finalize_model_grads_func` on every rank. Its
     construction is collective: the ranks publish their shard tables (as JSON, never as pickled
@@ -230,12 +230,12 @@ class GradientSync:
 
     @property
     def reductions(self) -> Sequence[Reduction]:
-        """Return this rank's buckets, in the order in which they start."""
+        """Return this rank's buckets, in the order of starts."""
         return self._reductions
 
     @property
     def divided(self) -> list[DividedReduction]:
-        """Return the buckets whose optimizer state is divided among their holders."""
+        """Return the buckets with an optimizer state divided among the holders."""
         return [r for r in self._reductions if isinstance(r, DividedReduction)]
 
     @property
@@ -279,7 +279,7 @@ class GradientSync:
         return 0 if self._weights_under_way is None else self._weights_under_way.num_under_way
 
     def launch_ready(self) -> None:
-        """Start every bucket whose turn it is and whose gradients are complete, without waiting."""
+        """Start every bucket in turn with complete gradients, without waiting."""
         while self._launched < len(self._reductions):
             reduction = self._reductions[self._launched]
             if not all(chunk.is_ready(reduction.parameters) for chunk in self._chunks):

@@ -148,8 +148,8 @@ class AsymmetricJob:
         return args
 
     def _follow_precisions(self, args: Any) -> None:
-        """Let the arguments be those of the job's one optimizer, whatever this stage computes
-        in."""
+        """Set the arguments for the job's single optimizer, whatever the precision of this stage.
+        """
         job = self._workload.training.precision
         self._precisions = stage_precisions(self._plan, job)
         if any(own_precisions(self._plan)):
@@ -161,8 +161,8 @@ class AsymmetricJob:
         return self._precisions[self._position.replica][self._position.stage]
 
     def _follow_batches(self, args: Any) -> None:
-        """Set the global batch of growing batches, of which Megatron has one micro-batch's, and of
-        validation."""
+        """Set the global batches of training and validation under growing batches, or of validation
+        alone."""
         if args.step_batch_size_schedule is None:
             size, flag = args.eval_global_batch_size, "--eval-global-batch-size"
             validation = with_batch(self._plan, size, flag)

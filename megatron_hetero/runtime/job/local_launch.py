@@ -50,7 +50,7 @@ _FOR_RANKS = (
     "megatron_hetero.runtime.state.safety",
     "torch.utils.serialization.config",
 )
-"""Modules that between them import all that a rank does, some of it late."""
+"""Modules that together import everything for a rank, in part late."""
 
 
 class RankFailedError(HeteroError):
@@ -73,7 +73,7 @@ _REFUSALS = frozenset(
 
 @dataclass(frozen=True)
 class LocalJob:
-    """Job of `num_ranks` processes that each run `function(rank)` in a world of their own.
+    """Job of `num_ranks` processes; each runs `function(rank)` in a world of the job.
 
     The log of rank r is `directory/rank-r.log`.
     """
@@ -275,7 +275,7 @@ def _end(running: dict[int, tuple[LocalJob, int]]) -> None:
 
 
 def _stacks(running: Mapping[int, tuple[LocalJob, int]]) -> str:
-    """Ask every rank that runs for its Python stack; return the innermost calls of each."""
+    """Ask every running rank for a Python stack; return the innermost calls of each."""
     before = {pid: len(_text(job, rank)) for pid, (job, rank) in running.items()}
     for pid in running:
         with suppress(ProcessLookupError):

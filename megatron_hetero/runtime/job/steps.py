@@ -142,7 +142,7 @@ def job_on_plan(
 
 
 def _say_what_a_cpu_changes(judged: Sequence[str]) -> None:
-    """Print the user's flags that a CPU replaces by others."""
+    """Print the user's flags with values replaced on a CPU."""
     there = {o.name: o.values for o in flag_table().split(layers.cpu_flags(judged)) if o.values}
     for option in last_of_each(flag_table().split(flag_table().known_part(judged))):
         instead = there.get(option.name, option.values)
@@ -151,8 +151,8 @@ def _say_what_a_cpu_changes(judged: Sequence[str]) -> None:
 
 
 def _has_local_layers(megatron: Sequence[str]) -> bool:
-    """Return whether layers are Megatron's own, whose attention stock Megatron does not let divide
-    sequences."""
+    """Return whether layers are Megatron's own; stock Megatron does not divide sequences in these.
+    """
     options = last_of_each(flag_table().split(flag_table().known_part(megatron)))
     return any(o.name == "--transformer-impl" and o.values == ("local",) for o in options)
 

@@ -121,7 +121,7 @@ OBSERVED = (
         True,
     ),
 )
-"""What is not replaced through a `Replacement`, yet has to be as it was read."""
+"""Symbols without a `Replacement`, which still have to be as they were read."""
 
 
 _checked: set[tuple[str, str]] = set()

@@ -23,7 +23,7 @@ Run = tuple[int, int]
 
 
 def runs_of(positions: npt.NDArray[np.int64]) -> tuple[Run, ...]:
-    """Divide positions into runs of consecutive ones, in their order.
+    """Divide positions into runs of consecutive positions, in order.
 
     >>> runs_of(np.array([0, 1, 2, 8, 9, 4]))
     ((0, 3), (8, 2), (4, 1))
@@ -36,7 +36,7 @@ def runs_of(positions: npt.NDArray[np.int64]) -> tuple[Run, ...]:
 
 
 def positions_of(runs: Sequence[Run], device: Any = None) -> Tensor:
-    """Return the positions of runs, one by one."""
+    """Return all positions of runs."""
     ranges = (torch.arange(first, first + count, device=device) for first, count in runs)
     return torch.cat([torch.arange(0, device=device), *ranges])
 

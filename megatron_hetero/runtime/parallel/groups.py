@@ -1,4 +1,4 @@
-"""Process groups of one rank, made from the plan in one order that is the same on every rank.
+"""Process groups of a rank, made from the plan in the same order on every rank.
 
 `plan.communication.communicators` lists them.  Collectives have the tensor-parallel group of each
 stage, the last stages together (the job's loss), and the world; for what a rank does alone Megatron
@@ -79,9 +79,9 @@ class RankGroups:
     tensor: dist.ProcessGroup
     tensor_ranks: tuple[int, ...]
     deals_experts: bool
-    """Whether each expert is whole on one rank of the tensor-parallel group."""
+    """Return whether each expert is whole on a single rank of the tensor-parallel group."""
     context: dist.ProcessGroup
-    """The ranks that hold what this one holds, and other parts of its sequences."""
+    """Ranks with this rank's weights and different parts of the sequences."""
     context_ranks: tuple[int, ...]
     stage: dist.ProcessGroup
     """All ranks of the stage."""

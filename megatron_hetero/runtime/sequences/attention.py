@@ -1,4 +1,4 @@
-"""Attention inside sequences that the ranks of a group divide, several packed one after the other.
+"""Attention inside sequences divided by the ranks of a group, several packed in a row.
 
 A rank either gathers keys and values and computes the rows of its own queries, as in
 `runtime.parallel.context_attention`; or ranks exchange heads (`head_exchange`), and each computes
@@ -104,7 +104,7 @@ class DividedAttention(MaskedAttention):
 
 
 class _SoftmaxOfHeads(nn.Module):
-    """Megatron's softmax of scores, where these are of some of its heads."""
+    """Megatron's softmax for the scores of some heads."""
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()

@@ -22,8 +22,8 @@ from megatron_hetero.sequences.simulated_step import SimulatedStep
 
 
 class Balance:
-    """Stopwatch for the passes of this rank, and observer of Megatron's log, to which it adds a
-    line; it covers the steps since the line before."""
+    """Stopwatch for this rank's passes, and observer of Megatron's log with a line on the steps
+    since the line before."""
 
     def __init__(self, replicas: Sequence[int], pipelines: Sequence[PipelineRates]) -> None:
         """Begin with no steps.

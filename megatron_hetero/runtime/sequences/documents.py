@@ -128,7 +128,8 @@ def document_datasets(num_samples: Any, longest_sequence: int) -> DocumentSplits
 
 @dataclass(frozen=True)
 class Longest:
-    """The longest sequence that the job takes, in tokens, and what to do about a longer one."""
+    """Length of the longest sequence accepted by the job, in tokens, with advice on longer
+    documents."""
 
     tokens: int
     why: str
@@ -136,7 +137,7 @@ class Longest:
 
 
 def check_documents(dataset: Any, limits: list[Longest], vocab_size: int) -> None:
-    """Refuse a data set with a document that the job could not train, before its first step.
+    """Refuse a data set with a document too long to train, before the first step.
 
     Args:
         dataset: of one split, blended or not.
@@ -164,7 +165,7 @@ def check_documents(dataset: Any, limits: list[Longest], vocab_size: int) -> Non
 
 
 def parts(dataset: Any) -> Iterator[DocumentDataset]:
-    """Yield the data sets that a blend is made of, or the only one."""
+    """Yield the data sets of a blend, or the only data set."""
     for part in getattr(dataset, "datasets", [dataset]):
         if isinstance(part, DocumentDataset):
             yield part

@@ -1,4 +1,4 @@
-"""What one rank has of the sequences of its group: a micro-batch, and where its tokens lie.
+"""A rank's part of the sequences of a group: a micro-batch, and the places of the tokens.
 
 The sequences follow one another.  Of each a member has two chunks, one from the front and one, as
 far from the end, from the back (`plan.sharding.token_shares.chunk_edges`).  Behind them a member
@@ -29,8 +29,8 @@ _Places = npt.NDArray[np.int64]
 
 @dataclass
 class DividedSequences(PackedSeqParams):
-    """A rank's part of sequences that its group `cp_group` divides, as Megatron carries it to
-    attention and rotary positions.
+    """A rank's part of sequences divided by group `cp_group`, carried by Megatron to attention and
+    rotary positions.
 
     Attributes:
         positions: shape [own tokens], of each in its sequence.
@@ -120,8 +120,8 @@ def own_batch(
 
 
 def filling_batch(alone: Any, device: Any = "cpu", multiple: int = 1) -> OwnBatch:
-    """Return the micro-batch of a rank that has no sequence in it: filling tokens, so that every
-    weight has a gradient, of zero, which overlapped exchanges wait for.
+    """Return the micro-batch of a rank without sequences: filling tokens, to give every weight a
+    gradient of zero for the overlapped exchanges.
 
     Args:
         alone: the process group of this rank.
@@ -178,5 +178,5 @@ def _following(document: Tokens, places: _Places) -> _Places:
 
 
 def _row(parts: Sequence[npt.NDArray[Any]], kind: Any, device: Any) -> Tensor:
-    """Put parts one after the other, shape [1, tokens]."""
+    """Concatenate parts, shape [1, tokens]."""
     return torch.from_numpy(np.concatenate(parts).astype(kind)).to(device).unsqueeze(0)

@@ -54,7 +54,8 @@ def load_checkpoint(
 
 
 def _may_fall_back(args: Any) -> bool:
-    """An older checkpoint does where nobody named one, and where nothing of it is used already."""
+    """Return whether an older checkpoint does: nobody named a checkpoint, and no part is in use
+    already."""
     return not args.ckpt_step and not args.use_checkpoint_args
 
 
@@ -129,7 +130,7 @@ def _next_choice(folder: Path, before: int) -> int:
 
 
 def _faults(path: Path) -> list[str]:
-    """What is wrong with a checkpoint, by all ranks together, alike on all of them."""
+    """List the faults of a checkpoint, found by all ranks together, alike on all ranks."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     own: list[str] = []
     try:

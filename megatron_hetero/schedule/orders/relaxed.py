@@ -46,14 +46,17 @@ def stage_ends_s(
     Raises:
         CheckFailedError: a stage waits for ever.
     """
+    # One run carries all divisions at once: every time is an array over them.
     run = _RelaxedRun(schedule, forward, backward, sends == "waited")
     num_divisions = len(times[0][0][0])
     stages = [
         _RelaxedStage(index, schedule.programmes[index], times[index], np.zeros(num_divisions))
         for index in range(schedule.num_stages)
     ]
+    # Advance stages until none can move.
     while any(run.advance(stage) for stage in stages):
         pass
+    # A stage that stopped before its end waits for a message that never comes.
     for stage in stages:
         if not stage.is_done:
             raise CheckFailedError(f"stage {stage.index} waits for ever")

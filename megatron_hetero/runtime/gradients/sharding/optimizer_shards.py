@@ -28,7 +28,7 @@ class Rows:
     stop: int
 
     def view(self, shards: Mapping[str, ParameterShard], tensor: torch.Tensor) -> torch.Tensor:
-        """Return these rows as a view of a local tensor of their parameter."""
+        """Return these rows as a view of the parameter's local tensor."""
         return self.slice.view(shards, tensor).narrow(0, self.start, self.stop - self.start)
 
 

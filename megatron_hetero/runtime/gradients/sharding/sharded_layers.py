@@ -28,8 +28,8 @@ from megatron_hetero.runtime.gradients.sharding.sharded_buckets import Sent, Sha
 
 _MARK = "hetero_is_sharded"
 _FUSED_GRADIENTS = ("gradient_accumulation_fusion", "fuse_wgrad_accumulation")
-"""Attributes of modules that write weight gradients straight to `main_grad`, which a sharded weight
-has in the backward pass alone."""
+"""Attributes of modules that write weight gradients straight to `main_grad`; a sharded weight has
+`main_grad` in the backward pass alone."""
 
 
 def sharded_numbers(plan: Plan) -> frozenset[int]:
@@ -139,7 +139,7 @@ class ShardedLayer:
         self.is_whole = True
 
     def begin(self, *, backward: bool) -> None:
-        """Make the weights whole, and ask for those of the layer that the pass comes to next."""
+        """Make the weights whole, and ask for the weights of the pass's next layer."""
         self.gather()
         following = self.before if backward else self.after
         if following is not None:
@@ -184,7 +184,7 @@ class ShardedLayer:
 
     @torch.no_grad()
     def add_gradients(self) -> None:
-        """Wait for the gradients that the owners get, and add them up."""
+        """Wait for the gradients sent to the owners, and add the parts up."""
         for bucket, sent in self._sent:
             bucket.add(sent)
         self._sent = []
@@ -270,7 +270,7 @@ class ShardedLayers:
             yield from layer.buckets
 
     def make_whole(self) -> None:
-        """Gather all weights, for code that reads them outside of the passes. Collective."""
+        """Gather all weights, for readers outside of the passes. Collective."""
         for layer in self.layers:
             layer.gather()
 
@@ -280,12 +280,13 @@ class ShardedLayers:
             layer.release()
 
     def take_weights(self) -> None:
-        """Take the owned rows out of whole weights that others have written."""
+        """Take the owned rows out of whole weights written elsewhere."""
         for bucket in self.buckets:
             bucket.take_weights()
 
     def gather_gradients(self) -> None:
-        """Gather the sums of gradients into `main_grad`, for code that reads them. Collective."""
+        """Gather the sums of gradients into `main_grad`, for readers of all gradients. Collective.
+        """
         for layer in self.layers:
             layer.allocate_gradients()
             for bucket in layer.buckets:
@@ -299,7 +300,7 @@ class ShardedLayers:
             bucket.gradients.zero_()
 
     def idle_rounds(self, number: int, *, forward_only: bool) -> None:
-        """Give this rank's parts for micro-batches that other replicas have and this one has not.
+        """Give this rank's parts for the micro-batches that only longer replicas have.
 
         Args:
             number: of such micro-batches.

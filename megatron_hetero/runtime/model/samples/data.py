@@ -31,7 +31,7 @@ from megatron_hetero.runtime.parallel.groups import RankGroups
 
 @dataclass(frozen=True)
 class Order:
-    """Order in which one process reads a dataset of `num_samples`, and its end.
+    """Order in which a single process reads a dataset of `num_samples`, and the end of the order.
 
     With `shuffled_by`, a micro-batch size, the order is endless: each epoch is permuted by a state
     seeded with its number, without the samples that fill no micro-batch, as
@@ -229,7 +229,7 @@ def iterators_provider(
 
 
 def _consumed_in_phase(args: Any) -> int:
-    """Count the samples that the job has read of its data set, which every phase of
+    """Count the samples read since the start of the current phase; every phase of
     `--phase-transition-iterations` begins anew."""
     if not args.phase_transition_iterations:
         return int(args.consumed_train_samples)

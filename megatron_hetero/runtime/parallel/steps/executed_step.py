@@ -1,4 +1,4 @@
-"""One step of one stage, operation by operation: passes by Megatron, messages by our boundaries.
+"""A step of a stage, operation by operation: passes by Megatron, messages by our boundaries.
 
 Sends never hold up the stage.  Receives are posted as soon as their messages can be under way
 (`schedule.orders.delivery`) and waited for where the programme has them.

@@ -1,4 +1,4 @@
-"""One step of one replica: its part of the job's micro-batches, through the executor.
+"""A step of a replica: the replica's part of the job's micro-batches, through the executor.
 
 Megatron's loop calls `ReplicaSchedule` as it would call the schedule itself, with the whole job's
 number of micro-batches, and gets back one report for the whole job.  So what it logs (losses of
@@ -28,8 +28,8 @@ from megatron_hetero.schedule.of_plan import replica_schedule
 
 
 def _idle_rounds(plan: Plan, groups: RankGroups) -> int | None:
-    """Count the micro-batches in which this replica only gives its parts of sharded layers; None
-    where no replica has any."""
+    """Count the micro-batches in which this replica only gives parts of sharded layers; None where
+    no replica has idle rounds."""
     counts = [replica.num_micro_batches for replica in plan.replicas]
     if not plan.layout.has_sharded_layers or len(set(counts)) == 1:
         return None
