@@ -335,7 +335,7 @@ def with_sharded_layers(placement: Placement, counts: Sequence[int]) -> Placemen
 
 
 def _require_precision(stage: Stage, gpus: Sequence[GpuType], where: str) -> None:
-    """Refuse a stage with a precision of its own on GPUs without that precision."""
+    """Refuse a stage with a precision of its own that the GPUs lack."""
     if stage.precision is None:
         return
     for gpu in gpus:

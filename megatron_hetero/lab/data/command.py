@@ -184,7 +184,7 @@ def _all_documents(request: DataRequest, say: Say) -> Iterator[TextDocument]:
 
 @contextmanager
 def _new_files(data_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield temporary names for both files, which get their final names on success, the index last.
+    """Yield temporary names for both files; rename the files on success, the index last.
 
     Raises:
         UsageError: one of the files exists already.

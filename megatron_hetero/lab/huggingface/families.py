@@ -51,7 +51,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class MappedParameter:
-    """One parameter of Megatron's, and the tensors that hold the same numbers.
+    """A parameter of Megatron's, and the tensors with the same numbers.
 
     `join` makes Megatron's tensor from theirs, in the order of `names`; `split` is its inverse.
     """

@@ -74,7 +74,7 @@ class WeightFolder:
 
 
 def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], config: Path) -> int:
-    """Write tensors as Hugging Face does, with the `config.json` that describes them.
+    """Write tensors as Hugging Face does, with the model's `config.json`.
 
     Files have about 4 GiB, which bounds the memory that is needed twice.
 

@@ -1,4 +1,4 @@
-"""A process in which Megatron builds the model, and which copies weights in or out.
+"""A process in which Megatron builds the model and copies weights in or out.
 
     python -m megatron_hetero.lab.huggingface.job import HF_FOLDER CHECKPOINT
     python -m megatron_hetero.lab.huggingface.job export CHECKPOINT HF_FOLDER CONFIG.JSON

@@ -1,4 +1,5 @@
-"""Asymmetric plans beside one process of stock Megatron, by `lab.verify`, on what the machine has.
+"""Asymmetric plans beside a single process of stock Megatron, by `lab.verify`, on the machine at
+hand.
 
 On GPUs NCCL is between the ranks, which share cards where there are too few
 (`runtime.job.local_launch`); without any, the ranks are processes on the CPU over gloo.

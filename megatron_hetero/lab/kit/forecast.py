@@ -86,7 +86,7 @@ def forecast(
 
 
 def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Plan, DeviceEstimate]:
-    """Return the plan on one device and the estimate of it, for Megatron's own layers."""
+    """Return the plan on a single device with the device's estimate, for Megatron's own layers."""
     gpu = gpu_type(machine.gpu) if machine.num_gpus else _CPU
     link = Link(1e9, 1e-5)
     limits = Limits(memory_reserve_bytes=0, as_given=CHOICES)

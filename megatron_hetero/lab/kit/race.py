@@ -111,7 +111,7 @@ def race(
 
 
 def _bridged(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return `argv` for this process's GPU or, without one, for its CPU."""
+    """Return `argv` for this process's GPU or, without a GPU, for the CPU."""
     if backend.cuda_is_usable():
         return tuple(argv)
     backend.activate_cpu_backend()
@@ -143,7 +143,8 @@ class Turns:
 
 
 class Pace:
-    """An observer of a run (`entry.Observer`) that keeps its turns and the time of its steps."""
+    """An observer of a run (`entry.Observer`) that keeps the run's turns and the time of the steps.
+    """
 
     def __init__(self, turns: Turns, job: int, path: Path, num_steps: int) -> None:
         self._turns, self._job, self._path, self._num_steps = turns, job, path, num_steps

@@ -1,4 +1,4 @@
-"""Which cards of its machine a probe measures: those of one type, where the machine has several.
+"""Choice of a machine's cards for a probe: all cards of a single type.
 
 Cards are named as in cluster.yaml and plans, by their places on the PCI bus, whatever numbers CUDA
 gives them.
@@ -21,7 +21,7 @@ from megatron_hetero.runtime.job.checks import bus
 
 @dataclass(frozen=True)
 class ProbedCard:
-    """One card that torch sees.
+    """A card visible to torch.
 
     `place` is its number on the PCI bus, `name` the driver's, `word` what the variable of visible
     devices calls it for processes that have this one's environment.
@@ -110,7 +110,7 @@ def cards_at(cards: Sequence[ProbedCard], places: Sequence[int]) -> tuple[Probed
 
 
 def only(cards: Sequence[ProbedCard]) -> Mapping[str, str]:
-    """The variable with which a process sees these cards alone; nothing where there are none."""
+    """Return the variable that limits a process to these cards; nothing for no cards."""
     return {_variable(): ",".join(card.word for card in cards)} if cards else {}
 
 

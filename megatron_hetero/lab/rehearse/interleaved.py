@@ -27,7 +27,7 @@ class StockPasses:
         return self._count("forward", chunk), chunk
 
     def made(self, output: Any, chunk: int) -> None:
-        """Store the chunk of an output, which Megatron keeps until its backward pass."""
+        """Store the chunk of an output kept by Megatron until the backward pass."""
         self._chunk_of_output[id(_tensor(output))] = chunk
 
     def backward(self, output: Any) -> tuple[int, int]:

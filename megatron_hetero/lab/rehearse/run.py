@@ -47,7 +47,7 @@ from megatron_hetero.schedule.stock import is_stock, sends_as_stock
 RANK_BYTES = 400 << 20
 """Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
 RANKS_PER_CORE = 16
-"""More ranks than that take turns for so long that the time scale becomes a nuisance."""
+"""Most ranks per core; with more the turns, and so the time scale, become too long."""
 TIMEOUT_S = 1800.0
 
 
@@ -96,7 +96,7 @@ def rehearse(
     folder: Path,
     on_progress: Callable[[str], None] = lambda words: None,
 ) -> Rehearsal:
-    """Run a plan and compare it with its prediction.
+    """Run a plan and compare the run with the prediction.
 
     Both take links as latency and bandwidth only (`Link.terms`).
 
@@ -246,7 +246,7 @@ class _RehearsalJob:
         return LocalJob("rehearsal", len(self._table), train, self._folder / "ranks")
 
     def _overlap_arguments(self) -> tuple[str, ...]:
-        """Return flags that divide stock Megatron's buffer as the real one would be."""
+        """Return flags that divide stock Megatron's buffer as in the real job."""
         workload = self._plan.workload
         if workload is None or not workload.training.overlap_grad_reduce:
             return ()

@@ -1,4 +1,4 @@
-"""The small model of a rehearsal, and the real bytes that its tensors stand for.
+"""The small model of a rehearsal, and the real bytes behind the small tensors.
 
 Every run of decoder layers with the same holders in all replicas becomes one layer, so that stages,
 boundaries and sets of gradient holders stay as they are. Where the number of buckets matters
@@ -25,7 +25,7 @@ from megatron_hetero.plan.plan import LayerRange, Plan, Replica
 
 _SMALL_ELEMENT_BYTES = 4
 _PIECES_OF_BUCKET = 4
-"""Least layers of the small model that fill a bucket, where one real layer does not."""
+"""Least layers of the small model in a bucket, where a single real layer does not fill a bucket."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
 
 
 def _refuse_other_matrices(plan: Plan, model: ModelSpec) -> None:
-    """Refuse models whose gradients travel in other messages than those of four matrices."""
+    """Refuse models with gradient messages unlike those of four matrices."""
     dealt = any(stage.shape.expert_shares for r in plan.replicas for stage in r.stages)
     found = {
         "multi-latent attention": model.kv_lora_rank > 0,
@@ -146,7 +146,7 @@ def _refuse_other_matrices(plan: Plan, model: ModelSpec) -> None:
 
 
 def _with_counted_buckets(plan: Plan, workload: Workload) -> list[LayerRange]:
-    """Return the layers whose buckets the small model must have in their real number."""
+    """Return the layers with as many buckets in the small model as in the real model."""
     training = workload.training
     return [
         chunk

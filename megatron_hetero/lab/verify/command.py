@@ -100,7 +100,7 @@ def _plan_and_workload(arguments: argparse.Namespace) -> tuple[Plan, Workload]:
 
 
 def default_flags(layout: Layout) -> tuple[str, ...]:
-    """Return sizes that a layout lacks and that are shrunk anyway; the user's later flags win."""
+    """Return sizes absent from a layout and shrunk anyway; the user's later flags win."""
     shares = (sum(s.shares) for r in layout.replicas for s in r.stages if s.shares is not None)
     unit = lcm(*layout.tensor_parallel_widths, *shares)
     heads = unit * 4

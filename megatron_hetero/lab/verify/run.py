@@ -116,7 +116,8 @@ def check_capacity(num_processes: int) -> None:
 def _compare(
     jobs: VerifyJobs, optimizer: str, on_progress: Callable[[str, int], None]
 ) -> Comparison:
-    """Train with `optimizer`, the plan and one process at once, and measure their distance.
+    """Train the plan and the single process with `optimizer` at the same time, and measure the
+    distance.
 
     If a bound is exceeded, the floor of rounding decides, so it is then measured in any case.
     """

@@ -65,7 +65,7 @@ class _PutOff:
 
 
 class WeightGradients:
-    """Due weight gradients, by the backward pass that put them off."""
+    """Due weight gradients, by the backward pass of the inputs."""
 
     def __init__(self) -> None:
         self._due: dict[tuple[int, int], deque[Due]] = {}

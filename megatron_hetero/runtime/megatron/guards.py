@@ -121,7 +121,7 @@ OBSERVED = (
         True,
     ),
 )
-"""Symbols without a `Replacement`, which still have to be as they were read."""
+"""Symbols used without a `Replacement`, whose source has to be as read."""
 
 
 _checked: set[tuple[str, str]] = set()

@@ -71,7 +71,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class RankGroups:
-    """Place of this rank, and the groups in which it communicates. Rank lists are global ranks."""
+    """Place of this rank, and the rank's process groups. Rank lists are global ranks."""
 
     position: Position
     pipeline: PipelinePlace

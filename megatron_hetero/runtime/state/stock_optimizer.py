@@ -32,8 +32,8 @@ Build = Callable[..., Any]
 
 
 def follow_form(build: Build) -> Build:
-    """Return `build`, of an optimizer, such that what it makes reads and writes stock's form where
-    a checkpoint's metadata ask for it.
+    """Wrap `build` of an optimizer: the built optimizer reads and writes stock's form where a
+    checkpoint's metadata ask for stock's form.
 
     Args:
         build: as of `runtime.megatron.optimizer.apply`.
@@ -68,7 +68,7 @@ def _with_stocks_key(entry: Any) -> Any:
 
 
 def _inner(state: Any) -> Any:
-    """Return torch's part of a state, which that of half precision has one level down."""
+    """Return torch's part of a state, a level down in half precision."""
     return state.get("optimizer", state)
 
 
@@ -108,7 +108,7 @@ def _text_of(step: Any) -> str:
 
 
 def _main_weight(moment: Any, weight: torch.nn.Parameter) -> Any:
-    """Return the description of a weight that is its own main weight, after that of its moment."""
+    """Describe a weight that is also the main weight, after the description of the moment."""
     key = _OURS + moment.key.removeprefix(f"optimizer.state.{_MOMENT}.")
     return replace(moment, key=key, data=weight.detach())
 

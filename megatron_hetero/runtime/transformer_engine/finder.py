@@ -67,7 +67,7 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Take the hook away, and forget the modules that it gave."""
+    """Take the hook away, and forget the modules made by the hook."""
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, CpuFinder)]
     for name in list(sys.modules):
         if name in _MADE or name.partition(".")[0] == "transformer_engine":

@@ -83,7 +83,7 @@ class LinkHolder:
         return work
 
     def _turn_s(self, hops: Hops, from_s: float) -> float:
-        """Return the time at which to take the paths of a message that is ready at `from_s`.
+        """Return the time at which a message ready at `from_s` takes the paths.
 
         It is early enough that the message cannot be over yet, and late enough that everything
         earlier in the ranks' time has been announced.
@@ -168,7 +168,7 @@ class LinkHolder:
         self.clock.reach(self.clock.at(max(due_s, asked_s)))
 
     def number(self, key: Key) -> Key:
-        """Append to a key its count so far, which is the same on all ranks."""
+        """Append to a key the count of the key so far, equal on all ranks."""
         self._counts[key] += 1
         return (*key, self._counts[key])
 

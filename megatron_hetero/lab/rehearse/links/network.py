@@ -35,7 +35,7 @@ class SlowLink:
 
 @dataclass(frozen=True)
 class RankHop:
-    """Route from one rank to another, with its cost.
+    """Route from rank to rank, with the cost.
 
     `paths` are (numbers of paths, their bandwidth in bytes/s); paths of equal bandwidth stand
     together.
@@ -45,13 +45,13 @@ class RankHop:
     latency_s: float
 
     def taken(self, num_bytes: float) -> tuple[tuple[tuple[int, ...], float], ...]:
-        """Return the paths, and the seconds for which a message takes them."""
+        """Return the paths, and the seconds for which a message takes each."""
         return tuple((numbers, num_bytes / bytes_per_s) for numbers, bytes_per_s in self.paths)
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Hops of a collective, each with the seconds for which it takes its paths.
+    """Hops of a collective, each with the seconds for which the paths are taken.
 
     They need not form a ring (`Network.to_owners`, `Network.broadcast`).
     """
@@ -151,8 +151,8 @@ class Network:
     def _taken_by_all(
         self, sender: int, receiver: int, ranks: Sequence[int], num_bytes: float
     ) -> Iterator[tuple[tuple[int, ...], float]]:
-        """Yield the seconds of one hop on what lies between two nodes, and on the NICs near any of
-        `ranks` on the two; on its own route inside a node."""
+        """Yield the seconds of a hop on the lines between two nodes, and on the NICs near any of
+        `ranks` there; inside a node on the hop's own route."""
         here, there = self._devices[sender], self._devices[receiver]
         if here.node == there.node:
             yield from self.hop(sender, receiver).taken(num_bytes)
@@ -192,7 +192,7 @@ class Network:
         return self.ring(ranks, (size - 1) / size * num_bytes, 1)
 
     def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> Ring:
-        """Build direct messages from every rank to every other one, of the part it owns."""
+        """Build direct messages from every rank to each owner of a part."""
         hops = [
             (self.hop(sender, owner), num_bytes)
             for sender in ranks

@@ -1,4 +1,4 @@
-"""Messages and collectives under way in a rehearsal, and the thread that delivers them.
+"""Messages and collectives under way in a rehearsal, and the delivering thread.
 
 They stand for `torch.distributed.Work`: `wait` ends when the real transport and the described links
 are both done, and notes the time at which that was due.

@@ -97,7 +97,7 @@ class Distances:
     """Tensors without their key biases: the true gradient of these is zero (`key_bias_rows`),
     the computed one is noise, and Adam makes a full step of it."""
     unequal_start: str | None = None
-    """First tensor that a rank was built with other initial weights of (`distance.start`)."""
+    """First tensor with unlike initial weights on a rank (`distance.start`)."""
 
     def within(self, bounds: Tolerances) -> bool:
         return (
@@ -171,7 +171,8 @@ def compare(
 def half_precision_tolerances(
     reference: RankRecord, single: RankRecord, model: ModelSpec, optimizer: str
 ) -> Tolerances:
-    """Return the bounds of a plan in half precision, from one process in it and in fp32.
+    """Return the bounds of a plan in half precision, from the one-process run in half precision and
+    in fp32.
 
     The latter is `single`. Tensors are held to the same factor by `compare` with `single` for its
     floor.

@@ -14,7 +14,7 @@ from megatron_hetero.lab.verify.distance.measure import part_of
 from megatron_hetero.lab.verify.processes.record import RankRecord
 
 Rounding = Callable[[int, str, numpy.ndarray], numpy.ndarray]
-"""(rank, parameter, its whole value in one process) -> what this rank has of it."""
+"""(rank, parameter, the single process's whole value) -> the rank's value."""
 
 
 def first_unequal_start(

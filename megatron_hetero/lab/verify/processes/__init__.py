@@ -1,4 +1,4 @@
-"""The processes of a verification, and the records that they write.
+"""The processes of a verification, and the processes' records.
 
 jobs             all processes, started from one seed checkpoint
 optimizer_flags  flags of learning rates and of Adam

@@ -136,7 +136,7 @@ def _without_recompute(plan: Plan, args: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Values:
-    """Values that replace the shrunk ones."""
+    """Values in place of the shrunk values."""
 
     def __init__(
         self, workload: Workload, shrunk: Shrunk, num_steps: int, options: Sequence[Option]

@@ -1,4 +1,4 @@
-"""A model small enough to train on this machine, for a plan whose shape stays as it is.
+"""A model small enough to train on this machine, for a plan with unchanged shape.
 
 Kept: replicas, stages, tensor-parallel widths, shares, micro-batch counts and sizes, and every
 choice of architecture (tied embeddings, gated MLP, grouped queries, norms, biases, positions,
@@ -244,7 +244,7 @@ def _num_experts(plan: Plan, model: ModelSpec) -> int:
 
 
 def _experts(model: ModelSpec, num_experts: int, columns: int, pattern: Sequence[int]) -> list[str]:
-    """Return the flags of experts, with a loss that balances them."""
+    """Return the flags of experts, with a balancing loss."""
     if not model.num_experts:
         return []
     more = []

@@ -71,7 +71,7 @@ def _shape(
 
 
 class _Piece(NamedTuple):
-    """Queries and keys that attend to each other: places in the tensors of a call."""
+    """Queries with the keys in sight, as places in the tensors of a call."""
 
     queries: tuple[Any, ...]
     keys: tuple[Any, ...]
@@ -112,7 +112,7 @@ def _pieces(shape: _Shape, q: Tensor, k: Tensor, ends: Sequence[Tensor | None]) 
 
 
 def _heads_first(tensor: Tensor, place: tuple[Any, ...], num_heads: int) -> Tensor:
-    """Return `[h, s, d]` of one sequence, keys' heads repeated for their queries."""
+    """Return `[h, s, d]` of a sequence, each key's head repeated for all queries of the group."""
     part = wide(tensor[place]).transpose(0, 1)
     return part.repeat_interleave(num_heads // part.shape[0], 0)
 
@@ -209,7 +209,7 @@ def _statistics(shape: _Shape, q: Tensor) -> tuple[int, ...]:
 
 
 def _finite(log_sum: Tensor) -> Tensor:
-    """Replace the log-sum of a query that sees no key, so that its probabilities are 0."""
+    """Replace the log-sum of a query without keys, for probabilities of 0."""
     return log_sum.masked_fill(log_sum == float("-inf"), 0.0)
 
 
