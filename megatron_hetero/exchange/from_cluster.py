@@ -72,10 +72,10 @@ def cluster_tree(cluster: Cluster, holders: Sequence[Sequence[Device]]) -> Clust
         ClusterError: no holder, a holder without devices or on several nodes, a node that the
             cluster does not have, or two nodes without a link.
     """
-    return _Builder(cluster, holders).build()
+    return _TreeBuilder(cluster, holders).build()
 
 
-class _Builder:
+class _TreeBuilder:
     """Maker of one tree."""
 
     def __init__(self, cluster: Cluster, holders: Sequence[Sequence[Device]]) -> None:

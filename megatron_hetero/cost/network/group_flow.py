@@ -93,7 +93,7 @@ def group_transfers(
 
 
 @dataclass(frozen=True, eq=False)
-class _Round:
+class _RoundMessages:
     """Messages of one round: who sends whom which part of the buffer.
 
     `accesses`: [holder], for each byte of the buffer, bytes of memory that its additions touch.
@@ -107,7 +107,7 @@ class _Round:
 
 def _rounds_of(
     num: int, grouping: Grouping, purpose: Purpose, owners: Sequence[Owned] | None
-) -> Iterator[_Round]:
+) -> Iterator[_RoundMessages]:
     """Yield the rounds of an exchange among `num` holders, in any order."""
     waiting: dict[int, list[RangeSums]] = {}
     parts: dict[int, Floats] = {}
@@ -139,14 +139,14 @@ def _rounds_of(
         pairs = np.flatnonzero(total)
         senders, receivers = np.divmod(pairs, num)
         if purpose != "all_gather":
-            yield _Round(senders, receivers, total[pairs], accesses[number])
+            yield _RoundMessages(senders, receivers, total[pairs], accesses[number])
         if purpose != "reduce_scatter":
             # A gather is the same backwards, and adds nothing.
-            yield _Round(receivers, senders, total[pairs], np.zeros(num))
+            yield _RoundMessages(receivers, senders, total[pairs], np.zeros(num))
 
 
 def _priced(
-    cluster: Cluster, devices: Sequence[Device], rounds: Iterator[_Round]
+    cluster: Cluster, devices: Sequence[Device], rounds: Iterator[_RoundMessages]
 ) -> GroupTransfers:
     num, classes = len(devices), cluster.link_classes
     nodes = np.array([classes.node_number[device.node] for device in devices])
@@ -175,7 +175,7 @@ def _priced(
     )
 
 
-def _slowdowns(cluster: Cluster, nodes: Ints, each: _Round, kinds: Ints) -> Floats:
+def _slowdowns(cluster: Cluster, nodes: Ints, each: _RoundMessages, kinds: Ints) -> Floats:
     """Return the factor by which simultaneous senders to a receiver slow each message
     (`transfer_s`).
 

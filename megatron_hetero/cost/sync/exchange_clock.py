@@ -139,7 +139,7 @@ def _lack_room(steps: Sequence[ExchangeStep]) -> bool:
     return max(taken.values(), default=0.0) > 1 + _ROUNDING
 
 
-class _Room:
+class _HolderRoom:
     """The room of one holder: what is under way, in the order in which it ends."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
             own.setdefault(holder, deque()).append(number)
     missing = [len(step.holders) for step in steps]
     begin_s = [step.first_s for step in steps]
-    rooms = {holder: _Room() for holder in own}
+    rooms = {holder: _HolderRoom() for holder in own}
     queue: list[tuple[float, int]] = []
 
     def come(holder: StageId) -> None:

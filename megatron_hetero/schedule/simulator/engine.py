@@ -48,7 +48,7 @@ def run_step(
     Raises:
         CheckFailedError: some stage waits for a message that never comes.
     """
-    return _Engine(pipelines, collectives).run(update_s, weights)
+    return _EventEngine(pipelines, collectives).run(update_s, weights)
 
 
 def computed_until_s(pipelines: Sequence[Pipeline]) -> dict[StageId, float]:
@@ -58,7 +58,7 @@ def computed_until_s(pipelines: Sequence[Pipeline]) -> dict[StageId, float]:
     Raises:
         CheckFailedError: some stage waits for a message that never comes.
     """
-    engine = _Engine(pipelines, (), records=False)
+    engine = _EventEngine(pipelines, (), records=False)
     engine.run(None, ())
     return {stage.id: stage.computed_s for stage in engine.stages.values()}
 
@@ -92,7 +92,7 @@ class _SimulatedStage:
         """It waits for something that nobody has posted yet."""
 
 
-class _Engine:
+class _EventEngine:
     def __init__(
         self,
         pipelines: Sequence[Pipeline],

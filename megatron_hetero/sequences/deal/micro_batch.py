@@ -41,7 +41,7 @@ def least_seconds(table: PriceTable) -> float:
 
 
 @dataclass
-class _Search:
+class _PackingSearch:
     """The best packing so far, and the bound."""
 
     table: PriceTable
@@ -88,7 +88,7 @@ def deal_micro_batch(
         None where they do not fit in one micro-batch, as far as is known.
     """
     own = table.of(sequences)
-    search = _Search(own, bucketed(own), least_seconds(own), quick)
+    search = _PackingSearch(own, bucketed(own), least_seconds(own), quick)
     if start is not None:
         search.offer(packing_of(table, [start]).of(sequences))
     else:
@@ -134,7 +134,7 @@ def packing_of(table: PriceTable, micro_batches: Sequence[MicroBatch]) -> Packed
     return packing
 
 
-def _by_programme(search: _Search) -> None:
+def _by_programme(search: _PackingSearch) -> None:
     """Raise the bound by bisection, and pack the programme's solutions a little above it."""
     programme = Programme(search.buckets)
     high_s = search.best_s
@@ -170,7 +170,7 @@ def _by_programme(search: _Search) -> None:
             return
 
 
-def _bisect(search: _Search, programme: Programme, high_s: float) -> None:
+def _bisect(search: _PackingSearch, programme: Programme, high_s: float) -> None:
     """Raise the bound by bisection below `high_s`, a time that is enough."""
     trial_s = search.low_s
     for _ in range(_MAX_BISECTIONS):
@@ -191,7 +191,7 @@ def _longest_s(table: PriceTable) -> float:
     return float(table.fixed_s.max() + seconds.max(axis=0).sum())
 
 
-def _fit_by_patterns(search: _Search) -> None:
+def _fit_by_patterns(search: _PackingSearch) -> None:
     """Find any deal where memory is so tight that no solution of the programme could be packed."""
     longest_s = _longest_s(search.table)
     patterns = patterns_within(search.table, longest_s)
@@ -199,7 +199,7 @@ def _fit_by_patterns(search: _Search) -> None:
         search.offer(PatternProgramme(search.table, patterns).solve(longest_s)[1])
 
 
-def _by_patterns(search: _Search) -> None:
+def _by_patterns(search: _PackingSearch) -> None:
     """Raise the bound, and find better deals, by patterns where there are few sequences."""
     patterns = patterns_within(search.table, search.best_s * (1 - 1e-9))
     if patterns is None:
@@ -230,7 +230,7 @@ def _by_patterns(search: _Search) -> None:
         middle = (low + high) // 2
 
 
-def _raise_bound(search: _Search, programme: PatternProgramme) -> None:
+def _raise_bound(search: _PackingSearch, programme: PatternProgramme) -> None:
     """Raise the bound by bisection up to the best deal, and keep better ones."""
     # Most often nothing is gained, which a trial a little above the bound shows at once.
     high_s, trial_s = search.best_s, search.low_s * (1 + _BISECTED / 2)

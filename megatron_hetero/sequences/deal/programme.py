@@ -79,7 +79,7 @@ class Programme:
         num_unknowns = first_group + self._num_options + self._num_kinds
         pair = np.arange(num_pairs)
         groups = first_group + np.arange(self._num_options)
-        rows = _Rows(num_unknowns)
+        rows = _MatrixRows(num_unknowns)
         # Every sequence goes somewhere.
         rows.add(bucket, pair, np.ones(num_pairs), self._counts, self._counts)
         # What a option takes is not more than the time, and the memory, of its groups.
@@ -191,7 +191,7 @@ def nest_rows(tree: GroupTree, kind_of: npt.NDArray[np.int64]) -> tuple[csr_arra
     return matrix, np.array([1.0] + [0.0] * (num_kinds - 1))
 
 
-class _Rows:
+class _MatrixRows:
     """Rows of a sparse matrix, with their limits."""
 
     def __init__(self, num_columns: int) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from megatron_hetero.lab.rehearse.clock import Clock, now, sleep_until
 from megatron_hetero.lab.rehearse.links.board import LOOK_AGAIN_S, Board, Hops, Key
-from megatron_hetero.lab.rehearse.links.network import Network, Ring
+from megatron_hetero.lab.rehearse.links.network import CollectiveHops, Network
 from megatron_hetero.lab.rehearse.links.works import CollectiveWork, Courier, SendWork
 
 
@@ -94,7 +94,7 @@ class LinkHolder:
     def hold(
         self,
         group: Any,
-        ring: Ring | None,
+        ring: CollectiveHops | None,
         real: Callable[[bool], Any],
         async_op: bool,
         kind: str = "",
@@ -121,7 +121,7 @@ class LinkHolder:
         work.start()
         return work
 
-    def done_s(self, key: Key, ring: Ring | None, kind: str) -> float:
+    def done_s(self, key: Key, ring: CollectiveHops | None, kind: str) -> float:
         """Wait for all ranks of a collective; return when the links complete it.
 
         The real collective may end earlier on some ranks, as a broadcast does on its root.
@@ -154,7 +154,7 @@ class LinkHolder:
             for path in paths:
                 self.line_s[self.network.path_names[path]] += seconds
 
-    def _hops(self, ring: Ring | None) -> Hops:
+    def _hops(self, ring: CollectiveHops | None) -> Hops:
         """Convert the hops of a ring to this machine's seconds."""
         scale = self.clock.scale
         return [(paths, seconds * scale) for paths, seconds in ring.hops] if ring else []

@@ -50,7 +50,7 @@ class RankHop:
 
 
 @dataclass(frozen=True)
-class Ring:
+class CollectiveHops:
     """Hops of a collective, each with the seconds for which the paths are taken.
 
     They need not form a ring (`Network.to_owners`, `Network.broadcast`).
@@ -130,7 +130,7 @@ class Network:
         ]
         return [own, *((line.name, line.bytes_per_s) for line in lines), *nics]
 
-    def ring(self, ranks: Sequence[int], hop_bytes: float, num_passes: int) -> Ring:
+    def ring(self, ranks: Sequence[int], hop_bytes: float, num_passes: int) -> CollectiveHops:
         """Build a collective in which every rank sends `hop_bytes` to the next rank of a ring.
 
         In each pass a piece of the buffer travels from rank to rank, over every hop but one.  A
@@ -143,7 +143,7 @@ class Network:
         taken = [part for hop in hops for part in hop.taken(hop_bytes)]
         if self._cluster.has_nics:
             taken = [part for pair in pairs for part in self._taken_by_all(*pair, ranks, hop_bytes)]
-        return Ring(
+        return CollectiveHops(
             tuple(taken),
             num_passes * (sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)),
         )
@@ -181,17 +181,17 @@ class Network:
             first.setdefault(self._devices[rank].node, rank)
         return sorted(ranks, key=lambda rank: (first[self._devices[rank].node], rank))
 
-    def all_reduce(self, ranks: Sequence[int], num_bytes: float) -> Ring:
+    def all_reduce(self, ranks: Sequence[int], num_bytes: float) -> CollectiveHops:
         """Build a reduce-scatter and an all-gather, each (n - 1) / n of a buffer a hop."""
         size = len(ranks)
         return self.ring(ranks, 2 * (size - 1) / size * num_bytes, 2)
 
-    def one_pass(self, ranks: Sequence[int], num_bytes: float) -> Ring:
+    def one_pass(self, ranks: Sequence[int], num_bytes: float) -> CollectiveHops:
         """Build a reduce-scatter or an all-gather by itself."""
         size = len(ranks)
         return self.ring(ranks, (size - 1) / size * num_bytes, 1)
 
-    def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> Ring:
+    def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> CollectiveHops:
         """Build direct messages from every rank to each owner of a part."""
         hops = [
             (self.hop(sender, owner), num_bytes)
@@ -199,12 +199,14 @@ class Network:
             for owner, num_bytes in zip(ranks, part_bytes, strict=True)
             if sender != owner
         ]
-        return Ring(
+        return CollectiveHops(
             tuple(taken for hop, num_bytes in hops for taken in hop.taken(num_bytes)),
             max(hop.latency_s for hop, _ in hops),
         )
 
-    def rounds(self, ranks: Sequence[int], plan: ExchangePlan, bytes_per_element: float) -> Ring:
+    def rounds(
+        self, ranks: Sequence[int], plan: ExchangePlan, bytes_per_element: float
+    ) -> CollectiveHops:
         """Build the messages of an exchange plan; a round waits for the one before it.
 
         A node sends and receives no faster than its fastest link in the exchange, on all its paths
@@ -241,15 +243,15 @@ class Network:
             if own[1] < inf:
                 hops.append(((self._numbers[own[0]],), seconds))
             hops += [((self._numbers[line],), num_bytes / speed) for line, speed in lines]
-        return Ring(tuple(hops), sum(latest_s.values()))
+        return CollectiveHops(tuple(hops), sum(latest_s.values()))
 
-    def broadcast(self, ranks: Sequence[int], root: int, num_bytes: float) -> Ring:
+    def broadcast(self, ranks: Sequence[int], root: int, num_bytes: float) -> CollectiveHops:
         """Build a broadcast from the root along the ring to the last rank."""
         order = self._around(ranks)
         first = order.index(root)
         chain = order[first:] + order[:first]
         hops = [self.hop(sender, receiver) for sender, receiver in pairwise(chain)]
-        return Ring(
+        return CollectiveHops(
             tuple(taken for hop in hops for taken in hop.taken(num_bytes)),
             sum(hop.latency_s for hop in hops),
         )
