@@ -244,6 +244,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
     """
     known = {device.name: device for device in cluster.devices}
     replicas = []
+    # Stage by stage: known devices that can compute in the stage's precision.
     for r, replica in enumerate(plan.replicas):
         stages = []
         for s, stage in enumerate(replica.stages):
@@ -270,10 +271,12 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         placed = PlacedReplica(
             tuple(stages), replica.num_micro_batches, micro_batch_size=replica.micro_batch_size
         )
+        # Launch counts only where they are not 1F1B's own, since those are priced faster.
         counts = tuple(launched_forwards(plan, r, s) for s in range(len(stages)))
         if counts != placed.num_in_flight:
             placed = replace(placed, launch_counts=counts)
         replicas.append(placed)
+    # What depends on all replicas together: owners of states, experts, sharded layers.
     placement = Placement(tuple(replicas), plan.exchange_groups, plan.exchange_uplinks)
     shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
     if any(map(any, shares)) or placement.has_context_parallel:
@@ -356,12 +359,14 @@ def with_optimizer_shares(
     Args:
         shares: relative to each other, [replica][stage]; None is 1.
     """
+    # Weights of each stage; a stage with context parallelism has several holders.
     replicas = placement.replicas
     weights = [[share or 1 for share in of_replica] for of_replica in shares]
     of_groups = [
         [own * stage.context_parallel for own, stage in zip(of_replica, r.stages, strict=True)]
         for of_replica, r in zip(weights, replicas, strict=True)
     ]
+    # Sums over all holders: of a tied embedding, of both ends, and of each layer.
     ends = [{0, len(of_replica) - 1} for of_replica in weights]
     tied = sum(of_groups[r][s] for r, of_replica in enumerate(ends) for s in of_replica)
     embedding = sum(of_replica[0] for of_replica in of_groups)
@@ -378,6 +383,7 @@ def with_optimizer_shares(
         for s, layers in enumerate(of_replica):
             for layer in layers:
                 of_layer[layer] += of_groups[r][s]
+    # A stage's part: its weight over the sum, as the mean over its layers.
     made = []
     for r, replica in enumerate(replicas):
         stages = []

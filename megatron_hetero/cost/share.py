@@ -128,12 +128,14 @@ def member_shares(
     Raises:
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
     """
+    # Unequal parts of sequences: members as with equal ones, with their rank noted.
     if context_shares is not None and len(set(context_shares)) > 1:
         members = member_shares(model, width, shares, context_parallel, expert_shares)
         return tuple(
             replace(share, context_shares=context_shares, context_rank=index // width)
             for index, share in enumerate(members)
         )
+    # Experts dealt out over replicas: a member has whole or divided experts of its group.
     if expert_groups is not None:
         size, divisor = expert_groups
         columns = model.moe_ffn_hidden_size
@@ -160,14 +162,17 @@ def member_shares(
                 strict=True,
             )
         )
+    # Everything that a tensor-parallel group divides: heads, columns of all kinds.
     units = (
         model.num_query_groups,
         model.mlp_columns,
         model.moe_shared_expert_intermediate_size,
         model.dense_columns,
     )
+    # Equal shares that divide everything are no shares.
     if shares is not None and len(set(shares)) == 1 and not any(n % width for n in units):
         shares = None
+    # Cut each by the shares; members in rank order, for each context-parallel rank.
     own = [
         [stop - start for start, stop in pairwise(shard_edges(number, width, shares))]
         if number

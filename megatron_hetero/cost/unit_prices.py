@@ -132,6 +132,7 @@ class UnitPrices(Variants):
         costs = self.of_stage(stage)
         if costs is not self:
             return costs.stage_pieces(stage, vocab_rows)
+        # Plain groups have a simpler cache.
         if stage.context_parallel == 1 and stage.expert_shares is None and stage.experts is None:
             return self.group_pieces(stage.devices, stage.shares, vocab_rows)
         devices, width = stage.devices, stage.width
@@ -142,6 +143,7 @@ class UnitPrices(Variants):
             stage.expert_groups,
             None if stage.experts is None else tuple(self._ends(stage.experts.devices)),
         )
+        # Members with their shares; experts add those with whom they wait.
         if key not in self._pieces:
             shares = member_shares(
                 self.workload.model,

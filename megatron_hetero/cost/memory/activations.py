@@ -35,17 +35,20 @@ def layer_activation_bytes(
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     residual = training.residual_bytes
+    # Full recompute keeps the layer's input alone.
     if recompute == "full":
         return own_tokens * model.hidden_size * residual
     # Input and output of both norms, and a mask byte after each of the two dropouts.
     kept_of_norms = 2 * (residual + element) + (2 if training.hidden_dropout else 0)
     whole = own_tokens * model.hidden_size * kept_of_norms
     whole += 2 * own_tokens * _norm_statistics(model)
+    # The MLP, or the experts in its place.
     if model.num_experts:
         kept = _kept_by_experts(model, training, share)
         kept += _kept_by_shared_expert(model, training, share)
     else:
         kept = tokens * element * _kept_by_mlp(model, training, share)
+    # Attention last, which decides by fused kernels and recompute.
     attention = _kept_by_latent_attention if model.kv_lora_rank else _kept_by_attention
     return whole + kept + attention(model, training, share, flash, recompute)
 
@@ -93,6 +96,7 @@ def _kept_by_attention(
     num_heads = query // model.kv_channels
     grouped = key_value < query
     rotary = model.is_rotary
+    # Queries, keys and values, their product, and the context.
     elements = 2 * query + 2 * key_value
     if not flash:
         if grouped and recompute == "none" and share.stores_scores(training, flash):
@@ -126,6 +130,7 @@ def _kept_by_attention(
         kept += 4 * share.sequence_tokens(model) * model.kv_channels * element
     if model.qk_layernorm:
         kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)
+    # Selective recompute drops the scores.
     if recompute == "selective":
         return kept
     if not share.stores_scores(training, flash):

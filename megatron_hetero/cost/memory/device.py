@@ -241,6 +241,7 @@ def stage_memory(
         holders: devices that share the distributed optimizer's states.
     """
     model, training = workload.model, workload.training
+    # A model with several kinds of layers has one memory for each kind.
     if model.kinds:
         kinds = tuple(
             stage_memory(
@@ -264,9 +265,11 @@ def stage_memory(
     states = state_bytes(training)
     flash = uses_flash_attention(training, gpu)
     tokens = share.num_tokens(model, training)
+    # Elements at a boundary, and the tensors kept there for neighbours.
     boundary = share.own_tokens(model, training) * model.hidden_size * training.residual_bytes
     num_hops = (not first) + (not last)
     num_sends_kept = num_hops if num_sends_kept is None else num_sends_kept
+    # Parameters outside of layers, by end: a tied embedding is counted by itself, for its holders.
     first_params = stage_params(model, share, 0, first, False, vocab_rows)
     base_params = stage_params(model, share, 0, first, last, vocab_rows)
     last_params = base_params - first_params
@@ -278,6 +281,7 @@ def stage_memory(
     embedding_holders = holders.embedding or holders.layers
     head_holders = holders.head or holders.layers
     layer = layer_params(model, share)
+    # What a micro-batch keeps outside of layers.
     kept_once = 0
     if first or last:
         kept_once += mask_bytes(model, training, share, flash)
@@ -299,6 +303,7 @@ def stage_memory(
     def of_layer(state: int) -> int:
         return _layer_states_bytes(model, share, layer, holders.layers, state)
 
+    # Outside of layers, then for each layer.
     base = {
         "weights": base_params * states.weight,
         "gradients": base_params * states.gradient,

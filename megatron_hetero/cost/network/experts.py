@@ -67,15 +67,18 @@ def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: 
         devices: of whole groups, one after the other, in rank order.
         size, width: of each group, as in `ExpertLinks`.
     """
+    # Whole groups of experts, and the narrow groups that divide one expert.
     whole = size * width
     groups = [devices[first : first + whole] for first in range(0, len(devices), whole)]
     narrow = [g[i : i + width] for g in groups for i in range(0, whole, width)]
     loads: dict[tuple[str, str], float] = {}
     latency_s = 0.0
+    # Load ports and NICs by the pairs of ranks that exchange tokens.
     for group in groups:
         kinds: dict[tuple[str, str], list[int]] = {}
         for index, device in enumerate(group):
             kinds.setdefault((device.node, cluster.nic_of(device)), []).append(index)
+        # GPUs behind the same NIC are alike.
         for (node, nic), own in kinds.items():
             for (there, other_nic), others in kinds.items():
                 sender, receiver = group[own[0]], group[others[0]]
@@ -96,6 +99,7 @@ def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: 
                 link = cluster.link(sender, receiver)
                 for key in (("out", nic), ("in", other_nic)):
                     loads[key] = loads.get(key, 0.0) + pairs / size / link.bytes_per_s
+    # The busiest port or NIC decides.
     return ExpertLinks(
         size,
         width,

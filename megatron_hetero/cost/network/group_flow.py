@@ -113,6 +113,7 @@ def _rounds_of(
     parts: dict[int, Floats] = {}
     accesses: dict[int, Floats] = {}
 
+    # Sum the waiting messages of a round by pair of holders.
     def take(number: int) -> None:
         found = waiting.pop(number, [])
         pairs = [sums.senders * num + sums.receivers for sums in found]
@@ -126,12 +127,14 @@ def _rounds_of(
             own = accesses.setdefault(number, np.zeros(num))
             own += np.bincount(sums.receivers, touched, num)
 
+    # Keep few messages waiting: a large exchange has very many.
     def add(sums: RangeSums) -> None:
         own = waiting.setdefault(sums.round, [])
         own.append(sums)
         if sum(s.senders.size for s in own) > _AT_ONCE:
             take(sums.round)
 
+    # Rounds come from the planned exchange itself.
     reduce_scatter(_ELEMENTS, grouping, add, owners)
     for number in list(waiting):
         take(number)

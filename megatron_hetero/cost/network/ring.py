@@ -51,15 +51,18 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
         model: decides the parts that unlike shares hold.
         stages: tensor-parallel groups that hold the buffer, in any order.
     """
+    # Holders in the order of the ring, each with the largest part on one of its ranks.
     ordered = sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
     share = (len(ordered) - 1) / len(ordered)
     parts = [held_fraction(model, stage) for stage in ordered]
     hops = []
     prices: dict[tuple[str, str, float, float], tuple[float, float, float]] = {}
+    # Between nodes the ring leaves and enters by the NICs of all holders on the node.
     on_node: dict[str, list[PlacedStage]] = {}
     for stage in ordered:
         on_node.setdefault(stage.devices[0].node, []).append(stage)
     carriers = {node: _carriers(own) for node, own in on_node.items()}
+    # Equal hops are priced once.
     around = zip(ordered, ordered[1:] + ordered[:1], parts, parts[1:] + parts[:1], strict=True)
     for sender, receiver, sent, received in around:
         here, there = sender.devices[0], receiver.devices[0]

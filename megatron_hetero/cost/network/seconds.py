@@ -124,6 +124,7 @@ def boundary_time(
             the sequence as `plan.sharding.stage_ranges` says.
         tokens: of a sequence, of each of these groups, where they are unlike.
     """
+    # Pieces from each sender to each receiver.
     here, there = (
         StageRanks(tuple(range(len(devices))), *division)
         for devices, division in zip(
@@ -133,10 +134,12 @@ def boundary_time(
     messages = [
         (senders[i], receivers[j], part * num_bytes) for i, j, part in _messages(here, there)
     ]
+    # Sum the bytes on every port and path.
     carried: dict[tuple[str, str], float] = {}
     for sender, receiver, size in messages:
         for path in _paths(sender, receiver):
             carried[path] = carried.get(path, 0.0) + size
+    # The busiest shared line, path, port or NIC is the message's time on the link.
     parts = _parts(messages, senders, receivers)
     busy_s = max(line_seconds(cluster, between(parts, senders, receivers)).values(), default=0.0)
     latency_s = 0.0
@@ -148,6 +151,7 @@ def boundary_time(
         latency_s = max(latency_s, link.latency_s + link.jitter_s)
     path_s, nics = busy_s, message_seconds(cluster, messages)
     busy_s = max(busy_s, *nics.values()) if nics else busy_s
+    # Without sequence parallelism the receivers gather the whole tensor.
     gather_s = 0.0
     width = there.width
     if width > 1 and not sequence_parallel:
@@ -155,6 +159,7 @@ def boundary_time(
             ring_all_gather_s(num_bytes * there.part(rank), width, slowest_link(cluster, group))
             for rank, group in enumerate(groups_of(receivers, width))
         )
+    # With NICs, the message takes each of them for its own time.
     if not nics:
         return BoundaryTime(busy_s, latency_s + gather_s, parts)
     near = {True: [*map(cluster.nic_of, senders)], False: [*map(cluster.nic_of, receivers)]}

@@ -80,10 +80,12 @@ def stage_buckets(
         whole_apart: make the buckets of what the ranks of a group hold whole; else it is in the
             others, which take as long but for latency.
     """
+    # Buckets still open, by holders; each has the place of its last slice.
     done: list[tuple[int, StageBucket]] = []
     open_: dict[tuple[tuple[StageId, ...], bool], tuple[int, StageBucket]] = {}
     for place, piece in enumerate(_slices(placement, model, vocab_rows)):
         stages = [placement.replicas[r].stages[s] for r, s in piece.holders]
+        # A single group has nobody to exchange with.
         if sum(stage.context_parallel for stage in stages) == 1:
             continue
         sets = num_rank_sets(stages)
@@ -110,11 +112,13 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
     last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
     words = vocab_rows * model.hidden_size
     positions = embedding_params(model, 1, 0)
+    # Behind the layers: output layer and further tokens, of last stages.
     if not model.tied_embeddings:
         yield _BucketSlice(last_stages, words, model.num_layers)
     if model.mtp_num_layers:
         further = further_params(model, even_share(model, 1))
         yield _BucketSlice(last_stages, further, model.num_layers)
+    # Layers from the last to the first, each with the stage of every replica that holds it.
     stage_of = [len(replica.stages) - 1 for replica in replicas]
     for layer in reversed(range(model.num_layers)):
         for r, replica in enumerate(replicas):
@@ -129,6 +133,7 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
         for size in (*tensors[:-1], tensors[-1] - whole):
             yield _BucketSlice(holders, size, layer)
         yield _BucketSlice(holders, whole, layer, is_whole=True)
+    # Before the layers: embeddings, of first stages (and last ones, if tied).
     holders = first_stages
     if model.mtp_num_layers:
         # The last stage embeds the tokens too.

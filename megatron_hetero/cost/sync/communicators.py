@@ -170,11 +170,13 @@ def layer_sets(plan: Plan, workload: Workload) -> Iterator[tuple[int, tuple[int,
     first = [(r, 0) for r in range(len(plan.replicas))]
     last = [(r, len(replica.stages) - 1) for r, replica in enumerate(plan.replicas)]
     is_partial = workload.training.sequence_parallel or model.qk_layernorm
+    # Behind the layers: final norm and output layer.
     behind = [parts.whole(last, workload.training.sequence_parallel)]
     if not model.tied_embeddings:
         behind.append(parts.cut(last, "vocabulary"))
     for ranks in dict.fromkeys(joined.from_iterable(behind)):
         yield model.num_layers, ranks
+    # Layers of one kind with the same holders have the same sets.
     known: dict[tuple[ModelSpec, tuple[_Holder, ...]], tuple[tuple[int, ...], ...]] = {}
     for layer in reversed(range(model.num_layers)):
         kind_of_layer = model.of_layer(layer)
@@ -188,6 +190,7 @@ def layer_sets(plan: Plan, workload: Workload) -> Iterator[tuple[int, tuple[int,
             known[key] = tuple(dict.fromkeys(joined.from_iterable(found)))
         for ranks in known[key]:
             yield layer, ranks
+    # Before the layers: embeddings.
     before = []
     if model.position_embedding == "learned_absolute":
         before.append(parts.whole(first, is_partial=False))

@@ -168,6 +168,7 @@ class _HolderRoom:
 def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
     """Run the exchanges in limited room: a holder comes to its next exchange when it has room for
     one of its buckets."""
+    # Exchanges of each holder in order; an exchange begins when its last holder has come.
     own: dict[StageId, deque[int]] = {}
     for number, step in enumerate(steps):
         for holder in step.holders:
@@ -186,9 +187,11 @@ def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
             if not missing[number]:
                 heappush(queue, (begin_s[number], number))
 
+    # All holders come to their first exchange.
     for holder in own:
         come(holder)
     last_s = 0.0
+    # The earliest exchange takes its paths, then lets its holders go on.
     while queue:
         at_s, number = heappop(queue)
         step = steps[number]

@@ -110,6 +110,7 @@ def buffers_of(
     """
     found = {}
     for (r, s), room in rooms.items():
+        # A rank of the narrowest group is in the most buckets.
         narrowest = min(group.width for group in placement.replicas[r].stages[s].groups)
         num = -(-sets // narrowest)
         copies = num_copies(is_packed=is_packed or num > 1, is_received=is_received)

@@ -86,16 +86,20 @@ def stock_forwards(forward_step: Function) -> Function:
     @wraps(forward_step)
     def marked(*given: Any, **named: Any) -> Any:
         nonlocal done
+        # Validation runs under no_grad; it has one phase only.
         if not torch.is_grad_enabled():
             PROGRESS.enter(Phase.VALIDATION)
             return forward_step(*given, **named)
+        # Forward passes before this stage's first backward pass: the stages behind it.
         due = parallel_state.get_pipeline_model_parallel_world_size()
         due -= parallel_state.get_pipeline_model_parallel_rank() + 1
+        # The first forward pass of a step begins the step.
         if done == 0:
             begin_step(forward_only=False)
         else:
             PROGRESS.enter(Phase.WARM_UP if done < due else Phase.STEADY)
         result = forward_step(*given, **named)
+        # Behind the last forward pass only backward passes are left.
         done += 1
         if done == get_num_microbatches():
             done = 0

@@ -123,6 +123,8 @@ class Watch:
         Ends the process if another rank is the cause, or if connections failed though all live;
         returns if the error is this rank's own, of which the others learn.
         """
+        # A lost connection may have its cause on another machine, whose silence takes longer to
+        # see.
         lost = is_lost_connection(error)
         deadline = time.monotonic() + (LOST_S + 4 * PERIOD_S if lost else _GRACE_S / 2)
         try:
@@ -131,6 +133,7 @@ class Watch:
                 said = str(error).partition("\n")[0]
                 self._store.set(f"left/{self._own.rank}", f"ended with an error: {said}")
                 return
+            # Meanwhile look for a verdict, or a dead neighbour on this machine.
             while time.monotonic() < deadline:
                 self._end_if_told()
                 for place in self._places:
@@ -138,6 +141,7 @@ class Watch:
                         self._end_if_dead(place)
                 time.sleep(_LOOK_S)
             said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            # Nobody is dead, so the network is.
             if lost:
                 self._accuse(
                     self._own.rank, f"lost its connection to others, though no rank died ({said})"

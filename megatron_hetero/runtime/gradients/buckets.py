@@ -100,6 +100,7 @@ def plan_buckets(
     Raises:
         PlanFormatError: ranks disagree about a parameter's global shape.
     """
+    # Open buckets by their holders: slices, elements, and the place of the newest slice.
     buckets: list[tuple[int, Bucket]] = []
     parts: dict[_BucketKey, list[ParameterSlice]] = {}
     sizes: dict[_BucketKey, int] = {}
@@ -109,11 +110,14 @@ def plan_buckets(
         holders, layer = key
         buckets.append((place, Bucket(holders, tuple(parts.pop(key)), layer, sizes.pop(key))))
 
+    # Slices come in the order of the backward pass; a copy inside a group needs no exchange.
     for place, piece in enumerate(_pieces(tables, stages)):
         if piece.is_local:
             continue
+        # Slices of a sharded layer stay together, all others by size alone.
         layer = layer_number(piece.slice.name)
         key = piece.holders, layer if layer in sharded else None
+        # A full bucket is closed before the slice that would overflow it.
         if key[1] is None and key in parts and sizes[key] + piece.size > max_elements:
             close(key, last[key])
         parts.setdefault(key, []).append(piece.slice)

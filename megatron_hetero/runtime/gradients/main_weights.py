@@ -116,17 +116,21 @@ def build_mixed_optimizer(
         divides: the optimizer's state is divided among the holders of a weight.
         kwargs: further keyword arguments of the function.
     """
+    # The sync knows who owns which weights, so it has to exist.
     sync = gradient_sync(get_model_config(model[0]))
     if sync is None:
         raise RuntimeError("the model has no gradient sync; synchronise_hook comes first")
     mixed: Any
+    # Divided: this rank's fp32 main weights are those of its pieces.
     if divides:
         made = build_optimizer(get_megatron_optimizer, config, model, *args, **kwargs)
         mixed = MixedDividedOptimizer(_full(made, model), sync, made.pieces)
         sync.take_main_weights(piece.tensor for piece in made.pieces if piece.is_sole_owner)
     else:
+        # Whole: every holder has all main weights.
         made = get_megatron_optimizer(config, model, *args, **kwargs)
         mixed = MixedOptimizer(_full(made, model), sync)
+    # Holders in other precisions start from the same main weights.
     sync.equalise_parameters()
     return mixed
 

@@ -93,10 +93,12 @@ class StartMeeting:
         store = self._store
         if store is None or self._is_over:
             return
+        # Bring this rank's items; the last rank to arrive compares all.
         store.set(f"items/{self._rank}", json.dumps(self._items))
         store.set(f"hash/{self._rank}", content_hash(self._items))
         if store.add(_ARRIVED, 1) == self._num_ranks:
             self._give(None, UsageError.exit_code, self._difference())
+        # Wait for the verdict of whoever gives it.
         verdict = self._verdict(timeout)
         self._is_over = True
         if not verdict["text"]:

@@ -267,8 +267,11 @@ class PipelineCommunicator:
         self.config = config
         self.pp_group = groups.pipeline
         self.boundaries: dict[int, Boundary] = {}
+        # Over gloo a leading rank sends for its group, but only tensors that the group would gather
+        # anyway.
         is_gathered = not (sequence_parallel or config.sequence_parallel)
         over_gloo = dist.get_backend(groups.world) == dist.Backend.GLOO
+        # One boundary for each hop of this rank: it is either before or behind the boundary.
         for number, hop in groups.hops.items():
             before, after = groups.chain[number], groups.chain[number + 1]
             if before == groups.pipeline.stage:

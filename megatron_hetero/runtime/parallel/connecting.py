@@ -80,12 +80,15 @@ def make_group(
     Raises:
         EnvironmentMismatchError: the communication library cannot connect the ranks.
     """
+    # NCCL makes a communicator at once if the group is bound to a card.
     over_nccl = dist.get_backend() == dist.Backend.NCCL
     named: dict[str, Any] = {}
     if over_nccl and dist.get_rank() in ranks:
         named["device_id"] = torch.device("cuda", torch.cuda.current_device())
+    # Groups for messages alone get streams by urgency.
     if over_nccl and not connections.collectives:
         named["pg_options"] = _message_options(is_urgent)
+    # Every rank makes the group; its members connect.
     PROGRESS.enter(Phase.CONNECT)
     try:
         group = dist.new_group(list(ranks), timeout=timeout, **named)

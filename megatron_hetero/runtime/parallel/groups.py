@@ -187,12 +187,14 @@ def build_groups(
         activation_elements: of the whole activations that cross boundaries, which decide the ranks
             that exchange any; without them all ranks of two stages are connected.
     """
+    # A group of each rank alone stands for what Megatron believes to be a collective.
     connect_world()
     table = rank_table(plan)
     rank = dist.get_rank()
     place = table[rank]
     made = [dist.new_group([other], timeout=timeout) for other in range(len(table))]
     alone = made[rank]
+    # Ranks of every stage, with their parts of a sequence.
     stages = {
         (r, s): StageRanks(
             ranks,
@@ -201,6 +203,7 @@ def build_groups(
         )
         for (r, s), ranks in stage_ranks(plan).items()
     }
+    # All communicators of the job, in the plan's order; keep those of this rank.
     own: dict[tuple[Use, int | None], tuple[dist.ProcessGroup, ...]] = {}
     for communicator in model_communicators(plan, variable_lengths):
         connections = _connections(communicator, plan, stages, activation_elements)
@@ -214,6 +217,7 @@ def build_groups(
         if rank in communicator.ranks:
             key = communicator.use, communicator.boundary
             own[key] = (*own.get(key, ()), group)
+    # A rank without a group for some use has another that stands for it.
     (tensor,) = own.get(("tensor", None), (alone,))
     (context,) = own.get(("context", None), (alone,))
     (stage,) = own.get(("stage", None), (tensor if context is alone else context,))

@@ -48,20 +48,24 @@ class DividedAttention(MaskedAttention):
         Shapes: queries `[s_r, 1, heads, d]`, keys and values `[s_r, 1, groups, d]`, where s_r are
         the rank's own tokens of all sequences; the result `[s_r, 1, heads * d]`.
         """
+        # Ulysses: ranks exchange heads, and each attends to whole sequences.
         own: DividedSequences = packed_seq_params
         if own.heads is not None:
             return self._by_heads(query, key, value, own, own.heads)
+        # Otherwise gather keys and values of the group; each rank computes its own queries.
         self._softmax.heads = slice(None)
         if own.cp_group.size() > 1:
             # Together: one message instead of two.
             both = torch.cat([key, value], dim=-1)
             both = gathered_pieces(both, own.most_tokens, own.cp_group)
             key, value = both.split([key.size(-1), value.size(-1)], dim=-1)
+        # Sequence by sequence, so that a pack costs only its own pairs of tokens.
         found = []
         for q, order in enumerate(own.orders):
             mine = slice(own.edges[q], own.edges[q + 1])
             if mine.start < mine.stop:
                 found.append(self._of_one(query[mine], key, value, order, own.runs[q]))
+        # Filling tokens behind the sequences attend to nothing that counts.
         if own.edges[-1] < len(query):
             found.append(_filling(query[own.edges[-1] :], key, value))
         return torch.cat(found)

@@ -95,11 +95,13 @@ def write_manifest(folder: Path, step: int, plan: str | None, num_ranks: int) ->
         CheckpointError: a file is not as long as when its rank wrote it, or has no digest.
         FileFormatError, OSError: the folder cannot be read or written.
     """
+    # Digests that every rank took while it wrote; their notes go.
     files: dict[str, FileDigest] = {}
     notes = sorted(folder.glob(f"{_DIGESTS}*.json"))
     for note in notes:
         files |= validate_document(read_json(note), _Digests, CheckpointError).files
         note.unlink()
+    # Every file has a digest, and still its length; rank 0's own files are digested now.
     for path in sorted(folder.iterdir()):
         if not path.is_file():
             continue
@@ -110,6 +112,7 @@ def write_manifest(folder: Path, step: int, plan: str | None, num_ranks: int) ->
             raise CheckpointError(f"{path}: the rank that wrote it left no digest")
         else:
             files[path.name] = digest_of(path)
+    # The manifest's own hash covers everything in it.
     content = {
         "format": _FORMAT,
         "step": step,

@@ -94,6 +94,7 @@ class Saver:
         Returns:
             With `async_sharded_save` the request that Megatron finishes later; else None.
         """
+        # Data go to a working folder of another name.
         final = Path(checkpoint_dir)
         working = folders.working_folder(final)
         is_async = named.pop("async_sharded_save", False)
@@ -101,15 +102,19 @@ class Saver:
         named.pop("async_strategy", None)
         if dist.get_rank() == 0:
             working.mkdir(parents=True, exist_ok=True)
+        # Always ask for the asynchronous form: it has hooks before and after the writing.
         request = original(
             state, working, *given, **named, async_sharded_save=True, async_strategy=strategy
         )
+        # Guard the writing, then the steps that finish a save.
         save = _Save(self, final, working, self._step)
         write = request.async_fn
         request = request._replace(
             async_fn=None if write is None else partial(_write, write, str(working)),
             finalize_fns=save.steps(request.finalize_fns),
         )
+        # Asynchronous: Megatron finishes later. Otherwise finish here, and tell a failure to
+        # `save_checkpoint`.
         if is_async:
             return request
         request.execute_sync()

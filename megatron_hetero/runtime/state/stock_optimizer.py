@@ -88,6 +88,7 @@ def _as_stock(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> di
         | ({"step": float(step)} if step else {})
         for group in inner["param_groups"]
     ]
+    # Moments of every parameter, then main weights.
     entries = [entry for of in inner["state"].values() for entry in of.values()]
     if _MAIN in state:
         entries += [entry for group in state[_MAIN] for entry in group]
@@ -123,11 +124,13 @@ def _as_ordinary(state: dict[Any, Any]) -> dict[str, Any]:
     Tensors are where this job asked for them already.  Stock has the experts that it deals out in
     a second optimizer; their parameter groups say what those of the first do.
     """
+    # The first optimizer's parameter groups and scaler stand for all; named entries are this job's.
     common = state.get(0, state)
     made = {name: value for name, value in state.items() if isinstance(name, str)}
     made = {name: value for name, value in made.items() if name not in ("param_state", _STOCKS)}
     if "grad_scaler" in common:
         made["grad_scaler"] = common["grad_scaler"]
+    # Settings and step as saved, and the parameters' numbers as in this job.
     inner = made if "state" in made else dict(made["optimizer"])
     groups = common["optimizer"]["param_groups"]
     step = next((group["step"] for group in groups if "step" in group), None)
@@ -139,6 +142,7 @@ def _as_ordinary(state: dict[Any, Any]) -> dict[str, Any]:
             group.pop("step", None)
         if step is not None:
             inner["state"]["common_step"] = torch.tensor(float(step))
+    # Saved settings, with this job's parameters.
     inner["param_groups"] = [
         {**group, "params": own} for group, own in zip(saved, numbers, strict=True)
     ]

@@ -89,17 +89,20 @@ class ShardedLayer:
         self.buckets = tuple(buckets)
         self._weight = weight
         self.parameters = [p for p in module.parameters() if getattr(p, _MARK, False)]
+        # Order the parameters as their slices lie in the buckets.
         position = {
             bucket.views.parameter(Rows(piece, 0, 0)): (number, index)
             for number, bucket in enumerate(self.buckets)
             for index, piece in reversed(list(enumerate(bucket.views.slices)))
         }
         self.parameters.sort(key=lambda p: position[p])
+        # One flat tensor for all, so that one call frees or makes the layer's weights.
         self._flat = torch.cat([p.data.reshape(-1) for p in self.parameters])
         for parameter, part in zip(self.parameters, self._parts(self._flat), strict=True):
             parameter.data = part
         self._num_bytes = self._flat.untyped_storage().nbytes()
         self.is_whole = True
+        # Neighbours in the order of the passes, and exchanges under way.
         self.before: ShardedLayer | None = None
         self.after: ShardedLayer | None = None
         self._arriving: list[Callable[[], None]] = []
@@ -107,10 +110,12 @@ class ShardedLayer:
         self._gradients: torch.Tensor | None = None
         for bucket in self.buckets:
             bucket.arrange()
+        # Fused kernels would write to a `main_grad` that is not there.
         for each in module.modules():
             for name in _FUSED_GRADIENTS:
                 if hasattr(each, name):
                     setattr(each, name, False)
+        # Gradients are taken when complete, weights gathered before each pass and freed after it.
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(_accumulate)
         module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
