@@ -152,6 +152,7 @@ def _llama_heads(config: Mapping[str, Any]) -> Heads:
 
 def _gpt2(config: Mapping[str, Any]) -> Iterator[MappedParameter]:
     heads = Heads(config["n_head"], config["n_head"], config["n_embd"] // config["n_head"])
+    # Embeddings, then every layer, then the last norm and the output layer.
     yield _same("embedding.word_embeddings.weight", "transformer.wte.weight")
     yield _same("embedding.position_embeddings.weight", "transformer.wpe.weight")
     for i in range(config["n_layer"]):

@@ -89,10 +89,12 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
     on_progress("importing Megatron")
     preload()
     began = time.monotonic()
+    # All checks, on as many ranks as the machine can hold.
     with side_by_side(machine.num_gpus) as sharing:
         checks = [
             _run(name, check, on_progress) for name, check in _checks(request, machine, on_progress)
         ]
+    # The report, with all that a reader needs to judge it.
     data = {
         "ok": all(check["ok"] for check in checks),
         "checks": checks,

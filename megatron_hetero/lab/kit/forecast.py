@@ -109,6 +109,7 @@ def _train(plan: Plan, machine: Machine, folder: Path) -> dict[str, Any]:
     save_plan(plan_from_layout(plan.layout), folder / "plan.json")
     argv = (*machine.model(), *TRAINING, f"--data-cache-path={folder / 'cache'}")
 
+    # One run for the time, one for the bytes by part.
     def paced(rank: int) -> None:
         ends: list[float] = []
         training_log.add_observer(lambda *given: ends.append(time.perf_counter()))

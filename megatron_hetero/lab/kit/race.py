@@ -78,12 +78,14 @@ def race(
     Raises:
         RankFailedError: a process refused the job, or died.
     """
+    # One plan file and one data set for both.
     num_ranks, total = plan.layout.num_devices, num_steps + WARM_UP
     both = (*flags, f"--train-iters={total}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.json"
     save_plan(plan, path)
     run_jobs([LocalJob("data", 1, lambda rank: _write_data(folder), folder / "data")], 120)
+    # The two jobs pass the turn to each other after each step.
     turns = Turns(num_ranks)
 
     def plain(rank: int) -> None:

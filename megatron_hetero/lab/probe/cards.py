@@ -74,6 +74,7 @@ def chosen_cards(
         UsageError: a place without a card, unlike cards, or nothing says which are meant.
         EnvironmentMismatchError: no card is of this type.
     """
+    # By place, or by the driver's name of the type.
     is_known = gpu in gpu_type_names()
     if places is not None:
         chosen = cards_at(cards, places)
@@ -84,6 +85,7 @@ def chosen_cards(
             f"--gpu {gpu}: this machine has none; it has {_words(cards)}. Give the type of one of "
             "them, as cluster.yaml calls it."
         )
+    # A known type must be the cards' own; an unknown one must mean cards of one kind.
     wrong = [c for c in chosen if is_known and not names_match(gpu, c.name)]
     if wrong:
         raise UsageError(f"--gpu {gpu}: {_words(wrong)} is another type; leave it out of --cards")

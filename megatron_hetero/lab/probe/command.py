@@ -94,6 +94,7 @@ def probe(request: ProbeRequest, on_progress: Callable[[str], None]) -> tuple[Me
             "--moe-layer-freq: a profile has the time of one kind of layer, and this model has "
             "two. Plan without --profile, or probe a model with experts in every layer."
         )
+    # What the file has already is not measured again.
     _check_gpus(request)
     data = _existing(request)
     measured = []
@@ -104,6 +105,7 @@ def probe(request: ProbeRequest, on_progress: Callable[[str], None]) -> tuple[Me
             continue
         on_progress(f"width {width} ({number} of {len(request.widths)}): micro-batches "
                     f"{', '.join(map(str, missing))}")  # fmt: skip
+        # Written after each width, so that an interruption loses one width only.
         result = _launch(request, width, tuple(missing))
         _add(data, request, width, result)
         write_json(request.output, data)

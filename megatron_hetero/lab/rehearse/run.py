@@ -114,6 +114,7 @@ def rehearse(
         RankFailedError: a process failed.
     """
     stock, cluster = sends_as_stock(plan), cluster.without_link_terms
+    # Refuse what cannot be rehearsed.
     played = options.rehearsed_plan or plan
     if played.layout.has_sharded_layers:
         raise UnsupportedError(
@@ -126,6 +127,7 @@ def rehearse(
     for rank in options.slow_ranks:
         if not 0 <= rank < len(table):
             raise UsageError(f"--slow-rank {rank}: the plan has ranks 0 to {len(table) - 1}")
+    # The described links between the ranks.
     known = {device.name: device for device in cluster.devices}
     devices = [known[position.device or ""] for position in table]
     network = Network(cluster, devices, options.slow_links)
@@ -136,6 +138,7 @@ def rehearse(
         raise UnsupportedError(
             "shrinking the model changes whether stock Megatron runs the plan; rehearse another"
         )
+    # Write the data, run the ranks, gather their records.
     on_progress("writing the data set")
     run_jobs([job.text_job()], TIMEOUT_S)
 
@@ -181,6 +184,7 @@ class _RehearsalJob:
         self._text = folder / "text"
         self._num_steps = WARMUP_STEPS + MOST_TRIES * options.steps
         self._table = rank_table(plan)
+        # Slots of shared memory for all messages, passes and collectives of all steps.
         messages = sum(
             replica.num_micro_batches
             * 2

@@ -91,7 +91,9 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
             sized here.
     """
     _refuse_other_matrices(plan, workload.model)
+    # Cut wherever a stage of any replica ends: one small layer for each run between cuts.
     cuts = sorted({0, *(end for replica in plan.replicas for end in _ends(replica))})
+    # Where buckets count, cut further, for as many of them as the real model has.
     chunks = _with_counted_buckets(plan, workload)
     if chunks:
         layer = layer_params(workload.model, even_share(workload.model, 1))
@@ -101,10 +103,12 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
     )
     num_layers = len(cuts) - 1
     small_workload = replace(workload, model=replace(workload.model, num_layers=num_layers))
+    # Shrink the sizes too.
     shrunk = shrink(small_plan, small_workload, max_layers=num_layers)
     real, small = workload.model, shrunk.model
     training = workload.training
     widths = plan.layout.tensor_parallel_widths
+    # Ratios of real to small bytes: activations, then each kind of gradient.
     rows, small_rows = padded_vocab_size(real, widths), _small_rows(shrunk)
     gradient = state_bytes(training).gradient
     crossing = real.seq_length * real.hidden_size * training.element_bytes

@@ -45,10 +45,12 @@ def verify_arguments(
     from megatron_hetero.lab.verify.outcome import outcome_to_data
     from megatron_hetero.lab.verify.run import verify
 
+    # Refuse a wrong request before anything is started.
     if arguments.plant is not None:
         check_fault(arguments.plant)
     own = workload.training.optimizer
     precision = workload.training.precision
+    # The precision of the comparison: the job's, the plan's mixture, or the one that is asked for.
     if arguments.precision == "mixed":
         if not mixes_precisions(plan, precision):
             raise UsageError(
@@ -57,6 +59,7 @@ def verify_arguments(
             )
     elif arguments.precision is not None:
         plan, precision = in_one_precision(plan), arguments.precision
+    # The job's optimizer first, then the other one.
     others = tuple(o for o in OPTIMIZERS if o != own)
     options = Options(
         steps=arguments.steps,

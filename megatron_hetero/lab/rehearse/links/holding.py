@@ -57,6 +57,7 @@ class LinkHolder:
             num_bytes: bytes of the message in the real model.
             deliver: the real `batch_isend_irecv`.
         """
+        # The message on the described links, in rehearsed time.
         key = self.number(("message", self.rank, operation.peer, name_of(operation.group)))
         hop = self.network.hop(self.rank, operation.peer)
         scale, begin_s = self.clock.scale, self.clock.step_begin_s
@@ -64,6 +65,7 @@ class LinkHolder:
         hops = [(paths, seconds * scale) for paths, seconds in hop.taken(num_bytes)]
         work = SendWork(self, key)
 
+        # When its turn comes it takes its paths; its arrival follows.
         def take() -> None:
             with self.board.locked():
                 if not self.board.is_its_turn(key, hops, posted_s):
@@ -77,6 +79,7 @@ class LinkHolder:
             )
             self._courier.call_at(arrival_s, lambda: work.left(deliver([operation])))
 
+        # Announce it at once: later messages have to wait for it.
         with self.board.locked():
             self.clock.lost_s += self.board.announce(key, hops, posted_s)
         self._courier.call_at(self._turn_s(hops, posted_s), take)

@@ -212,6 +212,7 @@ class Network:
         A node sends and receives no faster than its fastest link in the exchange, on all its paths
         together.
         """
+        # Bytes between each pair, and the latency of each round.
         latest_s: dict[int, float] = {}
         sent: dict[tuple[int, int], float] = {}
         for t in plan.transfers():
@@ -219,6 +220,7 @@ class Network:
             sent[ends] = sent.get(ends, 0.0) + (t.stop - t.start) * bytes_per_element
             latency_s = self.hop(*ends).latency_s
             latest_s[t.round] = max(latest_s.get(t.round, 0.0), latency_s)
+        # Bytes of each path and each node's card, and the card's fastest link.
         carried: dict[tuple[str, str], float] = {}
         cards: dict[tuple[str, int], tuple[float, float]] = {}
         for (one, other), num_bytes in sent.items():
@@ -230,6 +232,7 @@ class Network:
             for end in ((here.node, 0), (there.node, 1)):
                 total, fastest = cards.get(end, (0.0, 0.0))
                 cards[end] = total + num_bytes, max(fastest, speed)
+        # Inside a node its own route; between nodes the path, the cards or the lines, the slowest.
         hops: list[tuple[tuple[int, ...], float]] = []
         for (one, other), num_bytes in sent.items():
             here, there = self._devices[one], self._devices[other]

@@ -147,8 +147,10 @@ def compare(
     Raises:
         CheckFailedError: a record is incomplete, so that there is nothing to compare.
     """
+    # What is compared has to be there on all ranks.
     steps = steps or range(1, len(reference.steps) + 1)
     _require_complete(reference, ranks, steps)
+    # Distances by tensor, of which the worst counts; noise is what rounding explains.
     measure = Measure(model, optimizer, reference, adam, starts_apart)
     noise = measure.noise(floor) if floor is not None else {}
     loss, gradients, norm, weights = _worst(measure, ranks, steps, noise)

@@ -46,11 +46,13 @@ def train(
     )
     from megatron.training.arguments import parse_and_validate_args
 
+    # Layers and flags of a GPU, or of the CPU backend.
     flags = backend.PLAIN_GPU_FLAGS
     if not backend.cuda_is_usable():
         flags = layers.cpu_flags(argv)
         backend.activate_cpu_backend()
     compile_helpers.apply()
+    # Megatron reads its flags from the process's own.
     sys.argv = [sys.argv[0], *argv, *flags]
     try:
         args = parse_and_validate_args()
@@ -60,6 +62,7 @@ def train(
         raise UsageError(f"Megatron refuses the flags: {said}") from error
     value_channels.apply_if_needed(args)
     provider: Any = _datasets
+    # Observe the run from Megatron's hooks alone.
     if recorder is not None:
         recorder.observe_log()
         config.model.post_wrap_hooks.append(recorder.post_wrap_hook)

@@ -110,6 +110,7 @@ class Recorder:
         from megatron.core.distributed import finalize_model_grads
         from megatron.training import get_args
 
+        # The shards of all parameters, which say where they belong in the whole model.
         config = get_model_config(model[0])
         self._parameters = dict(global_parameters(model))
         self._shards = {
@@ -121,6 +122,7 @@ class Recorder:
         self._model = model
         self._sync = gradient_sync(config)
         self._boundaries = boundaries_of(config)
+        # Gradients are recorded when Megatron has finished them.
         inner = config.finalize_model_grads_func or finalize_model_grads
 
         def finalize(*args: Any, **kwargs: Any) -> None:
