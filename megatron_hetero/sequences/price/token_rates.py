@@ -72,6 +72,7 @@ def token_rates(
         kept_free: memory that holds no tensors of Megatron's.
         profile: measured times; they stretch or shrink all modelled ones alike.
     """
+    # Model three lengths: from these follow constant, linear and quadratic seconds.
     once, twice, thrice = (_seconds(workload, gpu, _AT * i) for i in (1, 2, 3))
     linear = [a - c for a, c in (once, twice, thrice)]
     core = [c for _, c in (once, twice, thrice)]
@@ -79,7 +80,9 @@ def token_rates(
     # Second differences: 2 x the coefficient of the square of the length in units of _AT.
     square_s = (core[2] - 2 * core[1] + core[0]) / (2 * _AT**2)
     core_token_s = (core[1] - core[0]) / _AT - 3 * _AT * square_s
+    # One measured ratio stretches all of them.
     ratio, is_measured = _measured_ratio(workload, gpu, profile)
+    # Bytes likewise, from the lengths that are asked for.
     held = [_bytes(workload, gpu, length, num_ranks, kept_free) for length in ASKED_LENGTHS]
     fixed_bytes, token_bytes, pair_bytes = by_length(held)
     return TokenRates(
