@@ -68,14 +68,17 @@ def estimates_of(
     that of another plan is not.
     """
     workload = costs.workload
+    # Money and tokens of a step.
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
+    # The bound, in the space in which it holds.
     bound = (
         _bound_of(costs, placement, cost, prove, in_parts=in_parts, is_stock=is_stock)
         if prove is not None
         else None
     )
     divided_s = None if bound is None else bound_with_context_parallel_s(costs, bound.step_time_s)
+    # Memory of every device, part by part.
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):

@@ -102,19 +102,23 @@ def _parts_s(workload: Workload, gpu: GpuType, divides: bool) -> tuple[float, ..
         divides: groups may divide sequences, and then fuse attention that is not fused otherwise;
             the attention that takes less time counts.
     """
+    # One GPU with everything: no work is done twice.
     model, training = workload.model, training_on(workload.training, (gpu,))
     share = even_share(model, 1)
     flash = uses_flash_attention(training, gpu)
+    # Work of both halves of a layer, at the best rate of the type.
     attention = attention_work(model, training, share, flash)
     mlp = mlp_work(model, training, share, flash)
     per_s = product_flops_per_s(gpu, training.precision)
     per_s *= gemm_efficiency(gpu, training.precision).max_efficiency
     sequences = training.micro_batch_size
+    # Attention may be fused where sequences are divided: take the lesser.
     products = 1 + _BACKWARD
     jobs = [replace(workload, training=training)]
     if divides and training.fused_scores == "divided":
         jobs.append(replace(workload, training=replace(training, fused_scores="everywhere")))
     core_s = min(_core_s(job, gpu, share) for job in jobs)
+    # What each member may do whole is left out; of experts all but the router divides.
     tokens = sequences * model.seq_length
     # Projections to latents may be on every member, as the router of experts is.
     divided = sum(attention.gemm_flops) - 2.0 * tokens * whole_latent_params(model)

@@ -67,6 +67,7 @@ def launch_bound_s(
         progress: called with the longest step proved so far.
         uneven: the classes have widths that do not divide the model.
     """
+    # One branch for a single replica, one for several, unless the number is given.
     counting = Counting(sizes[0], classes, effort.is_deep, uneven)
     batch = sizes[0].workload.training.global_batch_size
     most = min(batch // min(map(_size, sizes)), sum(c.num_gpus for c in classes))
@@ -74,18 +75,21 @@ def launch_bound_s(
     ranges = [(1, 1), (2, most)] if wanted is None else [(wanted, wanted)]
     is_mixed = may_mix_sizes(sizes[0])
     work_of = dict(zip(map(_size, sizes), works_s, strict=True))
+    # Best first: the branch with the least step proved so far.
     heap = [
         (least_s, number, _LaunchBranch(sizes, is_mixed, numbers, counting))
         for number, numbers in enumerate(ranges)
         if numbers[0] <= numbers[1]
     ]
     number, work, proved_s = len(heap), 0, enough_s
+    # Every branch in the heap takes at least `proved_s`, so this is proved.
     while heap:
         proved_s, _, branch = heapq.heappop(heap)
         if proved_s >= enough_s or work > effort.max_work:
             break
         if progress is not None:
             progress(proved_s)
+        # Price a branch first; split it once its own bound is reached.
         pieces = [branch]
         if not branch.is_bounded:
             before = branch.work
@@ -95,6 +99,7 @@ def launch_bound_s(
             pieces = branch.parts(proved_s)
             if not pieces:
                 break
+        # No branch takes less than its work.
         for piece in pieces:
             of_work_s = least_s
             if not is_mixed:

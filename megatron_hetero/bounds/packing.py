@@ -124,12 +124,14 @@ def _most_of_many(value: Floats, num_replicas: int) -> float:
     With h the least concave function that no value is above, n replicas do
     sum h(p_r) <= n h(P / n) at most (Jensen's inequality), and more if n is larger.
     """
+    # The least concave function above all values: the upper hull of their points.
     hull = [(0.0, float(value[0]))]
     for price in (np.flatnonzero(np.diff(value) > 0) + 1).tolist():
         point = price, float(value[price])
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
             hull.pop()
         hull.append(point)
+    # By Jensen's inequality all replicas at the mean price do most.
     prices, values = zip(*hull, strict=True)
     return num_replicas * float(np.interp((len(value) - 1) / num_replicas, prices, values))
 

@@ -48,6 +48,7 @@ def rates_of(
     """
     vocab_size = sizes[0].workload.model.vocab_size  # unpadded: the least that any plan computes
     layers_per_s, head_layers = 0.0, inf
+    # Each class at its best: width, size, recompute, and divided sequences.
     for c in classes:
         layer_s = head_s = inf
         for costs in sizes:
@@ -65,6 +66,7 @@ def rates_of(
                     num_gpus = width * context
                     layer_s = min(layer_s, num_gpus * pieces.layer.total_s / size)
                     head_s = min(head_s, num_gpus * pieces.head.total_s / size)
+        # All classes together; the head at its least worth.
         layers_per_s += c.num_gpus / layer_s
         head_layers = min(head_layers, head_s / layer_s)
     return Rates(layers_per_s, head_layers)

@@ -53,11 +53,13 @@ def why_outside(
 
     Every rule of `bounds.step_time` that leaves plans out has its line here.
     """
+    # Memory, then the number of replicas.
     if cost.missing_bytes > 0:
         return "it does not fit"
     num_replicas, wanted = len(placement.replicas), costs.cluster.limits.num_replicas
     if wanted is not None and num_replicas != wanted:
         return f"it has {num_replicas} replicas, where limits.num_replicas is {wanted}"
+    # Micro-batch sizes that plans may choose, and mix.
     allowed = micro_batch_sizes(costs, num_replicas)
     sizes = {
         replica.micro_batch_size or costs.workload.training.micro_batch_size
@@ -65,6 +67,7 @@ def why_outside(
     }
     if not sizes <= set(allowed) or (len(sizes) > 1 and not may_mix_sizes(costs)):
         return f"micro-batches of {', '.join(map(str, sorted(sizes)))} sequences"
+    # Then each replica by itself.
     for replica in placement.replicas:
         if reason := _why_replica_outside(costs, replica, free_groups, divided):
             return reason

@@ -84,17 +84,21 @@ def step_time_bound(
         uneven: the space also has groups of one node in widths that do not divide the model, in
             shares as equal as can be.
     """
+    # A price list that no plan's prices are below.
     costs = relaxed(costs)
     classes = gpu_classes(costs, uneven=uneven)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
+    # All work over all GPUs, size by size, or in any mixture.
     works_s = [_work_bound_s([of_size], classes) for of_size in sizes]
     work_s = _work_bound_s(sizes, classes) if may_mix_sizes(costs) else min(works_s)
+    # Prove more only as far as the cluster's size allows.
     num_gpus = sum(c.num_gpus for c in classes)
     num_options = sum(len(c.widths) for c in classes)
     too_large = costs.workload.model.num_layers * num_options > _MAX_LAYER_OPTIONS
     possible = next((one for one in (effort, QUICK) if num_gpus <= one.max_gpus), None)
     if not classes or possible is None or too_large:
         return Bound(work_s, WORK_BOUND_RELAXES)
+    # Work between sites is limited by their lines.
     work_s = max(work_s, _site_bound_s(sizes, classes, is_mixed=may_mix_sizes(costs)))
     most_s = min(enough_s, _LONGEST * work_s)
     return Bound(
@@ -154,6 +158,7 @@ def _work_bound_s(
     rates = rates_of(sizes, classes, most_groups)
     if not rates.layers_per_s:
         return 0.0
+    # Fastest way of one micro-batch through the model, by size.
     way_s: dict[int, tuple[float, float]] = {}
     for costs in sizes:
         all_pieces = [
@@ -165,6 +170,7 @@ def _work_bound_s(
         layer_s = min(pieces.layer.total_s for pieces in all_pieces)
         way_s[_size(costs)] = layer_s, min(pieces.head.total_s for pieces in all_pieces)
     fastest_s = min(model.num_layers * layer_s + head_s for layer_s, head_s in way_s.values())
+    # All work at the speed of all GPUs together.
     work_s = (
         training.global_batch_size * (model.num_layers + rates.head_layers) / rates.layers_per_s
     )

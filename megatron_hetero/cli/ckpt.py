@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Convert in a separate process that sees no GPU."""
+    # Refuse what the process would refuse later.
     source, target = arguments.source, arguments.target
     check_new_folder(target, str(target))
     words = [arguments.action, str(source), str(target)]
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             raise EnvironmentMismatchError(
                 f'{package} is not installed; pip install ".[runtime]" in a clone'
             )
+    # A process of its own, so that no GPU and no state of Megatron's is left here.
     with output.progress(f"{arguments.action}ing weights"):
         done = subprocess.run(
             [sys.executable, "-m", "megatron_hetero.lab.huggingface.job", *words],

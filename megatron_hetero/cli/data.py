@@ -69,6 +69,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         arguments.workers,
         arguments.strict,
     )
+    # Progress by the bytes of the files that are done.
     size = sum(path.stat().st_size for path in arguments.files if path.is_file())
     with output.byte_progress("tokenizing", size) as say:
         written = command.write_data(request, say)

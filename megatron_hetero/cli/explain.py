@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("--profile scores the plan on a cluster; give --cluster too")
     if arguments.what_if and not arguments.cluster:
         raise UsageError("--what-if adds to a cluster; give --cluster too")
+    # Without a cluster only what the file says.
     plan = load_plan(arguments.plan)
     explanation = utilization = None
     additions: tuple[WhatIf, ...] = ()
@@ -79,6 +80,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     communicators: tuple[RankCommunicators, ...] = ()
     if plan.workload is not None and not is_stock(plan):
         communicators = by_rank(plan, plan.workload)
+    # The same in JSON.
     if arguments.json:
         data = plan_summary(plan, arguments.plan, utilization)
         data["scored_anew"] = explanation is not None
@@ -91,6 +93,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             data["what_if"] = [asdict(addition) for addition in additions]
         output.json(data)
         return 0
+    # In words: the plan, its reasons, its communicators, what could be added.
     output.show(plan_report(plan, utilization))
     if explanation is None and plan.estimates is not None:
         output.show(

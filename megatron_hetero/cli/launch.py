@@ -156,6 +156,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
     folder: Path = arguments.output
+    # Serving plans start engines, training plans processes: each has launchers of its own.
     check_new_folder(folder, f"-o {folder}")
     if is_serving_plan(arguments.plan):
         return _write_fleet(arguments, output)
@@ -166,6 +167,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         )
     launcher = LAUNCHERS[arguments.launcher]
     _refuse_options_of_others(launcher, arguments)
+    # The job as launchers see it, checked before anything is written.
     wheel = find_wheel(arguments.wheel) if arguments.wheel is not None else None
     job = LaunchJob(
         load_plan(arguments.plan),
@@ -182,6 +184,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
     if launcher.read_options is not None:
         job = launcher.read_options(job, vars(arguments))
     job.check()
+    # What the job's script would lack, as notes.
     parts = unread_parts(job.plan, job.more_flags)
     for note in (*unread_lines(parts), *unmet_needs(job.plan), *_left_exports(job)):
         output.note(note)
@@ -197,6 +200,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
             f"the job cannot start without {missing_line(missing)}. Give them behind `--`, or let "
             "`megatron-hetero init --job` write a script that has all of them and plan from it"
         )
+    # The launcher's files, the plan, and what planning again needs.
     files = [*launcher.files(job), *([install_script(wheel)] if wheel is not None else [])]
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
@@ -208,10 +212,12 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         if path is not None:
             shutil.copyfile(path, folder / name)
     written = [*(f.name for f in files), *(n for n, p in copied.items() if p), RECORD_NAME]
+    # The record tells later calls how the job was launched.
     write_json(folder / RECORD_NAME, record_of(job, arguments.launcher))
     if wheel is not None and wheel.path is not None:
         shutil.copyfile(wheel.path, folder / wheel.name)
         written.append(wheel.name)
+    # How to start, and what has to be done before.
     start = launcher.start.format(folder=folder)
     if arguments.json:
         output.json({"folder": str(folder), "files": written, "start": start})

@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: after `--help` and `--version` (code 0) and for unknown arguments (code 2), as
             argparse does.
     """
+    # Only the verb's own file is imported.
     words = list(sys.argv[1:] if argv is None else argv)
     words, megatron_args = _split_at_double_dash(words)
     verb_name = next((word for word in words if word in VERBS), None)
@@ -87,11 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     parser = _parser(verb_name, verb, as_json="--json" in words)
+    # Flags of Megatron stand among the verb's own, or behind `--`.
     if verb is not None and verb.TAKES_MEGATRON_FLAGS:
         words, found = _take_megatron_flags(words, verb)
         megatron_args = [*found, *(megatron_args or ())]
     if verb is None:
         _refuse_unknown_verb(parser, words)
+    # Refuse what nobody knows, with what is near.
     arguments, unknown = parser.parse_known_args(words)
     if verb is None:
         parser.error(f"choose a verb: {', '.join(VERBS)}")
@@ -101,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{verb_name} takes no Megatron flags, so nothing may follow `--`")
     arguments.megatron_args = tuple(megatron_args or ())
     output = Output(color=arguments.color, json_to_stdout=getattr(arguments, "json", False))
+    # Errors of ours become one line and an exit code.
     try:
         with output.own_warnings(), answered_interrupts(output.note):
             return verb.run(arguments, output)

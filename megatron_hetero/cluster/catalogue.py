@@ -170,6 +170,7 @@ def _load() -> tuple[
     links: dict[str, SheetLink] = {}
     with resources.as_file(resources.files(__package__) / "catalogue.json") as path:
         catalogue = validate_document(read_json(Path(path)), _Catalogue, ClusterError)
+    # One type for each entry, reached by its name and its aliases.
     for entry in catalogue.gpus:
         types[entry.name] = GpuType(
             name=entry.name,
@@ -191,6 +192,7 @@ def _load() -> tuple[
         links[entry.name] = SheetLink(entry.link, entry.link_bandwidth, entry.bridge_bandwidth)
         for name in (entry.name, *entry.aliases):
             names.setdefault(_normalise(name), entry.name)
+    # Spellings serve the guess of a card from somebody's words.
     spelled = tuple(
         Spelling(e.name, e.aliases, round(e.nominal_memory / 1e9), int(e.memory), e.link)
         for e in catalogue.gpus

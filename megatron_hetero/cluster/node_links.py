@@ -157,6 +157,7 @@ def summarise_links(site_of: Mapping[str, str], links: Mapping[NodePair, Link]) 
     Args:
         site_of: the site of every node; links of other nodes do not count.
     """
+    # Nodes of each site, and the pairs with links of their own by sites.
     nodes_of: dict[str, list[str]] = {}
     for name, site in site_of.items():
         nodes_of.setdefault(site, []).append(name)
@@ -168,6 +169,7 @@ def summarise_links(site_of: Mapping[str, str], links: Mapping[NodePair, Link]) 
             own.setdefault((site_of[a], site_of[b]), {})[pair] = link
     usual: dict[tuple[str, str], Link] = {}
     others: dict[NodePair, Link] = {}
+    # The most frequent link of a pair of sites is its usual one.
     for key in dict.fromkeys([*classes, *own]):
         pairs = own.get(key, {})
         ones, rest = nodes_of.get(key[0], []), nodes_of.get(key[1], [])
@@ -178,6 +180,7 @@ def summarise_links(site_of: Mapping[str, str], links: Mapping[NodePair, Link]) 
             continue
         link = min(found, key=lambda k: (-found[k], k.bytes_per_s, k.latency_s, repr(k.terms)))
         usual[key] = link
+        # Pairs with another link are listed.
         if key in classes and link != classes[key]:  # most pairs have a link of their own
             pairs = {(a, b): links[a, b] for a, b in product(ones, rest) if a != b}
         others |= {pair: other for pair, other in pairs.items() if other != link}

@@ -50,10 +50,12 @@ def from_flagscale(flags: GivenFlags) -> Conversion:
         UsageError: the numbers do not agree.
         UnsupportedError: context or expert parallelism, or data-parallel sizes that differ.
     """
+    # Meshes give the stages' widths, all with one data-parallel size.
     meshes = _meshes(flags)
     widths = [mesh.tp for mesh in meshes for _ in range(mesh.pp)]
     layers = _layers(flags, len(widths))
     num_replicas = meshes[0].dp
+    # Micro-batches of a replica: the global batch divided among all.
     size = flags.integer("--micro-batch-size")
     batch = flags.integer("--global-batch-size")
     if batch % (size * num_replicas):
@@ -63,6 +65,7 @@ def from_flagscale(flags: GivenFlags) -> Conversion:
         )
     stages = tuple(StageShape(w, n) for w, n in zip(widths, layers, strict=True))
     replica = ReplicaShape(stages, batch // (size * num_replicas))
+    # Name what a plan does not take over.
     notes: list[str] = []
     for name in flags.never_asked_for(("--hetero",)):
         if name not in ("--hetero-device-types", "--hetero-current-device-type"):
@@ -115,6 +118,7 @@ def cluster_text(hostfile: Path) -> str:
         FileFormatError: a line that is none, with its number.
         ClusterError: a type of GPU that the catalogue does not know.
     """
+    # Read the hosts line by line; a host on several lines has unlike cards.
     hosts: dict[str, list[tuple[str, int]]] = {}
     for number, line in enumerate(read_text(hostfile).splitlines(), start=1):
         content = line.partition("#")[0].strip()
@@ -131,6 +135,7 @@ def cluster_text(hostfile: Path) -> str:
         except ClusterError as error:
             raise ClusterError(f"{hostfile}:{number}: {error}") from None
         hosts.setdefault(found["host"], []).append(gpus)
+    # One node for each host.
     nodes = [
         f'  - {{name: node-{i}, {_cards_text(cards)}, host: "{host}"}}\n'
         for i, (host, cards) in enumerate(hosts.items())
@@ -161,6 +166,7 @@ def cluster_of_meshes(
     Raises:
         UsageError: the meshes are no whole numbers, or there is not a type for each.
     """
+    # A type for each mesh, or one for all.
     meshes = _five_each(flags)
     types = list(device_types) * (len(meshes) if len(device_types) == 1 else 1)
     if len(types) != len(meshes):
@@ -169,6 +175,7 @@ def cluster_of_meshes(
             "for each, after -- if the file has none"
         )
     most = gpus_per_node or 8
+    # Meshes of one type in a row fill nodes; the last one may be smaller.
     nodes: list[str] = []
     unknown: set[str] = set()
     for device, group in groupby(zip(types, meshes, strict=True), key=lambda pair: pair[0]):
@@ -182,6 +189,7 @@ def cluster_of_meshes(
             nodes.append(f"  - {{name: node-{len(nodes)}, gpu: {gpu}, count: {min(left, most)}}}\n")
             left -= most
     text = _cluster_text(f"{source}, {most} GPUs a node", nodes)
+    # Types outside of the catalogue are left to the user, as a comment with what is missing.
     for device in sorted(unknown):
         text += (
             f"# The catalogue has no {json.dumps(device)}; describe it:\n# gpu_types:\n"

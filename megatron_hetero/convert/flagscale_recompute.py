@@ -34,6 +34,7 @@ def stage_recompute(
     """
     if not any(flags.has(flag) for flag in _FLAGS):
         return ()
+    # Values of each flag by stage; None where a stage changes within a step.
     values: dict[str, list[int | None]] = {}
     for flag in _FLAGS:
         if flags.has(flag):
@@ -47,17 +48,20 @@ def stage_recompute(
             "for the job; not converted: put `recompute` into the stages of plan.json"
         )
         return ()
+    # FlagScale's codes: granularity 0 is none, 1 full; method 0 uniform, 1 block.
     found = []
     for stage, num_layers in enumerate(layers):
         granularity, method, count = (values[flag][stage] or 0 for flag in _FLAGS)
         if granularity == 0 or count == 0:
             found.append(StageRecompute("none"))
             continue
+        # Uniform recomputes `count` layers from one input; a plan recomputes each from its own.
         if method == 0 and count > 1:
             notes.append(
                 f"stage {stage} recomputes {count} layers as one; here each by itself, which "
                 "keeps more inputs and computes the same"
             )
+        # Only `block` leaves layers of a stage out.
         some = method == 1 and count < num_layers
         found.append(StageRecompute("full", count if some else None))
     return tuple(found)

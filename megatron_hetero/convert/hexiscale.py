@@ -22,6 +22,7 @@ def from_hexiscale(flags: GivenFlags) -> Conversion:
         UsageError: the lists do not agree, or a batch is no whole number of micro-batches.
         UnsupportedError: ranks in an order of their own.
     """
+    # One list of stages for each pipeline; both lists have the same form.
     widths = parse_pipelines(flags.text("--hetero_configs"), "--hetero_configs")
     layers = parse_pipelines(flags.text("--layer_partitions"), "--layer_partitions")
     if [len(p) for p in widths] != [len(p) for p in layers]:
@@ -29,11 +30,13 @@ def from_hexiscale(flags: GivenFlags) -> Conversion:
             f"--hetero_configs has pipelines of {[len(p) for p in widths]} stages, "
             f"--layer_partitions of {[len(p) for p in layers]}; they have to be the same"
         )
+    # All pipelines hold the same model.
     totals = sorted({sum(p) for p in layers})
     if len(totals) != 1:
         raise UsageError(f"--layer_partitions: pipelines of {totals} layers; all hold one model")
     _check_ranks(flags, widths)
     count = len(widths)
+    # `--chunks` are micro-batches, so a batch over chunks is the micro-batch size.
     chunks = _for_each(flags, "--chunks", count)
     batches = _for_each(flags, "--global_bsz_size", count)
     replicas = []
@@ -58,6 +61,7 @@ def to_hexiscale(layout: Layout, micro_batch_size: int | None) -> str:
         UnsupportedError: uneven shares or context parallelism, which HexiScale does not have.
         UsageError: no micro-batch size is known.
     """
+    # Refuse what HexiScale cannot express.
     if layout.has_context_parallel:
         raise UnsupportedError(
             "HexiScale has no context parallelism; a plan with cp cannot be converted"
@@ -74,6 +78,7 @@ def to_hexiscale(layout: Layout, micro_batch_size: int | None) -> str:
                 "the plan does not know the micro-batch size; write it into the layout (@12x1)"
             )
         sizes.append(size)
+    # Its lists, in the order of the replicas.
     widths = [[s.tensor_parallel for s in r.stages] for r in layout.replicas]
     layers = [[s.num_layers for s in r.stages] for r in layout.replicas]
     counts = [r.num_micro_batches for r in layout.replicas]

@@ -114,6 +114,7 @@ def _composed(path: Path, opened: tuple[Path, ...]) -> Tree:
     defaults = document.data.pop("defaults", [])
     if not isinstance(defaults, list):
         raise FileFormatError(f"{document.locate(('defaults',))}: defaults is a list")
+    # Merge in the order of `defaults`; a later file wins, and the own content stands at `_self_`.
     own = _tree(document, ())
     tree, is_placed = Tree(), False
     for index, entry in enumerate(defaults):
@@ -121,6 +122,7 @@ def _composed(path: Path, opened: tuple[Path, ...]) -> Tree:
             tree.merge(own)
             is_placed = True
             continue
+        # A file of a group lands under the group's name.
         group, names = _default(entry, document.locate(("defaults", index)))
         folder = path.parent / group
         for name in names:
@@ -128,6 +130,7 @@ def _composed(path: Path, opened: tuple[Path, ...]) -> Tree:
             for parent in reversed(group.split("/") if group else []):
                 part = Tree({parent: part})
             tree.merge(part)
+    # Without `_self_` the own content comes last.
     if not is_placed:
         tree.merge(own)
     return tree

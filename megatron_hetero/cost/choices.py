@@ -23,7 +23,7 @@ NOT_WITH_CONTEXT_PARALLEL = frozenset(
         "--log-max-attention-logit",
     }
 )
-"""Flags with which the runtime refuses context parallelism, some of them with local layers only
+"""Flags with which the runtime refuses context parallelism, some only with local layers
 (`runtime.job.checks.refused_flags`)."""
 _FP8_ROWS = 8
 """Transformer Engine's fp8 products need so many tokens, or a multiple (`runtime.model.fp8`)."""
@@ -49,8 +49,7 @@ def micro_batch_sizes(costs: CostModel, num_replicas: int = 1) -> tuple[int, ...
 
 
 def may_mix_sizes(costs: CostModel) -> bool:
-    """Return whether replicas may differ in micro-batch size, for which the loss has to be weighted
-    by token."""
+    """Return whether replicas may differ in micro-batch size; the loss then has to be per token."""
     return costs.workload.training.per_token_loss and len(micro_batch_sizes(costs)) > 1
 
 
@@ -95,8 +94,8 @@ def shares_tokens(costs: CostModel) -> bool:
 
 
 def deals_experts(costs: CostModel) -> bool:
-    """Return whether stages may deal whole experts out to the GPUs of their tensor-parallel groups,
-    as many to each (`cost.share.equal_dealing`).
+    """Return whether stages may deal whole experts out evenly to the GPUs of a tensor-parallel
+    group (`cost.share.equal_dealing`).
 
     Where times are measured, they are those of divided experts.
     """

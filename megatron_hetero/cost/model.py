@@ -39,7 +39,7 @@ from megatron_hetero.model.spec import Workload
 
 
 class CostModel(StagePrices):
-    """Prices of one workload on one cluster. Pure: equal questions get equal answers.
+    """Prices of a workload on a cluster. Pure: equal questions get equal answers.
 
     Other prices are a subclass (`MakeCosts`): the search asks for unit prices where it builds
     plans, and for `replica` and `combine` where it compares them.
@@ -187,8 +187,8 @@ class CostModel(StagePrices):
         return least_sync(self.cluster, model, node, width, num_replicas, gradient_bytes)
 
     def least_ends_sync(self, num_holders: int, cut: Cut) -> float:
-        """Bound from below the seconds that the exchange of the word embedding adds to pipelines
-        and update where its holders are on both sides of a cut.
+        """Bound from below the seconds added to pipelines and update by the exchange of a word
+        embedding with holders on both sides of a cut.
 
         First stages hold their first layer too, and exchange it when all of them are done unless
         backward passes hide that; so do those of a tied embedding, but not with all its holders.

@@ -29,7 +29,7 @@ class Movement:
 
 
 class Mover:
-    """The movements away from one plan, to any other.
+    """The movements from one plan to any new plan.
 
     Args:
         kept: what the old plan's devices keep, of those that can still be asked.
@@ -111,8 +111,8 @@ class Mover:
 
 @dataclass
 class _Load:
-    """Seconds for which each machine's network, each device inside its machine, and each line that
-    paths between nodes share is taken."""
+    """Seconds of use of each machine's network, of each device inside a machine, and of each shared
+    line."""
 
     sent_s: dict[str, float] = field(default_factory=dict)
     received_s: dict[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Parameters on one device of a stage, exactly as Megatron's GPTModel has them."""
+"""Parameters on a device of a stage, exactly as in Megatron's GPTModel."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megatron_hetero.model.spec import ModelSpec
 
 @lru_cache(maxsize=4096)
 def layer_params(model: ModelSpec, share: TensorShare) -> int:
-    """Count the parameters of one decoder layer on one member of a group: its shard, and what every
-    member holds whole (norms, and the biases added after the row-parallel products).
+    """Count the parameters of a decoder layer on a member of a group: its shard, and the parameters
+    held whole by every member (norms, and the biases added after the row-parallel products).
 
     Of layers of unlike kinds it is the mean, rounded up.
     """
@@ -34,8 +34,8 @@ def layer_params(model: ModelSpec, share: TensorShare) -> int:
 
 
 def expert_params(model: ModelSpec, share: TensorShare) -> int:
-    """Count the parameters of the routed experts of one layer on a member, which experts that are
-    dealt out over replicas have on other ranks than the rest of a layer."""
+    """Count the parameters of a layer's routed experts on a member; experts dealt out over replicas
+    lie on other ranks than the rest of the layer."""
     first = share.mlp_columns * (2 if model.gated_mlp else 1)
     biases = first + model.hidden_size if model.add_bias_linear else 0
     each = model.hidden_size * (first + share.mlp_columns) + biases
@@ -138,8 +138,8 @@ def embedding_params(model: ModelSpec, width: int, vocab_rows: int) -> int:
 
 
 def word_params(model: ModelSpec, width: int, vocab_rows: int) -> int:
-    """Count the parameters of one member's rows of a matrix over the padded vocabulary, which
-    divides evenly."""
+    """Count the parameters of a member's rows of a matrix over the padded vocabulary, divided
+    evenly."""
     return vocab_rows * model.hidden_size // width
 
 

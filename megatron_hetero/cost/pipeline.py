@@ -58,9 +58,11 @@ def stage_ends_s(
     num_stages = len(stages)
     if num_stages == 1:
         return (num_micro_batches * stages[0].total_s,)
+    # 1F1B's own counts unless others are given.
     counts = launch_counts or [min(num_stages - i, num_micro_batches) for i in range(num_stages)]
     forward_s = [s.forward_s for s in stages]
     backward_s = [s.backward_s for s in stages]
+    # The compiled kernel does the same, faster.
     if KERNELS is not None:
         return KERNELS.stage_ends(
             forward_s,
@@ -75,6 +77,7 @@ def stage_ends_s(
     last = num_stages - 1
     forward_hop = [(h.serialisation_s, h.latency_s) for h in forward_hops]
     backward_hop = [(h.serialisation_s, h.latency_s) for h in backward_hops]
+    # State: when each stage and each direction of a hop is free again.
     free_at = [0.0] * num_stages
     forward_link_free_at = [0.0] * last
     backward_link_free_at = [0.0] * last
@@ -86,6 +89,7 @@ def stage_ends_s(
     # `_kernels.c` is the same, operation by operation.  Comparisons stand where `max` would be
     # read more easily.
     while k < num_rounds:
+        # Forward of micro-batch k down the pipeline.
         if k < num_micro_batches:
             arrival = 0.0
             for i in range(num_stages):

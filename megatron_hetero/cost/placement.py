@@ -129,7 +129,7 @@ class PlacedStage:
 
     @property
     def cut(self) -> tuple[int, tuple[int, ...] | None]:
-        """Return what says how its group divides a tensor: the width and the shares."""
+        """Return the width and the shares, by which the group divides a tensor."""
         return self.width, self.shares
 
     @property
@@ -149,7 +149,7 @@ class PlacedStage:
 @hashed_once
 @dataclass(frozen=True)
 class PlacedReplica:
-    """One pipeline and the micro-batches that it processes in a step.
+    """A pipeline and the number of micro-batches in a step.
 
     `launch_counts`: forwards that each stage launches before its first backward, shape [stage],
     falling along the pipeline; None is 1F1B's own.  `micro_batch_size`: None is the job's.
@@ -170,8 +170,8 @@ class PlacedReplica:
 
     @cached_property
     def num_rounds(self) -> int:
-        """Return the micro-batches that its stages take part in: its own, or with sharded layers
-        the most that any replica has."""
+        """Return the number of micro-batches in which the stages take part: the replica's own, or
+        with sharded layers the most of any replica."""
         shardings = [stage.sharding for stage in self.stages if stage.sharding is not None]
         peers = [peer for sharding in shardings for peer in sharding.replicas]
         return max([self.num_micro_batches, *[peer.num_micro_batches for peer in peers]])
@@ -185,8 +185,7 @@ class PlacedReplica:
 
     @cached_property
     def num_in_flight(self) -> tuple[int, ...]:
-        """Return the micro-batches that each stage keeps for backward at its peak: its warm-up
-        depth."""
+        """Return [stage] micro-batches kept for backward at the peak, the stage's warm-up depth."""
         counts = self.launch_counts or own_launch_counts(len(self.stages))
         return tuple(min(count, self.num_micro_batches) for count in counts)
 
@@ -207,17 +206,17 @@ class Placement:
 
     @cached_property
     def has_shares(self) -> bool:
-        """Return whether some group divides the model by shares of its own."""
+        """Return whether any group has shares."""
         return any(s.shares for r in self.replicas for s in r.stages)
 
     @cached_property
     def has_context_parallel(self) -> bool:
-        """Return whether some stage divides its sequences among several groups."""
+        """Return whether any stage divides sequences among several groups."""
         return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
 
     @cached_property
     def deals_experts(self) -> bool:
-        """Return whether a stage has whole experts on each of its devices."""
+        """Return whether any stage has whole experts on each device."""
         return any(s.expert_shares is not None for r in self.replicas for s in r.stages)
 
     @cached_property
@@ -246,6 +245,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
     """
     known = {device.name: device for device in cluster.devices}
     replicas = []
+    # Stage by stage: known devices that can compute in the stage's precision.
     for r, replica in enumerate(plan.replicas):
         stages = []
         for s, stage in enumerate(replica.stages):
@@ -272,10 +272,12 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         placed = PlacedReplica(
             tuple(stages), replica.num_micro_batches, micro_batch_size=replica.micro_batch_size
         )
+        # Launch counts only where they are not 1F1B's own, since those are priced faster.
         counts = tuple(launched_forwards(plan, r, s) for s in range(len(stages)))
         if counts != placed.num_in_flight:
             placed = replace(placed, launch_counts=counts)
         replicas.append(placed)
+    # What depends on all replicas together: owners of states, experts, sharded layers.
     placement = Placement(tuple(replicas), plan.exchange_groups, plan.exchange_uplinks)
     shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
     if any(map(any, shares)) or placement.has_context_parallel:
@@ -355,7 +357,7 @@ def with_sharded_layers(placement: Placement, counts: Sequence[int]) -> Placemen
 
 
 def _require_precision(stage: Stage, gpus: Sequence[GpuType], where: str) -> None:
-    """Refuse a stage in a precision of its own that its GPUs lack."""
+    """Refuse a stage with a precision of its own that the GPUs lack."""
     if stage.precision is None:
         return
     for gpu in gpus:
@@ -376,12 +378,14 @@ def with_optimizer_shares(
     Args:
         shares: relative to each other, [replica][stage]; None is 1.
     """
+    # Weights of each stage; a stage with context parallelism has several holders.
     replicas = placement.replicas
     weights = [[share or 1 for share in of_replica] for of_replica in shares]
     of_groups = [
         [own * stage.context_parallel for own, stage in zip(of_replica, r.stages, strict=True)]
         for of_replica, r in zip(weights, replicas, strict=True)
     ]
+    # Sums over all holders: of a tied embedding, of both ends, and of each layer.
     ends = [{0, len(of_replica) - 1} for of_replica in weights]
     tied = sum(of_groups[r][s] for r, of_replica in enumerate(ends) for s in of_replica)
     embedding = sum(of_replica[0] for of_replica in of_groups)
@@ -398,6 +402,7 @@ def with_optimizer_shares(
         for s, layers in enumerate(of_replica):
             for layer in layers:
                 of_layer[layer] += of_groups[r][s]
+    # A stage's part: its weight over the sum, as the mean over its layers.
     made = []
     for r, replica in enumerate(replicas):
         stages = []

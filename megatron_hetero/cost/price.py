@@ -18,7 +18,7 @@ from megatron_hetero.units import HOUR_S
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one cause between two sites in a step, there and back, and their price.
+    """Bytes of a single cause between two sites in a step, there and back, and the price.
 
     `boundary`: (replica, stage before it); None is the exchange of gradients, and of new weights.
     """

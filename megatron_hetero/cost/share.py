@@ -1,4 +1,4 @@
-"""The part of the model that one member of a tensor-parallel group holds and computes.
+"""A tensor-parallel group's member: the part of the model that the member holds and computes.
 
 Heads (in query groups), MLP columns and vocabulary rows divide by the stage's shares, as the
 runtime divides them (`runtime.parallel.tensor_place`), and sequences by its `context_shares`.
@@ -62,18 +62,18 @@ class TensorShare:
         return self.experts or model.num_experts
 
     def routed_tokens(self, model: ModelSpec, training: TrainingSpec) -> float:
-        """Count the tokens of a micro-batch that come to this member's experts, each as often as it
-        comes to one, with a balanced router."""
+        """Count the tokens of a micro-batch for this member's experts under a balanced router, a
+        token once for each expert."""
         tokens = self.num_tokens(model, training)
         routed = tokens * model.moe_router_topk * self.num_experts(model) / model.num_experts
         return routed * self.expert_ranks / self.width if self.expert_ranks else routed
 
     def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
-        """Count the tokens of a micro-batch that its group computes."""
+        """Count the tokens of a micro-batch on the member's group."""
         return training.micro_batch_size * self.sequence_tokens(model)
 
     def sequence_tokens(self, model: ModelSpec) -> int:
-        """Count the tokens of a sequence that its group computes."""
+        """Count the tokens of a sequence on the member's group."""
         if self.context_shares is None:
             return model.seq_length // self.context_parallel
         return self.all_sequence_tokens(model)[self.context_rank]
@@ -85,13 +85,13 @@ class TensorShare:
         return token_counts(model.seq_length, self.context_shares, self.width)
 
     def stores_scores(self, training: TrainingSpec, flash: bool) -> bool:
-        """Return whether attention writes its scores to memory: it is neither flash attention nor
-        fused otherwise."""
+        """Return whether attention writes scores to memory: without flash attention or another
+        fusion."""
         divided = training.fused_scores == "divided" and self.context_parallel > 1
         return not (flash or divided or training.fused_scores == "everywhere")
 
     def own_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
-        """Count the group's tokens that are its own where sequence parallelism divides them."""
+        """Count the tokens on this member where sequence parallelism divides the group's tokens."""
         tokens = self.num_tokens(model, training)
         return tokens // (self.width if training.sequence_parallel else 1)
 
@@ -128,12 +128,14 @@ def member_shares(
     Raises:
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
     """
+    # Unequal parts of sequences: members as with equal ones, with their rank noted.
     if context_shares is not None and len(set(context_shares)) > 1:
         members = member_shares(model, width, shares, context_parallel, expert_shares)
         return tuple(
             replace(share, context_shares=context_shares, context_rank=index // width)
             for index, share in enumerate(members)
         )
+    # Experts dealt out over replicas: a member has whole or divided experts of its group.
     if expert_groups is not None:
         size, divisor = expert_groups
         columns = model.moe_ffn_hidden_size
@@ -160,14 +162,17 @@ def member_shares(
                 strict=True,
             )
         )
+    # Everything that a tensor-parallel group divides: heads, columns of all kinds.
     units = (
         model.num_query_groups,
         model.mlp_columns,
         model.moe_shared_expert_intermediate_size,
         model.dense_columns,
     )
+    # Equal shares that divide everything are no shares.
     if shares is not None and len(set(shares)) == 1 and not any(n % width for n in units):
         shares = None
+    # Cut each by the shares; members in rank order, for each context-parallel rank.
     own = [
         [stop - start for start, stop in pairwise(shard_edges(number, width, shares))]
         if number
@@ -233,7 +238,7 @@ def _dealt(model: ModelSpec, share: TensorShare) -> int:
 
 
 def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:
-    """Return the largest part of a layer's divided parameters that one member holds."""
+    """Return the largest part of a layer's divided parameters on any member."""
     return max(
         held / number
         for share in shares

@@ -73,14 +73,16 @@ class StagePrices(UnitPrices):
         return self._stages[key]
 
     def _whole_stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
-        """Price a stage that holds all of its layers, in the settings of this price list."""
+        """Price a stage with all layers whole, in the settings of this price list."""
         stage = replica.stages[index]
         first, last = index == 0, index == len(replica.stages) - 1
+        # Pieces under the stage's own recompute.
         costs = self.variant(recompute=stage.recompute)
         counts = self._kind_counts(replica, index)
         pieces = costs.stage_pieces(stage, rows).with_layers(counts)
         times = pieces.stage(stage.num_layers, first, last)
         communication = pieces.communication.times(stage.num_layers)
+        # Some layers recomputed: these as priced, the others without recompute.
         if stage.recompute_num_layers is not None:
             num_kept = stage.num_layers - stage.recompute_num_layers
             plain = self.variant(recompute="none").stage_pieces(stage, rows).with_layers(counts)
@@ -88,6 +90,7 @@ class StagePrices(UnitPrices):
             times = times + plain.layer.times(num_kept)
             communication = pieces.communication.times(stage.recompute_num_layers)
             communication = communication + plain.communication.times(num_kept)
+        # Memory of every GPU; the tightest decides, the slowest update counts.
         memories = self.stage_memories(replica, index, rows)
         return StageCost(
             times,
@@ -110,8 +113,10 @@ class StagePrices(UnitPrices):
         All replicas gather each of these layers together, so every pass lasts as long as that of
         the slowest.
         """
+        # The stage as if whole, and its peers' passes.
         own = self.stage(replica.without_sharding, index, rows)
         passes = [self.stage(peer, index, rows).times for peer in sharding.replicas]
+        # Seconds to exchange one layer, and the layer's own passes on the slowest replica.
         reduce_s, gather_s = self.layer_exchange_s(
             [peer.stages[index] for peer in sharding.replicas]
         )
@@ -123,6 +128,7 @@ class StagePrices(UnitPrices):
             slowest_layer(passes, ends, own.num_layers),
             overlaps=self.workload.training.overlap_param_gather,
         )
+        # Every pass waits for the slowest peer and for the exchanges.
         memories = self.stage_memories(replica, index, rows)
         return replace(
             own,
@@ -142,8 +148,8 @@ class StagePrices(UnitPrices):
         return pieces.stage(0, index == 0, index == len(replica.stages) - 1)
 
     def layer_exchange_s(self, stages: Sequence[PlacedStage]) -> tuple[float, float]:
-        """Return the seconds in which the gradients of a sharded layer go to their owners, and in
-        which its weights are gathered.
+        """Return the seconds to send a sharded layer's gradients to their owners, and to gather the
+        weights.
 
         Args:
             stages: those that hold the layer, one of each replica.
@@ -167,6 +173,7 @@ class StagePrices(UnitPrices):
 
         With launch counts of its own a replica runs in our runtime.
         """
+        # Stages in a precision of their own have a price list of their own.
         costs = self._of_stage(replica, index)
         if costs is not self:
             return costs.stage_memories(replica, index, rows)
@@ -174,6 +181,7 @@ class StagePrices(UnitPrices):
             return self._sharded_memories(replica, index, rows, sharding)
         stage, num_in_flight = replica.stages[index], replica.num_in_flight
         first, last = index == 0, index == len(replica.stages) - 1
+        # Our runtime keeps tensors for neighbours; stock Megatron keeps one for each.
         num_sends_kept = None
         if replica.launch_counts is not None:
             num_sends_kept = kept_sends(num_in_flight)[index]
@@ -189,6 +197,7 @@ class StagePrices(UnitPrices):
             stage.context_shares,
             stage.expert_groups,
         )
+        # Equal GPUs with equal shares are computed once.
         for device, share in zip(stage.devices, shares, strict=True):
             node = self.cluster.node_by_name[device.node]
             key = (*memory_kind(node), share)
@@ -198,6 +207,7 @@ class StagePrices(UnitPrices):
                     *(num_sends_kept, share),
                 )
                 memory = self.variant(recompute=stage.recompute).memory(*asked)
+                # Some layers recomputed: between the memories of both.
                 if some is not None:
                     kept = self.variant(recompute="none").memory(*asked)
                     memory = with_some_layers_recomputed(kept, memory, some)

@@ -54,13 +54,12 @@ class ReplicaCost:
 
     @property
     def fits(self) -> bool:
-        """Whether every stage fits in its memory."""
+        """Return whether every stage fits in memory."""
         return all(stage.missing_bytes <= 0 for stage in self.stages)
 
 
 def least_step_s(replicas: Sequence[ReplicaCost]) -> float:
-    """Return what a step of replicas takes at least, whatever its exchange takes and with any
-    launch counts."""
+    """Bound a step of replicas from below, for any exchange and any launch counts."""
     stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
     return max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)
 

@@ -44,7 +44,7 @@ from megatron_hetero.plan.sharding.token_shares import token_counts
 
 
 class UnitPrices(Variants):
-    """Prices of one group, one GPU's memory and one boundary; `CostModel` adds them up.
+    """Prices of a group, of a GPU's memory and of a boundary; `CostModel` adds the prices up.
 
     Other prices override `widths`, `pieces`, `memory`, `send_loads_s` and `quick_times_s`, which
     the search asks where it builds plans.
@@ -60,7 +60,7 @@ class UnitPrices(Variants):
 
     @property
     def activation_bytes(self) -> int:
-        """Return the bytes of the tensor that crosses a stage boundary for one micro-batch."""
+        """Return the bytes of a micro-batch's tensor across a stage boundary."""
         return activation_bytes(self.workload)
 
     def widths(self, node: Node) -> tuple[int, ...]:
@@ -132,6 +132,7 @@ class UnitPrices(Variants):
         costs = self.of_stage(stage)
         if costs is not self:
             return costs.stage_pieces(stage, vocab_rows)
+        # Plain groups have a simpler cache.
         if stage.context_parallel == 1 and stage.expert_shares is None and stage.experts is None:
             return self.group_pieces(stage.devices, stage.shares, vocab_rows)
         devices, width = stage.devices, stage.width
@@ -142,6 +143,7 @@ class UnitPrices(Variants):
             stage.expert_groups,
             None if stage.experts is None else tuple(self._ends(stage.experts.devices)),
         )
+        # Members with their shares; experts add those with whom they wait.
         if key not in self._pieces:
             shares = member_shares(
                 self.workload.model,
@@ -177,8 +179,8 @@ class UnitPrices(Variants):
     def divided_pieces(
         self, node: Node, width: int, context_parallel: int, vocab_rows: int
     ) -> PieceTimes:
-        """Time the model's pieces on one group of a node of several that divide sequences, however
-        fast the others and the links to them are."""
+        """Time the model's pieces on a group among several of a node that divide sequences, however
+        fast the rest."""
         costs = self.on((node.gpu_type,))
         if costs is not self:
             return costs.divided_pieces(node, width, context_parallel, vocab_rows)
@@ -202,7 +204,8 @@ class UnitPrices(Variants):
         num_sends_kept: int | None = None,
         share: TensorShare | None = None,
     ) -> StageMemory:
-        """Return the memory of one GPU of a stage, as a function of its layers; see `stage_memory`.
+        """Return the memory of a GPU of a stage, as a function of the stage's layers; see
+        `stage_memory`.
 
         Args:
             width: GPUs of its tensor-parallel group.
@@ -272,7 +275,7 @@ class UnitPrices(Variants):
         return self._hops[key]
 
     def _ends(self, devices: Sequence[Device]) -> list[str]:
-        """Return what a group's GPUs send over to other nodes."""
+        """Return the sender to further nodes of each GPU: a NIC, or the node."""
         if not self.cluster.has_nics:
             return [device.node for device in devices]
         return [self.cluster.nic_of(device) for device in devices]
@@ -325,7 +328,7 @@ class UnitPrices(Variants):
     def hop_loads_s(
         self, senders: Sequence[Device], receivers: Sequence[Device]
     ) -> tuple[float, float]:
-        """Return the seconds that one boundary adds to the stages before and behind it.
+        """Return the seconds added by a boundary to the stages before and behind.
 
         Nothing here: the runtime sends beside computation.
         """

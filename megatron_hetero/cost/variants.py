@@ -1,4 +1,4 @@
-"""The job that a price list is of, and the lists of the same job under other settings."""
+"""Price lists of a job under its own settings and under varied settings."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Variants:
         return self.on_devices(stage.devices)
 
     def own_precision(self, stage: PlacedStage) -> Precision | None:
-        """Return what a stage computes in where that is not the job's precision."""
+        """Return the stage's precision if unlike the job's, else None."""
         precision = self.of_stage(stage).workload.training.precision
         return None if precision == self.workload.training.precision else precision
 
@@ -129,8 +129,8 @@ class Variants:
         return made
 
     def of_least_dealings(self) -> Self:
-        """Return the price list with `least_of_dealings`, which no bound may exceed where stages
-        may deal out their experts."""
+        """Return the price list with `least_of_dealings`, a limit to any bound where stages may
+        deal out experts."""
         made = copy(self)
         made.least_of_dealings = True
         made._variants = {}

@@ -1,4 +1,4 @@
-"""GPUs of a node that a plan may use, and tensor-parallel widths on them."""
+"""Usable GPUs of a node, and tensor-parallel widths on these."""
 
 from __future__ import annotations
 

@@ -52,10 +52,12 @@ def faults(
         max_received: elements that a holder may receive in a round of the whole plan; None: any.
         of_holders: programmes to run in the place of the plan's own.
     """
+    # A malformed plan proves nothing.
     malformed = list(_malformed(plan))
     if malformed:
         yield from malformed
         return
+    # It computes the right thing, it ends, and its buffers suffice.
     yield from _sets(plan)
     for holder, number in stuck(of_holders or programmes(plan)).items():
         yield ExchangeFault("deadlock", f"holder {holder} waits in round {number} for ever")
@@ -90,24 +92,28 @@ def _malformed(plan: ExchangePlan) -> Iterator[ExchangeFault]:
 
 def _sets(plan: ExchangePlan) -> Iterator[ExchangeFault]:
     """Run the plan on sets, as bits of whole numbers."""
+    # Cut the buffer wherever any transfer or owner does.
     edges = {0, plan.size, *(o.start for o in plan.owners)}
     edges |= {edge for t in plan.transfers() for edge in (t.start, t.stop)}
     cuts = sorted(edges)
     num = len(cuts) - 1
     all_holders = (1 << plan.num_holders) - 1
     owner_of = _owner_of(cuts, plan.owners)
+    # At first every holder has its own contribution.
     have = [[1 << holder] * num for holder in range(plan.num_holders)]
     if plan.purpose == "all_gather":
         # An owner has what is to be known; the others have nothing.
         have = [[0] * num for _ in range(plan.num_holders)]
         for piece, owner in enumerate(owner_of):
             have[owner][piece] = all_holders
+    # Transfers of a round read before any of them writes.
     for _, transfers in groupby(plan.transfers(), key=lambda t: t.round):
         arriving = []
         for t in transfers:
             pieces = range(bisect_left(cuts, t.start), bisect_left(cuts, t.stop))
             arriving.append((t, pieces, [have[t.source][piece] for piece in pieces]))
         yield from _clashes([t for t, _, _ in arriving])
+        # A sum must be of disjoint sets, a copy must add without losing.
         for t, pieces, values in arriving:
             own = have[t.destination]
             for piece, value in zip(pieces, values, strict=True):
@@ -118,6 +124,7 @@ def _sets(plan: ExchangePlan) -> Iterator[ExchangeFault]:
                 if not t.reduces and own[piece] & ~value:
                     yield ExchangeFault("missing", f"{_words(t)}: it puts less in its place")
                 own[piece] = own[piece] | value if t.reduces else value
+    # At the end: everybody's contributions, for all who want them.
     for piece in range(num):
         for holder in range(plan.num_holders):
             wanted = plan.purpose != "reduce_scatter" or owner_of[piece] == holder

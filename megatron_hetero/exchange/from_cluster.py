@@ -72,10 +72,10 @@ def cluster_tree(cluster: Cluster, holders: Sequence[Sequence[Device]]) -> Clust
         ClusterError: no holder, a holder without devices or on several nodes, a node that the
             cluster does not have, or two nodes without a link.
     """
-    return _Builder(cluster, holders).build()
+    return _TreeBuilder(cluster, holders).build()
 
 
-class _Builder:
+class _TreeBuilder:
     """Maker of one tree."""
 
     def __init__(self, cluster: Cluster, holders: Sequence[Sequence[Device]]) -> None:
@@ -232,6 +232,7 @@ class _Builder:
         seconds: Mapping[tuple[str, str], float],
     ) -> tuple[list[frozenset[str]], dict[frozenset[str], Branch]]:
         """Join groups connected by links of the nearest kind, each group with an uplink."""
+        # Join groups whose links are about as fast as the fastest.
         between = {
             (i, j): min(seconds[a, b] for a, b in product(one, other))
             for i, one in enumerate(groups)
@@ -244,6 +245,7 @@ class _Builder:
             if s <= near_s and part[i] != part[j]:
                 old = part[j]
                 part = [part[i] if p == old else p for p in part]
+        # Each joined set becomes a branch, its groups the children with uplinks to each other.
         made: list[frozenset[str]] = []
         found: dict[frozenset[str], Branch] = {}
         for number in dict.fromkeys(part):

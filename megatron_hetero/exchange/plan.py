@@ -144,12 +144,14 @@ def plan_of(
         reducing: (round, source, destination, start, stop) of a reduce-scatter.
         owners: where it leaves the sums.
     """
+    # Forward rounds reduce; backward rounds copy the other way, last round first.
     rows = np.asarray(reducing, np.int64).reshape(-1, 5)
     ones = np.ones((len(rows), 1), np.int64)
     forward = np.hstack([rows, ones])
     last = int(rows[:, 0].max(initial=-1))
     backward = np.hstack([rows[:, [0, 2, 1, 3, 4]], 0 * ones])
     backward[:, 0] = last - backward[:, 0]
+    # Join what the purpose needs.
     if purpose == "reduce_scatter":
         table = forward
     elif purpose == "all_gather":

@@ -40,10 +40,12 @@ def stuck(of_holders: Sequence[Sequence[HolderRound]]) -> Mapping[int, int]:
     Returns:
         holder -> the round in which it waits for ever; empty where all come to their end.
     """
+    # Each holder: its place in its rounds, and the transfers of the round that miss an end.
     at = [-1] * len(of_holders)
     left = [0] * len(of_holders)
     num_come: Counter[Transfer] = Counter()
     ready = list(range(len(of_holders)))
+    # A holder that enters a round is one end of all its transfers.
     while ready:
         holder = ready.pop()
         at[holder] += 1
@@ -54,6 +56,7 @@ def stuck(of_holders: Sequence[Sequence[HolderRound]]) -> Mapping[int, int]:
         left[holder] = len(transfers)
         for transfer in transfers:
             num_come[transfer] += 1
+            # With both ends there, the transfer leaves both of them.
             if num_come[transfer] == 2:
                 for end in (transfer.source, transfer.destination):
                     left[end] -= 1

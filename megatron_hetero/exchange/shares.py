@@ -22,16 +22,19 @@ def balanced_shares(capacities: Sequence[float]) -> tuple[float, ...]:
     >>> balanced_shares([4.0, 4.0, 4.0, 1.0])[3]
     0.0
     """
+    # Two members exchange halves in proportion.
     num = len(capacities)
     if num <= 2:
         return tuple(capacity / sum(capacities) for capacity in capacities)
     fast = sorted(range(num), key=lambda i: -capacities[i])
+    # Drop the slowest while it could not even send its one buffer in time.
     while True:
         # sum of (time * capacity - 1) / (n - 2) over those that own anything is 1
         time = (num - 2 + len(fast)) / sum(capacities[i] for i in fast)
         if time * capacities[fast[-1]] >= 1:
             break
         fast.pop()
+    # What is left of each member's time beyond that buffer is its own part.
     found = [0.0] * num
     for i in fast:
         found[i] = (time * capacities[i] - 1) / (num - 2)

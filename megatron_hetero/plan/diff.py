@@ -136,6 +136,7 @@ def _place_of_device(plan: Plan) -> dict[str, str]:
 
 
 def _job(before: Plan, after: Plan) -> Iterator[Difference]:
+    # Schedule, hosts, exchange.
     yield from _changed("plan", "schedule", before.schedule, after.schedule)
     yield from _changed(
         "launch",
@@ -152,6 +153,7 @@ def _job(before: Plan, after: Plan) -> Iterator[Difference]:
         "exchange uplinks",
         *([list(group) for group in plan.exchange_uplinks] for plan in (before, after)),
     )
+    # Sizes of the model and the training, field by field.
     if before.workload is None or after.workload is None:
         if before.workload is not after.workload:
             yield Difference("plan", "workload", *map(_workload_text, (before, after)))
@@ -162,6 +164,7 @@ def _job(before: Plan, after: Plan) -> Iterator[Difference]:
             yield from _changed(
                 part, field.name, getattr(old, field.name), getattr(new, field.name)
             )
+    # Flags of Megatron by name.
     old_flags = _values_of_flags(before.workload.megatron_args)
     new_flags = _values_of_flags(after.workload.megatron_args)
     for name in sorted(old_flags.keys() | new_flags.keys()):

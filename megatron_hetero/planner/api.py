@@ -150,6 +150,7 @@ def _explained(
     plugin_gain: float | None = None,
 ) -> tuple[Plan, Explanation]:
     stock_only = problem.objective.stock_only
+    # Search; if nothing fits, stock Megatron's own search may still find a plan.
     try:
         found = _searched(problem, progress, strategy, schedules, prove, simplest_within)
     except InfeasiblePlanError:
@@ -158,6 +159,7 @@ def _explained(
             raise
         return stock_plan_and_explanation(problem, stock, 0)
     board, first, best, plan = found
+    # Stock Megatron's plan stands beside the best one.
     stock = None
     try:
         if stock_only and not board.interrupted:
@@ -166,6 +168,7 @@ def _explained(
             stock = stock_beside_a_plan(problem)
     except KeyboardInterrupt:
         board.interrupted = True
+    # It takes the place of the best where the plug-in gains too little, or where it is asked for.
     gives_way = _gives_way(problem, stock, best, plan, plugin_gain)
     if stock is not None and (
         gives_way or _is_chosen(stock, first, best, stock_only, simplest_within)
@@ -256,16 +259,19 @@ def _searched(
 ) -> tuple[Scoreboard, Candidate, Candidate, Plan]:
     """Return the board, the board's best candidate, the candidate asked for, and the last as a
     plan."""
+    # Search, and take the best, or fail with the reason.
     board = search(problem, progress, strategies_of("auto" if strategy == STOCK else strategy))
     objective = problem.objective
     stock_only = objective.stock_only
     first = _stock_or_error(problem, board) if stock_only else _best_or_error(problem, board)
+    # Another candidate than the fastest: the simplest near it, or with exchange groups.
     best = first
     if simplest_within is not None and not board.interrupted:
         best = simplest(board, first, simplest_within)
     elif not (board.interrupted or board.is_exact):
         best = with_groups(problem, board, first)
     plan = _with_bound(problem, board, best, prove, progress, bounded=bounded)
+    # After a complete enumeration the best step is its own bound.
     is_proved = board.is_exact and not (stock_only or objective.may_want_fewer(problem.cluster))
     if is_proved and plan.estimates is not None:
         proved = replace(
@@ -278,6 +284,7 @@ def _searched(
             ),
         )
         plan = replace(plan, estimates=proved)
+    # At last, other orders of computations.
     if schedules == "best" and not board.interrupted:
         near = _near_plans(problem, board, best)
         plan = best_of_orders(plan, near, problem.cluster, problem.costs.profile)
@@ -305,6 +312,7 @@ def _with_bound(
             of_all_s = min(bound_s, divided_bound_s(problem.costs))
             progress(best.step_time_s, board.num_priced, of_all_s)
 
+    # The bound takes longest; interrupted there, the plan still comes.
     try:
         if not board.interrupted:
             reasons = idle_reasons(problem, best)
@@ -313,6 +321,7 @@ def _with_bound(
             return plan_of(problem, best, reasons, prove=proof if prove else usual)
     except KeyboardInterrupt:
         board.interrupted = True
+    # Reasons of idle devices, as far as they are known.
     if reasons is None:
         used = {device.name for device in best.placement.devices()}
         idle = {d.name: _NOT_TRIED for d in problem.cluster.devices if d.name not in used}

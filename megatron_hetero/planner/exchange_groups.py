@@ -139,6 +139,7 @@ def priced(costs: CostModel, placement: Placement) -> PlacementCost:
 def exchange_choice(problem: Problem, best: Candidate) -> ExchangeChoice | None:
     """Compare a plan's exchange with the other; None where its machines suggest no groups."""
     costs, placement = problem.costs, best.placement
+    # Grouped so far: price the plan without groups, and the other way round.
     if placement.exchange_groups:
         plain = replace(placement, exchange_groups=(), exchange_uplinks=())
         plan = bare_plan(problem, replace(best, placement=plain), {})
@@ -151,6 +152,7 @@ def exchange_choice(problem: Problem, best: Candidate) -> ExchangeChoice | None:
         if found is None:
             return None
         (grouping, used), other, is_used = found, best.cost, False
+    # Count the exchanges that cross groups.
     groups = grouping.exchange_groups
     number = {machine: i for i, group in enumerate(groups) for machine in group}
     nodes = costs.cluster.node_by_name

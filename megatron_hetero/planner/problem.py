@@ -307,6 +307,7 @@ def make_problem(
         LibraryError: its GPUs have several communication libraries (`one_library` plans for each),
             or none with which anything trains.
     """
+    # Refuse jobs that no plan trains.
     training = workload.training
     if training.global_batch_size % training.micro_batch_size:
         raise UsageError(
@@ -320,11 +321,13 @@ def make_problem(
         )
     check_mixture(workload)
     check_trains(cluster)
+    # An order of nodes that no file can change.
     cluster = canonical_cluster(cluster)
     costs = make_costs(cluster, workload, profile)
     gpus: dict[str, tuple[int, ...]] = {}
     widths: dict[str, tuple[int, ...]] = {}
     idle_reasons: dict[str, str] = {}
+    # GPUs and widths of each node, and why the others stay idle.
     for node in cluster.nodes:
         usable = usable_gpus(cluster, node)
         can_be_used = can_train(training, node.gpu_type)
@@ -342,6 +345,7 @@ def make_problem(
             gpus[node.name] = usable
             widths[node.name] = tuple(w for w in costs.widths(node) if w <= len(usable))
     nodes = tuple(node for node in cluster.nodes if node.name in gpus)
+    # Data for the objective, and one library for all.
     check_objective(objective, cluster, nodes)
     if mixed := mixed_libraries((n.name, n.gpu_type.name, n.gpu_type.library) for n in nodes):
         raise LibraryError(mixed)

@@ -261,6 +261,7 @@ class Loop(Rungs):
         """Put the most promising of the structures that a node leads to on the heap."""
         if node.candidate is None:
             return
+        # Complete each new structure that the node leads to.
         image, size = self.image, node.found.filled[0].size
         ranked: list[tuple[float, int, Hashable, Completion]] = []
         for number, structure in enumerate(structures):
@@ -275,11 +276,13 @@ class Loop(Rungs):
                 found = by_room(self.completer, structure, size)
             if found is not None:
                 ranked.append((found.quick_s, number, key, found))
+        # Order by quick seconds, then by an estimate of the exchange for the nearest.
         ranked.sort(key=lambda entry: entry[:2])
         cost = node.candidate.cost
         own_tail_s = cost.gradient_sync_s + cost.update_s
         tail_s = own_tail_s - self.tails.estimate_s(node.found)
         limit_s = self.options.slack * node.time_s
+        # What pricing showed of the node is hoped of its neighbours.
         hope = node.time_s / (node.quick_s + own_tail_s)
         near: list[tuple[float, int, Hashable, Completion]] = []
         for quick_s, number, key, found in ranked:
@@ -289,6 +292,7 @@ class Loop(Rungs):
             least_s = quick_s + max(cost.update_s, tail_s + self.tails.estimate_s(found))
             near.append((least_s, number, key, found))
         ranked = sorted(near, key=lambda entry: entry[:2])
+        # The best few go on the heap.
         for quick_s, _, key, found in ranked[: self.options.num_whole]:
             if key in self.seen:
                 continue

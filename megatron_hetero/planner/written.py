@@ -34,6 +34,7 @@ def bare_plan(
 ) -> Plan:
     """Return the plan of a candidate without estimates, whose bound takes time, and not
     validated; `reasons` says why its idle devices are idle."""
+    # Stages as in plan.json.
     cluster, workload = problem.cluster, problem.workload
     replicas = tuple(
         Replica(
@@ -60,6 +61,7 @@ def bare_plan(
         )
         for replica in best.placement.replicas
     )
+    # Hosts in the order of ranks.
     if best.rank_order is None:
         hosts = canonical_hosts(replicas, cluster)
     else:

@@ -78,6 +78,7 @@ def memory_suffices(
     """
     if plan.workload is None:
         return
+    # A plan that cannot be priced may still run.
     try:
         estimates = estimate_plan(plan, cluster, profile, bounded=False)
     except UnsupportedError as error:
@@ -89,6 +90,7 @@ def memory_suffices(
             "watch the first steps with `nvidia-smi`",
         )
         return
+    # Too little is an error; little is a warning, unless the allocator wastes nothing.
     for name, device in estimates.devices.items():
         left = device.capacity_bytes - device.peak_bytes
         if left < 0:

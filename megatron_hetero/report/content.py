@@ -89,6 +89,7 @@ def gather(
             "the plan carries no model, so there is nothing to report; make it with "
             "`megatron-hetero plan`"
         )
+    # Prices with the bound, then the simulation.
     estimates = estimate_plan(plan, cluster, profile)
     plan = replace(plan, estimates=estimates)
     simulation = simulate_plan(plan, cluster, profile=profile)

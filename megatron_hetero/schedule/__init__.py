@@ -1,4 +1,4 @@
-"""The programme of every pipeline rank as data, its deadlock check and its simulation.
+"""Programmes of the pipeline ranks as data, the deadlock check and the simulation.
 
 programme  what every stage does, in order
 parts      input and output of the simulator

@@ -20,7 +20,7 @@ Sends = Literal["buffered", "rendezvous"]
 
 
 def check_schedule(schedule: Schedule, sends: Sends = "buffered") -> None:
-    """Refuse a schedule that cannot finish, or that computes something twice or never.
+    """Refuse a schedule without an end, or with a computation repeated or left out.
 
     With `sends="rendezvous"` also one that only a transport with buffers can finish: 1F1B's own
     launch counts pass, counts further ahead may not.
@@ -37,11 +37,12 @@ def check_schedule(schedule: Schedule, sends: Sends = "buffered") -> None:
 
 
 def message_partners(schedule: Schedule, sends: Sends) -> dict[Place, list[Place]]:
-    """Find for every instruction those that must be posted for its messages to end.
+    """Map every instruction to the partners to be posted before its messages can end.
 
     Raises:
         CheckFailedError: a message has no partner, or a channel's orders differ.
     """
+    # The messages of each channel (boundary, direction), in the order of both sides' programmes.
     sent_on: dict[tuple[int, bool], list[tuple[int, Place]]] = defaultdict(list)
     received_on: dict[tuple[int, bool], list[tuple[int, Place]]] = defaultdict(list)
     for stage, programme in enumerate(schedule.programmes):
@@ -53,6 +54,7 @@ def message_partners(schedule: Schedule, sends: Sends) -> dict[Place, list[Place
                         message = schedule.message(stage, operation)
                         entry = (message.micro_batch, (stage, index))
                         channels[message.boundary, message.is_forward].append(entry)
+    # Pair both sides' messages in order: a channel has no tags, so the orders have to be equal.
     partners: dict[Place, list[Place]] = defaultdict(list)
     for channel in sorted({*sent_on, *received_on}):
         sent, received = sent_on[channel], received_on[channel]
@@ -65,6 +67,8 @@ def message_partners(schedule: Schedule, sends: Sends) -> dict[Place, list[Place
                 f"receives {[m for m, _ in received]}; both must be equal"
             )
         for (_, from_), (_, to) in zip(sent, received, strict=True):
+            # Without a buffer a send ends only once its receive is posted; a receive always needs
+            # its send.
             if sends == "rendezvous":
                 partners[from_].append(to)
             partners[to].append(from_)
@@ -72,12 +76,14 @@ def message_partners(schedule: Schedule, sends: Sends) -> dict[Place, list[Place
 
 
 def find_cycle(schedule: Schedule, sends: Sends) -> list[Place]:
-    """Find instructions that wait for each other in a ring; return an empty list where there are
+    """Find instructions in a ring, each waiting for the next; return an empty list if there are
     none.
 
     Every programme is run as far as it goes; if some do not reach their end, following "waits for"
     from any of them must come back to where it has been.
     """
+    # Run every programme until an instruction misses a partner; wake the stage when the partner
+    # comes.
     partners = message_partners(schedule, sends)
     waiting_for: dict[Place, list[int]] = defaultdict(list)
     position = [0] * schedule.num_stages
@@ -96,9 +102,11 @@ def find_cycle(schedule: Schedule, sends: Sends) -> list[Place]:
                 waiting_for[missing[0]].append(stage)
                 break
             position[stage] += 1
+    # All programmes ended, or some stand still.
     stuck = [s for s in range(schedule.num_stages) if position[s] < len(schedule.programmes[s])]
     if not stuck:
         return []
+    # From any stage that stands still, follow the missing partners until a place comes back.
     path: list[Place] = []
     place = (stuck[0], position[stuck[0]])
     while place not in path:
@@ -127,7 +135,9 @@ def _check_work(schedule: Schedule) -> None:
 
 
 def _check_passes(where: str, micro_batches: range, found: Counter[tuple[str, int]]) -> None:
-    """Check that every micro-batch has one forward and one backward, whole or in its two parts."""
+    """Check each micro-batch's passes: a single forward and a single backward, whole or in two
+    parts."""
+    # Nothing runs twice, and nothing runs for a micro-batch that does not exist.
     known = set(micro_batches)
     for (kind, k), count in sorted(found.items()):
         if k >= 0 and (count > 1 or k not in known):
@@ -135,6 +145,7 @@ def _check_passes(where: str, micro_batches: range, found: Counter[tuple[str, in
                 f"{where} runs {kind}({k}) {count} times; each micro-batch of 0..{len(known) - 1} "
                 "is wanted once"
             )
+    # Everything runs once: a forward, and either a whole backward or both of its parts.
     for k in micro_batches:
         whole, *parts = (
             found["backward", k],

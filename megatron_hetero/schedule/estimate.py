@@ -25,7 +25,7 @@ _MAX_STOCK_MESSAGES = 10_000
 def estimate_plan(
     plan: Plan, cluster: Cluster, profile: Profile | None = None, *, bounded: bool = True
 ) -> Estimates:
-    """Predict time and memory of a validated plan, whether or not it fits.
+    """Predict time and memory of a validated plan, even of a plan too large for the GPUs.
 
     The prediction includes queues on shared paths, chunks and orders of computations as they run,
     and the sends for which stock Megatron waits where it runs the plan.
@@ -43,11 +43,13 @@ def estimate_plan(
         PlanFormatError: it names no devices, or devices that the cluster lacks.
         UnsupportedError: it asks for something that cannot be priced yet (named).
     """
+    # Chunks are simulated at once: their memory has to come from the timelines.
     costs = CostModel(cluster, workload_of(plan), profile)
     placement = placement_of(plan, cluster)
     has_chunks = any(stage.chunks for replica in plan.replicas for stage in replica.stages)
     run = _simulated(plan, costs) if has_chunks else None
     cost = plan_cost(plan, costs, placement, run=run)
+    # Price the placement, with the bound if it is asked for.
     estimates = estimates_of(
         costs,
         placement,
@@ -56,12 +58,13 @@ def estimate_plan(
         is_stock=sends_as_stock(plan),
         prove=thorough_bound if bounded else None,
     )
+    # A placement counts whole micro-batches; with chunks the timelines know better.
     return estimates if run is None else _with_chunks_kept(estimates, run.timelines)
 
 
 def _with_chunks_kept(estimates: Estimates, stages: Sequence[StageTimeline]) -> Estimates:
-    """Return estimates with the memory of stages in chunks, which keep parts of micro-batches where
-    a placement knows whole ones."""
+    """Correct the memory of stages in chunks: they keep parts of micro-batches, a placement counts
+    whole ones."""
     devices = dict(estimates.devices)
     for stage in stages:
         for name, peak_bytes in zip(stage.devices, stage.device_peak_bytes, strict=True):
@@ -89,15 +92,18 @@ def plan_cost(
         priced: the price by `costs` alone, if that is known.
         run: the simulated step, if that is known.
     """
+    # The cost model's closed form holds for plain 1F1B; only shared paths need a simulation there.
     stock, cost = sends_as_stock(plan, costs.workload), priced or costs.placement(placement)
     if not (has_orders(plan) or (stock and _is_small(placement))):
         return queued(costs, placement, cost, is_stock=stock)
+    # Every stage ends where its simulated timeline does.
     run = run or _simulated(plan, costs)
     replicas = tuple(
         replace(replica, pipeline_s=max(ends_s), ends_s=ends_s)
         for replica, stages in zip(cost.replicas, run.stages, strict=True)
         for ends_s in [tuple(stage.compute_end_s for stage in stages)]
     )
+    # Combine the replicas with updates and exchanges as the cost model prices them.
     sharded = costs.sharded_as(placement)
     found = sharded.combine(placement, replicas, sharded.vocab_rows(placement.widths))
     if not stock:
@@ -124,6 +130,6 @@ def _has_parts(plan: Plan) -> bool:
 
 
 def has_orders(plan: Plan) -> bool:
-    """Return whether a stage computes otherwise than by 1F1B in one piece."""
+    """Return whether any stage has several chunks, or an order unlike 1F1B's."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     return any(stage.chunks or stage.order is not None for stage in stages)

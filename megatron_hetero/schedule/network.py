@@ -25,20 +25,23 @@ def hops(
     seconds: float,
     num_bytes: float,
 ) -> tuple[tuple[str, float], ...]:
-    """Return the paths that a message from one group of GPUs to another takes: (path, seconds for
-    which).
+    """Return the paths of a message from one group of GPUs to another: (path, seconds for which the
+    path is taken).
 
     Args:
         senders, receivers: the two groups, each on one node.
         seconds: for which it takes what only these two groups, or their nodes, have.
         num_bytes: of it, on the lines that others share, NICs of a machine with several among them.
     """
+    # On one node: the groups' own ports, out and in.
     here, there = senders[0].node, receivers[0].node
     if here == there:
         return (f"{group_name(senders)} out", seconds), (f"{group_name(receivers)} in", seconds)
+    # Between nodes: lines and NICs, which other traffic shares, at their own bandwidth.
     lines = cluster.lines_beside_nics(here, there)
     shared = [(line.name, num_bytes / line.bytes_per_s) for line in lines]
     shared += group_seconds(cluster, senders, receivers, num_bytes).items()
+    # The path of these two nodes, unless something shared on it is always the slower one.
     if has_no_own(cluster, here, there):
         return tuple(shared)
     return (path_name(here, there), seconds), *shared
@@ -47,14 +50,14 @@ def hops(
 def path_names(
     cluster: Cluster, senders: Sequence[Device], receivers: Sequence[Device]
 ) -> tuple[str, ...]:
-    """Return the names of the paths that a message from one group to another, on two nodes,
-    takes."""
+    """Return the names of the paths of a message from one group to another on a second node."""
     return tuple(name for name, _ in hops(cluster, senders, receivers, 0.0, 0.0))
 
 
 def has_no_own(cluster: Cluster, here: str, there: str) -> bool:
-    """Return whether a message from one node to another never waits for the path of these two
-    alone: some line on it, which others share, is no faster; or NICs are all that it takes."""
+    """Return whether a message between two nodes waits for shared lines or NICs alone: never for
+    the nodes' own path, because a shared line on the way is no faster, or because NICs are all of
+    it."""
     if cluster.has_nics and cluster.is_path_of_nics(here, there):
         return True
     lines = cluster.lines_beside_nics(here, there)
@@ -65,7 +68,8 @@ def has_no_own(cluster: Cluster, here: str, there: str) -> bool:
 
 
 def path_name(here: str, there: str) -> str:
-    """Return the name of the path from one node to another, which all GPUs of the two share."""
+    """Return the name of the path from one node to another; all GPUs of both nodes share the path.
+    """
     return f"{node_words(here)} -> {node_words(there)}"
 
 
@@ -77,7 +81,7 @@ def group_name(devices: Sequence[Device]) -> str:
 def crossing(
     costs: CostModel, senders: PlacedStage, receivers: PlacedStage, is_stock: bool
 ) -> Crossing:
-    """Price one activation from one stage to another.
+    """Price an activation's way from stage to stage.
 
     In our runtime each byte crosses once, as the cost model prices it.  In stock Megatron every
     rank of the sending stage sends all that it holds to the rank in its own place: without sequence
@@ -88,14 +92,17 @@ def crossing(
         is_stock: stock Megatron sends it.
     """
     cluster, ends = costs.cluster, (senders.devices, receivers.devices)
+    # Our runtime: every byte crosses once.
     num_bytes: float = costs.activation_bytes
     if not is_stock:
         time = costs.stage_hop(senders, receivers)
         taken = hops(cluster, *ends, time.on_path_s, num_bytes)
         return Crossing(taken, time.latency_s, num_bytes)
+    # Stock Megatron: rank to rank, each with all that it holds.
     link = cluster.path(senders.devices[0], receivers.devices[0])
     if costs.workload.training.sequence_parallel:
         num_bytes /= senders.width
+    # All ranks of the stage share the path between the nodes.
     if senders.devices[0].node != receivers.devices[0].node:
         num_bytes *= senders.width
     taken = hops(cluster, *ends, num_bytes / link.bytes_per_s, num_bytes)

@@ -19,7 +19,7 @@ StageId = tuple[int, int]
 
 @dataclass(frozen=True)
 class ChunkTimes:
-    """Seconds of one micro-batch on one model chunk of a stage.
+    """Seconds of a micro-batch on a model chunk of a stage.
 
     `backward_weight_s` is the part of the backward pass that makes weight gradients; it is a pass
     of its own in zero-bubble schedules.
@@ -53,8 +53,8 @@ class ChunkTimes:
 
 @dataclass(frozen=True)
 class Crossing:
-    """One message over a boundary in one direction; each of `hops` is (path, seconds for which it
-    is taken)."""
+    """A message over a boundary in one direction; `hops`: (path, seconds for which the path is
+    taken)."""
 
     hops: tuple[tuple[str, float], ...]
     latency_s: float
@@ -62,8 +62,7 @@ class Crossing:
 
     @property
     def serialisation_s(self) -> float:
-        """Return the seconds from the first byte sent to the last one, where nothing else is on its
-        paths."""
+        """Return the seconds from the first byte sent to the last, without queues on the paths."""
         return max(seconds for _, seconds in self.hops)
 
 
@@ -120,8 +119,8 @@ class Collective:
 
 
 class OpSpan(NamedTuple):
-    """A computation of a stage, its `step`, or its part of a collective (`gradient_sync`, after
-    the step `weight_sync`)."""
+    """A computation of a stage, a `step`, or a part of a collective (`gradient_sync`, after the
+    step `weight_sync`)."""
 
     kind: OperationKind
     micro_batch: int

@@ -147,6 +147,7 @@ def build_schedule(
     Raises:
         PlanFormatError: a chain that no pipeline has.
     """
+    # The frame knows boundaries and virtual stages before there are programmes.
     frame = Schedule(tuple(() for _ in orders), num_micro_batches, tuple(chain))
     _check_chain(frame.chain, len(orders))
     last = len(frame.chain) - 1
@@ -154,22 +155,27 @@ def build_schedule(
     for stage, order in enumerate(orders):
         programme: list[Instruction] = []
         for work in order:
+            # Receive first: the input of a forward, or the gradient of a backward.
             k, chunk, here = work.micro_batch, work.chunk, frame.virtual_stage(stage, work.chunk)
             message: Operation | None = None
             if work.kind == "forward" and here > 0:
                 message = Operation("recv_forward", k, chunk)
             elif work.kind in ("backward", "backward_input") and here < last:
                 message = Operation("recv_backward", k, chunk)
+            # A send and a receive over one boundary become one instruction (Megatron's
+            # send_forward_recv_backward).
             if message is not None:
                 if programme and _same_boundary(frame, stage, programme[-1], message):
                     programme[-1] = (*programme[-1], message)
                 else:
                     programme.append((message,))
             programme.append((work,))
+            # Send last: what the pass made, unless the chain ends here.
             if work.kind == "forward" and here < last:
                 programme.append((Operation("send_forward", k, chunk),))
             elif work.kind in ("backward", "backward_input") and here > 0:
                 programme.append((Operation("send_backward", k, chunk),))
+        # The tail of every programme: the exchange of gradients, then the optimizer.
         programme.append((Operation("gradient_sync"),))
         programme.append((Operation("step"),))
         programmes.append(tuple(programme))

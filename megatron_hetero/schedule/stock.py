@@ -1,4 +1,4 @@
-"""Plans that stock Megatron runs, and the parts of other plans that it cannot express."""
+"""Plans for stock Megatron, and the parts of plans beyond Megatron's flags."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def is_stock(plan: Plan) -> bool:
 
 
 def sends_as_stock(plan: Plan, workload: Workload | None = None) -> bool:
-    """Return whether a plan is priced as stock Megatron runs it, which waits for its sends: where
-    it can run it, unless the job says otherwise (`TrainingSpec.sends`).
+    """Return whether a plan is priced with stock Megatron's waited sends: wherever stock Megatron
+    can run the plan, unless the job says otherwise (`TrainingSpec.sends`).
 
     Args:
         workload: the job, where it is not the plan's own.
@@ -92,7 +92,8 @@ def _expert_reasons(plan: Plan) -> Iterator[str]:
 
 
 def _context_reasons(plan: Plan) -> Iterator[str]:
-    """Yield what `--context-parallel-size` cannot say, and where it needs what the job lacks."""
+    """Yield the parts of a plan's context parallelism beyond Megatron's flags or the job's
+    attention."""
     shapes = [stage.shape for replica in plan.replicas for stage in replica.stages]
     if not plan.layout.has_context_parallel:
         return
@@ -163,7 +164,7 @@ def _rank_reason(nodes: NodeGrid) -> str:
 
 
 def _is_interleaved_as_megatron(plan: Plan) -> bool:
-    """Return whether the orders are those of Megatron's interleaved schedule, chunks in turn."""
+    """Return whether the orders match Megatron's interleaved schedule, with chunks in turn."""
     for r, replica in enumerate(plan.replicas):
         on_stage, num_stages = chain(replica), len(replica.stages)
         num_chunks, rest = divmod(len(on_stage), num_stages)
@@ -221,7 +222,7 @@ def recompute(plan: Plan, stage: Stage) -> tuple[str | None, int | None]:
 
 
 def common_recompute(plan: Plan) -> tuple[str | None, int | None] | None:
-    """Find the recompute of all stages as one job's flags express it; None where none do.
+    """Find the recompute of all stages in the terms of a job's flags; None if no flags express it.
 
     Megatron recomputes one number of layers of every stage (`--recompute-method block`), or all
     layers of the stages that have fewer.

@@ -53,8 +53,10 @@ def cluster_groups(
         UnsupportedError: no GPU can train in the job's precision.
     """
     refuse_models(workload)
+    # Usable GPUs in a nest of sites, types and nodes.
     usable = _usable(cluster, workload)
     nest, devices = _nest(cluster, usable)
+    # Rates of one GPU of each kind; nodes of one kind share them.
     nodes = {memory_kind(n): n for n in (cluster.node_by_name[d.node] for d in devices)}
     by_kind = {
         kind: token_rates(
@@ -63,6 +65,7 @@ def cluster_groups(
         for kind, node in nodes.items()
     }
     rates = {n.name: by_kind[memory_kind(n)] for n in cluster.nodes if memory_kind(n) in by_kind}
+    # Refuse a GPU that cannot hold the model and a token.
     for found in by_kind.values():
         if found.room_bytes <= found.token_bytes:
             missing = (found.token_bytes - found.room_bytes) / (1 << 30)

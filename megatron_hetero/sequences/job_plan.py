@@ -75,6 +75,7 @@ def groups_plan(cluster: Cluster, groups: ClusterGroups, workload: Workload) -> 
         UnsupportedError: cards of unlike type in one machine are not next to each other in the
             groups, so that a launcher cannot number the ranks like them.
     """
+    # Every GPU is a replica, with its part of the batch.
     names = [device.name for device in groups.devices]
     batch, num_ranks = workload.training.global_batch_size, len(names)
     if batch < num_ranks:
@@ -91,6 +92,7 @@ def groups_plan(cluster: Cluster, groups: ClusterGroups, workload: Workload) -> 
         )
         for r, name in enumerate(names)
     )
+    # Ranks must come out in the order of the groups.
     plan = Plan(replicas, hosts=hosts_of(names, cluster))
     validate_plan(plan)
     if [place.device for place in rank_table(plan)] != names:
@@ -116,6 +118,7 @@ def dealt_plan(cluster: Cluster, asked: Plan, workload: Workload) -> Plan:
         UsageError: the plan has another global batch than the job.
         PlanFormatError: the plan is not for the cluster.
     """
+    # Refuse what dealt steps do not run.
     found = [*_unsupported(asked)]
     if found:
         raise UnsupportedError(
@@ -123,6 +126,7 @@ def dealt_plan(cluster: Cluster, asked: Plan, workload: Workload) -> Plan:
             + "\n  ".join(dict.fromkeys(found))
             + "\nLeave them out of the plan."
         )
+    # Micro-batches of one sequence each, as a deal counts.
     job_size = 1 if asked.workload is None else asked.workload.training.micro_batch_size
     replicas = tuple(
         replace(
@@ -136,6 +140,7 @@ def dealt_plan(cluster: Cluster, asked: Plan, workload: Workload) -> Plan:
     if made_for is not None:
         made_for = replace(made_for, training=replace(made_for.training, micro_batch_size=1))
     plan = replace(asked, replicas=replicas, workload=made_for, estimates=None)
+    # The plan's batch must be the job's.
     batch, of_plan = workload.training.global_batch_size, sum(r.num_micro_batches for r in replicas)
     if batch != of_plan:
         raise UsageError(

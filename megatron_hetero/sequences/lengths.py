@@ -84,12 +84,14 @@ def read_lengths(path: Path) -> Lengths:
         FileFormatError: there is no such file, or a line is not one or two whole numbers of a
             sensible size.
     """
+    # A file of lengths is small; a data set by mistake is not.
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise FileFormatError(f"{path}: more than {_MOST_BYTES} bytes are no file of lengths")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FileFormatError(f"{path}: it cannot be read: {error}") from error
+    # A length a line, or a length and how often it comes.
     found: dict[int, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -109,6 +111,7 @@ def read_lengths(path: Path) -> Lengths:
         if count < 1:
             raise FileFormatError(f"{where}: {count} sequences of {tokens} tokens; at least 1")
         found[tokens] = found.get(tokens, 0) + count
+    # At least one, and not more than can be dealt.
     if not found:
         raise FileFormatError(f"{path}: there is no length in it")
     if sum(found.values()) > _MOST_SEQUENCES:

@@ -53,6 +53,7 @@ def replica_groups(
         for r in plan.replicas
     )
     placement = placement_of(replace(plan, replicas=full), cluster)
+    # What each replica takes, and a check that it holds a token.
     rates = replica_rates(cluster, workload, placement, profile)
     for number, of in enumerate(rates):
         if of.rates.room_bytes <= of.rates.token_bytes:
@@ -61,6 +62,7 @@ def replica_groups(
                 "room for the activations of a token. Give it more stages or GPUs, or use "
                 "--use-distributed-optimizer."
             )
+    # Only replicas alike, in a row, can divide a sequence.
     runs = _runs(plan)
 
     def prices_of(replicas: tuple[int, ...]) -> tuple[Hashable, tuple[GroupPrice, ...]]:
@@ -74,6 +76,7 @@ def replica_groups(
         )
         return prices, prices
 
+    # Pipelines with their rates; groups nested by the plan's order.
     pipelines = tuple(
         PipelineRates(of.stages, tuple(launch_counts(replica)))
         for of, replica in zip(rates, plan.replicas, strict=True)

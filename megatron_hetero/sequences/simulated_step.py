@@ -10,7 +10,7 @@ from megatron_hetero.sequences.pipelines import PipelineRates
 from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens
 
 
-class _Stage:
+class _BusyStage:
     """One stage of a replica in a simulated step: what it does next, and until when it is busy."""
 
     def __init__(self, order: Sequence[Operation]) -> None:
@@ -37,7 +37,7 @@ class SimulatedStep:
         self._pipelines = pipelines
         self._own = [step.of_rank(r, len(p.stages)) for r, p in enumerate(pipelines)]
         self._stages = [
-            [_Stage(stage_order(len(own), count)) for count in pipeline.launch_counts]
+            [_BusyStage(stage_order(len(own), count)) for count in pipeline.launch_counts]
             for own, pipeline in zip(self._own, pipelines, strict=True)
         ]
         self._ends: dict[tuple[int, int, str, int], float] = {}

@@ -170,6 +170,7 @@ def make_tree(nest: Nest, prices_of: PricesOf) -> GroupTree:
     made: list[tuple[int, tuple[GroupPrice, ...], Counter[int]]] = []
     groups: list[TreeGroup] = []
 
+    # Number the parts before the whole; groups of equal name and parts are of one kind.
     def visit(part: Nest) -> int:
         inner = () if isinstance(part, int) else tuple(visit(p) for p in part)
         ranks = ranks_of(part)

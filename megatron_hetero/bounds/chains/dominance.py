@@ -26,18 +26,22 @@ def needed_options(
         steps: what a stage of each kind takes along the axes of the table, [kind, axis].
         cut_s: chains that take longer do not count.
     """
+    # Options that take longer than any chain that counts are possible for none.
     own_s, time_s = _own_s(options, fewest_sequences), options.time_s.copy()
     late = own_s + options.sync_s[:, :, None, :] > cut_s
     time_s[late] = np.inf
+    # What replacing one kind by another adds at the boundaries.
     excess_s, far_rate_s = _crossings(options)
     num = len(options.width)
     kept = list(range(num))
+    # Drop a kind if another one that is no larger is no worse for all layers.
     for other in range(num):
         for kind in kept:
             smaller = bool((steps[kind] <= steps[other]).all())
             if kind == other or not smaller or not np.isfinite(excess_s[kind, other]):
                 continue
             extra_s = excess_s[kind, other]
+            # Worse somewhere: on the way of others, in rate, by itself, or in its exchange.
             with np.errstate(invalid="ignore"):
                 worse = ~late[other] & (
                     (options.time_s[kind] + extra_s > options.time_s[other])
@@ -45,6 +49,7 @@ def needed_options(
                     | (own_s[kind] + extra_s > own_s[other])
                     | _is_later(options, own_s, kind, other)
                 )
+                # Links that are busier than before may set the pace themselves.
                 if far_rate_s[kind, other]:
                     busy_s = fewest_sequences * far_rate_s[kind, other]
                     worse |= ~late[other] & (
@@ -54,6 +59,7 @@ def needed_options(
             if not worse.any():
                 kept.remove(other)
                 break
+    # Leave out kinds with which nothing is possible.
     kept = [kind for kind in kept if np.isfinite(time_s[kind]).any()]
     rows = np.array(kept, np.int64)
     few = replace(

@@ -64,13 +64,16 @@ def ends_cases(
     Args:
         least_inside_s: the least step of plans whose ends are on a site (`bounds.sites`).
     """
+    # With one replica and untied embeddings there is nothing to exchange between ends.
     tied = costs.workload.model.tied_embeddings
     if not tied and num_replicas[0] == 1:
         return []
     found: dict[tuple[frozenset[int], bool], EndsCase] = {}
+    # Express each case by classes of GPUs instead of nodes.
     for nodes, case in _all_cases(costs, classes, num_replicas):
         own = frozenset(i for i, c in enumerate(classes) if nodes & {n.name for n in c.nodes})
         sites = {costs.cluster.node_by_name[name].site for name in nodes}
+        # Plans with their ends on one site have a bound of their own.
         if len(sites) == 1:
             inside_s = least_inside_s(min(sites), tied)
             case = replace(case, least_s=max(case.least_s, inside_s))
@@ -83,6 +86,7 @@ def ends_cases(
             extra_s=min(case.extra_s, held.extra_s),
             least_s=min(case.least_s, held.least_s),
         )
+    # A case that says nothing makes all others useless: the weakest decides.
     everything = EndsCase(frozenset(range(len(classes))), has_last=tied)
     says_nothing = any(replace(case, is_inside=False) == everything for case in found.values())
     return [] if says_nothing else list(found.values())

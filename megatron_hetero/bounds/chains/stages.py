@@ -153,6 +153,7 @@ def _times_s(
     costs: CostModel, node: Node, width: int, first: bool, last: bool, max_in_flight: int
 ) -> list[list[float]]:
     """[micro-batches in flight - 1][layers], the least over all kinds of recompute that fit."""
+    # Seconds by recompute and layers; memory decides which of them count.
     num_layers, rows = costs.workload.model.num_layers, costs.workload.model.vocab_size
     variants: dict[Recompute, CostModel] = {
         r: costs.variant(recompute=r) for r in recomputes(costs)
@@ -163,10 +164,12 @@ def _times_s(
         for r, p in pieces.items()
     }
     found: list[list[float]] = []
+    # From the most micro-batches in flight down: fewer in flight leave more memory.
     for in_flight in range(max_in_flight, 0, -1):
         memories = {
             r: v.memory(node, width, first, last, in_flight, rows) for r, v in variants.items()
         }
+        # Whole recompute or none, as far as it fits.
         least = [inf] * (num_layers + 1)
         for r, memory in memories.items():
             for layers in range(1, min(num_layers, memory.max_layers) + 1):
@@ -174,6 +177,7 @@ def _times_s(
         if all(memory.max_layers >= num_layers for memory in memories.values()):
             found += [least] * in_flight  # with fewer in flight all fits, too
             break
+        # In between: as few layers recomputed as make it fit.
         if len(variants) > 1:
             kept, recomputed = memories["none"], memories["full"]
             of_none = with_some_layers_recomputed(kept, recomputed, 0)

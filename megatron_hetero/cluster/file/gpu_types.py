@@ -20,6 +20,7 @@ def resolve_gpu_types(file: ClusterSection, references: References) -> dict[str,
         ClusterError: a name is neither in the file nor in the catalogue, two names describe one
             type, or a defined type lacks its memory or every peak.
     """
+    # Types of the file's own, then every name that the file uses anywhere.
     types = {
         name: _defined_gpu_type(name, section, references)
         for name, section in file.gpu_types.items()
@@ -33,6 +34,7 @@ def resolve_gpu_types(file: ClusterSection, references: References) -> dict[str,
             for j, name in enumerate(between.types)
         ),
     ]
+    # A name that the file does not describe is the catalogue's.
     for name, keypath in uses:
         if name in types:
             continue
@@ -141,6 +143,7 @@ def _library(name: str, section: GpuSection, references: References) -> Library:
 
 def _defined_gpu_type(name: str, section: GpuSection, references: References) -> GpuType:
     """Build a new type, or a type of the catalogue with the numbers that the file corrects."""
+    # A type that the catalogue knows needs only what differs.
     try:
         known = gpu_type(name)
     except ClusterError:
@@ -152,6 +155,7 @@ def _defined_gpu_type(name: str, section: GpuSection, references: References) ->
     peaks = {precision: given.get(precision, peak) for precision, peak in peaks.items()}
     memory_bytes = section.memory or (known.memory_bytes if known else None)
     memory_bytes_per_s = section.memory_bandwidth or (known.memory_bytes_per_s if known else None)
+    # A new type needs memory, its bandwidth and a peak.
     if memory_bytes is None or memory_bytes_per_s is None:
         missing = "memory" if memory_bytes is None else "memory_bandwidth"
         references.fail(

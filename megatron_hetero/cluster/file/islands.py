@@ -74,12 +74,14 @@ def islands_of(
     Raises:
         ClusterError: two cards have no link, or a pair names a card that is not there.
     """
+    # Every card with its type; all of one communication library.
     cards = [
         card
         for entry, cards in enumerate(section.cards)
         for card in [_card(place, entry, cards, gpu_types[cards.type], references)] * cards.count
     ]
     _check_one_library(place, cards, references)
+    # Cards are of one island if they are of one type and joined alike to all others.
     between = _CardLinks(place, section, cards, gpu_types, links, references)
     classes = _classes(cards, between)
     if len(classes) == 1:
@@ -89,6 +91,7 @@ def islands_of(
                 section.name, section, place, cards[0].gpu, tuple(indices), between.inside(indices)
             )
         ], {}
+    # Several islands: each is a node, with links between them.
     islands = [
         Island(
             island_name(section.name, label),

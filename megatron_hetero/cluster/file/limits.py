@@ -25,6 +25,7 @@ def resolve_limits(
     Raises:
         ClusterError: a limit names a node or GPU that is not there, or idles every GPU.
     """
+    # Names in limits must be there.
     num_gpus = {island.section.name: island.section.num_cards for island in islands}
     _check_idle(section.idle, num_gpus, references)
     for key, names in (("first_stage", section.first_stage), ("last_stage", section.last_stage)):

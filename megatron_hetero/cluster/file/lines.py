@@ -33,9 +33,11 @@ def resolve_site_lines(
     Raises:
         ClusterError: an uplink of a site that is not there.
     """
+    # Uplinks of sites that exist.
     for site in site_sections:
         references.check(["sites", site], "site", site, references.sites)
     uplinks = {name: site.uplink for name, site in site_sections.items() if site.uplink}
+    # A measured pair may be faster than its entry says: then the line is, too.
     measured: dict[SitePair, float] = {}
     for (a, b), link in links.pair_links.items():
         pair = links.sites[a], links.sites[b]
@@ -45,6 +47,7 @@ def resolve_site_lines(
         entry = section.between_sites[index]
         speed = max(entry.bandwidth, measured.get(pair, 0.0))
         fastest[index] = max(fastest.get(index, 0.0), speed)
+    # On a byte's way: out of its site, over the entry's line or backbone, into the other site.
     found: dict[SitePair, tuple[Line, ...]] = {}
     for here, there in product(references.sites, references.sites):
         if here == there:
@@ -84,6 +87,7 @@ def capped(
         site_lines: by (site, site), the lines of each pair.
         uplinks: of each node, infinite where it has none.
     """
+    # The fastest way out of each site's nodes limits the links between sites.
     fastest: dict[str, float] = {}
     for node in nodes:
         fastest[node.site] = max(fastest.get(node.site, 0.0), uplinks[node.name])
@@ -95,6 +99,7 @@ def capped(
         (a, b): _no_faster(link, min(most(a, b), fastest.get(a, inf), fastest.get(b, inf)))
         for (a, b), link in links.site_links.items()
     }
+    # Pairs slower than their sites' link, and measured pairs, each by their own uplinks.
     pair_links = dict(_slower_pairs(links, nodes, uplinks, fastest, site_links))
     for (a, b), link in links.pair_links.items():
         sites = links.sites[a], links.sites[b]

@@ -41,6 +41,7 @@ def resolve_node_links(
             the cluster falls apart, the message names two of its parts.
     """
     _check_names(section, references)
+    # Links inside machines, then measured pairs, for all islands of both machines.
     pair_links = dict(inside)
     names_of: dict[str, list[str]] = {}
     for node in nodes:
@@ -48,6 +49,7 @@ def resolve_node_links(
     for measured in section.measured:
         for a, b in product(*(names_of[machine] for machine in measured.nodes)):
             pair_links[a, b] = pair_links[b, a] = resolve_link(measured)
+    # Classes link the other pairs; refuse a cluster with pairs that nothing links.
     sites = {node.name: node.site for node in nodes}
     links = NodeLinks(sites, _site_links(section, references), pair_links)
     missing = list(_missing(links, nodes))

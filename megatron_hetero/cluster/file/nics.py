@@ -79,6 +79,7 @@ def with_nics(links: NodeLinks, nodes: Sequence[Island], nics: Mapping[str, Nics
     """
     if not nics:
         return links
+    # A site with machines of one kind keeps one class of links.
     of_site: dict[str, set[Nics | None]] = {}
     for node in nodes:
         own = nics.get(machine_of(node.name))
@@ -90,6 +91,7 @@ def with_nics(links: NodeLinks, nodes: Sequence[Island], nics: Mapping[str, Nics
         if len(kinds) == 1 and own_class is not None:
             (kind,) = kinds
             classes[site, site] = _widened(own_class, kind, kind)
+    # Unlike machines of a site get links pair by pair.
     mixed = [node.name for node in nodes if len(of_site[node.site]) > 1]
     for a, b in dict.fromkeys((*pairs, *permutations(mixed, 2))):
         here, there = machine_of(a), machine_of(b)

@@ -55,10 +55,12 @@ class CardNames:
                 f"{where}: {name[:40]!r}... is a name of {len(name)} characters; no card has one "
                 f"of more than {MAX_NAME}"
             )
+        # A meaning that somebody gave comes first.
         for meanings in (self._means, self._usual):
             if name in meanings:
                 self._used.add(name)
                 return gpu_type(meanings[name]).name, None
+        # One clear match, with a note if others are possible.
         found = find_gpu(name, memory_bytes)
         if found is not None:
             if found.others:
@@ -67,10 +69,12 @@ class CardNames:
                     f"say --gpu-name {name}={found.others[0]}"
                 ] = None
             return found.name, None
+        # Several matches are asked for later, all at once.
         several = candidates(name, memory_bytes) or near_candidates(name)
         if several:
             self._asked.setdefault(name, (where, several))
             return several[0], None
+        # Nothing matches: a type of the file's own, to be filled in.
         memory = None if memory_bytes is None else f"{memory_bytes >> 20} MiB"
         return made_up_name(name.replace("_", "-")), TypeDraft(
             memory=memory, library=library_of_name(name) or "unknown"

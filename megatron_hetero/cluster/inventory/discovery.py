@@ -197,6 +197,7 @@ def draft_node(
     link = None
     if measured is not None:
         link = (f"{measured.bytes_per_s / 1e9:.3g} GB/s", f"{measured.latency_s * 1e6:.3g} us")
+    # Cards by the catalogue, or described as the driver does.
     cards = [
         Card(
             gpu.catalogue_name or made_up_name(gpu.name),
@@ -206,6 +207,7 @@ def draft_node(
         )
         for gpu in gpus
     ]
+    # Joins by place in this list instead of the driver's number.
     joins = {} if topology is None else topology.joins
     places = {
         (i, j): joins[a.index, b.index]

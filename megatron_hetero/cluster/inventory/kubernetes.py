@@ -105,6 +105,7 @@ def _node(
     names: CardNames,
     notes: list[str],
 ) -> NodeDraft | None:
+    # Name and labels of the node, and the GPUs that it offers.
     where = document.locate((*keypath, "metadata"))
     name = _text(_section(item, "metadata"), "name")
     try:
@@ -115,6 +116,7 @@ def _node(
     offered = _section(_section(item, "status"), "allocatable")
     resource = next((r for r in _RESOURCES if _text(offered, r) not in ("", "0")), None)
     product = next(filter(None, (_text(labels, key) for key in _PRODUCTS)), None)
+    # Leave out nodes without usable GPUs, with the reason.
     if resource is None:
         if product is not None:
             notes.append(f"{name} is left out: it has {product}, but offers none of it")
@@ -130,12 +132,14 @@ def _node(
     if "MIG" in product or part_of_card(product):
         notes.append(f"{name} is left out: its GPUs are cut into parts ({product})")
         return None
+    # Shared GPUs are offered many times: their label has the real number.
     shared = product.endswith("-SHARED")
     count = _text(labels, "nvidia.com/gpu.count") if shared else _text(offered, resource)
     if shared:
         notes.append(f"{name} shares its GPUs in time; it is taken with its {count} real ones")
     if not re.fullmatch(r"[0-9]{1,4}", count, re.ASCII):
         raise ClusterError(f"{where}: node {name}: {count[:40]!r} is not a number of GPUs")
+    # The card by its product label, the site by its region.
     gpu, described = names.find(
         f"{where}: node {name}", product.removesuffix("-SHARED"), _memory_bytes(labels)
     )

@@ -76,6 +76,7 @@ def draft_nics(
         topology: of the machine.
         ports: of its NICs, as far as known.
     """
+    # Connected devices only.
     devices = [
         device
         for device in dict.fromkeys(device for _, device in topology.nics)
@@ -83,12 +84,14 @@ def draft_nics(
     ]
     if not devices:
         return None
+    # Each GPU takes the nearest, then the least taken.
     taken: Counter[str] = Counter()
     chosen = []
     for gpu in gpus:
         nearest = min(devices, key=lambda d: (rank_of(topology.nics[gpu, d]), taken[d]))
         taken[nearest] += 1
         chosen.append(nearest)
+    # One bandwidth for all: the slowest, if every rate is known.
     order = list(dict.fromkeys(chosen))
     rates = [ports.get(device, NicPort()).gb_per_s for device in order]
     known = [rate for rate in rates if rate is not None]

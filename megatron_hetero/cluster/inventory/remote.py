@@ -88,6 +88,7 @@ def discover_hosts(machines: Sequence[Target]) -> tuple[Inventory, dict[str, lis
     """
     if shutil.which("ssh") is None:
         raise EnvironmentMismatchError("there is no `ssh` on this machine to ask the hosts with")
+    # Ask hosts side by side; nothing is written unless all answer.
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         answers = list(pool.map(_ask, machines))
     failed = [answer for answer in answers if isinstance(answer, str)]
@@ -100,6 +101,7 @@ def discover_hosts(machines: Sequence[Target]) -> tuple[Inventory, dict[str, lis
     nodes: list[NodeDraft] = []
     gpus: dict[str, list[FoundGpu]] = {}
     names: set[str] = set()
+    # Name nodes by their hosts, each name once.
     for machine, answer in zip(machines, answers, strict=True):
         if isinstance(answer, str):
             continue
@@ -147,6 +149,7 @@ def _ssh(machine: Target, command: Sequence[str], *, may_fail: bool = False) -> 
     Raises:
         EnvironmentMismatchError: no connection, or the command fails.
     """
+    # Options before `--`, so that no host name is taken for one.
     words = [
         "ssh",
         *("-o", "BatchMode=yes"),
@@ -169,6 +172,7 @@ def _ssh(machine: Target, command: Sequence[str], *, may_fail: bool = False) -> 
     except OSError as error:
         raise EnvironmentMismatchError(f"ssh cannot be started: {error.strerror}") from None
     printed = done.stdout[:_MAX_ANSWER].decode(errors="replace")
+    # ssh itself ends with 255 if the connection fails.
     is_lost = done.returncode == 255
     if is_lost or (done.returncode and not may_fail):
         said = (done.stderr[-2000:].decode(errors="replace") or printed).strip().splitlines()

@@ -54,6 +54,7 @@ def nodes_from_skypilot(paths: Sequence[Path], means: Mapping[str, str]) -> Inve
     taken: set[str] = set()
     tasks = [_task(read_yaml(path), notes) for path in paths]
     sites = {task.site for task in tasks}
+    # One kind of machine for each task; sites only where the tasks have several.
     for number, task in enumerate(tasks):
         made = _nodes(task, number, task.site if len(sites) > 1 else "main", names, taken)
         if len(nodes) + len(made) > _MAX_NODES:
@@ -61,6 +62,7 @@ def nodes_from_skypilot(paths: Sequence[Path], means: Mapping[str, str]) -> Inve
         nodes += made
         gpu = made[0].cards[0].gpu
         if task.infra:
+            # What `launch` will need, as notes.
             notes.append(
                 f"{task.document.path}: for `launch --for skypilot`: --infra {gpu}={task.infra}"
             )
@@ -121,6 +123,7 @@ def _nodes(
     task: _Task, number: int, site: str, names: CardNames, taken: set[str]
 ) -> list[NodeDraft]:
     document, data = task.document, task.document.data
+    # A whole number of nodes, and of GPUs in each.
     num_nodes = data.get("num_nodes")
     num_nodes = 1 if num_nodes is None else num_nodes
     is_number = isinstance(num_nodes, int) and not isinstance(num_nodes, bool)
@@ -145,6 +148,7 @@ def _nodes(
         )
     where = document.locate(task.keypath)
     gpu, described = names.find(where, found["name"])
+    # A name that no other task has.
     name = data.get("name")
     name = name if isinstance(name, str) else gpu
     name = re.sub(r"[^A-Za-z0-9-]", "-", name).strip("-")[:48] or "node"

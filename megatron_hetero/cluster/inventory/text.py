@@ -64,6 +64,7 @@ def _classes(nodes: Sequence[NodeDraft]) -> dict[str, CardsDraft]:
 
 
 def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[str]:
+    # Words of the entry: what it is first, then where and how it is reached.
     head = [f"name: {_text(node.name)}"]
     tail = [f"site: {_text(node.site)}"] if node.site != "main" else []
     if node.host is not None and node.host != node.name:
@@ -75,6 +76,7 @@ def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[
         tail.append(f"nics: {_nics(nics)}")
     mark = _GUESS if nics is not None and nics.gb_per_s is None else ""
     link, is_measured = node.link, node.link_is_measured
+    # A node of one kind may fit on one line.
     if node.has_one_kind:
         (cards,) = node.cards
         known = classes.get(cards.gpu, cards)
@@ -88,6 +90,7 @@ def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[
     yield f"  - {first}"
     yield from (f"    {word}" for word in others[:-1])
     yield from (f"    {word}{mark}" for word in others[-1:])
+    # Unlike cards, a link of the node's own, and pairs with other links.
     if not node.has_one_kind:
         yield "    gpus:"
         yield from (_cards_line(cards, node.link) for cards in node.cards)
@@ -153,11 +156,13 @@ def _peaks(draft: TypeDraft) -> list[str]:
 def _link_lines(
     nodes: Sequence[NodeDraft], classes: Mapping[str, CardsDraft], network: NetworkDraft
 ) -> Iterator[str]:
+    # Inside nodes, by GPU type.
     if classes:
         yield "  inside_node:"
         for name, cards in classes.items():
             if cards.link is not None:
                 yield f"    {_text(name)}: {_link(cards.link, is_guess=not cards.link_is_measured)}"
+    # Between nodes, one link for all or one for each site.
     sites = list(dict.fromkeys(node.site for node in nodes))
     several = [s for s in sites if sum(node.site == s for node in nodes) > 1]
     if several and sites == ["main"]:
@@ -170,6 +175,7 @@ def _link_lines(
             given = network.between_nodes.get(site)
             guess = _nodes_guess([node for node in nodes if node.site == site])
             yield f"    {_text(site)}: {_link(given or guess, is_guess=given is None)}"
+    # Between sites, pair by pair.
     if len(sites) > 1:
         yield "  between_sites:"
         for pair in combinations(sites, 2):

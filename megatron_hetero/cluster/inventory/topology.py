@@ -43,6 +43,7 @@ def parse_topology(text: str, source: str) -> Topology:
     Raises:
         FileFormatError: no such matrix.
     """
+    # Columns: GPUs, then NICs.
     lines = _COLOURS.sub("", text[:MAX_TEXT]).splitlines()
     heading = next((line for line in lines if re.match(r"^\s*GPU0\b", line)), None)
     if heading is None:
@@ -52,6 +53,7 @@ def parse_topology(text: str, source: str) -> Topology:
     devices = _nics(columns[num_gpus:], lines)
     joins: dict[tuple[int, int], str] = {}
     nics: dict[tuple[int, str], str] = {}
+    # One row for each GPU, with a word for every column.
     for line in lines[lines.index(heading) + 1 :]:
         row = re.match(r"^GPU([0-9]{1,4})\s+(.*)$", line)
         if row is None:
@@ -65,6 +67,7 @@ def parse_topology(text: str, source: str) -> Topology:
             raise FileFormatError(f"{source}: a row of GPU{gpu}, of {num_gpus} GPUs")
         joins.update({(gpu, j): word for j, word in enumerate(words[:num_gpus]) if word != "X"})
         nics.update({(gpu, d): w for d, w in zip(devices, words[num_gpus:], strict=True)})
+    # Every GPU has its row.
     if len(joins) != num_gpus * (num_gpus - 1):
         raise FileFormatError(f"{source}: {num_gpus} columns, but not as many rows")
     return Topology(joins, nics)

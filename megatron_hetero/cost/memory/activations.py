@@ -1,4 +1,4 @@
-"""Bytes that one device keeps from forward to backward for one micro-batch, tensor by tensor.
+"""Bytes kept on a device from forward to backward for one micro-batch, tensor by tensor.
 
 The formulas are those of Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large
 Transformer Models", eq. 1-5), generalised to grouped queries, gated MLPs, uneven shares, any
@@ -21,7 +21,7 @@ _STATISTIC_BYTES = 4
 def layer_activation_bytes(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
 ) -> int:
-    """Count the bytes that one decoder layer keeps for backward.
+    """Count the bytes that a decoder layer keeps for backward.
 
     With 16-bit elements, dropout, no recomputation, no flash attention and a 4h MLP this is
     s b h (10 + 24/t + 5 a s / (h t)), or s b h (34 + 5 a s / h) / t with sequence parallelism, and
@@ -35,6 +35,7 @@ def layer_activation_bytes(
     element = training.element_bytes
     own_tokens = share.own_tokens(model, training)
     residual = training.residual_bytes
+    # Full recompute keeps the layer's input alone.
     if recompute == "full":
         return own_tokens * model.hidden_size * residual
     # Input and output of both norms, and a mask byte after each of the two dropouts.
@@ -103,14 +104,15 @@ def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShar
 def _kept_by_attention(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
 ) -> int:
-    """Count the bytes of queries, keys, values and context, and of the scores or what stands for
-    them."""
+    """Count the bytes of queries, keys, values and context, and of the scores or their substitute.
+    """
     element = training.element_bytes
     tokens = share.num_tokens(model, training)
     query, key_value = attention_sizes(model, share)
     num_heads = query // model.kv_channels
     grouped = key_value < query
     rotary = model.is_rotary
+    # Queries, keys and values, their product, and the context.
     elements = 2 * query + 2 * key_value
     if not flash:
         if grouped and recompute == "none" and share.stores_scores(training, flash):
@@ -144,6 +146,7 @@ def _kept_by_attention(
         kept += 4 * share.sequence_tokens(model) * model.kv_channels * element
     if model.qk_layernorm:
         kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)
+    # Selective recompute drops the scores.
     if recompute == "selective":
         return kept
     if not share.stores_scores(training, flash):
@@ -258,8 +261,8 @@ def head_activation_bytes(
 def further_activation_bytes(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, vocab_rows: int, flash: bool
 ) -> int:
-    """Count the bytes that the layers that predict further tokens keep: each embeds the tokens,
-    joins them with what is known of them, and has a loss of its own.
+    """Count the bytes kept by the layers for further tokens: each has an embedding, a joining and a
+    loss of its own.
 
     Args:
         share: the device's part of its tensor-parallel group.
@@ -300,9 +303,8 @@ def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fla
 def own_mask_bytes(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
 ) -> int:
-    """Count the bytes of the mask that each layer makes on a stage to which no batch comes, and
-    keeps unless it is recomputed (with context parallelism all layers do, see
-    `_gathered_bytes`).
+    """Count the bytes of each layer's own attention mask on a stage without a batch, kept unless
+    recomputed (with context parallelism see `_gathered_bytes`).
 
     Args:
         share: the device's part of its tensor-parallel group.

@@ -1,4 +1,4 @@
-"""Bytes that Megatron allocates on one device of a stage, part by part.
+"""Bytes of Megatron's allocations on a device of a stage, part by part.
 
 Weights, gradients and optimizer states follow the parameter shards (`cost.parameters`),
 activations the micro-batches in flight (`cost.memory.activations`).
@@ -73,10 +73,11 @@ next, and transposed as well (before Blackwell)."""
 
 @dataclass(frozen=True)
 class StateHolders:
-    """Numbers of devices among which the distributed optimizer divides its states of a parameter:
-    as many as hold it in all replicas, of those of a tied embedding as many as hold that (a device
-    that keeps more than others counts them as fewer). `embedding` and `head`, where they are not
-    tied, have those that hold these; None is as many as of the layers.
+    """Number of devices that divide the optimizer states of a parameter, under the distributed
+    optimizer: for a layer, all devices that hold a layer, over all replicas; for a tied embedding
+    all holders of the embedding (a device with more than others counts them as fewer). `embedding`
+    and `head`, where they are not tied, have those that hold these; None is as many as of the
+    layers.
 
     Without `--use-distributed-optimizer` each device keeps all states of its parameters.
     """
@@ -153,7 +154,8 @@ class StageMemory:
 
     @property
     def has_copies(self) -> bool:
-        """Return whether the update has copies of gradients, without which it is never the peak."""
+        """Return whether the update has copies of gradients; without copies the update is never the
+        peak."""
         return bool(self.update_base_bytes or self.update_layer_bytes)
 
     @cached_property
@@ -202,7 +204,7 @@ def least_memory(memories: Sequence[StageMemory]) -> StageMemory:
 
 
 def kept_sends(launch_counts: Sequence[int]) -> list[int]:
-    """Return, by stage, the tensors that our runtime keeps for its neighbours.
+    """Return, by stage, the tensors kept by our runtime for the stage's neighbours.
 
     A sent tensor is kept until as many later ones are sent as its sender launches ahead
     (`runtime.parallel.boundary`).  Receives are posted ahead (`schedule.orders.delivery`): of each
@@ -226,8 +228,7 @@ def stage_memory(
     num_sends_kept: int | None = None,
     holders: StateHolders = EVERY_DEVICE,
 ) -> StageMemory:
-    """Compute the memory of one device of a stage that keeps `num_in_flight` micro-batches for
-    backward.
+    """Compute the memory of a stage's device with `num_in_flight` micro-batches kept for backward.
 
     Args:
         gpu: the device's type, which decides whether attention is fused.
@@ -241,6 +242,7 @@ def stage_memory(
         holders: devices that share the distributed optimizer's states.
     """
     model, training = workload.model, workload.training
+    # A model with several kinds of layers has one memory for each kind.
     if model.kinds:
         kinds = tuple(
             stage_memory(
@@ -264,9 +266,11 @@ def stage_memory(
     states = state_bytes(training)
     flash = uses_flash_attention(training, gpu)
     tokens = share.num_tokens(model, training)
+    # Elements at a boundary, and the tensors kept there for neighbours.
     boundary = share.own_tokens(model, training) * model.hidden_size * training.residual_bytes
     num_hops = (not first) + (not last)
     num_sends_kept = num_hops if num_sends_kept is None else num_sends_kept
+    # Parameters outside of layers, by end: a tied embedding is counted by itself, for its holders.
     first_params = stage_params(model, share, 0, first, False, vocab_rows)
     base_params = stage_params(model, share, 0, first, last, vocab_rows)
     last_params = base_params - first_params
@@ -278,6 +282,7 @@ def stage_memory(
     embedding_holders = holders.embedding or holders.layers
     head_holders = holders.head or holders.layers
     layer = layer_params(model, share)
+    # What a micro-batch keeps outside of layers.
     kept_once = 0
     if first or last:
         kept_once += mask_bytes(model, training, share, flash)
@@ -299,6 +304,7 @@ def stage_memory(
     def of_layer(state: int) -> int:
         return _layer_states_bytes(model, share, layer, holders.layers, state)
 
+    # Outside of layers, then for each layer.
     base = {
         "weights": base_params * states.weight,
         "gradients": base_params * states.gradient,
@@ -374,7 +380,7 @@ def _of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:
 
 
 def with_in_flight(model: ModelSpec, memory: StageMemory, num_in_flight: int) -> StageMemory:
-    """Return the memory of a stage that keeps so many micro-batches, from that of one of them."""
+    """Return a stage's memory with so many micro-batches, from the memory with a single one."""
     if memory.kinds:
         kinds = [with_in_flight(model, kind, num_in_flight) for kind in memory.kinds]
         return _of_kinds(model, tuple(kinds))
@@ -389,8 +395,8 @@ def with_in_flight(model: ModelSpec, memory: StageMemory, num_in_flight: int) ->
 def with_some_layers_recomputed(
     kept: StageMemory, recomputed: StageMemory, num_recomputed: int
 ) -> StageMemory:
-    """Return the memory of a stage that recomputes `num_recomputed` of its layers
-    (`recompute_method=block`), from one that recomputes none and one that recomputes all.
+    """Return a stage's memory with `num_recomputed` layers recomputed (`recompute_method=block`),
+    from the memories with no layer and with all layers recomputed.
 
     Args:
         kept: the memory without recompute.
@@ -417,8 +423,7 @@ def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
 
 
 def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -> float:
-    """Sum the bytes of weights, gradients and states that the optimizer step of one device works
-    on.
+    """Sum the bytes of weights, gradients and states touched by a device's optimizer step.
 
     Args:
         memory: of the device.

@@ -35,7 +35,7 @@ Interval = tuple[float, float]
 Kept = dict[Tensor, tuple[Interval, ...]]
 """Parts of each tensor that a device keeps: intervals that do not overlap, rising."""
 Holdings = dict[str, Kept]
-"""Device name -> the parts that it keeps."""
+"""Device name -> parts of tensors kept on the device."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ def _layer_parts(model: ModelSpec) -> dict[str, int]:
 def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Holdings:
     """Return the intervals that every device keeps."""
     divides = workload.training.use_distributed_optimizer
+    # Every weight's interval on every device.
     weights = [
         ((r, stage.context_rank), device, name, layer, interval)
         for r, stages in enumerate(replicas)
@@ -143,6 +144,7 @@ def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Hol
         for index, device in enumerate(stage.devices)
         for name, layer, interval in _intervals(workload, stage, index)
     ]
+    # With a divided optimizer: all cuts of a tensor, and all copies of the model that hold it.
     cuts: dict[tuple[str, int], set[float]] = {}
     copies: dict[tuple[str, int], set[tuple[int, int]]] = {}
     if divides:
@@ -151,6 +153,7 @@ def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Hol
             copies.setdefault((name, layer), set()).add(copy)
     turn = {key: {copy: i for i, copy in enumerate(sorted(of))} for key, of in copies.items()}
     found: Holdings = {}
+    # Each device keeps its weights whole, and its turn's part of the states of each slice.
     for copy, device, name, layer, interval in weights:
         kept = found.setdefault(device, {})
         kept[name, layer, "weights"] = (interval,)
@@ -220,7 +223,7 @@ def held_bytes(sizes: StateSizes, kept: Kept) -> float:
 
 
 def without(interval: Interval, own: Sequence[Interval]) -> Iterator[Interval]:
-    """Yield the parts of an interval that lie outside the intervals `own`, which rise.
+    """Yield the parts of an interval outside the rising intervals `own`.
 
     >>> list(without((0.0, 1.0), [(0.25, 0.5)]))
     [(0.0, 0.25), (0.5, 1.0)]

@@ -1,4 +1,4 @@
-"""Bytes of a GPU that belong to CUDA and its libraries, and the margin that plans leave.
+"""Bytes of a GPU for CUDA and its libraries, and the margin left free by plans.
 
 None of this is Megatron's.  PyTorch's allocator counts its own workspaces of matrix products alone;
 `nvidia-smi` counts all of it.
@@ -18,7 +18,7 @@ CONTEXT_BYTES = 666_632_192
 MiB before the first kernel in unslothai/unsloth-zoo#1053)."""
 
 CONNECTION_BYTES = 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8 + (4 << 20)
-"""Receive buffers of one connection on one channel, for NCCL's protocols LL, LL128 and Simple: 0.5,
+"""Receive buffers of a connection on one channel, for NCCL's protocols LL, LL128 and Simple: 0.5,
 4.7 and 4 MiB (`computeBuffSizes` in src/init.cc and `p2pRecvSetup` in src/transport/p2p.cc of
 NVIDIA/nccl; `NCCL_BUFFSIZE` in its user guide)."""
 
@@ -38,8 +38,8 @@ _TE_WORKSPACE_BYTES, _TE_HOPPER_WORKSPACE_BYTES = 4 << 20, (32 << 20) + 1024
 pytorch/cpp_extensions/gemm.py)."""
 
 MARGIN_PART, LEAST_MARGIN_BYTES = 0.05, 1_500_000_000
-"""Part of a card, and bytes at least, that plans leave for fragments of the allocator and for what
-no term has."""
+"""Part of a card, and least bytes, left free for fragments of the allocator and for all without a
+term."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def kept_free(
 
 
 def memory_kind(node: Node) -> tuple[str, int, int]:
-    """Return what the memory of a stage asks of its node: equal for GPUs that hold as much."""
+    """Return a key, equal for nodes with the same memory for a stage."""
     return node.gpu_type.name, node.gpu_type.memory_bytes, num_channels(node)
 
 

@@ -1,4 +1,5 @@
-"""Bytes on one device of a stage whose replicas divide the weights and gradients of some layers.
+"""Bytes on a device of a stage with sharded layers, whose weights and gradients the replicas
+divide.
 
 One of these layers at a time is whole, with its gradients; then, without its weights, with what the
 other holders have sent.  Where exchanges overlap, the weights of one layer more are there, and the
@@ -23,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ShardedMemory:
-    """What a device keeps of the layers that the replicas divide, and what it makes of its memory.
+    """A device's parts of the sharded layers, and the device's memory with these.
 
     Attributes:
         part: of their weights and gradients that the device keeps (its optimizer's states are
@@ -39,7 +40,7 @@ class ShardedMemory:
     overlaps: bool = False
 
     def of(self, whole: StageMemory, num_sharded: int, num_layers: int) -> StageMemory:
-        """Return the memory of a device that keeps its part of some layers.
+        """Return the memory of a device that keeps a part of some layers.
 
         Args:
             whole: the memory with all layers whole.
@@ -83,7 +84,8 @@ class ShardedMemory:
         return states + gathered, np.maximum(saving, updating)
 
     def _gathered_bytes(self, whole: StageMemory, several: bool) -> int:
-        """Return the bytes of what is whole for a moment, of one sharded layer or of several."""
+        """Return the bytes of sharded layers that are whole for a moment, of a single layer or of
+        several."""
         weights, gradients = whole.per_layer["weights"], whole.per_layer["gradients"]
         sums = math.ceil(2 * self.part * gradients) if self.sums_apart else 0
         if self.overlaps and several:

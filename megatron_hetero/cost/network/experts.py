@@ -17,7 +17,7 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 @dataclass(frozen=True)
 class ExpertLinks:
-    """What the links of one group of experts make of an exchange.
+    """Prices of exchanges over the links of a group of experts.
 
     `size` groups of experts, each on `width` ranks that divide every expert.  An all-to-all of one
     byte on each rank, spread evenly over the experts, takes `all_to_all_s_per_byte`, beside
@@ -32,7 +32,7 @@ class ExpertLinks:
     width_link: Link | None
 
     def pass_s(self, model: ModelSpec, training: TrainingSpec, own_tokens: int) -> float:
-        """Return the seconds of one pass of one layer: tokens to their experts and back.
+        """Return the seconds of a pass of one layer: tokens to their experts and back.
 
         Gathered (`--moe-token-dispatcher-type allgather`), all tokens are on all ranks and what
         experts give is summed; all-to-all, each token goes to its own experts alone, and is
@@ -67,15 +67,18 @@ def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: 
         devices: of whole groups, one after the other, in rank order.
         size, width: of each group, as in `ExpertLinks`.
     """
+    # Whole groups of experts, and the narrow groups that divide one expert.
     whole = size * width
     groups = [devices[first : first + whole] for first in range(0, len(devices), whole)]
     narrow = [g[i : i + width] for g in groups for i in range(0, whole, width)]
     loads: dict[tuple[str, str], float] = {}
     latency_s = 0.0
+    # Load ports and NICs by the pairs of ranks that exchange tokens.
     for group in groups:
         kinds: dict[tuple[str, str], list[int]] = {}
         for index, device in enumerate(group):
             kinds.setdefault((device.node, cluster.nic_of(device)), []).append(index)
+        # GPUs behind the same NIC are alike.
         for (node, nic), own in kinds.items():
             for (there, other_nic), others in kinds.items():
                 sender, receiver = group[own[0]], group[others[0]]
@@ -96,6 +99,7 @@ def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: 
                 link = cluster.link(sender, receiver)
                 for key in (("out", nic), ("in", other_nic)):
                     loads[key] = loads.get(key, 0.0) + pairs / size / link.bytes_per_s
+    # The busiest port or NIC decides.
     return ExpertLinks(
         size,
         width,
@@ -107,8 +111,8 @@ def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: 
 
 
 def _num_pairs(own: Sequence[int], others: Sequence[int], width: int) -> int:
-    """Count the pairs of ranks, one of each, that exchange tokens: unlike ones with the same part
-    of every expert."""
+    """Count the pairs of different ranks, one from each list, with the same part of every expert.
+    """
     counts: dict[int, int] = {}
     for index in others:
         counts[index % width] = counts.get(index % width, 0) + 1

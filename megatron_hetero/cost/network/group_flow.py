@@ -27,8 +27,8 @@ _AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class GroupTransfer:
-    """All that one holder sends another: the part of the buffer, and the seconds for which each
-    byte of the buffer takes their link."""
+    """A holder's whole transfer to a receiver: the part of the buffer, and the link's seconds for
+    each byte of the buffer."""
 
     sender: int
     receiver: int
@@ -55,7 +55,7 @@ class GroupTransfers:
 
     @cached_property
     def transfers(self) -> tuple[GroupTransfer, ...]:
-        """Return the pairs one by one."""
+        """Return the pairs as a tuple of transfers."""
         columns = self.senders, self.receivers, self.parts, self.s_per_byte
         return tuple(
             GroupTransfer(*row) for row in zip(*(c.tolist() for c in columns), strict=True)
@@ -93,7 +93,7 @@ def group_transfers(
 
 
 @dataclass(frozen=True, eq=False)
-class _Round:
+class _RoundMessages:
     """Messages of one round: who sends whom which part of the buffer.
 
     `accesses`: [holder], for each byte of the buffer, bytes of memory that its additions touch.
@@ -107,12 +107,13 @@ class _Round:
 
 def _rounds_of(
     num: int, grouping: Grouping, purpose: Purpose, owners: Sequence[Owned] | None
-) -> Iterator[_Round]:
+) -> Iterator[_RoundMessages]:
     """Yield the rounds of an exchange among `num` holders, in any order."""
     waiting: dict[int, list[RangeSums]] = {}
     parts: dict[int, Floats] = {}
     accesses: dict[int, Floats] = {}
 
+    # Sum the waiting messages of a round by pair of holders.
     def take(number: int) -> None:
         found = waiting.pop(number, [])
         pairs = [sums.senders * num + sums.receivers for sums in found]
@@ -126,12 +127,14 @@ def _rounds_of(
             own = accesses.setdefault(number, np.zeros(num))
             own += np.bincount(sums.receivers, touched, num)
 
+    # Keep few messages waiting: a large exchange has very many.
     def add(sums: RangeSums) -> None:
         own = waiting.setdefault(sums.round, [])
         own.append(sums)
         if sum(s.senders.size for s in own) > _AT_ONCE:
             take(sums.round)
 
+    # Rounds come from the planned exchange itself.
     reduce_scatter(_ELEMENTS, grouping, add, owners)
     for number in list(waiting):
         take(number)
@@ -139,14 +142,14 @@ def _rounds_of(
         pairs = np.flatnonzero(total)
         senders, receivers = np.divmod(pairs, num)
         if purpose != "all_gather":
-            yield _Round(senders, receivers, total[pairs], accesses[number])
+            yield _RoundMessages(senders, receivers, total[pairs], accesses[number])
         if purpose != "reduce_scatter":
             # A gather is the same backwards, and adds nothing.
-            yield _Round(receivers, senders, total[pairs], np.zeros(num))
+            yield _RoundMessages(receivers, senders, total[pairs], np.zeros(num))
 
 
 def _priced(
-    cluster: Cluster, devices: Sequence[Device], rounds: Iterator[_Round]
+    cluster: Cluster, devices: Sequence[Device], rounds: Iterator[_RoundMessages]
 ) -> GroupTransfers:
     num, classes = len(devices), cluster.link_classes
     nodes = np.array([classes.node_number[device.node] for device in devices])
@@ -175,8 +178,9 @@ def _priced(
     )
 
 
-def _slowdowns(cluster: Cluster, nodes: Ints, each: _Round, kinds: Ints) -> Floats:
-    """Return by what many senders to one receiver at once slow each message (`transfer_s`).
+def _slowdowns(cluster: Cluster, nodes: Ints, each: _RoundMessages, kinds: Ints) -> Floats:
+    """Return the factor by which simultaneous senders to a receiver slow each message
+    (`transfer_s`).
 
     Other nodes send to a node's NIC, from one NIC each; neighbours to a GPU's own port.
     """
@@ -201,8 +205,8 @@ def _slowdowns(cluster: Cluster, nodes: Ints, each: _Round, kinds: Ints) -> Floa
 def _waits_for_cards(
     cluster: Cluster, ends: tuple[Ints, Ints], parts: Floats, seconds: Floats
 ) -> Floats:
-    """Return by what messages take longer, so that no node sends or receives faster than its
-    fastest link to another, on all paths together.
+    """Return factors by which messages take longer, for no node to exceed the fastest link of the
+    node over all paths together.
 
     A cluster file without `uplink` gives each two nodes their bandwidth for themselves; a ring uses
     one path of a node at a time, but here a node sends on several.

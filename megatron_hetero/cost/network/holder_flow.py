@@ -1,4 +1,4 @@
-"""Loads of an exchange over some holders on its paths, for each byte that they exchange."""
+"""Loads of an exchange over some holders on the paths, for each byte exchanged."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class HolderFlows:
         return found | {self.first_line + table[name]: value for name, value in lines.items()}
 
     def around(self, stages: Sequence[PlacedStage], num_passes: int) -> HolderFlow:
-        """Load the paths of an all-reduce in a ring, or of one pass of it."""
+        """Load the paths of an all-reduce in a ring, or of a single pass."""
         hops = ring(self._cluster, self._model, stages)
         hop_s = np.array([hop.passes_s_per_byte(num_passes, num_passes == 2) for hop in hops])
         nodes = np.array([self.node_number[hop.nodes[0]] for hop in hops])
@@ -124,8 +124,9 @@ class HolderFlows:
         )
 
     def to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:
-        """Load the paths of an exchange in which every holder sends every other one its part."""
+        """Load the paths of an exchange from every holder to each owner."""
         num = len(stages)
+        # Holders by node.
         members: dict[str, list[int]] = {}
         for place, stage in enumerate(stages):
             members.setdefault(stage.devices[0].node, []).append(place)
@@ -133,6 +134,7 @@ class HolderFlows:
         places: list[int] = []
         ports_s: list[float] = []
         latency_s = added_s = 0.0
+        # Inside a node: each holder's port sends to and hears from all its neighbours.
         for node, own in members.items():
             if len(own) > 1:
                 link = self._cluster.node_by_name[node].link
@@ -143,6 +145,7 @@ class HolderFlows:
                 port_s = transfer_s(part, link, fan_in.num_senders(node, node, link))
                 places += own
                 ports_s += [port_s] * len(own)
+        # Between nodes: one path for each ordered pair, with all messages of the pair.
         names = list(members)
         nodes = np.array([self.node_number[name] for name in names])
         counts = np.array([len(own) for own in members.values()])
@@ -151,6 +154,7 @@ class HolderFlows:
         kinds = classes.of_pairs[nodes[senders], nodes[receivers]]
         parts = counts[senders] * counts[receivers] / num
         paths_s = parts / classes.bytes_per_s[kinds]
+        # Latency, addition and incast depend on the class of link.
         for kind in np.flatnonzero(np.bincount(kinds)).tolist():
             link = classes.links[kind]
             latency_s = max(latency_s, link.latency_s)
@@ -190,6 +194,7 @@ class HolderFlows:
         found = group_transfers(self._cluster, devices, groups, purpose, uplinks=uplinks)
         if found is None:
             return None
+        # Between nodes: sum the transfers of each path.
         nodes = np.array([self.node_number[device.node] for device in devices])
         here, there = nodes[found.senders], nodes[found.receivers]
         crosses = here != there
@@ -199,6 +204,7 @@ class HolderFlows:
             np.bincount(own, loads[crosses], len(paths))
             for loads in (found.parts, found.s_per_byte)
         )
+        # Inside nodes: a port lasts as long as the larger of its two ends' parts.
         held = np.array([held_fraction(self._model, stage) for stage in stages])
         ends = found.senders[~crosses], found.receivers[~crosses]
         ports_s = np.maximum(held[ends[0]], held[ends[1]]) * found.s_per_byte[~crosses]
@@ -245,10 +251,11 @@ class HolderFlows:
         added_s: float = 0.0,
         nics: Mapping[int, float] = MappingProxyType({}),
     ) -> HolderFlow:
-        """Combine the loads of the paths between `nodes`, which carry `parts` of each byte, with
-        one direction each of the ports of the holders at `places`, and with NICs."""
+        """Combine the loads of paths between `nodes` for `parts` of each byte, of one direction of
+        the ports of the holders at `places`, and of NICs."""
         senders, receivers = nodes
         paths = senders * len(self.node_number) + receivers
+        # Lines that paths share, and NICs, are further paths with numbers of their own.
         if self._cluster.has_lines:
             lines, lines_s = self.line_table.loads(senders, receivers, parts)
             paths = np.concatenate([paths, self.first_line + lines])

@@ -34,6 +34,7 @@ class LineTable:
         self.numbers: dict[str, int] = {}
         """Number of each line by its name."""
         self._bytes_per_s: list[float] = []
+        # Lines between sites, by the pair of sites.
         sites = {site: i for i, site in enumerate(dict.fromkeys(n.site for n in cluster.nodes))}
         shared = {
             (sites[a], sites[b]): lines
@@ -44,18 +45,21 @@ class LineTable:
         self._of_sites = np.full((len(sites), len(sites), most), _NONE)
         for pair, lines in shared.items():
             self._of_sites[pair][: len(lines)] = [self._number(line) for line in lines]
+        # Uplinks of nodes, out and in.
         self._site = np.array([sites[node.site] for node in cluster.nodes])
         self._uplinks = np.full((len(cluster.nodes), 2), _NONE)
         for i, node in enumerate(cluster.nodes):
             if node.uplink_bytes_per_s != inf:
                 both = node_uplink(node.machine, node.uplink_bytes_per_s)
                 self._uplinks[i] = [self._number(line) for line in both]
+        # Lines between machines with islands, and inside such machines.
         machines = {name: i for i, name in enumerate(cluster.machines)}
         self._machine = np.array([machines[node.machine] for node in cluster.nodes])
         self._between = np.full((len(machines), len(machines)), _NONE)
         """Line between two machines, one of them with islands, or inside such a machine."""
         if any(node.is_island for node in cluster.nodes):
             self._number_machines(cluster)
+        # NICs of machines with several.
         for node in cluster.nodes:
             if node.nics is not None:
                 for number, sends in product(range(node.nics.num), (True, False)):
@@ -88,7 +92,7 @@ class LineTable:
         return lines, total[lines] / self.bytes_per_s[lines]
 
     def _number_machines(self, cluster: Cluster) -> None:
-        """Number the lines that `Cluster.lines` has where islands are, beside those of sites and
+        """Number the lines that `Cluster.lines` has for islands, beside the lines of sites and
         nodes."""
         machines = list(enumerate(cluster.machines.values()))
         for (i, one), (j, other) in product(machines, repeat=2):
@@ -127,7 +131,7 @@ def most_bytes_per_s(cluster: Cluster, pairs: Iterable[NodePair]) -> float:
 
 
 def line_seconds(cluster: Cluster, carried: Iterable[tuple[NodePair, float]]) -> dict[str, float]:
-    """Return the seconds for which bytes between nodes occupy each line, by its name."""
+    """Return {line name: seconds} for which bytes between nodes occupy the line."""
     found: dict[str, float] = {}
     if cluster.has_lines:
         for pair, num_bytes in carried:

@@ -18,8 +18,8 @@ from megatron_hetero.cluster.spec import Cluster, Device, Incast, Link
 
 
 def adding_s(num_bytes: float, num_received: int, link: Link) -> float:
-    """Return the seconds in which a rank adds `num_received` pieces of `num_bytes` each to its own,
-    all in one pass: it reads each and its own, and writes the sum.
+    """Return the seconds in which a rank adds `num_received` pieces of `num_bytes` each to its own
+    piece: a single pass reads all pieces and writes the sum.
 
     A round of a ring adds one piece, 3 accesses a byte: (n - 1) / n of the buffer in (n - 1)
     rounds.  An owner adds (n - 1) at once: n + 1 accesses, for an n-th of the buffer.
@@ -33,7 +33,7 @@ def adding_s(num_bytes: float, num_received: int, link: Link) -> float:
 
 
 def transfer_s(num_bytes: float, link: Link, num_senders: int = 1) -> float:
-    """Return the seconds for which bytes occupy a path whose receiver hears from `num_senders` at
+    """Return the seconds for which bytes occupy a path to a receiver with `num_senders` senders at
     once.
 
     Args:
@@ -52,7 +52,7 @@ def transfer_s(num_bytes: float, link: Link, num_senders: int = 1) -> float:
 
 
 class FanIn:
-    """Numbers of senders to one receiver at once, where each of some GPUs sends to all others.
+    """Numbers of senders to a receiver at once, where each of some GPUs sends to all the rest.
 
     What other nodes send arrives on a node's NIC, from one NIC each: those count together whose
     links have the same `incast`.  What a GPU's neighbours send arrives on its own port, from a port

@@ -1,4 +1,4 @@
-"""Seconds for which messages take the NICs of machines that have several.
+"""Seconds for which messages take the NICs of machines with several NICs.
 
 A GPU sends over the NIC near it, and receives over the NIC near it.  Machines without NICs of their
 own have one, the path between two nodes (`cost.network.seconds`), and nothing here.
@@ -12,7 +12,7 @@ from math import inf
 from megatron_hetero.cluster.spec import Cluster, Device
 
 Port = tuple[str, bool]
-"""A NIC, and whether it sends."""
+"""Name of a NIC, and True if the NIC sends."""
 
 
 def port_name(port: Port) -> str:
@@ -46,8 +46,8 @@ def message_seconds(
 def group_seconds(
     cluster: Cluster, senders: Sequence[Device], receivers: Sequence[Device], num_bytes: float
 ) -> dict[str, float]:
-    """Return the seconds for which bytes between two groups take their NICs, by name: each GPU
-    sends, or receives, an equal part.
+    """Return {NIC name: seconds} taken by bytes between two groups: each GPU sends, or receives, an
+    equal part.
 
     Args:
         senders, receivers: GPUs of two nodes.

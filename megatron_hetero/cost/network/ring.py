@@ -33,13 +33,13 @@ class RingHop:
         return self.ends[0][0].node, self.ends[1][0].node
 
     def passes_s_per_byte(self, num_passes: int, reduces: bool) -> float:
-        """Return the seconds per byte for which it is taken in one or both passes, the first of
-        which may reduce."""
+        """Return the seconds per byte for which the hop is taken in all passes; the first may
+        reduce."""
         return num_passes * self.s_per_byte + (self.adding_s_per_byte if reduces else 0.0)
 
 
 def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> tuple[RingHop, ...]:
-    """Build the ring over the holders of a buffer, for one pass in which (n - 1) / n of it crosses
+    """Build the ring over the holders of a buffer, for a pass with (n - 1) / n of the buffer over
     every hop (a reduce-scatter or an all-gather; an all-reduce is both).
 
     It visits sites, then nodes, one after the other: in the order of the plan's ranks.  Those of
@@ -51,15 +51,18 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
         model: decides the parts that unlike shares hold.
         stages: tensor-parallel groups that hold the buffer, in any order.
     """
+    # Holders in the order of the ring, each with the largest part on one of its ranks.
     ordered = sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
     share = (len(ordered) - 1) / len(ordered)
     parts = [held_fraction(model, stage) for stage in ordered]
     hops = []
     prices: dict[tuple[str, str, float, float], tuple[float, float, float]] = {}
+    # Between nodes the ring leaves and enters by the NICs of all holders on the node.
     on_node: dict[str, list[PlacedStage]] = {}
     for stage in ordered:
         on_node.setdefault(stage.devices[0].node, []).append(stage)
     carriers = {node: _carriers(own) for node, own in on_node.items()}
+    # Equal hops are priced once.
     around = zip(ordered, ordered[1:] + ordered[:1], parts, parts[1:] + parts[:1], strict=True)
     for sender, receiver, sent, received in around:
         here, there = sender.devices[0], receiver.devices[0]
@@ -89,7 +92,7 @@ def _carriers(stages: Sequence[PlacedStage]) -> tuple[Device, ...]:
 
 
 def pass_latency_s(hops: Sequence[RingHop]) -> float:
-    """Sum the latencies of one pass, which leads over every hop of the ring but one."""
+    """Sum the latencies of a pass, over every hop of the ring but one."""
     return sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)
 
 
@@ -100,7 +103,7 @@ def ring_key(cluster: Cluster, device: Device) -> tuple[int, Device]:
 
 
 def held_fraction(model: ModelSpec, stage: PlacedStage) -> float:
-    """Return the largest part of a parameter that one member of a stage holds."""
+    """Return the largest part of a parameter on any member of a stage."""
     experts = stage.expert_shares
     if stage.shares is None and experts is None:
         return 1 / stage.width

@@ -29,8 +29,8 @@ Tokens = tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class BoundaryTime:
-    """One crossing of a stage boundary in one direction: the link is busy for `serialisation_s`,
-    the tensor is usable `latency_s` after that.
+    """A crossing of a stage boundary in one direction: the link is busy for `serialisation_s`, and
+    `latency_s` later the tensor is usable.
 
     `parts`: (sender, receiver, bytes) of what goes between nodes, sums over pairs of nodes; each is
     the place in its group of the first GPU of its node.
@@ -124,6 +124,7 @@ def boundary_time(
             the sequence as `plan.sharding.stage_ranges` says.
         tokens: of a sequence, of each of these groups, where they are unlike.
     """
+    # Pieces from each sender to each receiver.
     here, there = (
         StageRanks(tuple(range(len(devices))), *division)
         for devices, division in zip(
@@ -133,10 +134,12 @@ def boundary_time(
     messages = [
         (senders[i], receivers[j], part * num_bytes) for i, j, part in _messages(here, there)
     ]
+    # Sum the bytes on every port and path.
     carried: dict[tuple[str, str], float] = {}
     for sender, receiver, size in messages:
         for path in _paths(sender, receiver):
             carried[path] = carried.get(path, 0.0) + size
+    # The busiest shared line, path, port or NIC is the message's time on the link.
     parts = _parts(messages, senders, receivers)
     busy_s = max(line_seconds(cluster, between(parts, senders, receivers)).values(), default=0.0)
     latency_s = 0.0
@@ -148,6 +151,7 @@ def boundary_time(
         latency_s = max(latency_s, link.latency_s + link.jitter_s)
     path_s, nics = busy_s, message_seconds(cluster, messages)
     busy_s = max(busy_s, *nics.values()) if nics else busy_s
+    # Without sequence parallelism the receivers gather the whole tensor.
     gather_s = 0.0
     width = there.width
     if width > 1 and not sequence_parallel:
@@ -155,6 +159,7 @@ def boundary_time(
             ring_all_gather_s(num_bytes * there.part(rank), width, slowest_link(cluster, group))
             for rank, group in enumerate(groups_of(receivers, width))
         )
+    # With NICs, the message takes each of them for its own time.
     if not nics:
         return BoundaryTime(busy_s, latency_s + gather_s, parts)
     near = {True: [*map(cluster.nic_of, senders)], False: [*map(cluster.nic_of, receivers)]}
@@ -193,7 +198,7 @@ def _num_senders(
     sender: Device,
     receiver: Device,
 ) -> int:
-    """Count the senders to the receiver's port or, from other nodes, to its node's NIC, at the time
+    """Count the senders to the receiver's port or, from other nodes, to the node's NIC, at the time
     of a message."""
     is_inside = sender.node == receiver.node
     heard = [a for a, b, _ in messages if (b == receiver if is_inside else b.node == receiver.node)]
@@ -276,7 +281,7 @@ def worst_link(links: Sequence[Link]) -> Link:
 
 @dataclass(frozen=True)
 class TensorParallelTimes:
-    """Communication inside one TP group for one micro-batch, seconds."""
+    """Communication inside a TP group for a micro-batch, seconds."""
 
     layer_forward_s: float
     layer_backward_s: float
@@ -318,8 +323,7 @@ def tensor_parallel_times(
 def context_parallel_times(
     num_bytes: float, num_ranks: int, link: Link | None, is_ring: bool
 ) -> tuple[float, float]:
-    """Time the exchange of keys and values within a stage, forward and backward, so that each rank
-    meets all of them.
+    """Time the exchange of keys and values among all ranks of a stage, forward and backward.
 
     A ring (Transformer Engine's `--cp-comm-type p2p`; Liu et al. 2023) hands the blocks on from
     rank to rank, backward once more and their gradients with them.  Where they are gathered

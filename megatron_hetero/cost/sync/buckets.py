@@ -72,7 +72,7 @@ def stage_buckets(
     *,
     whole_apart: bool = False,
 ) -> tuple[StageBucket, ...]:
-    """Build all buckets that need an exchange, in the order in which every stage starts its own.
+    """Build all buckets to exchange, in the order of starts on every stage.
 
     Args:
         placement: the stages that hold the parameters.
@@ -81,10 +81,12 @@ def stage_buckets(
         whole_apart: make the buckets of what the ranks of a group hold whole; else it is in the
             others, which take as long but for latency.
     """
+    # Buckets still open, by holders; each has the place of its last slice.
     done: list[tuple[int, StageBucket]] = []
     open_: dict[tuple[tuple[StageId, ...], bool], tuple[int, StageBucket]] = {}
     for place, piece in enumerate(_slices(placement, model, vocab_rows)):
         stages = [placement.replicas[r].stages[s] for r, s in piece.holders]
+        # A single group has nobody to exchange with.
         if sum(stage.context_parallel for stage in stages) == 1:
             continue
         sets = num_rank_sets(stages)
@@ -104,17 +106,20 @@ def stage_buckets(
 
 
 def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[_BucketSlice]:
-    """Yield all tensors with the stages that hold them, as a backward pass finishes them."""
+    """Yield all tensors with the stages of each, in the order in which a backward pass finishes the
+    gradients."""
     replicas = placement.replicas
     first_stages = tuple((r, 0) for r in range(len(replicas)))
     last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
     words = vocab_rows * model.hidden_size
     positions = embedding_params(model, 1, 0)
+    # Behind the layers: output layer and further tokens, of last stages.
     if not model.tied_embeddings:
         yield _BucketSlice(last_stages, words, model.num_layers)
     if model.mtp_num_layers:
         further = further_params(model, even_share(model, 1))
         yield _BucketSlice(last_stages, further, model.num_layers)
+    # Layers from the last to the first, each with the stage of every replica that holds it.
     stage_of = [len(replica.stages) - 1 for replica in replicas]
     for layer in reversed(range(model.num_layers)):
         for r, replica in enumerate(replicas):
@@ -134,6 +139,7 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
             own = parts[place * len(parts) // num_of_experts] if is_experts else holders
             yield _BucketSlice(own, size, layer)
         yield _BucketSlice(holders, whole, layer, is_whole=True)
+    # Before the layers: embeddings, of first stages (and last ones, if tied).
     holders = first_stages
     if model.mtp_num_layers:
         # The last stage embeds the tokens too.
@@ -180,7 +186,7 @@ def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
 
 
 def num_rank_sets(stages: list[PlacedStage]) -> int:
-    """Count the pieces into which the shard edges of all these stages cut a matrix."""
+    """Count the pieces of a matrix cut at the shard edges of all stages."""
     edges = set()
     for shares in {stage.shares or (1,) * stage.width for stage in stages}:
         edges |= {Fraction(end, sum(shares)) for end in accumulate(shares)}

@@ -1,4 +1,4 @@
-"""Communicators of every rank of a job, and the buffers that NCCL keeps for them.
+"""Communicators of every rank of a job, and NCCL's buffers for these.
 
 The gradient exchange has one communicator for each set of ranks that hold the same slices
 (`runtime.gradients.buckets` finds them from the parameters themselves; here they follow from plan
@@ -43,7 +43,7 @@ _Holder = tuple[int, int]
 
 @dataclass(frozen=True)
 class RankCommunicators:
-    """Communicators of one rank, of more than one rank each.
+    """Communicators of a rank, each of two ranks or more.
 
     `num_connections`: to the neighbours in a ring of each collective's, and to the ranks with which
     a boundary's exchanges pieces; each way counts.
@@ -55,7 +55,7 @@ class RankCommunicators:
 
     @property
     def bytes_per_channel(self) -> int:
-        """Return the bytes of NCCL's buffers for each channel that it opens."""
+        """Return the bytes of NCCL's buffers for each open channel."""
         return self.num_connections * CONNECTION_BYTES
 
 
@@ -73,7 +73,7 @@ def job_communicators(plan: Plan, workload: Workload) -> tuple[Communicator, ...
 
 
 def by_rank(plan: Plan, workload: Workload) -> tuple[RankCommunicators, ...]:
-    """Return [rank] -> what it is in."""
+    """Return [rank] -> the rank's communicators and connections."""
     ranks_of = stage_ranks(plan)
     places = rank_table(plan)
     uses: list[list[Use]] = [[] for _ in places]
@@ -94,7 +94,7 @@ def by_rank(plan: Plan, workload: Workload) -> tuple[RankCommunicators, ...]:
 
 
 def _num_peers(own: int, theirs: int) -> int:
-    """Count the most ranks of the other stage with which one of `own` equal ranges overlaps."""
+    """Count the most ranks of the peer stage that overlap a single range of `own` equal ranges."""
     edges = [Fraction(i, theirs) for i in range(theirs + 1)]
     return max(
         sum(low < Fraction(i + 1, own) and Fraction(i, own) < high for low, high in pairwise(edges))
@@ -103,8 +103,8 @@ def _num_peers(own: int, theirs: int) -> int:
 
 
 def summing_pairs(plan: Plan, holders: Iterable[tuple[int, ...]]) -> tuple[tuple[int, int], ...]:
-    """Return the ranks that sum two by two in all-reduces by groups of machines, each pair once, in
-    the order in which all ranks make their communicators.
+    """Return the pairs of ranks that sum in all-reduces by groups of machines, each pair once, in
+    the order of the communicators.
 
     Args:
         plan: without groups it has none.
@@ -162,8 +162,8 @@ def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], .
 
 
 def layer_sets(plan: Plan, workload: Workload) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield (layer, ranks that reduce gradients of it together), in the order in which a backward
-    pass comes to the layers.
+    """Yield (layer, ranks that reduce gradients of the layer together), in the order of a backward
+    pass.
 
     What follows the layers has the number of layers, what comes before them `EMBEDDING`.
     """
@@ -171,11 +171,13 @@ def layer_sets(plan: Plan, workload: Workload) -> Iterator[tuple[int, tuple[int,
     first = [(r, 0) for r in range(len(plan.replicas))]
     last = [(r, len(replica.stages) - 1) for r, replica in enumerate(plan.replicas)]
     is_partial = workload.training.sequence_parallel or model.qk_layernorm
+    # Behind the layers: final norm and output layer.
     behind = [parts.whole(last, workload.training.sequence_parallel)]
     if not model.tied_embeddings:
         behind.append(parts.cut(last, "vocabulary"))
     for ranks in dict.fromkeys(joined.from_iterable(behind)):
         yield model.num_layers, ranks
+    # Layers of one kind with the same holders have the same sets.
     known: dict[tuple[ModelSpec, tuple[_Holder, ...]], tuple[tuple[int, ...], ...]] = {}
     for layer in reversed(range(model.num_layers)):
         kind_of_layer = model.of_layer(layer)
@@ -189,6 +191,7 @@ def layer_sets(plan: Plan, workload: Workload) -> Iterator[tuple[int, tuple[int,
             known[key] = tuple(dict.fromkeys(joined.from_iterable(found)))
         for ranks in known[key]:
             yield layer, ranks
+    # Before the layers: embeddings.
     before = []
     if model.position_embedding == "learned_absolute":
         before.append(parts.whole(first, is_partial=False))
@@ -240,7 +243,7 @@ def _layer_holders(plan: Plan, model: ModelSpec) -> list[tuple[list[_Holder], in
 
 
 class _Parts:
-    """Ranks of some stages, by the part of a tensor that they hold."""
+    """Ranks of some stages, by the part of a tensor on each rank."""
 
     def __init__(self, plan: Plan, workload: Workload) -> None:
         self._plan, self._model = plan, workload.model

@@ -63,12 +63,12 @@ class ExchangeStep:
 
     @cached_property
     def last_bucket_s(self) -> float:
-        """Return the seconds of its last bucket on its busiest path."""
+        """Return the seconds of the last bucket on the step's busiest path."""
         return self.longest_s * (1 - (self.num_buckets - 1) * self.bucket_share)
 
     @cached_property
     def period_s(self) -> float:
-        """Return the seconds from the end of the last bucket but one to that of the last."""
+        """Return the seconds between the ends of the last two buckets."""
         return self.paced_s(self.last_bucket_s)
 
 
@@ -139,7 +139,7 @@ def _lack_room(steps: Sequence[ExchangeStep]) -> bool:
     return max(taken.values(), default=0.0) > 1 + _ROUNDING
 
 
-class _Room:
+class _HolderRoom:
     """The room of one holder: what is under way, in the order in which it ends."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class _Room:
         return end_s
 
     def take(self, step: ExchangeStep, part: float, end_s: float) -> None:
-        """Take it for the buckets that are under way when an exchange ends, at `end_s`, or just
+        """Take the path for the buckets under way at `end_s`, the end of an exchange, or just
         before."""
         num = min(step.num_buckets, max(1, int(_whole(1 / part))))
         self._under_way += [
@@ -168,13 +168,14 @@ class _Room:
 def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
     """Run the exchanges in limited room: a holder comes to its next exchange when it has room for
     one of its buckets."""
+    # Exchanges of each holder in order; an exchange begins when its last holder has come.
     own: dict[StageId, deque[int]] = {}
     for number, step in enumerate(steps):
         for holder in step.holders:
             own.setdefault(holder, deque()).append(number)
     missing = [len(step.holders) for step in steps]
     begin_s = [step.first_s for step in steps]
-    rooms = {holder: _Room() for holder in own}
+    rooms = {holder: _HolderRoom() for holder in own}
     queue: list[tuple[float, int]] = []
 
     def come(holder: StageId) -> None:
@@ -186,9 +187,11 @@ def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
             if not missing[number]:
                 heappush(queue, (begin_s[number], number))
 
+    # All holders come to their first exchange.
     for holder in own:
         come(holder)
     last_s = 0.0
+    # The earliest exchange takes its paths, then lets its holders go on.
     while queue:
         at_s, number = heappop(queue)
         step = steps[number]

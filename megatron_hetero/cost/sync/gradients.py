@@ -73,8 +73,8 @@ class GroupTime:
 
 @dataclass(frozen=True)
 class StageEnd:
-    """The end of a stage's last backward pass, and the seconds of that pass within which gradients
-    are exchanged as they become complete (0: all after it)."""
+    """The end of a stage's last backward pass, and the seconds of the pass during which complete
+    gradients are exchanged (0: all after the pass)."""
 
     end_s: float
     backward_s: float = 0.0
@@ -82,7 +82,7 @@ class StageEnd:
 
 @dataclass(frozen=True)
 class Carried:
-    """Seconds for which something takes paths between nodes, and the lines that they share."""
+    """Seconds for which an exchange takes paths between nodes, and the shared lines."""
 
     pairs: Mapping[NodePair, float]
     lines: Mapping[str, float]
@@ -99,7 +99,7 @@ NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
 
 
 class GradientExchangePrices:
-    """Prices of one job's exchanges on one cluster, cached by the holders' nodes and widths.
+    """Prices of a job's exchanges on a cluster, cached by the holders' nodes and widths.
 
     Args:
         gradient_bytes: of one element on its way.
@@ -132,25 +132,28 @@ class GradientExchangePrices:
         }
 
     def groups(self, placement: Placement, vocab_rows: int) -> tuple[GroupTime, ...]:
-        """Return every exchange of a step, in the order in which all stages run them."""
+        """Return every exchange of a step, in the order of the stages."""
         return tuple(timed for timed, _ in self._timed(placement, vocab_rows))
 
     def _timed(
         self, placement: Placement, vocab_rows: int, rooms: Mapping[StageId, int] = NO_LIMIT
     ) -> Iterator[tuple[GroupTime, Ints]]:
         """Yield `groups`, each with its holders' places in the layout's order of stages."""
+        # All stages in a row, and the tensor-parallel groups in them.
         starts = [0, *accumulate(len(replica.stages) for replica in placement.replicas)]
         of_stage = [s.groups for replica in placement.replicas for s in replica.stages]
         stages = [group for groups in of_stage for group in groups]
         firsts = [0, *accumulate(map(len, of_stage))]
         ports = np.array([self._port(stage) for stage in stages])
         likes = np.array([self._like(stage) for stage in stages])
+        # Replicas alike wait alike: the first of each kind waits for all.
         witnesses = witness_of(placement)
         own = {r for r, witness in enumerate(witnesses) if r == witness}
         least = least_rooms(rooms, witnesses)
         is_divided = self._weight_bytes is not None
         found: dict[tuple[int, ...], tuple[_Prices, Ints, Ints]] = {}
         by_groups = placement.exchange_groups, placement.exchange_uplinks
+        # Runs of layers with the same holders are priced once.
         for group in sync_groups(placement, self._model, vocab_rows):
             places = tuple([starts[r] + s for r, s in group.holders])
             if places not in found:
@@ -161,6 +164,7 @@ class GradientExchangePrices:
                 prices = self._priced(likes, stages, members, by_groups)
                 found[places] = prices, ports[members], own_places
             prices, first_ports, own_places = found[places]
+            # A bucket's part of the run, and its bytes.
             sets = prices.num_rank_sets
             waiting = tuple([holder for holder in group.holders if holder[0] in own])
             share = 1.0
@@ -168,6 +172,7 @@ class GradientExchangePrices:
                 share = min(1.0, mean_bucket_params(self._model, sets) / group.num_params)
             num_bytes = group.num_params * self._gradient_bytes
             rank_bytes = share * num_bytes / sets
+            # Gradients, then the buffers that a bucket takes, then new weights.
             gradients = prices.gradients.of(first_ports, num_bytes, rank_bytes)
             buffers = buffers_of(
                 placement,
@@ -200,6 +205,7 @@ class GradientExchangePrices:
             carried: what boundaries take of the paths meanwhile.
             rooms: bytes for buckets under way (`cost.sync.room`), by stage; without, for all.
         """
+        # When each stage is done with each of its layers.
         firsts = np.array([n for replica in placement.replicas for n in replica.first_layers])
         placed = [stage for replica in placement.replicas for stage in replica.stages]
         layer_s = np.array([e.backward_s / s.num_layers for e, s in zip(ends, placed, strict=True)])
@@ -213,6 +219,7 @@ class GradientExchangePrices:
                 ready = ready - layer_s[places] * (layer - firsts[places])
             return float(ready.max())
 
+        # First and last bucket of each run are ready when all holders have their layers.
         steps, gathers = [], []
         for timed, places in self._timed(placement, vocab_rows, rooms):
             group, common = timed.group, (timed.bucket_share, timed.buffers)
@@ -223,6 +230,7 @@ class GradientExchangePrices:
             steps.append(ExchangeStep(timed.waiting, timed.gradients, first_s, last_s, *common))
             if timed.weights is not None:
                 gathers.append(ExchangeStep(timed.waiting, timed.weights, 0.0, 0.0, *common))
+        # Exchanges queue on the paths that boundaries have loaded.
         taken = self._flows.numbered(carried.pairs, carried.lines)
         return max(0.0, last_end_s(steps, taken) - pipelines_s) + last_end_s(gathers)
 

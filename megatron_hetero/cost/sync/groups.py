@@ -1,4 +1,4 @@
-"""Stages that exchange gradients with each other: runs of layers with the same holders."""
+"""Stages with a common exchange of gradients: runs of layers with the same holders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatron_hetero.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class SyncGroup:
-    """Stages that hold the same parameters, and the number of these (unsharded).
+    """Stages with the same parameters, and the number of parameters (unsharded).
 
     A backward pass completes them layer by layer, down to `first_layer`; what comes before the
     layers is complete with the first of them, what follows them has none.
@@ -30,9 +30,9 @@ class SyncGroup:
 
 
 def sync_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
-    """Yield parameters by their set of holders, in the order in which a backward pass finishes
-    them: output layer, deep layers first, embedding. What one tensor-parallel group holds alone
-    needs no exchange."""
+    """Yield parameters by set of holders, in the order in which a backward pass finishes the
+    parameters: output layer, deep layers first, embedding. What one tensor-parallel group holds
+    alone needs no exchange."""
     for group in _groups(placement, model, vocab_rows):
         r, s = group.holders[0]
         if len(group.holders) > 1 or placement.replicas[r].stages[s].context_parallel > 1:
@@ -77,8 +77,8 @@ def groups_of(placement: Placement, holders: Sequence[StageId]) -> list[PlacedSt
 
 
 def witness_of(placement: Placement) -> list[int]:
-    """Find for each replica the first one that has the same layers in groups of the same widths:
-    its stages come to the same exchanges, with as many buffers, at the same times."""
+    """Find for each replica the first replica with the same layers in groups of the same widths:
+    both come to equal exchanges, with as many buffers, at the same times."""
     first: dict[tuple[object, ...], int] = {}
     return [
         first.setdefault((replica.first_layers, tuple([s.width for s in replica.stages])), r)
@@ -95,9 +95,8 @@ def buffers_of(
     is_packed: bool,
     is_received: bool,
 ) -> dict[StageId, float]:
-    """Return the part of each holder's room that a bucket of stages takes while it is under way;
-    more than all of it where its ranks exchange their buckets in turns.  Who takes none is left
-    out.
+    """Return the part of each holder's room for a bucket of stages under way; more than 1 where the
+    holder's ranks exchange buckets in turns. Who takes none is left out.
 
     A rank of a narrow stage is in several buckets of ranks for each bucket of stages, and packs
     them, since each is a part of its parameters.
@@ -111,6 +110,7 @@ def buffers_of(
     """
     found = {}
     for (r, s), room in rooms.items():
+        # A rank of the narrowest group is in the most buckets.
         narrowest = min(group.width for group in placement.replicas[r].stages[s].groups)
         num = -(-sets // narrowest)
         copies = num_copies(is_packed=is_packed or num > 1, is_received=is_received)

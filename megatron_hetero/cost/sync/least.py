@@ -12,7 +12,7 @@ from megatron_hetero.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class LeastSync:
-    """Seconds that the all-reduce of what a stage holds takes at least."""
+    """Least seconds of the all-reduce of a stage's parts."""
 
     layer_s: float
     embedding_s: float
@@ -45,6 +45,7 @@ def least_sync(
     """
     if num_replicas < 2:
         return NO_SYNC
+    # All paths that leave the stage: neighbours' links, and the node's way out.
     leaving_bytes_per_s = 0.0
     if node.num_gpus > width:
         leaving_bytes_per_s += width * node.link.bytes_per_s
@@ -52,6 +53,7 @@ def least_sync(
     if fastest:
         leaving_bytes_per_s += min((len(cluster.nodes) - 1) * fastest, node.uplink_bytes_per_s)
     per_byte_s = 1 / leaving_bytes_per_s if leaving_bytes_per_s else 0.0
+    # Least part that leaves in an all-reduce, over all these paths together.
     per_param_s = 2 * (num_replicas - 1) / num_replicas * gradient_bytes * per_byte_s
     words = model.vocab_size * model.hidden_size
     ends_s = words * per_param_s

@@ -48,12 +48,12 @@ def room_of(memory: StageMemory, num_layers: int, *, overlaps: bool) -> int:
 
 
 def num_copies(*, is_packed: bool, is_received: bool) -> int:
-    """Count the times that a bucket under way takes its own size: packed, and received."""
+    """Count the copies of a bucket under way: packed, and received."""
     return is_packed + is_received
 
 
 def part_of_room(num_bytes: float, room: float) -> float:
-    """Return the part of a rank's room that a bucket takes while it is under way, 0 to 1/2.
+    """Return the part of a rank's room for a bucket under way, 0 to 1/2.
 
     Args:
         num_bytes: it takes beside the gradients.
@@ -66,8 +66,8 @@ def part_of_room(num_bytes: float, room: float) -> float:
 
 
 def least_rooms(rooms: Mapping[StageId, int], witnesses: Sequence[int]) -> dict[StageId, int]:
-    """Return the least room of the stages that come to their exchanges together, by the first of
-    them.
+    """Return the least room of the stages that come to exchanges together, by the first of the
+    stages.
 
     Args:
         witnesses: [replica] -> the first one of its kind (`cost.sync.groups.witness_of`).

@@ -1,4 +1,4 @@
-"""What the exchanges of sharded layers add to the passes of their stage."""
+"""Seconds added to a stage's passes by the exchanges of sharded layers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def exchange_times(
 def waits_s(
     num_layers: int | Ints, exchange_s: float, layer_s: float | Floats, *, overlaps: bool
 ) -> Floats:
-    """Return what one pass waits for, of any numbers of sharded layers at once.
+    """Return the seconds for which a pass waits, for any numbers of sharded layers at once.
 
     Args:
         num_layers: sharded ones of the stage.
@@ -50,7 +50,7 @@ def waits_s(
 
 
 def slowest_layer(passes: list[PassTimes], ends: list[PassTimes], num_layers: int) -> PassTimes:
-    """Return the passes of one layer on the replica where they last longest.
+    """Return the longest passes of a layer over the replicas.
 
     Args:
         passes: of the stage in each replica, without exchanges.

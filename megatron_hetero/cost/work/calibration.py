@@ -74,8 +74,8 @@ class FusedAttention:
         )
 
     def reached(self, gpu: str, head_size: int, seq_length: int) -> AttentionEfficiency:
-        """Return what a type reaches on sequences of some length, with the nearest head size of its
-        table, or of the medians where it has none."""
+        """Return the efficiency of a GPU type on sequences of some length, with the table's nearest
+        head size, or the medians' for a type without a table."""
         by_size = self.by_type.get(gpu, self.by_type[DEFAULT])
         part = by_size[min(by_size, key=lambda size: abs(math.log(size / head_size)))]
         return AttentionEfficiency(
@@ -121,7 +121,7 @@ class Calibration:
         )
 
     def has_products(self, name: str) -> bool:
-        """Return whether a GPU type, or one of the same chip, has a table of its products."""
+        """Return whether a GPU type, or a type of the same chip, has a table of products."""
         return (self.same_chip.get(name, name), "fp16") in self.gemm
 
     def fp8_efficiency(self, gpu: GpuType, recipe: Fp8Recipe) -> GemmEfficiency:
@@ -160,7 +160,7 @@ class Calibration:
 
     @cached_property
     def _part_of_best(self) -> float | None:
-        """Return the median of what layers of measured types reach over their fastest products;
+        """Return the median over measured types of a layer's efficiency over the fastest product's;
         None without such types."""
         parts = [
             curve.max_efficiency / gpu.best_product

@@ -65,7 +65,7 @@ class PassTimes:
 
 
 class Speed(NamedTuple):
-    """Rates that one GPU reaches in the job's precision, calibrated."""
+    """Rates of a GPU in the job's precision, calibrated."""
 
     products: ProductSpeed
     memory_bytes_per_s: float
@@ -92,7 +92,7 @@ class Speed(NamedTuple):
         )
 
     def products_s(self, products: Sequence[Product]) -> float:
-        """Time matrix products, one after the other."""
+        """Time a sequence of matrix products."""
         return sum(map(self.products.seconds, products))
 
     def batched_s(self, flops: Sequence[float]) -> float:
@@ -150,8 +150,8 @@ def peak_flops_per_s(gpu: GpuType, precision: str) -> float | None:
 
 
 def can_train(training: TrainingSpec, gpu: GpuType) -> bool:
-    """Return whether the runtime runs on a GPU, and the GPU computes in the job's precision (or in
-    one that takes its place), and in fp8 if the job does."""
+    """Return whether the runtime runs on a GPU and the GPU has the job's precision (or a substitute
+    for the precision), and fp8 if the job does."""
     if not FACTS[gpu.library].trains:
         return False
     needed = [precision_on(training, (gpu,)), *(["fp8"] if training.fp8 else [])]
@@ -186,7 +186,7 @@ def group_layer_times(
     members: Sequence[tuple[GpuType, TensorShare]],
     calibration: Calibration | None = None,
 ) -> PassTimes:
-    """Time one decoder layer on a group whose members may differ in GPU and share.
+    """Time a decoder layer on a group of members with unlike GPUs and shares.
 
     The group meets after attention and after the MLP, so each part takes as long as on its slowest
     member.

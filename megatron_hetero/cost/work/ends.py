@@ -91,8 +91,8 @@ def joining_times(
     calibration: Calibration | None = None,
     num_tokens: int | None = None,
 ) -> PassTimes:
-    """Time what stands before a layer that predicts a further token: two norms, and the product
-    that joins what is known of a token with the embedding of a further one.
+    """Time the parts before a layer that predicts a further token: two norms, and the product that
+    joins a token's hidden state with the embedding of a further token.
 
     Args:
         width: of the tensor-parallel group.

@@ -49,8 +49,8 @@ def gauged_times(
     piece: Piece,
     model: Model,
 ) -> Gauged | None:
-    """Return a piece as it was measured, or as the model has it, times measured over modelled of
-    the nearest point; None where the profile knows nothing of this model on this type.
+    """Return a piece as measured, or as modelled times measured over modelled of the nearest point;
+    None where the profile knows nothing of this model on this type.
 
     Recomputation is priced as the forward computing that it is.  Communication is in what was
     measured; between unlike widths it is the model's, because computing says nothing of links.
@@ -99,8 +99,8 @@ def _ratios(
 def _without_recompute(
     model: Model, workload: Workload, piece: Piece, share: TensorShare
 ) -> tuple[Modelled, float]:
-    """Model a piece that recomputes nothing, and the seconds that recomputing adds to its backward
-    pass."""
+    """Return a piece's model without recompute, and the seconds added to the backward pass by
+    recompute."""
     training = workload.training
     plain = model(
         _with_training(workload, training.micro_batch_size, "none", training.sequence_parallel),

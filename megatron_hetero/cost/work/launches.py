@@ -1,4 +1,4 @@
-"""Operators that the host launches for the pieces of a model, and the seconds in which it can.
+"""Operators launched by the host for the pieces of a model, and the seconds of the launches.
 
 The host (Python, PyTorch's dispatcher and autograd, the driver) launches one operator after the
 other and runs ahead of the GPU, so a single small operator costs nothing: what counts is a whole

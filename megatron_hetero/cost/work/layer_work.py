@@ -19,7 +19,7 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one micro-batch on one GPU in the forward pass of a part of a layer.
+    """Work of a micro-batch on a GPU in the forward pass of a part of a layer.
 
     `score_bytes`: one element for each attention score, and what dropout of them moves in a pass;
     `head_size`: elements of a head's queries.

@@ -29,7 +29,7 @@ from megatron_hetero.cost.work.profile import NO_STRETCH, PIECES, Piece, Profile
 from megatron_hetero.model.spec import Workload
 
 Member = tuple[GpuType, TensorShare]
-"""A GPU of a stage, what it holds and which part of a sequence it computes."""
+"""A GPU of a stage, with the GPU's part of the model and of the sequence."""
 
 
 class PieceSource(NamedTuple):
@@ -49,7 +49,7 @@ class PieceSource(NamedTuple):
 
 @dataclass(frozen=True)
 class PieceTimes:
-    """Embedding, one decoder layer and head at one width, communication in the stage included.
+    """Embedding, decoder layer and head at a given width, communication in the stage included.
 
     The head includes the layers that predict further tokens.
 
@@ -118,7 +118,7 @@ def least_pieces(ways: Sequence[PieceTimes]) -> PieceTimes:
 
 
 def activation_bytes(workload: Workload) -> int:
-    """Return the bytes of the tensor that crosses a stage boundary for one micro-batch."""
+    """Return the bytes of a micro-batch's tensor across a stage boundary."""
     model, training = workload.model, workload.training
     tokens = training.micro_batch_size * model.seq_length
     return tokens * model.hidden_size * training.residual_bytes
@@ -213,7 +213,7 @@ def price_pieces(
 
 
 def _unlike(members: Sequence[Member]) -> Sequence[Member]:
-    """Keep one of the members that are alike: a group is as slow as its slowest."""
+    """Keep a single member of each kind: a group is as slow as its slowest."""
     return [*{(id(gpu), share): (gpu, share) for gpu, share in members}.values()]
 
 

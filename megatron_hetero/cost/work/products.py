@@ -18,8 +18,8 @@ _TERA = 1e12
 
 
 class Product(NamedTuple):
-    """A product of a matrix of `rows` x `depth` with one of `depth` x `columns`, `number` of them:
-    one after the other, or all in one call (`is_grouped`)."""
+    """Matrix products of `rows` x `depth` with `depth` x `columns`, `number` in all: in sequence,
+    or all in a single call (`is_grouped`)."""
 
     rows: float
     columns: float
@@ -44,21 +44,21 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs of one of them."""
+        """Return the FLOPs of a single product."""
         return 2.0 * self.rows * self.columns * self.depth
 
     @property
     def inputs(self) -> float:
-        """Return the elements of tokens that one of them reads."""
+        """Return the elements of tokens read by a single product."""
         return self.rows * self.depth
 
     @property
     def outputs(self) -> float:
-        """Return the elements that one of them writes."""
+        """Return the elements written by a single product."""
         return self.rows * self.columns
 
     def num_bytes(self, element_bytes: float, output_bytes: float) -> float:
-        """Return the bytes that one of them reads and writes.
+        """Return the bytes read and written by a single product.
 
         Args:
             element_bytes: of both factors.
@@ -99,7 +99,7 @@ NO_GROUPED = GroupedCall(1.0, 0.0)
 
 
 class ProductSpeed(NamedTuple):
-    """What products of one GPU take in one precision.
+    """Speed of a GPU's matrix products in a precision.
 
     `peak_flops_per_s` and `bytes_per_s` are of the sheet, `element_bytes` of an element of a
     factor, `output_bytes` of the result.
@@ -118,7 +118,7 @@ class ProductSpeed(NamedTuple):
         return self.peak_flops_per_s * self.curve.max_efficiency
 
     def seconds(self, product: Product) -> float:
-        """Time one product, or all that it counts.
+        """Time a product, `number` times.
 
         Grouped ones run at the rate of one large product, but none of their traffic hides.
 

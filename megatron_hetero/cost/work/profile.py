@@ -74,14 +74,14 @@ class PointModel(_Strict):
 
 
 class MeasuredType(_Strict):
-    """What was measured of a GPU type and its host, whatever the model; None is not measured."""
+    """Measurements of a GPU type and of the host, for any model; None is not measured."""
 
     launch_s: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Seconds of the host for each operator that it launches."""
+    """Seconds of the host for each launched operator."""
     context_bytes: PositiveInt | None = None
     """Bytes of CUDA in one process."""
     communicator_bytes: PositiveInt | None = None
-    """Buffers on one GPU of an NCCL communicator of two ranks on one machine."""
+    """Buffers on a GPU of an NCCL communicator between two ranks of a machine."""
 
 
 class ProfileModel(_Strict):
@@ -154,7 +154,7 @@ class Profile:
         return gpu.launch_s if gpu.has_own_launch_time or measured_s is None else measured_s
 
     def stretch(self, gpu_names: Iterable[str]) -> Stretch:
-        """Return the ratio of a group of GPUs, which ends with its slowest."""
+        """Return the stretch of a group of GPUs, the stretch of the group's slowest."""
         found = [self.stretches.get(name, NO_STRETCH) for name in gpu_names]
         return Stretch(max(s.forward for s in found), max(s.backward for s in found))
 

@@ -26,6 +26,7 @@ def relative_uplinks(cluster: Cluster, groups: Sequence[Sequence[str]]) -> Uplin
     Returns:
         As `Plan.exchange_uplinks`; empty where machines of a group are alike, and groups too.
     """
+    # Nodes of the machines, and the speed of every path between them.
     machines = [machine for group in groups for machine in group]
     nodes = [node for machine in machines for node in cluster.machines[machine]]
     place = {machine: i for i, machine in enumerate(machines)}
@@ -35,13 +36,16 @@ def relative_uplinks(cluster: Cluster, groups: Sequence[Sequence[str]]) -> Uplin
     numbers = np.array([classes.node_number[node.name] for node in nodes])
     speeds = classes.bytes_per_s[classes.of_pairs[np.ix_(numbers, numbers)]]
     paths = np.where(at[:, None] != at, np.minimum(speeds, speeds.T), 0.0)
+    # Rate of each node to any other, and to each other group.
     fastest = np.minimum(paths.max(1), [node.uplink_bytes_per_s for node in nodes])
     to_groups = np.maximum.reduceat(paths, np.searchsorted(group_of[at], np.arange(len(groups))), 1)
     to_groups[group_of[at][:, None] == np.arange(len(groups))] = 0.0
+    # The same by machine.
     own, crossing = np.zeros(len(machines)), np.zeros(len(machines))
     np.maximum.at(own, at, fastest)
     np.maximum.at(crossing, at, np.minimum(fastest, to_groups.sum(1)))
 
+    # A group goes no faster than the lines out of its sites.
     sites: dict[str, dict[int, float]] = {}
     for machine, number in zip(machines, group_of.tolist(), strict=True):
         rates = sites.setdefault(cluster.machines[machine][0].site, {})
@@ -53,10 +57,12 @@ def relative_uplinks(cluster: Cluster, groups: Sequence[Sequence[str]]) -> Uplin
                 others = [other for other, at_other in sites.items() if list(at_other) != [number]]
                 rate = min(rate, _line_bytes_per_s(cluster, site, others))
             together[number] += rate
+    # Scale: machines within their group, groups by what they exchange.
     mean = (together / np.bincount(group_of))[group_of]
     own *= (together / np.bincount(group_of, own))[group_of]
     if np.allclose(own, mean) and np.allclose(together, together[0]):
         return ()
+    # Small whole numbers, as plan.json has them.
     rounded = np.maximum(1, np.rint(_SCALE * own / own.max())).astype(int).tolist()
     common = gcd(*rounded)
     return tuple(tuple(rounded[place[machine]] // common for machine in g) for g in groups)

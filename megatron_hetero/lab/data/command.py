@@ -70,18 +70,21 @@ def write_data(request: DataRequest, say: Say = lambda done: None) -> Written:
         FileFormatError: a document is bad and `request.strict` is set; or no document is good.
         EnvironmentMismatchError: the tokenizer's package is not installed.
     """
+    # Fail on a missing file before hours of tokenizing.
     for path in request.files:
         if not path.is_file():
             raise UsageError(f"{path}: there is no such file")
     preload()
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
+    # One token a byte, or the job's own tokenizer.
     encode, vocab_size = (
         (byte_tokens, BYTES_VOCAB_SIZE)
         if request.megatron_args is None
         else tokenizer_of(request.megatron_args)
     )
     written = Written(vocab_size=vocab_size)
+    # Both files under temporary names until they are whole.
     with _new_files(request.data_path) as (bin_path, idx_path):
         builder = IndexedDatasetBuilder(str(bin_path), dtype=DType.optimal_dtype(vocab_size))
         try:
@@ -184,7 +187,7 @@ def _all_documents(request: DataRequest, say: Say) -> Iterator[TextDocument]:
 
 @contextmanager
 def _new_files(data_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield temporary names for both files, which get their final names on success, the index last.
+    """Yield temporary names for both files; rename the files on success, the index last.
 
     Raises:
         UsageError: one of the files exists already.

@@ -1,4 +1,4 @@
-"""Documents of text files, one after the other, and the lines that cannot be read as one.
+"""Documents of text files in order, and the unreadable lines.
 
 A `.jsonl` (or `.json`) file has one object in each line, with its text under one key. Any other
 file is plain text, cut at empty lines, at every line, or not at all. Either may be gzipped.

@@ -32,6 +32,7 @@ def tokenizer_of(megatron_args: Sequence[str]) -> tuple[Encode, int]:
     from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
     from megatron.training.arguments import add_megatron_arguments
 
+    # Megatron's own parser reads the tokenizer's flags.
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     args = parser.parse_args(list(megatron_args))
     if args.tokenizer_type is None:

@@ -65,12 +65,14 @@ def examine_machines(
     Raises:
         EnvironmentMismatchError: the launch has another number of processes, or no store.
     """
+    # All ranks bring the facts of their machines.
     meeting = _meet(plan, meet_s)
     facts = collect_facts(meeting.rank)
     meeting.publish("facts", facts.model_dump_json())
     texts = meeting.gather("facts", meet_s)
     found = tuple(MachineFacts.model_validate_json(texts[rank]) for rank in sorted(texts))
     findings: tuple[Finding, ...]
+    # Without some of them, say which.
     if len(found) < meeting.size:
         missing = ", ".join(str(r) for r in range(meeting.size) if r not in texts)
         findings = (
@@ -79,6 +81,7 @@ def examine_machines(
                     "look at the output of their nodes; start every line that `flags` prints"),
         )  # fmt: skip
         return CheckOutcome(meeting.rank, findings, found, ())
+    # Judge machines and job, then try the groups.
     job = Job(plan, cluster, _environment(plan, found))
     findings = check_machines(job, found)
     if backend.cuda_is_usable():  # elsewhere it is a rehearsal, whose environment is not the job's
@@ -141,6 +144,7 @@ def _exchange_values(plan: Plan, meeting: Meeting, limit_s: float) -> tuple[str,
     on_gpu = backend.cuda_is_usable()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     limit = timedelta(seconds=limit_s)
+    # Meet as training would, with a short limit.
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
@@ -153,6 +157,7 @@ def _exchange_values(plan: Plan, meeting: Meeting, limit_s: float) -> tuple[str,
         meeting.report(_finding("collective-failed", "the whole job", _first_line(error)))
         return ()
     passed = []
+    # Group by group, so that the first fault names its group.
     for number, test in enumerate(group_tests(plan)):
         try:
             group = dist.new_group(test.ranks, timeout=limit)
@@ -166,6 +171,7 @@ def _exchange_values(plan: Plan, meeting: Meeting, limit_s: float) -> tuple[str,
             meeting.report(_finding(f"{kind}-wrong-values", where, str(error)))
         except RuntimeError as error:
             meeting.report(_finding("collective-failed", test.name, _first_line(error)))
+        # All ranks come back from the test before the next one.
         came = meeting.arrive(f"test/{number}", limit_s + _GRACE_S, patience_s=limit_s)
         if not came and not meeting.has_findings:
             late = ", ".join(map(str, meeting.absent(f"test/{number}")))

@@ -1,4 +1,4 @@
-"""Collection of the facts that a process sees of its machine."""
+"""Collection of the facts of a machine seen from a process."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def _version(distribution: str) -> str | None:
 
 
 def _has_apex() -> bool:
-    """Tell if NVIDIA's Apex, not another project of that name, is there with its kernels."""
+    """Tell if NVIDIA's Apex is installed with kernels, and not a different project of the same
+    name."""
     return all(
         importlib.util.find_spec(name) is not None
         for name in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda")

@@ -51,7 +51,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class MappedParameter:
-    """One parameter of Megatron's, and the tensors that hold the same numbers.
+    """A parameter of Megatron's, and the tensors with the same numbers.
 
     `join` makes Megatron's tensor from theirs, in the order of `names`; `split` is its inverse.
     """
@@ -152,6 +152,7 @@ def _llama_heads(config: Mapping[str, Any]) -> Heads:
 
 def _gpt2(config: Mapping[str, Any]) -> Iterator[MappedParameter]:
     heads = Heads(config["n_head"], config["n_head"], config["n_embd"] // config["n_head"])
+    # Embeddings, then every layer, then the last norm and the output layer.
     yield _same("embedding.word_embeddings.weight", "transformer.wte.weight")
     yield _same("embedding.position_embeddings.weight", "transformer.wpe.weight")
     for i in range(config["n_layer"]):

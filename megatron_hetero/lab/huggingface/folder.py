@@ -74,7 +74,7 @@ class WeightFolder:
 
 
 def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], config: Path) -> int:
-    """Write tensors as Hugging Face does, with the `config.json` that describes them.
+    """Write tensors as Hugging Face does, with the model's `config.json`.
 
     Files have about 4 GiB, which bounds the memory that is needed twice.
 
@@ -95,6 +95,7 @@ def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], conf
         parts.append(sorted(held))
         held.clear()
 
+    # Write a file whenever the next tensor would make it too large.
     for name, tensor in tensors:
         size = tensor.numel() * tensor.element_size()
         if held and held_bytes + size > _FILE_BYTES:
@@ -104,11 +105,13 @@ def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], conf
         held_bytes += size
         total += size
     flush()
+    # The number of files is known only now, and is in every name.
     names = [f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
     if len(parts) == 1:
         names = [SINGLE]
     for i, name in enumerate(names):
         (folder / f"part-{i}.safetensors").rename(folder / name)
+    # Several files need an index of the tensors in them.
     if len(parts) > 1:
         weight_map = {t: names[i] for i, part in enumerate(parts) for t in part}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}

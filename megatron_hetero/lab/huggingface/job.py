@@ -1,4 +1,4 @@
-"""A process in which Megatron builds the model, and which copies weights in or out.
+"""A process in which Megatron builds the model and copies weights in or out.
 
     python -m megatron_hetero.lab.huggingface.job import HF_FOLDER CHECKPOINT
     python -m megatron_hetero.lab.huggingface.job export CHECKPOINT HF_FOLDER CONFIG.JSON
@@ -98,6 +98,7 @@ def _with_model(config_path: Path, flags: Sequence[str], act: WithModel) -> None
     from megatron_hetero.runtime.model import gpt
 
     backend.activate_cpu_backend()
+    # Flags of a training job of this model, the smallest that Megatron accepts.
     config = read_json(config_path).data
     length = config.get("max_position_embeddings") or config["n_positions"]
     batch = ["--micro-batch-size=1", "--global-batch-size=1", f"--seq-length={length}"]
@@ -111,6 +112,7 @@ def _with_model(config_path: Path, flags: Sequence[str], act: WithModel) -> None
         *backend.CPU_FLAGS,
     ]
 
+    # Act on the built model, and leave before any training.
     def hook(model: list[Any]) -> list[Any]:
         act(model)
         raise _DoneError

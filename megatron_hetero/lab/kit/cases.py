@@ -43,7 +43,7 @@ class Case:
 
 
 def _launched(*counts: int) -> Callable[[Plan], Plan]:
-    """Return the change that gives the first replica's stages these launch counts."""
+    """Return the change that sets launch counts on the first replica's stages."""
 
     def change(plan: Plan) -> Plan:
         first, *others = plan.replicas
@@ -57,7 +57,7 @@ def _launched(*counts: int) -> Callable[[Plan], Plan]:
 
 
 def _in_groups(plan: Plan) -> Plan:
-    """Put each replica, of one GPU, on a machine of its own; two machines are a group."""
+    """Put each replica, of a single GPU, on a machine alone; two machines are a group."""
     names = ("a", "b", "c")
     replicas = tuple(
         replace(replica, stages=(replace(replica.stages[0], devices=(f"{name}:0",)),))

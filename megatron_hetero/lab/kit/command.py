@@ -42,10 +42,11 @@ from megatron_hetero.units import format_bytes
 MEMORY_FAULT = "memory-underpredicted"
 """Beside those of `lab.verify.faults`: the prediction of memory is taken for nine tenths."""
 MEMORY_TOLERANCE = 0.03
-"""Part of the prediction that may be held beyond it: rounding of the allocator, scalars."""
+"""Part of the prediction by which held memory may exceed the prediction: rounding of the allocator,
+scalars."""
 STEP_FACTOR, SHARED_STEP_FACTOR = 1.25, 3.0
-"""Factor between a measured and the predicted step that is allowed on a GPU, and on the cores of a
-CPU, which others use too."""
+"""Largest factor between measured and predicted step on a GPU, and on the cores of a CPU, shared
+with further programs."""
 RATIO_LIMIT, SHARED_RATIO_LIMIT = 1.05, 1.5
 """Most that the lower end of the interval of the own runtime over stock Megatron may be."""
 NEEDED_BYTES = 8 << 30
@@ -94,6 +95,7 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
     lacking = machine.lacks_transformer_engine()
     preload()
     began = time.monotonic()
+    # All checks, on as many ranks as the machine can hold.
     with side_by_side(machine.num_gpus) as sharing:
         checks = []
         for name, check in _checks(request, machine, lacking, on_progress):

@@ -1,4 +1,5 @@
-"""Asymmetric plans beside one process of stock Megatron, by `lab.verify`, on what the machine has.
+"""Asymmetric plans beside a single process of stock Megatron, by `lab.verify`, on the machine at
+hand.
 
 On GPUs NCCL is between the ranks, which share cards where there are too few
 (`runtime.job.local_launch`); without any, the ranks are processes on the CPU over gloo.
@@ -57,6 +58,7 @@ def try_case(
     Raises:
         HeteroError: as `lab.verify.run.verify`.
     """
+    # The case's flags on a small model.
     layout = parse_layout(case.layout)
     flags = (*default_flags(layout), *case.flags, f"--transformer-impl={case.layers}")
     if case.precision != "fp32":
@@ -70,6 +72,7 @@ def try_case(
         plan_flags=machine.flags_of(case.layers),
         limit_s=LIMIT_S,
     )
+    # A case without a save is one verification.
     plan = plan_from_layout(layout, workload)
     if case.change is not None:
         plan = case.change(plan)
@@ -87,6 +90,7 @@ def try_case(
         # The same padded vocabulary; the later flag wins.
         model_args=(*shrunk.model_args, f"--make-vocab-size-divisible-by={padding}"),
     )
+    # Save under one plan, resume under the other, beside one uninterrupted process.
     own = job_flags(replace(plan, workload=workload), workload, shrunk, STEPS)
     jobs = VerifyJobs(shrunk, options, folder.resolve(), own)
     before, after = jobs.interrupted_jobs(case.optimizer, resumed, SAVED_AT)
@@ -96,6 +100,7 @@ def try_case(
     (one,) = records(reference)
     bounds = tolerances(shrunk.model, case.optimizer)
 
+    # Each part of the run against the same steps of the process.
     def distances(job: Any, made: Any, steps: range) -> Distances:
         return compare(
             one,

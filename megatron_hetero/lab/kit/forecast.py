@@ -89,7 +89,7 @@ def forecast(
 
 
 def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Plan, DeviceEstimate]:
-    """Return the plan on one device and the estimate of it, for Megatron's own layers."""
+    """Return the plan on a single device with the device's estimate, for Megatron's own layers."""
     gpu = gpu_type(machine.gpu) if machine.num_gpus else _CPU
     link = Link(1e9, 1e-5)
     limits = Limits(memory_reserve_bytes=0, as_given=CHOICES)
@@ -112,6 +112,7 @@ def _train(plan: Plan, machine: Machine, folder: Path) -> dict[str, Any]:
     save_plan(plan_from_layout(plan.layout), folder / "plan.json")
     argv = (*machine.model(), *TRAINING, f"--data-cache-path={folder / 'cache'}")
 
+    # One run for the time, one for the bytes by part.
     def paced(rank: int) -> None:
         ends: list[float] = []
         training_log.add_observer(lambda *given: ends.append(time.perf_counter()))

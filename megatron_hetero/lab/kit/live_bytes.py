@@ -1,4 +1,4 @@
-"""Bytes of tensors that one rank's training holds, counted while it runs."""
+"""Bytes of tensors held by a training rank, counted during the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_hetero.runtime.gradients.sync import gradient_sync
 
 
 class _Kept:
-    """A tensor that autograd keeps, counted until autograd lets go of it."""
+    """A tensor kept by autograd, counted until autograd lets go."""
 
     def __init__(self, tensor: torch.Tensor, probe: LiveBytes) -> None:
         self.tensor = tensor
@@ -73,7 +73,7 @@ class LiveBytes:
         return model
 
     def keep(self, storage: int, num_bytes: int) -> bool:
-        """Count a tensor in `storage` that autograd keeps, if it is no weight; tell if so."""
+        """Count a tensor in `storage` kept by autograd, unless a weight; return True if counted."""
         if storage in self._weights:
             return False
         if any(p.untyped_storage().data_ptr() == storage for p in self._sharded):

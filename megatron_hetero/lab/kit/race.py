@@ -78,12 +78,14 @@ def race(
     Raises:
         RankFailedError: a process refused the job, or died.
     """
+    # One plan file and one data set for both.
     num_ranks, total = plan.layout.num_devices, num_steps + WARM_UP
     both = (*flags, f"--train-iters={total}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.json"
     save_plan(plan, path)
     run_jobs([LocalJob("data", 1, lambda rank: _write_data(folder), folder / "data")], 120)
+    # The two jobs pass the turn to each other after each step.
     turns = Turns(num_ranks)
 
     def plain(rank: int) -> None:
@@ -111,7 +113,7 @@ def race(
 
 
 def _bridged(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return `argv` for this process's GPU or, without one, for its CPU."""
+    """Return `argv` for this process's GPU or, without a GPU, for the CPU."""
     if backend.cuda_is_usable():
         return tuple(argv)
     backend.activate_cpu_backend()
@@ -143,7 +145,8 @@ class Turns:
 
 
 class Pace:
-    """An observer of a run (`entry.Observer`) that keeps its turns and the time of its steps."""
+    """An observer of a run (`entry.Observer`) that keeps the run's turns and the time of the steps.
+    """
 
     def __init__(self, turns: Turns, job: int, path: Path, num_steps: int) -> None:
         self._turns, self._job, self._path, self._num_steps = turns, job, path, num_steps

@@ -1,4 +1,4 @@
-"""Small GPT that the kit trains, and its differences between a GPU and a CPU.
+"""Small GPT for the kit, and the differences between a GPU and a CPU.
 
 Layers are Megatron's own on both (`--transformer-impl local`) unless a case names Transformer
 Engine's, so that the same kernels run in the runtime and in stock Megatron whatever else is

@@ -1,4 +1,4 @@
-"""Which cards of its machine a probe measures: those of one type, where the machine has several.
+"""Choice of a machine's cards for a probe: all cards of a single type.
 
 Cards are named as in cluster.yaml and plans, by their places on the PCI bus, whatever numbers CUDA
 gives them.
@@ -21,7 +21,7 @@ from megatron_hetero.runtime.job.checks import bus
 
 @dataclass(frozen=True)
 class ProbedCard:
-    """One card that torch sees.
+    """A card visible to torch.
 
     `place` is its number on the PCI bus, `name` the driver's, `word` what the variable of visible
     devices calls it for processes that have this one's environment.
@@ -74,6 +74,7 @@ def chosen_cards(
         UsageError: a place without a card, unlike cards, or nothing says which are meant.
         EnvironmentMismatchError: no card is of this type.
     """
+    # By place, or by the driver's name of the type.
     is_known = gpu in gpu_type_names()
     if places is not None:
         chosen = cards_at(cards, places)
@@ -84,6 +85,7 @@ def chosen_cards(
             f"--gpu {gpu}: this machine has none; it has {_words(cards)}. Give the type of one of "
             "them, as cluster.yaml calls it."
         )
+    # A known type must be the cards' own; an unknown one must mean cards of one kind.
     wrong = [c for c in chosen if is_known and not names_match(gpu, c.name)]
     if wrong:
         raise UsageError(f"--gpu {gpu}: {_words(wrong)} is another type; leave it out of --cards")
@@ -110,7 +112,7 @@ def cards_at(cards: Sequence[ProbedCard], places: Sequence[int]) -> tuple[Probed
 
 
 def only(cards: Sequence[ProbedCard]) -> Mapping[str, str]:
-    """The variable with which a process sees these cards alone; nothing where there are none."""
+    """Return the variable that limits a process to these cards; nothing for no cards."""
     return {_variable(): ",".join(card.word for card in cards)} if cards else {}
 
 

@@ -44,7 +44,7 @@ _NOT_FOR_A_PROBE = (
     "--train-iters", "--eval-iters", "--eval-interval", "--mock-data", "--vocab-size", "--lr",
     "--min-lr", "--exit-on-missing-checkpoint", "--recompute-num-layers",
 )  # fmt: skip
-"""Flags of a job that read or write files, or that the probe decides."""
+"""Flags of a job that read or write files, or that the probe sets by itself."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class MeasuredWidth:
 
 
 def probe(request: ProbeRequest, on_progress: Callable[[str], None]) -> tuple[MeasuredWidth, ...]:
-    """Measure every width that the file lacks, and add it there.
+    """Measure every width missing from the file, and add the result.
 
     Raises:
         UnsupportedError: the model's layers are of unlike kinds.
@@ -94,6 +94,7 @@ def probe(request: ProbeRequest, on_progress: Callable[[str], None]) -> tuple[Me
             "--moe-layer-freq: a profile has the time of one kind of layer, and this model has "
             "two. Plan without --profile, or probe a model with experts in every layer."
         )
+    # What the file has already is not measured again.
     _check_gpus(request)
     data = _existing(request)
     measured = []
@@ -104,6 +105,7 @@ def probe(request: ProbeRequest, on_progress: Callable[[str], None]) -> tuple[Me
             continue
         on_progress(f"width {width} ({number} of {len(request.widths)}): micro-batches "
                     f"{', '.join(map(str, missing))}")  # fmt: skip
+        # Written after each width, so that an interruption loses one width only.
         result = _launch(request, width, tuple(missing))
         _add(data, request, width, result)
         write_json(request.output, data)
@@ -153,7 +155,7 @@ def _existing(request: ProbeRequest) -> dict[str, Any]:
 
 
 def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, Any]:
-    """Return the fields of a point that identify what was measured."""
+    """Return the identifying fields of a measured point."""
     model, training = request.workload.model, request.workload.training
     only_if_used = (
         "num_experts", "moe_router_topk", "moe_ffn_hidden_size",

@@ -1,4 +1,4 @@
-"""Seconds of the host for each operator that it launches, as `launch_time` of a GPU type.
+"""Seconds of the host for each launched operator, as `launch_time` of a GPU type.
 
 One operator of torch alone would say too little: most of the host's time is Megatron's Python.  So
 a local layer of Megatron's runs forward and backward, so small that the device never holds the host

@@ -84,7 +84,7 @@ class GenModelFit:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors of both models on sizes that they were not fitted to, as parts of the seconds."""
+    """Errors of both models on sizes left out of the fit, as parts of the seconds."""
 
     genmodel: Floats
     simpler: Floats
@@ -93,7 +93,7 @@ class HeldOut:
 _ALL = (0, 1, 2, 3, 4)
 _SIMPLER = (0, 1, 2)
 _OF_A_CLUSTER_FILE = (0, 1, 3, 4)
-"""A cluster file has one rate for adding, that of the memory: `reduce_bandwidth`."""
+"""A cluster file has a single rate for adding, the memory's: `reduce_bandwidth`."""
 
 
 def fit_genmodel(measured: Sequence[MeasuredExchange]) -> GenModelFit:

@@ -1,4 +1,4 @@
-"""A sweep of exchanges over the links between ranks, and what a cluster file says of these links.
+"""A sweep of exchanges over the links between ranks, and the resulting entries of a cluster file.
 
     python -m megatron_hetero.lab.probe.links RESULT.json SECONDS
 
@@ -38,7 +38,7 @@ SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 """Bytes of the buffers; every second size is held out in turn."""
 _PURPOSES: tuple[Purpose, ...] = ("reduce_scatter", "all_gather", "all_reduce")
 _FEWEST, _MOST = 3, 50
-"""Repeats of an exchange, beside one that warms up."""
+"""Repeats of an exchange, beside the warm-up."""
 _PATIENCE = timedelta(minutes=5)
 
 
@@ -64,8 +64,8 @@ def measure_links(
 
 
 def measure_in_world(seconds: float) -> tuple[MeasuredExchange, ...] | None:
-    """Measure among the processes that `torchrun` started, one of which this is; None but on the
-    first of them.
+    """Measure among the processes started by `torchrun`, including this process; return None on all
+    but the first.
 
     With one process on each machine these are the links between the machines.
     """

@@ -1,4 +1,4 @@
-"""Speed of a device and its links by themselves, and what libraries take of its memory.
+"""Speed of a device and of the links alone, and the libraries' part of the memory.
 
 Rates of products, attention, memory and messages are for people, for `cluster.yaml`, and to notice
 a faulty card at once; plans take their times from the model's pieces (`lab.probe.pieces`).
@@ -112,8 +112,7 @@ def _untensored_bytes() -> int:
 
 
 def link_between(one: int, other: int) -> LinkFit:
-    """Fit latency and bandwidth of one direction through messages of growing size that two ranks
-    exchange.
+    """Fit a direction's latency and bandwidth through messages of growing size between two ranks.
 
     Collective over the world; all ranks get the fit.
     """

@@ -32,7 +32,7 @@ from megatron_hetero.runtime import backend
 Pair = tuple[int, int]
 
 _ALIKE = 1.25
-"""Paths whose bandwidths differ by less are one kind of path: measurements scatter so much."""
+"""Largest ratio of bandwidths within a kind of path: measurements scatter so much."""
 _PATIENCE = timedelta(minutes=5)
 
 

@@ -91,7 +91,7 @@ class PieceProbe:
 
 
 class _Stopwatch:
-    """Marks in the order in which the device reaches them, and the seconds between them."""
+    """Marks in the device's order, and the seconds between marks."""
 
     def __init__(self) -> None:
         self._on_gpu = backend.cuda_is_usable()

@@ -32,7 +32,9 @@ def main(spec_path: Path, result_path: Path) -> None:
     rank = int(os.environ["RANK"])
     if not backend.cuda_is_usable():
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    # CUDA's own memory, before Megatron takes any.
     context = machine.context_bytes()
+    # The pieces are measured inside of Megatron's training, on its model.
     probe = PieceProbe(tuple(spec["micro_batch_sizes"]), spec["seconds"])
     try:
         entry.main(spec["megatron"], observer=probe)
@@ -53,6 +55,7 @@ def main(spec_path: Path, result_path: Path) -> None:
         "context_bytes": context,
         "communicator_bytes": machine.communicator_bytes(),
     }
+    # One GPU measures itself, several their links.
     if spec["width"] == 1:
         rates = machine.device_rates(**spec["shapes"])
         result["rates"] = [asdict(rate) for rate in rates]

@@ -44,9 +44,8 @@ class Clock:
     """Real seconds of every computation."""
     largest_lag_s: float = 0.0
     lost_s: float = 0.0
-    """Seconds by which this machine fell behind, in a pass, between passes or with a message,
-    where that was more than `allowance_s`; and seconds for which a link was therefore taken out
-    of turn."""
+    """Seconds by which this machine fell behind, in a pass, between passes or with a message, where
+    more than `allowance_s`; and seconds for which a link was therefore taken out of turn."""
 
     def begin_step(self, at_s: float) -> None:
         """Start a step; all ranks pass the same `at_s`."""
@@ -70,7 +69,7 @@ class Clock:
         return due_s + lag_s
 
     def reach(self, at_s: float) -> None:
-        """Move the rank's time on to `at_s`, when something that it waited for arrived."""
+        """Move the rank's time on to `at_s`, the arrival of an awaited event."""
         self.until_s = max(self.until_s, at_s)
 
     def computed(

@@ -60,7 +60,7 @@ def rehearse_plan(
 def import_megatron(
     on_progress: Callable[[str], None], megatron: Sequence[str] = (f"{_FLAG}=local",)
 ) -> None:
-    """Import what all ranks need, once, before they are forked; CUDA does not survive that.
+    """Import everything needed by the ranks once, before the fork; CUDA does not survive a fork.
 
     Args:
         on_progress: called with the activity, in words.

@@ -57,7 +57,8 @@ class GradientHooks:
         self.under_way: Pass | None = None
 
     def know(self, model: Iterable[torch.nn.Module]) -> None:
-        """Store the names of this rank's parameters, which tell what their gradients stand for."""
+        """Store the names of this rank's parameters, from which follow the real gradients' sizes.
+        """
         self._names = {parameter: name for name, parameter in global_parameters(model)}
 
     def install(self) -> None:
@@ -89,7 +90,7 @@ class GradientHooks:
     # Our runtime.
 
     def _measuring(self, pieces: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the measure of slices to count real sizes, so that buckets are the real ones."""
+        """Wrap the measure of slices to count real sizes, for buckets as in the real job."""
 
         def held(*args: Any) -> Iterator[Any]:
             for piece in pieces(*args):

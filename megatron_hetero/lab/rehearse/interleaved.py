@@ -27,7 +27,7 @@ class StockPasses:
         return self._count("forward", chunk), chunk
 
     def made(self, output: Any, chunk: int) -> None:
-        """Store the chunk of an output, which Megatron keeps until its backward pass."""
+        """Store the chunk of an output kept by Megatron until the backward pass."""
         self._chunk_of_output[id(_tensor(output))] = chunk
 
     def backward(self, output: Any) -> tuple[int, int]:
@@ -61,6 +61,7 @@ def batched_p2p_ops(post: Callable[[list[Any]], list[Any]]) -> Callable[..., dic
         prev_pipeline_rank: int,
         next_pipeline_rank: int,
     ) -> dict[str, Any]:
+        # Directions have groups of their own, so that a pair's messages cannot be confused.
         from_even = group
         from_odd = dist.group.WORLD if group.size() == 2 else group
         is_even = group.rank() % 2 == 0
@@ -71,6 +72,7 @@ def batched_p2p_ops(post: Callable[[list[Any]], list[Any]]) -> Callable[..., dic
             "send_prev": (dist.isend, tensor_send_prev, prev_pipeline_rank, sends),
             "recv_next": (dist.irecv, tensor_recv_next, next_pipeline_rank, receives),
         }
+        # Opposite orders on even and odd ranks, as Megatron posts them.
         order = ["send_next", "recv_prev", "send_prev", "recv_next"]
         if not is_even:
             order = ["recv_prev", "send_next", "recv_next", "send_prev"]

@@ -26,7 +26,7 @@ WARMUP_STEPS = 2
 SLACK = 3.0
 """Least length of the stretched step, in multiples of this machine's time for its arithmetic."""
 MOST_TRIES = 4
-"""Most steps that are run for each one that is wanted, if this machine disturbs them."""
+"""Most steps run for each wanted step, if this machine disturbs steps."""
 MOST_LATE = 0.02
 """Most of a step that this machine may lose on any rank, if the step is to count."""
 _STRETCH_ON = 1.5
@@ -127,7 +127,7 @@ class StepPace:
         self._begun_s = now()
 
     def end(self, **noted: Any) -> None:
-        """Record a step that has ended, with what else is to be noted of it."""
+        """Record a step at the end, with further notes."""
         clock = self._clock
         self._free_step_s = now() - self._begun_s
         if clock.scale == 0:

@@ -23,11 +23,12 @@ from megatron_hetero.lab.rehearse.small import SmallModel
 from megatron_hetero.schedule.programme import COMPUTE
 
 _WITH_COLLECTIVES = ("forward", "backward", "backward_input")
-"""Passes whose end means that all members of a tensor-parallel group have begun them."""
+"""Passes with collectives: at the end all members of a tensor-parallel group have begun the pass.
+"""
 
 
 class RehearsedRank:
-    """`Observer` of one process's training (`runtime.job.entry`), which stretches it."""
+    """`Observer` of a process's training (`runtime.job.entry`) that stretches the training."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class RehearsedRank:
         self.clock.computed(kind, micro_batch, chunk, begun_s(), began, seconds)
 
     def _operating(self, do: Callable[..., None]) -> Callable[..., None]:
-        """Wrap our executor's operations, which name their kind, micro-batch and chunk."""
+        """Wrap our executor's operations; each operation has a kind, a micro-batch and a chunk."""
 
         def held(step: Any, operation: Any, forward: Any) -> None:
             if operation.kind not in COMPUTE:

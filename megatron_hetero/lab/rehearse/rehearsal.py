@@ -83,9 +83,11 @@ def gather(
         stock: stock Megatron ran the plan.
         between_nodes: names of the paths and lines whose loads are compared.
     """
+    # Steps that this machine did not disturb; all of them if there are none.
     tried = range(len(records[0]))
     kept = [step for step in tried if not any(rank[step]["is_disturbed"] for rank in records)]
     steps = kept or list(tried)
+    # The median step is the one shown.
     step_times_s = {
         step: max(rank[step]["end_s"] for rank in records) / records[0][step]["scale"]
         for step in steps
@@ -95,6 +97,7 @@ def gather(
     table = rank_table(plan)
     stages: dict[tuple[int, int], StageTimeline] = {}
     messages = []
+    # Messages of every rank; spans of one rank for each stage.
     for rank, place in enumerate(table):
         record = records[rank][shown]
         key = (place.replica, place.stage)

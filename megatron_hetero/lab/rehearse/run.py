@@ -47,7 +47,7 @@ from megatron_hetero.schedule.stock import is_stock, sends_as_stock
 RANK_BYTES = 400 << 20
 """Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
 RANKS_PER_CORE = 16
-"""More ranks than that take turns for so long that the time scale becomes a nuisance."""
+"""Most ranks per core; with more the turns, and so the time scale, become too long."""
 TIMEOUT_S = 1800.0
 
 
@@ -96,7 +96,7 @@ def rehearse(
     folder: Path,
     on_progress: Callable[[str], None] = lambda words: None,
 ) -> Rehearsal:
-    """Run a plan and compare it with its prediction.
+    """Run a plan and compare the run with the prediction.
 
     Both take links as latency and bandwidth only (`Link.terms`).
 
@@ -114,6 +114,7 @@ def rehearse(
         RankFailedError: a process failed.
     """
     stock, cluster = sends_as_stock(plan), cluster.without_link_terms
+    # Refuse what cannot be rehearsed.
     played = options.rehearsed_plan or plan
     if played.layout.has_sharded_layers:
         raise UnsupportedError(
@@ -126,6 +127,7 @@ def rehearse(
     for rank in options.slow_ranks:
         if not 0 <= rank < len(table):
             raise UsageError(f"--slow-rank {rank}: the plan has ranks 0 to {len(table) - 1}")
+    # The described links between the ranks.
     known = {device.name: device for device in cluster.devices}
     devices = [known[position.device or ""] for position in table]
     network = Network(cluster, devices, options.slow_links)
@@ -136,6 +138,7 @@ def rehearse(
         raise UnsupportedError(
             "shrinking the model changes whether stock Megatron runs the plan; rehearse another"
         )
+    # Write the data, run the ranks, gather their records.
     on_progress("writing the data set")
     run_jobs([job.text_job()], TIMEOUT_S)
 
@@ -181,6 +184,7 @@ class _RehearsalJob:
         self._text = folder / "text"
         self._num_steps = WARMUP_STEPS + MOST_TRIES * options.steps
         self._table = rank_table(plan)
+        # Slots of shared memory for all messages, passes and collectives of all steps.
         messages = sum(
             replica.num_micro_batches
             * 2
@@ -246,7 +250,7 @@ class _RehearsalJob:
         return LocalJob("rehearsal", len(self._table), train, self._folder / "ranks")
 
     def _overlap_arguments(self) -> tuple[str, ...]:
-        """Return flags that divide stock Megatron's buffer as the real one would be."""
+        """Return flags that divide stock Megatron's buffer as in the real job."""
         workload = self._plan.workload
         if workload is None or not workload.training.overlap_grad_reduce:
             return ()

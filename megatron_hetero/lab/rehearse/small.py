@@ -1,4 +1,4 @@
-"""The small model of a rehearsal, and the real bytes that its tensors stand for.
+"""The small model of a rehearsal, and the real bytes behind the small tensors.
 
 Every run of decoder layers with the same holders in all replicas becomes one layer, so that stages,
 boundaries and sets of gradient holders stay as they are. Where the number of buckets matters
@@ -25,7 +25,7 @@ from megatron_hetero.plan.plan import LayerRange, Plan, Replica
 
 _SMALL_ELEMENT_BYTES = 4
 _PIECES_OF_BUCKET = 4
-"""Least layers of the small model that fill a bucket, where one real layer does not."""
+"""Least layers of the small model in a bucket, where a single real layer does not fill a bucket."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
             sized here.
     """
     _refuse_other_matrices(plan, workload.model)
+    # Cut wherever a stage of any replica ends: one small layer for each run between cuts.
     cuts = sorted({0, *(end for replica in plan.replicas for end in _ends(replica))})
+    # Where buckets count, cut further, for as many of them as the real model has.
     chunks = _with_counted_buckets(plan, workload)
     if chunks:
         layer = layer_params(workload.model, even_share(workload.model, 1))
@@ -101,10 +103,12 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
     )
     num_layers = len(cuts) - 1
     small_workload = replace(workload, model=replace(workload.model, num_layers=num_layers))
+    # Shrink the sizes too.
     shrunk = shrink(small_plan, small_workload, max_layers=num_layers)
     real, small = workload.model, shrunk.model
     training = workload.training
     widths = plan.layout.tensor_parallel_widths
+    # Ratios of real to small bytes: activations, then each kind of gradient.
     rows, small_rows = padded_vocab_size(real, widths), _small_rows(shrunk)
     gradient = state_bytes(training).gradient
     crossing = real.seq_length * real.hidden_size * training.element_bytes
@@ -147,7 +151,7 @@ def _refuse_other_matrices(plan: Plan, model: ModelSpec) -> None:
 
 
 def _with_counted_buckets(plan: Plan, workload: Workload) -> list[LayerRange]:
-    """Return the layers whose buckets the small model must have in their real number."""
+    """Return the layers with as many buckets in the small model as in the real model."""
     training = workload.training
     return [
         chunk

@@ -46,10 +46,12 @@ def verify_arguments(
     from megatron_hetero.lab.verify.outcome import outcome_to_data
     from megatron_hetero.lab.verify.run import verify
 
+    # Refuse a wrong request before anything is started.
     if arguments.plant is not None:
         check_fault(arguments.plant)
     own = workload.training.optimizer
     precision = workload.training.precision
+    # The precision of the comparison: the job's, the plan's mixture, or the one that is asked for.
     if arguments.precision == "mixed":
         if not mixes_precisions(plan, precision):
             raise UsageError(
@@ -58,6 +60,7 @@ def verify_arguments(
             )
     elif arguments.precision is not None:
         plan, precision = in_one_precision(plan), arguments.precision
+    # The job's optimizer first, then the other one.
     others = tuple(o for o in OPTIMIZERS if o != own)
     options = Options(
         steps=arguments.steps,
@@ -122,7 +125,7 @@ def _plan_and_workload(arguments: argparse.Namespace) -> tuple[Plan, Workload]:
 
 
 def default_flags(layout: Layout) -> tuple[str, ...]:
-    """Return sizes that a layout lacks and that are shrunk anyway; the user's later flags win."""
+    """Return sizes absent from a layout and shrunk anyway; the user's later flags win."""
     shares = (sum(s.shares) for r in layout.replicas for s in r.stages if s.shares is not None)
     unit = lcm(*layout.tensor_parallel_widths, *shares)
     heads = unit * 4

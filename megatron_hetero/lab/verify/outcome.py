@@ -18,7 +18,7 @@ from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
 
 @dataclass(frozen=True)
 class Routing:
-    """Tokens that the plan would have sent to other experts than the one process.
+    """Tokens sent to unlike experts by the plan and by the single process.
 
     `allowed_margin` is the difference between two scores that rounding explains.
     """
@@ -74,7 +74,7 @@ class Verification:
 
 
 def outcome_to_data(outcome: Verification) -> dict[str, Any]:
-    """Return `loss, gradients, gradient_norm, weights, tolerance, ok`, and data that explain them.
+    """Return `loss, gradients, gradient_norm, weights, tolerance, ok`, and explanatory data.
 
     With several optimizers each number is the worst of them against its tolerance; `runs` has all.
     """

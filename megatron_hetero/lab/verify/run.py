@@ -117,26 +117,31 @@ def check_capacity(num_processes: int) -> None:
 def _compare(
     jobs: VerifyJobs, optimizer: str, on_progress: Callable[[str, int], None]
 ) -> Comparison:
-    """Train with `optimizer`, the plan and one process at once, and measure their distance.
+    """Train the plan and the single process with `optimizer` at the same time, and measure the
+    distance.
 
     If a bound is exceeded, the floor of rounding decides, so it is then measured in any case.
     """
+    # Replayed choices have to be made first; otherwise both run at once.
     running = [jobs.plan_job(optimizer), jobs.reference_job(optimizer)]
     if jobs.replays_routing(optimizer):
         _run(running[1:], jobs.options.limit_s, on_progress)
         _run(running[:1], jobs.options.limit_s, on_progress)
     else:
         _run(running, jobs.options.limit_s, on_progress)
+    # Half precision has bounds of its own.
     model, bounds = jobs.shrunk.model, tolerances(jobs.shrunk.model, optimizer, True)
     if jobs.precisions_of(optimizer) != {"fp32"}:
         return _compare_in_half_precision(jobs, optimizer, running, on_progress)
     ranks, (reference,) = [records(job) for job in running]
+    # Compare with the bounds of rounding.
     at = data_ranks(jobs.shrunk.plan)
     groups = tensor_groups(jobs.shrunk.plan)
     adam, alike = jobs.adam_settings(), is_drawn_alike(jobs.shrunk.plan, jobs.shrunk.model)
     log = _unlike_log(running, bounds)
     distances = compare(reference, ranks, at, model, optimizer, None, None, groups, adam, alike)
     floor = None
+    # Measure the floor if it is asked for, or if a bound is exceeded.
     if jobs.options.floor or not distances.within(bounds):
         job = jobs.floor_job(optimizer)
         _run([job], jobs.options.limit_s, on_progress)
@@ -172,6 +177,7 @@ def _compare_in_half_precision(
     """
     model, plan = jobs.shrunk.model, jobs.plan_of(optimizer)
     ranks, (reference,) = [records(job) for job in trained]
+    # The floor: another order of summation, or the same training in fp32.
     if jobs.rounds_alike(optimizer):
         job = jobs.floor_job(optimizer)
     else:
@@ -191,6 +197,7 @@ def _compare_in_half_precision(
         is_drawn_alike=is_drawn_alike(jobs.shrunk.plan, jobs.shrunk.model),
         rounding=start_rounding(plan, jobs.options.precision_of(optimizer)),
     )
+    # Bounds, and the floor's own distance beside them.
     bounds = half_precision_tolerances(reference, single, model, optimizer)
     loss, gradients, norm, weights = rounding_of(reference, single, model, optimizer)
     rounding = replace(

@@ -75,6 +75,7 @@ def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Com
         variable_lengths: whether micro-batches have sequences of unlike lengths.
     """
     ranks_of = stage_ranks(plan)
+    # Inside stages: tensor-parallel groups, context-parallel ones, and all of a stage.
     stages = [(key, ranks, _width(plan, key)) for key, ranks in sorted(ranks_of.items())]
     found = [
         Communicator("tensor", ranks[start : start + width])
@@ -98,6 +99,7 @@ def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Com
                 for direction in DIRECTIONS[: 3 if variable_lengths else 2]
                 for turn in range(turns[boundary])
             ]
+    # Last stages together, for the losses.
     last = last_stage_ranks(plan)
     if len(last) < plan.layout.num_devices:
         found.append(Communicator("losses", last))

@@ -48,12 +48,14 @@ def shard_edges(num_units: int, width: int, shares: Sequence[int] | None = None)
     >>> shard_edges(4, 3, (8, 1, 1))
     (0, 2, 3, 4)
     """
+    # Every device needs at least one unit.
     if width < 1:
         raise PlanFormatError(f"a shard table needs at least one device, not {width}")
     if num_units < width:
         raise PlanFormatError(
             f"{num_units} units cannot give each of {width} devices one; use a smaller width"
         )
+    # Equal parts, or parts in proportion to the shares.
     if shares is None:
         if num_units % width:
             raise PlanFormatError(

@@ -148,14 +148,17 @@ def explain_candidate(
         searched_stock: the best plan of stock Megatron, in place of the board's.
     """
     placement, cost = best.placement, best.cost
+    # Limits that bind, and seconds by cause.
     binding, causes = _causes(placement, cost)
     rows = problem.costs.vocab_rows(placement.widths)
+    # Memory left on every used device.
     headroom = {
         device.name: -stage_cost.missing_bytes
         for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True)
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True)
         for device in stage.devices
     }
+    # Stock Megatron's best beside it, from the board or from its own search.
     stock, stock_miss = Rescorer(board).best_stock(), board.out_of_memory.nearest_stock
     best_stock = alternative_to(problem, stock, best) if stock else None
     if searched_stock is not None and (

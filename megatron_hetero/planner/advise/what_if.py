@@ -62,15 +62,18 @@ def what_to_add(
     """
     if plan.workload is None:
         raise UsageError("the plan carries no model, so nothing can be planned for it")
+    # What the plan itself takes, under the prices of its problem.
     problem = make_problem(kept_to_plan(cluster, plan), plan.workload, profile)
     placement = placement_of(plan, problem.cluster)
     own_s = _step_s(problem.costs, placement)
     bound_s = step_time_bound_s(problem.costs)
+    # Look at every addition by a quick promise.
     looked_at = []
     for addition in additions(problem):
         promised_s = _promised_s(problem, addition, placement, own_s, bound_s)
         looked_at.append((promised_s, addition))
     looked_at.sort(key=lambda entry: (entry[0], entry[1].what))
+    # Plan with the best few; the others keep their promise alone.
     found = []
     for number, (promised_s, addition) in enumerate(looked_at):
         if number >= num_planned or promised_s > WORTH * own_s:

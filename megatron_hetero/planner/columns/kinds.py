@@ -42,6 +42,7 @@ class Kind:
 def kinds_of(problem: Problem) -> tuple[Kind, ...]:
     """Return all kinds, by site, GPU type, size, and their first nodes' names."""
     first, last = problem.cluster.limits.first_stage_nodes, problem.cluster.limits.last_stage_nodes
+    # Nodes are of one kind if no price, limit or place tells them apart.
     nodes_of: dict[tuple[object, ...], list[Node]] = {}
     for node in problem.nodes:
         gpu = node.gpu_type
@@ -58,6 +59,7 @@ def kinds_of(problem: Problem) -> tuple[Kind, ...]:
             node.name in last,
         )
         nodes_of.setdefault(key, []).append(node)
+    # A fixed order, whatever the order in the file.
     kinds = []
     for key in sorted(nodes_of, key=repr):
         nodes = tuple(nodes_of[key])

@@ -55,8 +55,10 @@ def pack(worths: Floats, rows: Floats, capacity: Floats) -> Packing:
             entering = int(np.argmax(gains > ROUNDING))
         else:
             entering = int(np.argmax(gains))
+        # No column gains any more: the basis is optimal.
         if gains[entering] <= ROUNDING:
             break
+        # The row that runs out first leaves the basis.
         column = tableau[:-1, entering]
         usable = np.flatnonzero(column > ROUNDING)
         if not len(usable):
@@ -66,6 +68,7 @@ def pack(worths: Floats, rows: Floats, capacity: Floats) -> Packing:
         tied = usable[ratios <= least]
         leaving = int(tied[np.argmin(basis[tied])])
         num_stalled = num_stalled + 1 if least <= 0.0 else 0
+        # Pivot on (leaving, entering).
         tableau[leaving] /= tableau[leaving, entering]
         factors = tableau[:, entering].copy()
         factors[leaving] = 0.0
@@ -75,6 +78,7 @@ def pack(worths: Floats, rows: Floats, capacity: Floats) -> Packing:
         tableau[leaving, entering] = 1.0
         np.maximum(tableau[:-1, -1], 0.0, out=tableau[:-1, -1])
         basis[leaving] = entering
+    # Columns in the basis, and what one more of each row would be worth.
     taken = np.zeros(num_columns + num_rows)
     taken[basis] = tableau[:-1, -1]
     row_values = np.maximum(-tableau[-1, num_columns:-1], 0.0) * scale

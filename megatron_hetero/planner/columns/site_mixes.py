@@ -69,6 +69,7 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
         tried: the sites with each limit on layers, in one order.
         step_s: seconds of the pipelines.
     """
+    # Mixes of each distinct set of bundles: work done, seconds of the cards.
     options: dict[int, list[tuple[float, float, Mix]]] = {}
     for bundles in {id(site.bundles): site.bundles for sites in tried for site in sites}.values():
         options[id(bundles)] = [
@@ -80,6 +81,7 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
             for mix in bundles.mixes(step_s)
             if mix
         ]
+    # For each place, the mixes of its sites by work.
     places = [
         sorted(
             (
@@ -91,6 +93,7 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
         )
         for of_place in zip(*tried, strict=True)
     ]
+    # Under each limit on the cards' time, the most work at every place.
     for limit_s in sorted({entry[1] for entries in places for entry in entries}):
         best = (next((e for e in entries if e[1] <= limit_s), None) for entries in places)
         yield tuple((site, mix) for *_, site, mix in filter(None, best))

@@ -196,15 +196,18 @@ def _sites(
     """
     shared: dict[object, PoolBundles] = {}
     sites = []
+    # Sites are alike if their kinds and networks are.
     contents = [
         tuple((table.kinds[index].content, table.layer_sync_s(index)) for index in pool)
         for pool in pools
     ]
+    # Many unlike sites get less effort each.
     effort = min(1.0, _MAX_WHOLE_EFFORTS / len(set(contents)))
     for number, (pool, content) in enumerate(zip(pools, contents, strict=True)):
         kinds = tuple(table.kinds[index] for index in pool)
         if content not in shared:
             counts = _bundle_replica_counts(table.problem, kinds)
+            # Start from the bundles that were best under the former limit.
             has_best = before and step_s < inf
             known = before[number].bundles.best_shapes(step_s) if has_best else ()
             shared[content] = PoolBundles(

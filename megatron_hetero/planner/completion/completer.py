@@ -132,12 +132,14 @@ class Completer:
         layers."""
         total, depth = self.batch // size, len(structure[0])
         tables = self.table(structure, size, False)
+        # All replicas do the same micro-batches; a remainder only without a pipeline.
         count, more = divmod(total, len(structure))
         if more and depth > 1:
             return None
         numbers = tuple([count + (r < more) for r in range(len(structure))])
         self.work += 200 * depth
         tables_of = []
+        # Options of each stage, with every number of sharded layers.
         for index in range(depth):
             units = [chain[index] for chain in structure]
             is_cut_alike = len({unit.width for unit in units}) == 1
@@ -155,11 +157,13 @@ class Completer:
                 [PlacedStage(unit.devices, 1) for unit in units]
             )
             tables_of.append(tables.sharded[asked].shared(places, gather_s, reduce_s))
+        # Layers of each stage, so that the slowest is as fast as possible.
         layers = minimax(
             self.problem.num_layers, [[shared.time_s for shared in of] for of in tables_of]
         )
         if layers is None:
             return None
+        # The chosen options, alike in all replicas.
         chosen = [of[n - 1] for of, n in zip(tables_of, layers, strict=True)]
         sharded = tuple([shared.num_sharded for shared in chosen])
         times_s = [shared.time_s for shared in chosen]
@@ -279,12 +283,14 @@ class Completer:
         fewest = min([unit.context_parallel for unit in chain])
         sends = kept_sends(in_flight) if has_counts else [None] * len(chain)
         found: Options = []
+        # More context-parallel ranks than elsewhere are more holders of the states.
         for index, unit in enumerate(chain):
             holders = tables.holders_of.get(unit)
             if unit.context_parallel > fewest and self.sharded and holders is None:
                 of_all = tables.costs.holders
                 more = unit.context_parallel - fewest
                 holders = replace(of_all, layers=of_all.layers + more)
+            # Stages alike in all this have the same options.
             key = (
                 self.group(unit),
                 index == 0,

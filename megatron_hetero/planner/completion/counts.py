@@ -162,6 +162,7 @@ def least_counts(
     """
     depth = len(times_s)
     counts = [*[0] * (depth - len(tail)), *tail]
+    # From the last stages to the first: each must cover its way to every later one.
     for i in reversed(range(depth - len(tail))):
         count, way_s = max(depth - i, counts[i + 1]), times_s[i]
         for j in range(i + 1, depth):

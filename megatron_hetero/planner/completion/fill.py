@@ -84,6 +84,7 @@ class Filler:
         problem, costs = self.problem, self.problem.costs.sharded_among(num_replicas)
         nodes = problem.cluster.node_by_name
         num_stages, last = len(chain), len(chain) - 1
+        # Times and memory of each stage, as functions of its layers.
         pieces = [costs.pieces(nodes[u.node], u.width, vocab_rows) for u in chain]
         memories = [
             costs.memory(
@@ -101,10 +102,12 @@ class Filler:
         base = [p.stage(0, i == 0, i == last).total_s + loads_s[i] for i, p in enumerate(pieces)]
         per_layer = [p.layer.total_s for p in pieces]
         caps = [m.max_layers for m in memories]
+        # Split the layers within memory.
         if most is not None:
             caps = [min(pair) for pair in zip(caps, most, strict=True)]
         layers = split_layers(problem.num_layers, per_layer, base, caps)
         fits = layers is not None
+        # Nothing fits: then split what is missing, so that the nearest miss is known.
         if layers is None:
             missing = [float(m.peak_bytes(0) - m.capacity_bytes) for m in memories]
             added = [float(m.bytes_per_layer) for m in memories]
@@ -113,6 +116,7 @@ class Filler:
             )
         if layers is None:
             raise ValueError(f"{num_stages} stages for {problem.num_layers} layers")
+        # Quick seconds of the filled pipeline.
         times = [b + n * t for b, n, t in zip(base, layers, per_layer, strict=True)]
         fill_s, period_s = costs.quick_times_s(times, groups)
         return FilledChain(layers, fill_s, period_s, fits)

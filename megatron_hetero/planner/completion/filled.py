@@ -62,6 +62,7 @@ class Completion:
         for chain, filled, number in zip(
             self.structure, self.filled, self.num_micro_batches, strict=True
         ):
+            # Stages with their layers and settings.
             stages = tuple(
                 [
                     PlacedStage(
@@ -77,6 +78,7 @@ class Completion:
                     for unit, n, option in zip(chain, filled.layers, filled.options, strict=True)
                 ]
             )
+            # Launch counts only where they are not 1F1B's own.
             counts = None
             if filled.counts is not None:
                 depth = len(chain)
@@ -85,6 +87,7 @@ class Completion:
                     counts = None
             size = None if filled.size == own_size else filled.size
             replicas.append(PlacedReplica(stages, number, counts, size))
+        # Owners of states and sharded layers depend on all replicas.
         made = Placement(tuple(replicas))
         if self.optimizer_shares or made.has_context_parallel:
             equal = [[None] * len(r.stages) for r in replicas]
@@ -103,12 +106,14 @@ def balanced(
         trips_s: over each boundary and back.
         number: micro-batches.
     """
+    # Start at the split with the fastest slowest stage.
     layers = minimax(num_layers, times_s)
     if layers is None or len(layers) == 1:
         return layers
     most_s = least_time_s(
         [times[n - 1] for n, times in zip(layers, times_s, strict=True)], trips_s, number
     )
+    # Halve the limit on each stage's end: most layers that end in time, the way included.
     low_s, high_s = 0.0, most_s
     for _ in range(_HALVINGS):
         limit_s = (low_s + high_s) / 2 if low_s else 0.8 * high_s
@@ -119,6 +124,7 @@ def balanced(
                 break
             made.append(count)
             way_s += times[count - 1] + (trips_s[index] if index < len(trips_s) else 0.0)
+        # Possible: take surplus layers off the first stages. Otherwise the limit was too low.
         if len(made) == len(times_s) and sum(made) >= num_layers:
             high_s = limit_s
             excess = sum(made) - num_layers
@@ -158,6 +164,7 @@ def shares(num_sequences: int, filled: Sequence[Filled]) -> tuple[tuple[int, ...
     sizes do not make up the batch."""
     if len({one.size for one in filled}) > 1:
         return _shares_of_unlike(num_sequences, filled)
+    # Equal sizes: micro-batches are to be divided.
     total = num_sequences // filled[0].size
     if len(filled) == 1:
         one = filled[0]
@@ -176,6 +183,7 @@ def shares(num_sequences: int, filled: Sequence[Filled]) -> tuple[tuple[int, ...
         if len(still) == len(active) or not still:
             break
         active = still
+    # Whole parts first, then the rest by who ends first.
     counts = [max(1, int((end_s - f.fill_s) / f.period_s)) for f in filled]
     left = total - sum(counts)
     if left < 0:

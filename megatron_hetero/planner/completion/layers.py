@@ -36,6 +36,7 @@ def split_layers(
         (base_times_s[i] + 2 * layer_times_s[i], -i) for i in range(num_stages) if max_layers[i] > 1
     ]
     heapify(heap)
+    # One layer at a time to the stage that then ends first.
     for _ in range(num_layers - num_stages):
         time_s, key = heappop(heap)
         layers[-key] += 1

@@ -46,6 +46,7 @@ def by_room(completer: Completer, structure: Structure, size: int) -> Completion
     placement = with_shares_by_room(completer.costs, free.placement(completer.own_size))
     if placement is None:
         return None
+    # Each stage's part of the states, and tables with these parts.
     parts = {
         unit: StateHolders(*[1 / part for part in stage.state_parts or ()])
         for chain, replica in zip(structure, placement.replicas, strict=True)
@@ -54,6 +55,7 @@ def by_room(completer: Completer, structure: Structure, size: int) -> Completion
     equal = completer.table(structure, size, False)
     tables = completer.by_room[structure, size] = Tables(equal.costs, equal.options, parts)
     found = completer.whole(structure, tables)
+    # Complete anew: what fits may be other layers.
     if found is None:
         return None
     shares = [[stage.optimizer_share for stage in r.stages] for r in placement.replicas]

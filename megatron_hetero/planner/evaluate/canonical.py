@@ -32,9 +32,11 @@ def canonical(
     Args:
         gpus: the usable GPUs of each node, ascending; all of a node are alike.
     """
+    # Order of replicas by what they are.
     replicas = sorted(placement.replicas, key=_replica_key)
     num_stages = len(replicas[0].stages)
     stages = [(r, s) for r, replica in enumerate(replicas) for s in range(len(replica.stages))]
+    # Stock Megatron's ranks go through the replicas in an order of its own.
     rank_order = None
     if is_symmetric(placement):
         arrangement = find_stock_arrangement(tuple(_machines(replica) for replica in replicas))
@@ -43,6 +45,7 @@ def canonical(
             rank_order = arrangement.rank_order
             places = places_by_rank(rank_order, len(replicas), num_stages, 1)
             stages = [(r, s) for r, s, _ in places]
+    # Deal the GPUs of each node out in that order.
     free = {
         node: iter([Device(node, index) for index in indices]) for node, indices in gpus.items()
     }
@@ -52,6 +55,7 @@ def canonical(
         devices = tuple([next(free[node]) for node, _ in stage.devices])
         if devices != stage.devices or stage.own_settings != NO_SETTINGS:
             bare[r][s] = PlacedStage(devices, stage.num_layers)
+    # Equal devices keep their stage as it is.
     made = tuple(
         [
             PlacedReplica(tuple(of_replica), replica.num_micro_batches)
@@ -102,6 +106,7 @@ def arranged(
 
     To its ranks the groups that divide sequences are one, as wide as all of them.
     """
+    # Stock Megatron has one shape and setting for all.
     replicas = placement.replicas
     first = replicas[0]
     shapes = {replace(s.shape, num_layers=0) for r in replicas for s in r.stages}
@@ -120,6 +125,7 @@ def arranged(
         for replica in replicas
     ):
         return placement, None
+    # Its ranks see one group where sequences are divided.
     joined = [
         replace(r, stages=tuple([replace(s, context_parallel=1) for s in r.stages]))
         for r in replicas

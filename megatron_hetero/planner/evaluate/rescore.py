@@ -46,6 +46,7 @@ class Rescorer:
 
     def best(self) -> Candidate | None:
         """Return the best placement of the board by simulation; None where the board has none."""
+        # Without a ranking, or without the plan's own prices, the board's best stands.
         ranking = self.board.ranking_of_all
         if not ranking or not self.costs.has_variants or not ranking[0].keeps_limits:
             return self.board.best
@@ -54,17 +55,21 @@ class Rescorer:
         for found, candidate in self.board.simulated:
             about[_key(candidate)] = found, candidate
         waiting = [c for c in distinct(ranking) if _key(c) not in about]
+        # A part of each candidate's queues tells which ones to simulate whole.
         for _ in range(_MAX_SIMULATED):
+            # Only candidates near the best so far, the most promising first.
             least_s = min((found.step_time_s for found, _ in about.values()), default=inf)
             waiting = [c for c in waiting if c.step_time_s <= NEAR * least_s]
             if not waiting:
                 break
+            # Queues so far say how much contention costs.
             crowding = _crowding(list(about.values()))
             candidate = min(waiting, key=lambda c: c.step_time_s * (1 + crowding * c.contention))
             if about and not self.may_simulate(candidate, SHORT):
                 break
             waiting.remove(candidate)
             about[_key(candidate)] = self.with_part_of_queues(candidate, SHORT), candidate
+        # Simulate whole: in the order of the short simulations, as far as messages allow.
         simulated: dict[tuple[Placement, RankOrder | None], Candidate] = {}
         self._left = _MAX_MESSAGES
         for found, candidate in sorted(about.values(), key=lambda pair: pair[0].key):
@@ -73,6 +78,7 @@ class Rescorer:
                 break
             if not simulated or self.may_simulate(candidate):
                 simulated[_key(candidate)] = self.with_queues(candidate)
+        # Try launch counts further ahead for the best, and for those that promise most.
         rescored = sorted(simulated.values(), key=lambda candidate: candidate.key)
         # Further ahead none is faster than the cost model says: those that promise most may gain,
         # however long they wait as they are.

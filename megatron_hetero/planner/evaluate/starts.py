@@ -36,6 +36,7 @@ def promising(
     Returns:
         The completed structures by their images.
     """
+    # Structures of the board, with their price; without memory it is unknown.
     structures: dict[Hashable, tuple[tuple[Chain, ...], float]] = {}
     for candidate in (*board.ranking_of_all, *board.out_of_memory.fastest):
         structure = tuple(chains_of(candidate.placement))
@@ -45,6 +46,7 @@ def promising(
     alike: set[tuple[float, float]] = set()
     to_complete = list(structures.items())
     for key, (structure, priced_s) in to_complete:  # which grows by structures laid out otherwise
+        # Complete each, and estimate its exchange.
         found = complete(structure)
         if found is None:
             continue
@@ -52,6 +54,7 @@ def promising(
         if (found.quick_s, with_tail_s) in alike:
             continue  # sites or nodes are exchanged
         alike.add((found.quick_s, with_tail_s))
+        # Messages that wait for each other: not quiet; try the structure laid out lengthwise.
         on_paths_s = busiest_s(board.problem, structure, found.num_micro_batches)
         quiet_s = with_tail_s
         if on_paths_s > LOW_CONTENTION * found.quick_s:
@@ -62,6 +65,7 @@ def promising(
             if structures.setdefault(laid_key, laid) is laid:
                 to_complete.append((laid_key, laid))
         ranked.append(((priced_s, quiet_s, with_tail_s), key, found))
+    # Take from three orders in turn.
     orders = [
         sorted(ranked, key=lambda entry: entry[0][0]),
         sorted(ranked, key=lambda entry: entry[0][1]),

@@ -78,6 +78,7 @@ class Tails:
         chains = found.structure
         seconds: dict[int, float] = {}
         is_divided = divides(chains)
+        # Word embeddings: one exchange of both ends if tied, one for each end otherwise.
         if self.tied:
             ends = [unit for own in chains for unit in {own[0], own[-1]}]
             self._take(seconds, (_Holders.of(ends),), self.word_bytes)
@@ -85,6 +86,7 @@ class Tails:
             for index in (0, -1):
                 ends = [own[index] for own in chains]
                 self._take(seconds, (_Holders.of(ends),), self.word_bytes)
+        # Layers: runs with the same stages in all replicas have the same holders.
         if len(chains) > 1 or is_divided:
             alike: dict[tuple[int, ...], list[Chain]] = {}
             for own, filled in zip(chains, found.filled, strict=True):
@@ -101,6 +103,7 @@ class Tails:
                 # Sharded layers are exchanged in the passes; all replicas have the same ones.
                 whole = end - first - (found.sharded[stages[0]] if found.sharded else 0)
                 groups[stages] = groups.get(stages, 0) + whole
+            # Each run loads the rings of its holders.
             for stages, num_layers in groups.items():
                 held = tuple([of[stage] for of, stage in zip(holders, stages, strict=True)])
                 self._take(seconds, held, num_layers * self.layer_bytes)

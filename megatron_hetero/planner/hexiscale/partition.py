@@ -133,6 +133,7 @@ def _refine(
         cut, locked = 0.0, np.zeros(len(weights), dtype=bool)
         best = (max(abs(held - wanted) - room, 0.0), 0.0)
         num_best = 0
+        # Move the best allowed vertex, even at a loss, and lock it.
         for _ in range(len(weights)):
             counts = int((~moved).sum()), int(moved.sum())
             after = held + np.where(moved, weights, -weights)
@@ -143,6 +144,7 @@ def _refine(
             if not allowed.any():
                 break
             vertex = int(np.where(allowed, gains - off * ROUNDING, -np.inf).argmax())
+            # Its neighbours' gains change.
             cut -= float(gains[vertex])
             held = float(after[vertex])
             gains[vertex] = -gains[vertex]
@@ -153,9 +155,11 @@ def _refine(
             moved[vertex] = not moved[vertex]
             locked[vertex] = True
             order.append(vertex)
+            # Remember the best point of the pass.
             point = (float(off[vertex]), cut)
             if point < (best[0], best[1] - ROUNDING * (1 + abs(best[1]))):
                 best, num_best = point, len(order)
+        # No better point: done. Otherwise keep the moves up to it.
         if not num_best:
             return side
         side = side.copy()

@@ -127,17 +127,20 @@ def check_objective(objective: Objective, cluster: Cluster, nodes: tuple[Node, .
     Raises:
         UsageError: prices are missing, or the number of steps, or the deadline.
     """
+    # Fewest GPUs is meaningless without a deadline.
     if objective.name == "fewest-gpus" and objective.deadline_s is None:
         raise UsageError(
             "--objective fewest-gpus looks for the fewest GPUs that meet a deadline: give "
             '--deadline, for example --deadline "36 h", and --steps or --tokens'
         )
+    # Limits of a run need the run's length.
     for flag, given in (("--deadline", objective.deadline_s), ("--budget", objective.budget)):
         if given is not None and objective.num_steps is None:
             raise UsageError(
                 f"{flag} is for a whole training run: say how long that is, by --steps or "
                 "--tokens (or --train-iters or --train-samples among the job's own flags)"
             )
+    # Objectives and limits of money need every price.
     unpriced = [
         node for node in nodes if node.price_per_hour is None and node.gpu_price_per_hour is None
     ]

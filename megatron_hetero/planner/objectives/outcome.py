@@ -57,9 +57,11 @@ def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
     price = price_of(problem.costs, best.placement, best.cost)
     step_s, tokens = best.step_time_s, _tokens_per_step(problem)
     per_million = MILLION / tokens
+    # The bound of the objective, if it is finite.
     bound = objective_bound(problem)
     if bound is not None and isinf(bound.value):
         bound = None  # queues made a plan that keeps the limits slower than they allow
+    # The objective's value, in its unit.
     match objective.name:
         case "throughput":
             value, unit = step_s, 1.0
@@ -67,6 +69,7 @@ def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
             value, unit = price.of_step(step_s) * per_million if price else 0.0, per_million
         case "fewest-gpus":
             value, unit = float(sum(1 for _ in best.placement.devices())), 1.0
+    # Every plan was priced: the value is its own bound.
     if board.is_exact:
         bound = ObjectiveBound(value / unit, "nothing: every plan was priced")
     least = None if bound is None else min(bound.value * unit, value)

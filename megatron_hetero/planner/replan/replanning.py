@@ -87,6 +87,7 @@ def replan(
         UsageError: the old plan names no devices or no model, or another model.
         InfeasiblePlanError: as `plan_cluster`.
     """
+    # The old plan must say what it trains, and where.
     workload = workload or old.workload
     if workload is None or old.workload is None:
         raise UsageError("the old plan does not say which model it is for; plan anew without it")
@@ -102,18 +103,21 @@ def replan(
             f"--strategy {STOCK} finds one plan and none near it; use --near with --stock, which "
             "keeps to plans of stock Megatron"
         )
+    # Search as for a new plan, and near the old one.
     kept = kept_to_plan(cluster, old)
     problem = make_problem(kept, workload, profile, objective=objective)
     ways = Continuations(problem, old, store_bytes_per_s)
     board = search(problem, progress, strategies_of(strategy))
     if not board.interrupted:
         _Near(ways).search(board)
+    # Every candidate is a way, with what it would move.
     for candidate in board.ranking_of_all:
         ways.add(candidate)
     rescorer = Rescorer(board)
     if (best := rescorer.best()) is not None:
         ways.add(best)
     ways.add_kept()
+    # Ways that no other beats in both step and movement.
     front = ways.front(rescorer)
     if not front:
         raise infeasible_or_limits(problem, board)
@@ -146,6 +150,7 @@ class _Near:
         ways, problem = self.ways, board.problem
         near = Scoreboard(problem)
         found = []
+        # Plans that keep the old replicas as far as they live.
         for placement in near_placements(problem, old_replicas(problem, ways.old, ways.alive)):
             candidate = near.score_with_counts(placement, self.name, whole=True)
             if candidate is not None and (way := ways.add(candidate)) is not None:
@@ -155,6 +160,7 @@ class _Near:
         for candidate in near.ranking_of_all:
             ways.add(replace(candidate, strategy=self.name))
         if not found:
+            # From the way with the least total time, try small changes while they help.
             return
         num_steps = problem.objective.num_steps or _DEFAULT_STEPS
         best = min(found, key=lambda way: (_total_s(way, num_steps), way.key))

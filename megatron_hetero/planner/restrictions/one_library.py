@@ -77,11 +77,13 @@ def for_each_library[**Parameters, Found](
     def best_of_all(
         cluster: Cluster, workload: Workload, /, *args: Parameters.args, **named: Parameters.kwargs
     ) -> Found:
+        # One library: nothing to choose.
         libraries = usable_libraries(cluster, workload)
         if len(libraries) < 2:
             return search(cluster, workload, *args, **named)
         found: dict[Library, Found] = {}
         refused: dict[Library, InfeasiblePlanError] = {}
+        # Plan for each; an interruption keeps what was found.
         for library in libraries:
             try:
                 found[library] = search(replace(cluster, kept_to=library), workload, *args, **named)
@@ -95,6 +97,7 @@ def for_each_library[**Parameters, Found](
                 break
         if not found:
             raise _none_fits(refused)
+        # The best by the objective, with the step of every other.
         objective = cast(Objective, named.get("objective", THROUGHPUT))
         best = min(found, key=lambda library: value_of(_plan(found[library]), objective))
         alone = {library: _alone(_plan(other)) for library, other in found.items()}

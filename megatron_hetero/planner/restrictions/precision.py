@@ -48,6 +48,7 @@ def in_best_precision[Found](
     tried: dict[Precision, Found] = {}
     refused: list[InfeasiblePlanError] = []
     choices = precisions(cluster, workload)
+    # Search in each, unless it is interrupted.
     for precision in choices:
         try:
             tried[precision] = search(with_precision(workload, precision))
@@ -62,6 +63,7 @@ def in_best_precision[Found](
                 break
     if not tried:
         raise refused[0]
+    # The best by the objective; say why if it is not the job's own.
     best = min(tried, key=lambda precision: value_of(plan_in(tried[precision]), objective))
     if best == workload.training.precision:
         return ChosenPrecision(tried[best], "")

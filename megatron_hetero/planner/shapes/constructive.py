@@ -94,16 +94,19 @@ def _ranked_choices(problem: Problem) -> list[_Choice]:
 def _width_choices(problem: Problem) -> Iterator[tuple[Unit, ...]]:
     """Yield a single unit of each width, then a width (or idleness) for every class of equal
     nodes."""
+    # Equal nodes get equal widths.
     classes: dict[tuple[str, int, Link, str], list[Node]] = {}
     for node in problem.nodes:
         key = (node.gpu_type.name, len(problem.gpus[node.name]), node.link, node.site)
         classes.setdefault(key, []).append(node)
     groups = list(classes.values())
+    # First the single units, of which plans of one stage are made.
     for nodes in groups:
         for width in problem.widths[nodes[0].name]:
             unit, *others = cut_node(problem, nodes[0], width)
             if others or len(nodes) > 1:
                 yield (unit,)
+    # Then all combinations of widths, or idleness, thinned to a number that can be tried.
     menus = [[*problem.widths[nodes[0].name], 0] for nodes in groups]
     while _product(menus) > _MAX_WIDTH_CHOICES:
         # Drop the width nearest to its neighbour from the longest menu; keep 1, widest and idle.

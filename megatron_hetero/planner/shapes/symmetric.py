@@ -202,12 +202,14 @@ def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[
     slowest and smallest GPU at each stage position; where that fits nowhere, the one that lacks
     least."""
     num_stages = len(chains[0])
+    # The even split, as Megatron makes it without a layout.
     quotient, left_over = divmod(problem.num_layers, num_stages)
     even = tuple(quotient + (i >= num_stages - left_over) for i in range(num_stages))
     yield even
     costs, nodes = problem.costs.sharded_among(len(chains)), problem.cluster.node_by_name
     width = chains[0][0].width
     rows = costs.vocab_rows([width])
+    # Slowest times and smallest memory over all replicas, by stage.
     per_layer, base, caps, missing, added = [], [], [], [], []
     share = problem.num_micro_batches // len(chains)
     loads_s = [costs.send_loads_s([unit.devices for unit in chain]) for chain in chains]
@@ -227,6 +229,7 @@ def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[
         caps.append(min(m.max_layers for m in memories))
         missing.append(max(float(m.peak_bytes(0) - m.capacity_bytes) for m in memories))
         added.append(max(float(m.bytes_per_layer) for m in memories))
+    # The split by time if one fits, otherwise by what is missing.
     balanced = split_layers(problem.num_layers, per_layer, base, caps)
     if balanced is None:
         caps = [problem.num_layers] * num_stages

@@ -271,6 +271,7 @@ class StockCase:
 
     def _place(self, stage: PlacedStage, p: int) -> StockPlace:
         costs, rows, width = self._costs, self._rows, self.grid.width
+        # The smallest memory of the stage's nodes decides.
         nodes = {d.node: self.problem.cluster.node_by_name[d.node] for d in stage.devices}
         node = min(nodes.values(), key=lambda n: n.gpu_type.memory_bytes)
         first, last = p == 0, p + 1 == self.grid.num_stages
@@ -280,10 +281,12 @@ class StockCase:
 
         share = self._share(stage)
 
+        # Pieces and memory under some settings.
         def priced(plain: CostModel, costs: CostModel) -> tuple[PieceTimes, StageMemory]:
             memory = costs.memory(node, width, first, last, in_flight, rows, None, share)
             return plain.stage_pieces(stage, rows), with_times_kept(memory, times)
 
+        # Without recompute, and with it where it is as needed.
         pieces, memory = priced(self._plain, costs)
         each = pieces.layer
         recomputed, recomputed_s = None, 0.0
@@ -293,6 +296,7 @@ class StockCase:
             )
             recomputed_s = again.layer.backward_s - each.backward_s
         base = pieces.stage(0, first, last)
+        # Seconds of the update without layers, and for one layer more.
         zero_s, one_s = (
             max(
                 update_time_s(updated_bytes(memory, n, costs.holders), own.gpu_type)

@@ -46,6 +46,7 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
         num_recomputed: layers of every stage, with recompute as needed.
     """
     problem, settings = case.problem, case.settings
+    # Layers of each stage over its chunks, and the one recompute of all.
     depth = case.grid.num_stages
     stages = [sum(division[p::depth]) for p in range(depth)]
     recompute: Recompute = "none" if settings.recompute == "as needed" else settings.recompute
@@ -54,6 +55,7 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
         recompute = "full"
     elif num_recomputed:
         some = num_recomputed
+    # The workload under the case's settings.
     workload = with_settings(problem.workload, settings.micro_batch_size, recompute)
     if settings.dispatcher != workload.training.token_dispatcher:
         workload = with_dispatcher(workload, settings.dispatcher)
@@ -61,6 +63,7 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
         Replica(_stages(case, chain, division, some), case.num_micro_batches)
         for chain in case.grid.chains
     )
+    # Hosts in the order of Megatron's ranks.
     hosts = hosts_in_rank_order(replicas, case.grid.rank_order, problem.cluster)
     used = {name for r in replicas for s in r.stages for name in s.devices}
     plan = Plan(
@@ -71,6 +74,7 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
         inputs=plan_inputs(problem, workload),
         made_by=f"megatron-hetero {__version__} strategy stock",
     )
+    # Chunks have Megatron's interleaved order.
     if settings.num_chunks > 1:
         schedule = interleaved(tuple(range(depth)) * settings.num_chunks, case.num_micro_batches)
         for r in range(len(replicas)):
@@ -82,6 +86,7 @@ def _stages(
     case: StockCase, chain: Chain, division: Sequence[int], some: int | None
 ) -> tuple[Stage, ...]:
     context, groups = case.grid.context_parallel, case.settings.expert_groups
+    # Experts as flags, or as a table of the stage where both mean the same.
     table = None
     if groups == (case.grid.width, 1) and case.settings.dispatcher == "allgather" and context == 1:
         # Inside a stage, as the plug-in deals them out too.
@@ -89,6 +94,7 @@ def _stages(
     depth = len(chain)
     first_layers = [sum(division[:place]) for place in range(len(division))]
     found = []
+    # Chunks of a stage are every `depth`-th division.
     for p, unit in enumerate(chain):
         chunks = tuple(
             LayerRange(first_layers[place], division[place])

@@ -92,6 +92,7 @@ class StockRates:
         weights = fixed_s = 0.0
         last = grid.num_stages - 1
         speed = offset = longest_s = 0.0
+        # Stages from the last one: fastest prices of the kinds that may stand there.
         for p in reversed(range(grid.num_stages)):
             times = [self._of(kind, form) for kind in grid.stage_kinds[p]]
             each_s = max(layer.total_s for layer, _, _ in times)
@@ -103,10 +104,12 @@ class StockRates:
                 base_s += min(head.total_s for _, _, head in times)
             if settings.num_chunks == 1:
                 least_base_s = base_s
+            # All stages together, and the longest without layers of its own.
             speed += 1 / each_s
             offset += base_s / each_s
             longest_s = max(longest_s, base_s + settings.num_chunks * each_s)
             least_s /= settings.num_chunks
+            # The weight with which a layer on this stage counts for one at least.
             weight = max(0.0, (1 - least_s * weights) / (number * each_s))
             fixed_s += number * weight * base_s + weights * least_base_s
             weights += weight

@@ -1,4 +1,4 @@
-"""What a rank publishes of itself, and what an error of its training thread says."""
+"""A rank's published state, and the cause named by an error of the training thread."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Beat:
 
 
 def where(thread: int | None) -> tuple[bool, str]:
-    """Whether a thread is in a wait of torch's, and the line of code that it is at."""
+    """Return whether a thread is in a wait of torch's, and the thread's line of code."""
     frame = sys._current_frames().get(thread or 0)
     if frame is None:
         return False, "-"
@@ -62,7 +62,7 @@ def where(thread: int | None) -> tuple[bool, str]:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Tell if an error, or what it came from, says that others could not be reached."""
+    """Tell if an error, or a cause of the error, is a lost connection."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:

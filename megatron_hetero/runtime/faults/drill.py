@@ -24,7 +24,7 @@ _SAVING = (Phase.SAVE_DATA, Phase.MANIFEST, Phase.RENAME, Phase.TRACKER, Phase.D
 
 @dataclass(frozen=True)
 class Drill:
-    """`fault` on `rank`, the first time that it enters `phase` of `step` or of a later one.
+    """A `fault` on `rank`, at the first entry into `phase` of `step` or of a later step.
 
     kill: SIGKILL.  freeze: SIGSTOP, the whole process.  spin: the training thread runs in a loop
     for ever.  no-space: the next write of a save fails as on a full disk.
@@ -63,7 +63,7 @@ def parse_drill(text: str) -> Drill:
 
 
 def arm(drill: Drill, rank: int, num_ranks: int) -> None:
-    """Let the drill happen on this rank, if it is the one; not in a job that was restarted.
+    """Arm the drill if it is for this rank; not in a job that was restarted.
 
     Raises:
         UsageError: the job has no such rank.

@@ -7,13 +7,13 @@ from megatron_hetero.runtime.faults.progress import Phase, Stamp
 PERIOD_S = 1.0
 """Between two publications of a rank."""
 LOST_S = 4.0
-"""A machine of which nothing has come for so long, while it trained, is gone."""
+"""Seconds of silence after which a training machine counts as gone."""
 DEFAULT_STALL_S = 40.0
 _FROZEN_S = 30.0
 _ANNOUNCED_S = 1800.0
 _ANNOUNCED_SILENCE_S = 600.0
 CONNECT_S = 60.0
-"""For one communicator and its connections, at the start."""
+"""Seconds for making a communicator and the connections of it, at the start."""
 _SAFETY = 5.0
 _ANNOUNCED = frozenset(
     (
@@ -50,7 +50,7 @@ class StallLimits:
         self._first_step: int | None = None
 
     def learn(self, stamp: Stamp) -> None:
-        """Take note of a stamp, which ends the stay in the phase before it."""
+        """Note a stamp; the stamp ends the stay in the phase before."""
         last, self._last = self._last, stamp
         if stamp.phase is Phase.WARM_UP and self._first_step is None:
             self._first_step = stamp.step
@@ -68,14 +68,15 @@ class StallLimits:
         return max(self.floor_s, _SAFETY * self._longest.get(phase, 0.0))
 
     def silence_of(self, phase: Phase) -> float:
-        """Seconds for which a process may publish nothing, whose training thread is in `phase`.
+        """Return the seconds for which a process may publish nothing with the training thread in
+        `phase`.
 
         Building an index of data, or describing a checkpoint, may hold the interpreter for long.
         """
         return _ANNOUNCED_SILENCE_S if self.is_announced(phase) else _FROZEN_S
 
     def is_announced(self, phase: Phase) -> bool:
-        """A phase of which nobody knows how long it takes."""
+        """Return whether nobody knows the length of a phase."""
         return phase in _ANNOUNCED
 
     def _is_first(self, step: int) -> bool:

@@ -64,7 +64,7 @@ def after_a_step(iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> N
 
 
 def stock_gradients_hook(model: list[Any]) -> list[Any]:
-    """A `post_wrap_hook` that stamps what stock Megatron does with finished gradients."""
+    """Return a `post_wrap_hook` that stamps stock Megatron's work on finished gradients."""
     from megatron.core.distributed import finalize_model_grads
 
     config = get_model_config(model[0])
@@ -75,7 +75,8 @@ def stock_gradients_hook(model: list[Any]) -> list[Any]:
 
 
 def stock_forwards(forward_step: Function) -> Function:
-    """A script's forward step under stock Megatron's schedule, which has no other place for stamps.
+    """Stamp a script's forward step under stock Megatron's schedule, which has no further place for
+    stamps.
 
     The first micro-batches are warm-up until the stage's first backward pass, and what follows the
     last forward pass is cool-down.
@@ -85,16 +86,20 @@ def stock_forwards(forward_step: Function) -> Function:
     @wraps(forward_step)
     def marked(*given: Any, **named: Any) -> Any:
         nonlocal done
+        # Validation runs under no_grad; it has one phase only.
         if not torch.is_grad_enabled():
             PROGRESS.enter(Phase.VALIDATION)
             return forward_step(*given, **named)
+        # Forward passes before this stage's first backward pass: the stages behind it.
         due = parallel_state.get_pipeline_model_parallel_world_size()
         due -= parallel_state.get_pipeline_model_parallel_rank() + 1
+        # The first forward pass of a step begins the step.
         if done == 0:
             begin_step(forward_only=False)
         else:
             PROGRESS.enter(Phase.WARM_UP if done < due else Phase.STEADY)
         result = forward_step(*given, **named)
+        # Behind the last forward pass only backward passes are left.
         done += 1
         if done == get_num_microbatches():
             done = 0

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """What a rank does, in the order in which a job comes to it."""
+    """Phases of a rank, in the order of a job."""
 
     START = "start"
     GROUPS = "groups"
@@ -71,7 +71,7 @@ class PhaseStamps:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Announce that training rests, so that nobody takes this rank for a frozen one."""
+        """Announce a rest of training, so that the rank does not count as frozen."""
         before = self.current.phase
         self.enter(Phase.PAUSE)
         try:

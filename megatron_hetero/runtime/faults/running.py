@@ -20,7 +20,7 @@ _running: Watch | None = None
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Let the watch say which rank is the cause of what is raised inside, if it is another."""
+    """Let the watch name the rank to blame for an error inside, if not this rank."""
     try:
         yield
     except SystemExit as leaving:
@@ -37,7 +37,7 @@ def explained() -> Iterator[None]:
 
 
 def describe_rank(what: str) -> None:
-    """Say more exactly what this rank is, once that is known."""
+    """Describe this rank more exactly, once known."""
     if _running is not None:
         _running.describe(what)
 
@@ -68,12 +68,12 @@ def start_watch(
 
 
 def saves_on_sigterm(args: Any) -> bool:
-    """Whether Megatron's `args` have it save and end on SIGTERM (`--exit-signal-handler`)."""
+    """Return whether Megatron saves and ends on SIGTERM under `args` (`--exit-signal-handler`)."""
     return bool(args.exit_signal_handler) and args.exit_signal == signal.SIGTERM
 
 
 def stop_watch() -> None:
-    """End the watch of this process, if it has one: the job is done."""
+    """End the watch of this process, if any: the job is done."""
     global _running
     if _running is not None:
         _running.stop()

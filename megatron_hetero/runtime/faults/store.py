@@ -1,4 +1,4 @@
-"""Stores beside the one through which a job's process groups meet: for its meeting and its watch.
+"""Stores beside the store of a job's process groups: for the meeting and for the watch.
 
 They use the launcher's own store, or a file beside the job's; no port is opened that torch would
 not open itself.
@@ -30,11 +30,14 @@ def side_store(name: str, path: str | None, rank: int, num_ranks: int) -> dist.S
     Raises:
         EnvironmentMismatchError: nobody answers at MASTER_ADDR and MASTER_PORT.
     """
+    # A job that meets through a file has its stores beside it.
     if path is not None:
         return dist.FileStore(f"{path}.{name}", num_ranks)
+    # Without an address there is no other machine to meet.
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         return None
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    # The same address as torch's rendezvous, so that no port is opened beside it.
     try:
         store = dist.TCPStore(
             host,
@@ -50,10 +53,11 @@ def side_store(name: str, path: str | None, rank: int, num_ranks: int) -> dist.S
             f"MASTER_PORT): {error}. Rank 0, or its launcher, has to run there, and no "
             "firewall may stand between."
         ) from error
+    # A restarted job must not read what the former start wrote.
     life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"megatron-hetero/{name}/{life}", store)
 
 
 def launcher_serves() -> bool:
-    """Tell if `torchrun` serves the store, so that it outlives rank 0."""
+    """Tell if `torchrun` serves the store, which then outlives rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -39,9 +39,10 @@ _LOOK_S = 0.05
 _SILENT_S = 3 * PERIOD_S
 """A rank that published nothing for so long, while all others wait, is what these wait for."""
 _TOLD_S = 4 * PERIOD_S
-"""Limit on the wait of the rank that serves the store, for others to read a verdict."""
+"""Limit on the wait of the store's server until all ranks have read a verdict."""
 _GRACE_S = 2.0
-"""For a process that is dying, whose connections close before it is dead, and for its reason."""
+"""Seconds for a dying process to be dead, since connections close earlier, and for the reason to
+arrive."""
 
 
 class Watch:
@@ -89,7 +90,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say that this rank is done, so that its end is no fault."""
+        """Announce the end of this rank, for the end to be no fault."""
         self._is_over.set()
         signal.set_wakeup_fd(-1)
         os.write(self._wake, b"\0")
@@ -103,7 +104,7 @@ class Watch:
         return self._own.rank == 0 and not launcher_serves() and not is_file
 
     def _serve_until_all_are_done(self) -> None:
-        """Keep the store of a job without `torchrun` until the others have said their last word."""
+        """Keep the store of a job without `torchrun` until all ranks have reached the end."""
         if not self._serves:
             return
         deadline = time.monotonic() + 30.0
@@ -125,6 +126,8 @@ class Watch:
         Ends the process if another rank is the cause, or if connections failed though all live;
         returns if the error is this rank's own, of which the others learn.
         """
+        # A lost connection may have its cause on another machine, whose silence takes longer to
+        # see.
         lost = is_lost_connection(error)
         deadline = time.monotonic() + (LOST_S + 4 * PERIOD_S if lost else _GRACE_S / 2)
         try:
@@ -133,6 +136,7 @@ class Watch:
                 said = str(error).partition("\n")[0]
                 self._store.set(f"left/{self._own.rank}", f"ended with an error: {said}")
                 return
+            # Meanwhile look for a verdict, or a dead neighbour on this machine.
             while time.monotonic() < deadline:
                 self._end_if_told()
                 for place in self._places:
@@ -140,6 +144,7 @@ class Watch:
                         self._end_if_dead(place)
                 time.sleep(_LOOK_S)
             said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            # Nobody is dead, so the network is.
             if lost:
                 self._accuse(
                     self._own.rank, f"lost its connection to others, though no rank died ({said})"
@@ -264,7 +269,8 @@ class Watch:
         return time.monotonic() - since if beat is None or beat.number == before else 0.0
 
     def _look_for_the_cause(self) -> None:
-        """Of all that stand still accuse the one that waits for nobody, or stands longest."""
+        """Accuse the stalled rank that waits for no other; if there is none, the rank stalled
+        longest."""
         beats = {r: self._newest(r) for r in range(self._num_ranks)}
         still = {
             rank: beat
@@ -329,7 +335,7 @@ class Watch:
         os._exit(EXIT_RANK_DIED)
 
     def _serve_until_all_are_told(self) -> None:
-        """Keep the store that ends with this process until all who live know the verdict."""
+        """Keep the store of this process until all live ranks know the verdict."""
         if self._own.rank != 0:
             self._store.set(f"told/{self._own.rank}", "1")
         if not self._serves:

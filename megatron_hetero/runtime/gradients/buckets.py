@@ -53,7 +53,7 @@ class ParameterSlice:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Slices that the same ranks hold, in the order in which they lie in the flat buffer.
+    """Slices with the same holders, in the order of the flat buffer.
 
     `layer` is the sharded layer whose slices they are; None of weights that ranks hold whole.
     `num_elements` are those of all slices.
@@ -100,6 +100,7 @@ def plan_buckets(
     Raises:
         PlanFormatError: ranks disagree about a parameter's global shape.
     """
+    # Open buckets by their holders: slices, elements, and the place of the newest slice.
     buckets: list[tuple[int, Bucket]] = []
     parts: dict[_BucketKey, list[ParameterSlice]] = {}
     sizes: dict[_BucketKey, int] = {}
@@ -109,11 +110,14 @@ def plan_buckets(
         holders, layer = key
         buckets.append((place, Bucket(holders, tuple(parts.pop(key)), layer, sizes.pop(key))))
 
+    # Slices come in the order of the backward pass; a copy inside a group needs no exchange.
     for place, piece in enumerate(_pieces(tables, stages)):
         if piece.is_local:
             continue
+        # Slices of a sharded layer stay together, all others by size alone.
         layer = layer_number(piece.slice.name)
         key = piece.holders, layer if layer in sharded else None
+        # A full bucket is closed before the slice that would overflow it.
         if key[1] is None and key in parts and sizes[key] + piece.size > max_elements:
             close(key, last[key])
         parts.setdefault(key, []).append(piece.slice)
@@ -130,7 +134,7 @@ def local_slices(
     stages: Sequence[tuple[int, ...]],
     rank: int,
 ) -> tuple[ParameterSlice, ...]:
-    """Return the slices on `rank` that no bucket holds, because they need no communication."""
+    """Return the slices of `rank` without a bucket, since no communication is needed."""
     return tuple(
         piece.slice for piece in _pieces(tables, stages) if piece.is_local and rank in piece.holders
     )
@@ -139,7 +143,7 @@ def local_slices(
 def _pieces(
     tables: Sequence[Mapping[str, ParameterShard]], stages: Sequence[tuple[int, ...]]
 ) -> Iterator[_BucketPiece]:
-    """Yield all slices of the job, in the order in which the backward pass reaches them."""
+    """Yield all slices of the job, in the order of the backward pass."""
     holders_of: dict[str, list[int]] = {}
     for rank, table in enumerate(tables):
         for name in table:

@@ -39,7 +39,7 @@ class ChunkGradients:
         chunk.param_to_bucket_group = dict.fromkeys(chunk.param_to_bucket_group, self)
 
     def is_ready(self, parameters: set[torch.nn.Parameter]) -> bool:
-        """Tell if those of `parameters` that are in this chunk have their gradients."""
+        """Tell if all of `parameters` in this chunk have gradients."""
         if self._is_finished:
             return True
         return bool(self._expected) and all(

@@ -80,11 +80,11 @@ class _EqualMainWeights:
         self._give_loaded()
 
     def _give_loaded(self) -> None:
-        """Let other holders have what was loaded; nothing to do where each holder loads all."""
+        """Give loaded weights to all holders; nothing to do if each holder loads everything."""
 
 
 class MixedOptimizer(_EqualMainWeights, ChainedOptimizer):
-    """Optimizer of a rank that keeps all state of its weights."""
+    """Optimizer of a rank with the whole state of all weights."""
 
     def __init__(self, optimizers: list[Any], sync: GradientSync) -> None:
         super().__init__(optimizers)
@@ -92,7 +92,7 @@ class MixedOptimizer(_EqualMainWeights, ChainedOptimizer):
 
 
 class MixedDividedOptimizer(_EqualMainWeights, DividedOptimizer):
-    """Optimizer of a rank that keeps the state of the pieces it owns."""
+    """Optimizer of a rank with the state of the owned pieces."""
 
     def _give_loaded(self) -> None:
         self.give_weights()
@@ -116,17 +116,21 @@ def build_mixed_optimizer(
         divides: the optimizer's state is divided among the holders of a weight.
         kwargs: further keyword arguments of the function.
     """
+    # The sync knows who owns which weights, so it has to exist.
     sync = gradient_sync(get_model_config(model[0]))
     if sync is None:
         raise RuntimeError("the model has no gradient sync; synchronise_hook comes first")
     mixed: Any
+    # Divided: this rank's fp32 main weights are those of its pieces.
     if divides:
         made = build_optimizer(get_megatron_optimizer, config, model, *args, **kwargs)
         mixed = MixedDividedOptimizer(_full(made, model), sync, made.pieces)
         sync.take_main_weights(piece.tensor for piece in made.pieces if piece.is_sole_owner)
     else:
+        # Whole: every holder has all main weights.
         made = get_megatron_optimizer(config, model, *args, **kwargs)
         mixed = MixedOptimizer(_full(made, model), sync)
+    # Holders in other precisions start from the same main weights.
     sync.equalise_parameters()
     return mixed
 

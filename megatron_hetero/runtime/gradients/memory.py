@@ -64,7 +64,7 @@ class BucketViews:
         return self._parameters[rows.slice.name]
 
     def in_place(self, tensor: TensorOf) -> torch.Tensor | None:
-        """Return the whole bucket as one flat view if its slices are adjacent; otherwise None."""
+        """Return the whole bucket as a flat view if the slices are adjacent; otherwise None."""
         views = [view for _, view in self.views(tensor)]
         end = views[0].storage_offset()
         for view in views:
@@ -99,21 +99,26 @@ def arrange(
         buckets: buckets of this rank, in order.
         parameters: the rank's parameters by global name.
     """
+    # Buckets in which each parameter has slices, in their order.
     places: dict[torch.nn.Parameter, list[int]] = {}
     for number, bucket in enumerate(buckets):
         for piece in bucket.slices:
             places.setdefault(parameters[piece.name], []).append(number)
+    # Place of each parameter's first slice: bucket, then index in it.
     position = {
         parameters[piece.name]: (number, index)
         for number, bucket in enumerate(buckets)
         for index, piece in reversed(list(enumerate(bucket.slices)))
     }
 
+    # Parameters wholly in one bucket come first, in the bucket's order, so that the bucket is
+    # adjacent.
     def key(parameter: torch.nn.Parameter) -> tuple[bool, tuple[int, int]]:
         numbers = places.get(parameter, [])
         is_whole = len(numbers) > 0 and numbers[0] == numbers[-1]
         return not is_whole, position.get(parameter, (0, 0))
 
+    # Deal the buffer's memory out anew in that order.
     for chunk in model:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
             if buffer.extra_main_grads:

@@ -185,6 +185,7 @@ class DividedOptimizer(ChainedOptimizer):
     def _describe(
         self, piece: OwnedPiece, by_data: Mapping[int, Any]
     ) -> ShardedTensor | ShardedTensorFactory:
+        # The model's own description of the whole parameter, and the piece's first row in it.
         shard = self._sync.shards[piece.name]
         num_dims = len(shard.global_shape)
         whole = by_data[id(piece.parameter)]
@@ -199,10 +200,12 @@ class DividedOptimizer(ChainedOptimizer):
                 first -= length
         if not isinstance(whole, ShardedTensor):
             raise CheckpointError(f"{piece.name}: no such tensor in the model's checkpoint")
+        # Move the description's offset to the piece; layers may be stacked in axes before.
         offset = list(whole.global_offset)
         axis = len(offset) - num_dims
         offset[axis + shard.dim] += first
         offset[axis] += piece.rows.start
+        # The piece is an ordinary sharded tensor: any plan can read it.
         described = replace(
             whole,
             data=piece.tensor,

@@ -1,5 +1,5 @@
-"""The buckets of one rank, each of the class that its plan asks for: reduced whole or to owners, in
-one exchange or by groups of machines, or of a sharded layer."""
+"""The buckets of a rank, each of the class asked for by the plan: reduced whole or to owners, in a
+single exchange or by groups of machines, or of a sharded layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One bucket of gradients on one rank: reduced whole, or to the owners of its optimizer state."""
+"""A bucket of gradients on a rank: reduced whole, or to the owners of the optimizer state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Reduction:
 
     @property
     def num_copies(self) -> int:
-        """Count the times that the bucket takes its own size while it is under way."""
+        """Count the copies of the bucket while under way."""
         return num_copies(is_packed=self._in_place is None, is_received=False)
 
     @property
@@ -207,7 +207,7 @@ class DividedReduction(Reduction):
 
 
 def scatter(flat: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-    """Write the elements of a flat tensor to others, one after the other."""
+    """Copy the elements of a flat tensor into the targets, in order."""
     offset = 0
     for target in targets:
         target.copy_(flat[offset : offset + target.numel()].view(target.shape))

@@ -32,7 +32,7 @@ def room_of_rank(plan: Plan, rank: int, *, overlaps: bool) -> int:
 
 
 class RoomUnderWay:
-    """What each bucket of a rank takes of its room while it is under way.
+    """Parts of a rank's room taken by each bucket under way.
 
     Args:
         room: bytes.

@@ -60,7 +60,7 @@ from megatron_hetero.runtime.parallel.shards import global_parameters, shard_of
 
 
 class GradientSync:
-    """Reduction of gradients over the whole job, with the weights that one process would give them.
+    """Reduction of gradients over the whole job, with the weights of a single process's sum.
 
     A `post_wrap_hook` installs it as `config.finalize_model_grads_func` on every rank. Its
     construction is collective: the ranks publish their shard tables (as JSON, never as pickled
@@ -87,6 +87,7 @@ class GradientSync:
     ) -> None:
         self._groups = groups
         self._precisions = precisions
+        # What this rank holds of every parameter, and what all other ranks hold.
         config = get_model_config(model[0])
         numbers = sharded_numbers(plan)
         self.parameters = dict(global_parameters(model))
@@ -101,6 +102,8 @@ class GradientSync:
         stages = [place[:3] for place in self._places]
         tables = all_shards(self.shards)
         rank = dist.get_rank()
+        # One group for each set of holders; every rank makes all groups, in the order of the
+        # buckets.
         own: list[tuple[Bucket, dist.ProcessGroup]] = []
         # Sharded layers have groups of their own: their collectives come in another order.
         group_of: dict[tuple[tuple[int, ...], bool], dist.ProcessGroup] = {}
@@ -115,21 +118,25 @@ class GradientSync:
                     "gradients",
                     self._connections(bucket, optimizer_weights is not None),
                 )
+            # Keep the buckets of this rank: whole weights by order, sharded layers by layer.
             if rank not in bucket.holders:
                 continue
             if bucket.layer is None:
                 own.append((bucket, group_of[key]))
             else:
                 sharded.setdefault(bucket.layer, []).append((bucket, group_of[key]))
+        # Exchanges by groups of machines sum pairs of ranks with a group of their own.
         if self._exchange is not None and optimizer_weights is None:
             pairs = summing_pairs(plan, [b.holders for b in buckets if b.layer is None])
             for pair in pairs:
                 if (pair, False) not in group_of:
                     group_of[pair, False] = make_group(pair, groups.timeout, "gradients")
             self._exchange.use_pairs({p: group_of[p, False] for p in pairs if rank in p})
+        # Lay the gradients out by bucket; local slices are in no bucket.
         self.buckets = tuple(bucket for bucket, _ in own)
         arrange(model, self.buckets, self.parameters)
         self._local = BucketViews(local_slices(tables, stages, rank), self.shards, self.parameters)
+        # Least traffic of a step: gradients that other ranks hold too, each once.
         self.traffic = RankTraffic(
             sum(
                 p.main_grad.nbytes
@@ -139,6 +146,7 @@ class GradientSync:
             - sum(view.nbytes for _, view in self._local.views(main_grad))
         )
         self._ddp_config: Any = model[0].ddp_config
+        # A reduction for each bucket, and the memory for those under way.
         made_of = RankBuckets(
             groups,
             self.shards,
@@ -160,10 +168,12 @@ class GradientSync:
         self._weight = self._counts[groups.position.replica] / sum(self._counts)
         if config.calculate_per_token_loss:
             self._weight = 1.0
+        # Sharded layers exchange within the passes.
         made = {
             number: [made_of.sharded(*pair) for pair in pairs] for number, pairs in sharded.items()
         }
         self.sharded = ShardedLayers(model, made, self._weight, overlaps=overlaps_gathers)
+        # Each chunk's DDP reports complete gradients, which may start buckets.
         self._chunks = [
             ChunkGradients(chunk, self.launch_ready, self.sharded.zero_gradients) for chunk in model
         ]
@@ -233,12 +243,12 @@ class GradientSync:
 
     @property
     def reductions(self) -> Sequence[Reduction]:
-        """Return this rank's buckets, in the order in which they start."""
+        """Return this rank's buckets, in the order of starts."""
         return self._reductions
 
     @property
     def divided(self) -> list[DividedReduction]:
-        """Return the buckets whose optimizer state is divided among their holders."""
+        """Return the buckets with an optimizer state divided among the holders."""
         return [r for r in self._reductions if isinstance(r, DividedReduction)]
 
     @property
@@ -282,7 +292,7 @@ class GradientSync:
         return 0 if self.weights_under_way is None else self.weights_under_way.num_under_way
 
     def launch_ready(self) -> None:
-        """Start every bucket whose turn it is and whose gradients are complete, without waiting."""
+        """Start every bucket in turn with complete gradients, without waiting."""
         while self._launched < len(self._reductions):
             reduction = self._reductions[self._launched]
             if not all(chunk.is_ready(reduction.parameters) for chunk in self._chunks):

@@ -10,7 +10,8 @@ from megatron_hetero.schedule.programme import Operation
 
 
 class GradientSyncOff(contextlib.ExitStack):
-    """Context that keeps each chunk's gradient sync off until its last gradient of the step.
+    """Context that keeps each chunk's gradient sync off until the chunk's last gradient of the
+    step.
 
     As in Megatron's schedules, `config.no_sync_func` is one function, or one for each chunk. With a
     `config.grad_sync_func` (`--align-grad-reduce`) only the first stage lets its last backward pass

@@ -33,7 +33,7 @@ class Due(Protocol):
 
 @dataclass(frozen=True)
 class _PutOff:
-    """Operands of one weight's gradient of one micro-batch.
+    """Operands of a weight's gradient from a single micro-batch.
 
     `input` is the layer's own: under sequence parallelism its shard of the sequence, which is
     gathered again, as in Megatron's backward pass.
@@ -65,7 +65,7 @@ class _PutOff:
 
 
 class WeightGradients:
-    """Weight gradients that are due, by the backward pass that put them off."""
+    """Due weight gradients, by the backward pass of the inputs."""
 
     def __init__(self) -> None:
         self._due: dict[tuple[int, int], deque[Due]] = {}
@@ -81,7 +81,7 @@ class WeightGradients:
             _due_now = None
 
     def make(self, chunk: int, micro_batch: int) -> None:
-        """Compute the weight gradients that one backward pass put off."""
+        """Compute the weight gradients put off by a backward pass."""
         due = self._due.pop((chunk, micro_batch))
         while due:
             due.popleft().make()
@@ -105,7 +105,7 @@ def activate() -> None:
 
 
 def _first_part(ctx: Any, output_gradient: torch.Tensor) -> tuple[Any, ...] | None:
-    """Compute the gradient of a linear layer's input, and put off that of its weight.
+    """Compute the gradient of a linear layer's input, and put off the gradient of the weight.
 
     `ctx` is that of Megatron's `LinearWithGradAccumulationAndAsyncCommunication`. The gradient is
     summed over the tensor-parallel group; under sequence parallelism it is this rank's shard.

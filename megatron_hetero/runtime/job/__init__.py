@@ -1,5 +1,5 @@
-"""One training job from its flags to Megatron's `pretrain`.
-Room: `checks` (refusals before the job starts).
+"""A training job from flags to Megatron's `pretrain`. Room: `checks` (refusals before the job
+starts).
 
 entry         `python -m megatron_hetero.pretrain_gpt`
 hook          a plan in a script of the user's own

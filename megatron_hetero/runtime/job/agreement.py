@@ -1,4 +1,4 @@
-"""Everything that the ranks of a job must have in common, in words that can be compared.
+"""Everything that must be equal on all ranks of a job, in comparable words.
 
 Every machine has its own command line and its own copy of the plan.  Ranks that differ in either
 would train another model than the one asked for, or wait for one another for ever.
@@ -45,7 +45,7 @@ _OWN = (
     "--logging-level --hetero-drill --hetero-timeline"
 )
 MAY_DIFFER = frozenset(_OWN.split())
-"""Flags that concern one process alone."""
+"""Flags of a single process."""
 
 _PLACE = "(a path)"
 _SHOWN = 160
@@ -75,7 +75,7 @@ def agreed_items(plan: Plan | None, arguments: HeteroArguments) -> dict[str, str
 
 
 def flag_items(megatron: Sequence[str]) -> dict[str, str]:
-    """Return the flags that change a job, by their first names; defaults and order do not count.
+    """Return the flags that change a job, by first names; defaults and order do not count.
 
     Flags that Megatron does not know, a script's own, count as they stand.
     """
@@ -133,7 +133,8 @@ def _own_flags(arguments: HeteroArguments) -> Iterator[tuple[str, str]]:
 
 @cache
 def agreed_versions() -> dict[str, str]:
-    """Return the versions that all ranks must have, this package's with a hash of its code."""
+    """Return the versions that must be equal on all ranks, this package's with a hash of the code.
+    """
     found = {"megatron_hetero": f"{megatron_hetero.__version__} (source {_source_hash()})"}
     for name in ("megatron-core", "torch"):
         try:
@@ -188,7 +189,7 @@ def _ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
 
 
 def _excerpts(values: Sequence[str | None]) -> list[str]:
-    """Return values cut to what a line holds, from just before the first place that differs."""
+    """Return values cut to a line's length, from just before the first difference."""
     texts = [value for value in values if value is not None]
     same = 0
     while len(texts) > 1 and len({t[same : same + 1] for t in texts}) == 1:

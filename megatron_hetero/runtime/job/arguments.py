@@ -199,7 +199,7 @@ def follow_stage(args: Any, stage: Stage) -> None:
 
 
 def follow_job(args: Any, megatron: Sequence[str]) -> None:
-    """Restore settings that `rank_arguments` changed while Megatron opened its writers."""
+    """Restore the settings changed by `rank_arguments` while Megatron opened its writers."""
     args.tensorboard_dir = _given_word(megatron, "--tensorboard-dir")
     args.wandb_project = _given_word(megatron, "--wandb-project") or ""
 
@@ -220,7 +220,7 @@ def vocab_divisor(megatron: Sequence[str]) -> int:
 
 
 def job_micro_batch_size(plan: Plan, megatron: Sequence[str]) -> int:
-    """Return the micro-batch size, in sequences, of replicas that have none of their own.
+    """Return the micro-batch size, in sequences, of replicas without a size of their own.
 
     Raises:
         UsageError: neither the flags nor the plan have it.
@@ -261,7 +261,7 @@ def _given_word(megatron: Sequence[str], flag: str) -> str | None:
 
 
 def pipeline_layout(plan: Plan, position: Position, further_tokens: int = 0) -> str:
-    """Return a replica's `--pipeline-model-parallel-layout`, as one rank has it.
+    """Return a replica's `--pipeline-model-parallel-layout` for the parser of a given rank.
 
     Layers that predict further tokens (`m`) are the last stage's.
 

@@ -105,6 +105,7 @@ class AsymmetricJob:
         return self._args
 
     def _parse(self, parse_and_validate_args: Step, named: dict[str, Any]) -> Any:
+        # Refuse what needs no parsing.
         plan, position, megatron = self._plan, self._position, self._arguments.megatron
         table = flag_table()
         given = table.split(table.known_part(megatron))
@@ -113,13 +114,16 @@ class AsymmetricJob:
         names = {option.name for option in given}
         self._saves_states = "--no-save-rng" not in names
         self._loads_states = names.isdisjoint(("--no-load-rng", "--finetune"))
+        # Megatron parses as if this rank were alone in a world of its replica's shape.
         with virtual_world(plan, position, rank_arguments(plan, position, megatron)):
             args = parsed(parse_and_validate_args, named)
+        # Undo what the virtual world changed for the parser alone.
         follow_stage(args, self._stage)
         follow_job(args, megatron)
         self._follow_batches(args)
         # What ranks padded the vocabulary by is no part of the model; checkpoints compare the flag.
         args.make_vocab_size_divisible_by = vocab_divisor(megatron)
+        # Refuse what the parsed arguments say, each check by its own subject.
         support.check_entry(args)
         support.check_arguments(args, plan)
         support.check_orders(plan, args)
@@ -134,12 +138,14 @@ class AsymmetricJob:
         # The norm of the weights would be taken while they are under way.
         self._overlaps_gathers = args.overlap_param_gather and not args.log_params_norm
         args.overlap_param_gather = False
+        # The job as the plan's checks see it, with its true optimizer.
         self._check_optimizer_shares()
         self._workload = workload_of(args, megatron, self._job_size)
         training = replace(
             self._workload.training, use_distributed_optimizer=self._divides_optimizer
         )
         whole = replace(self._workload, training=training)
+        # The plan must be valid for these flags, and must not hang.
         validate_plan(replace(plan, workload=whole, estimates=None))
         check_operations(plan, whole, How(aligned=args.align_grad_reduce))
         machine.check_same_model(plan, self._workload)
@@ -149,8 +155,8 @@ class AsymmetricJob:
         return args
 
     def _follow_precisions(self, args: Any) -> None:
-        """Let the arguments be those of the job's one optimizer, whatever this stage computes
-        in."""
+        """Set the arguments for the job's single optimizer, whatever the precision of this stage.
+        """
         job = self._workload.training.precision
         self._precisions = stage_precisions(self._plan, job)
         if any(own_precisions(self._plan)):
@@ -162,8 +168,8 @@ class AsymmetricJob:
         return self._precisions[self._position.replica][self._position.stage]
 
     def _follow_batches(self, args: Any) -> None:
-        """Set the global batch of growing batches, of which Megatron has one micro-batch's, and of
-        validation."""
+        """Set the global batches of training and validation under growing batches, or of validation
+        alone."""
         if args.step_batch_size_schedule is None:
             size, flag = args.eval_global_batch_size, "--eval-global-batch-size"
             validation = with_batch(self._plan, size, flag)
@@ -249,6 +255,7 @@ class AsymmetricJob:
         from megatron_hetero.runtime.megatron import compile_helpers
         from megatron_hetero.runtime.state.safety import guard_checkpoints
 
+        # The script may decide nothing that the plan decides.
         _refuse_what_the_plan_decides(named)
         if self._model is None or config.model is not self._model:
             raise UsageError(
@@ -257,14 +264,17 @@ class AsymmetricJob:
                 f"{RELEASE} or later, or -m megatron_hetero.pretrain_gpt."
             )
         compile_helpers.apply()
+        # Guard the folder of checkpoints before anything is written.
         plan_hash = content_hash(plan_to_data(self._plan))
         saver = guard_checkpoints(plan_hash, self._arguments.faults.keep_checkpoints)
         timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
         if self._world.rank == 0:
             saver.lock(self._args.save)
+        # All ranks agree, or none starts.
         MEETING.agree(timeout)
         PROGRESS.enter(Phase.START)
         self._watch()
+        # From here the watch explains errors of other ranks.
         PROGRESS.enter(Phase.GROUPS)
         with explained():
             join(self._world, self._args, timeout)
@@ -294,6 +304,7 @@ class AsymmetricJob:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         has_own_lengths = config.model.transformer.variable_seq_lengths
         begin_s = time.monotonic()
+        # Groups, made and connected in one order on all ranks.
         groups = build_groups(
             plan,
             timeout,
@@ -309,12 +320,14 @@ class AsymmetricJob:
                 flush=True,
             )
         PROGRESS.enter(Phase.SETUP)
+        # The communicator of the pipeline, in each boundary's precision.
         communicator = PipelineCommunicator(
             groups,
             config.model.transformer,
             self._workload.training.sequence_parallel,
             precision.crossings(self._precisions[self._position.replica], groups.chain),
         )
+        # Everything that attachments may ask for.
         context = RankContext(
             plan=plan,
             position=self._position,

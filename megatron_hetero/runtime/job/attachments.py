@@ -61,7 +61,7 @@ from megatron_hetero.sequences.pipelines import PipelineRates
 
 @dataclass
 class RankContext:
-    """One rank of a job whose processes have met and whose groups exist.
+    """A rank of a job after the meeting, with all groups made.
 
     `args` are Megatron's, `model` is its configuration of the model with the lists of hooks.
     `optimizer_weights` is [rank] -> its relative part of the optimizer's state; None if the state
@@ -96,7 +96,7 @@ class RankContext:
 
 @dataclass(frozen=True)
 class Attachment:
-    """One addition to Megatron, and the reason for its place in the order."""
+    """An addition to Megatron, with the reason for the place in the order."""
 
     attach: Callable[[RankContext], None]
     place: str

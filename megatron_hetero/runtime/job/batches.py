@@ -1,4 +1,4 @@
-"""Division of a global batch among replicas, also of one that grows during training.
+"""Division of a global batch among replicas, also of a batch that grows during training.
 
 `--step-batch-size-schedule` is Megatron's (0.19 ignores `--rampup-batch-size`). A plan divides its
 own batch among its replicas. An earlier, smaller batch is divided in the same proportion: each
@@ -84,7 +84,7 @@ class BatchSchedule:
 
     @property
     def of_validation(self) -> Plan:
-        """Return the plan of validation, of which every batch is one."""
+        """Return the plan for validation batches."""
         return self.validation or self.plans[-1]
 
     def plan_at(self, consumed: int) -> Plan:
@@ -166,7 +166,7 @@ def _with_count(replica: Replica, count: int) -> Replica:
 
 
 def with_batch(plan: Plan, batch: int, flag: str = "--step-batch-size-schedule") -> Plan:
-    """Return the plan with another batch, in which every replica keeps its part.
+    """Return the plan with a new batch, the replicas' parts in proportion.
 
     Raises:
         UnsupportedError: a replica would run a fractional number of micro-batches; the message

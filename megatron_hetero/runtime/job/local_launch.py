@@ -51,7 +51,7 @@ _FOR_RANKS = (
     "megatron_hetero.runtime.state.safety",
     "torch.utils.serialization.config",
 )
-"""Modules that between them import all that a rank does, some of it late."""
+"""Modules that together import everything for a rank, in part late."""
 
 
 class RankFailedError(HeteroError):
@@ -74,7 +74,7 @@ _REFUSALS = frozenset(
 
 @dataclass(frozen=True)
 class LocalJob:
-    """Job of `num_ranks` processes that each run `function(rank)` in a world of their own.
+    """Job of `num_ranks` processes; each runs `function(rank)` in a world of the job.
 
     The log of rank r is `directory/rank-r.log`.
     """

@@ -37,9 +37,9 @@ _LOOK_S = 1.0
 _ASK_S = 0.05
 """Between two questions to the store."""
 _TOLD_S = 60.0
-"""Limit on the wait of a rank that refuses, for others that are still on their way."""
+"""Limit on the wait of a refusing rank for late ranks."""
 _LEAVE_S = 5.0
-"""Limit on the wait of a rank that was told, for others to be told."""
+"""Limit on the wait of a told rank for all ranks to be told."""
 _NEWS_S = 30.0
 
 
@@ -52,7 +52,7 @@ class RankRefusedError(HeteroError):
 
 
 class StartMeeting:
-    """The meeting, as one rank sees it."""
+    """The meeting from the side of a single rank."""
 
     def __init__(self) -> None:
         self._store: dist.Store | None = None
@@ -81,7 +81,7 @@ class StartMeeting:
         self._items = dict(items)
 
     def agree(self, timeout: timedelta) -> None:
-        """Return when all ranks have met and agree on what they brought.  Collective.
+        """Return when all ranks have met and agree on the items brought. Collective.
 
         Args:
             timeout: limit on the wait for ranks of which nothing is heard.
@@ -93,10 +93,12 @@ class StartMeeting:
         store = self._store
         if store is None or self._is_over:
             return
+        # Bring this rank's items; the last rank to arrive compares all.
         store.set(f"items/{self._rank}", json.dumps(self._items))
         store.set(f"hash/{self._rank}", content_hash(self._items))
         if store.add(_ARRIVED, 1) == self._num_ranks:
             self._give(None, UsageError.exit_code, self._difference())
+        # Wait for the verdict of whoever gives it.
         verdict = self._verdict(timeout)
         self._is_over = True
         if not verdict["text"]:

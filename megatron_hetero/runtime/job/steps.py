@@ -103,11 +103,13 @@ def job_on_plan(
     Raises:
         HeteroError: the number of processes or the flags are wrong.
     """
+    # What holds for every job: a drill, and the number of processes.
     world = World.from_environment()
     if arguments.faults.drill is not None:
         arm(arguments.faults.drill, world.rank, world.size)
     if plan is not None:
         check_world(plan, world)
+    # Without a GPU, Megatron runs on the CPU backend with flags for it.
     if not backend.cuda_is_usable():
         if world.rank == 0:
             print(f"> layers: {layers.said(judged)}", flush=True)
@@ -115,11 +117,14 @@ def job_on_plan(
         flags = layers.cpu_flags(judged)
         backend.activate_cpu_backend()
         arguments = replace(arguments, megatron=(*arguments.megatron, *flags))
+    # Without Transformer Engine, local layers stand in.
     elif NO_TRANSFORMER_ENGINE is not None and not _names_layers(arguments.megatron):
         if world.rank == 0:
             print(f"> no Transformer Engine: {NO_TRANSFORMER_ENGINE}; local layers", flush=True)
         arguments = replace(arguments, megatron=(*arguments.megatron, "--transformer-impl=local"))
+    # Every rank must have the same plan and flags.
     MEETING.bring(agreed_items(plan, arguments))
+    # No plan: stock Megatron with the user's flags.
     if plan is None:
         if arguments.timeline is not None:
             raise UsageError(
@@ -127,10 +132,12 @@ def job_on_plan(
                 "what every rank does"
             )
         return StockJob(arguments.megatron, world, faults=arguments.faults)
+    # Dealt sequences have a job of their own.
     if arguments.sequences is not None:
         from megatron_hetero.runtime.sequences.job import SequencesJob
 
         return SequencesJob(plan, arguments, world)
+    # A plan within Megatron's own flags goes to stock Megatron, unless our runtime is asked for.
     divides = plan.layout.has_context_parallel and _has_local_layers(arguments.megatron)
     if is_stock(plan) and not (in_our_runtime or arguments.faults.is_replanned or divides):
         decided = plan_arguments(plan, judged)
@@ -142,7 +149,7 @@ def job_on_plan(
 
 
 def _say_what_a_cpu_changes(judged: Sequence[str]) -> None:
-    """Print the user's flags that a CPU replaces by others."""
+    """Print the user's flags with values replaced on a CPU."""
     there = {o.name: o.values for o in flag_table().split(layers.cpu_flags(judged)) if o.values}
     for option in last_of_each(flag_table().split(flag_table().known_part(judged))):
         instead = there.get(option.name, option.values)
@@ -151,8 +158,8 @@ def _say_what_a_cpu_changes(judged: Sequence[str]) -> None:
 
 
 def _has_local_layers(megatron: Sequence[str]) -> bool:
-    """Return whether layers are Megatron's own, whose attention stock Megatron does not let divide
-    sequences."""
+    """Return whether layers are Megatron's own; stock Megatron does not divide sequences in these.
+    """
     options = last_of_each(flag_table().split(flag_table().known_part(megatron)))
     return any(o.name == "--transformer-impl" and o.values == ("local",) for o in options)
 

@@ -1,4 +1,4 @@
-"""A job that stock Megatron runs alone, and the steps that all kinds of jobs share."""
+"""A job for stock Megatron alone, and the steps common to all kinds of jobs."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class StockJob:
 
 
 def ended(saver: Saver, pretrain: Step, *given: Any, **named: Any) -> Any:
-    """Train to the end, which is a good one only if the last save was.
+    """Train to the end; a failed last save makes the end a failure.
 
     Raises:
         CheckpointError: it was not.
@@ -221,7 +221,7 @@ def watch_stock(plan: Plan, timeline: Path | None, args: Any, model: Any) -> Non
 
 
 def with_layer_spec(model: Any) -> Any:
-    """Set our layer spec, unless `--spec` named one, and that of further tokens."""
+    """Set our layer spec, unless `--spec` names a spec, and the spec of further tokens."""
     from megatron_hetero.runtime.megatron import mtp_spec
     from megatron_hetero.runtime.model import gpt
     from megatron_hetero.runtime.model.prediction import one_embedding_hook

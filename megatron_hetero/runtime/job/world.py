@@ -1,4 +1,4 @@
-"""Place of a process in its job, and the meeting of all its processes."""
+"""Place of a process in a job, and the meeting of all processes."""
 
 from __future__ import annotations
 

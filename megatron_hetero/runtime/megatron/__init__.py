@@ -1,4 +1,4 @@
-"""Megatron symbols that are replaced at run time, one file each, guarded by hashes.
+"""Replacements of Megatron symbols at run time, a file for each, guarded by hashes.
 
 guarded              symbols by the hash of their source
 guards               all of them, checked before the ranks meet

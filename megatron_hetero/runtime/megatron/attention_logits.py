@@ -75,7 +75,7 @@ def _own_projections(attention: Any, width: int) -> Iterator[None]:
 
 
 def _layers(model: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield (number of the layer in the whole model, attention) of those that have logits."""
+    """Yield (number of the layer in the whole model, attention) for layers with logits."""
     for chunk in unwrap_model(list(model)):
         for layer in chunk.decoder.layers:
             core = getattr(layer.self_attention, "core_attention", None)

@@ -21,7 +21,7 @@ REPLACEMENT = Replacement(
 
 
 def apply() -> None:
-    """Have every text read, and replace the symbol in this process by one that remembers them."""
+    """Read every text once, and replace the symbol in this process by a function with a memory."""
     from megatron.training.arguments import add_megatron_arguments
 
     original = REPLACEMENT.original()

@@ -1,4 +1,4 @@
-"""Symbols of Megatron whose source is known, and what refuses those whose source is not.
+"""Symbols of Megatron with known source, and the refusal of unknown source.
 
 This package relies on details that no release of Megatron promises.  Each such symbol states the
 fingerprints of the sources that were read; any other is refused before the ranks of a job meet,
@@ -30,7 +30,7 @@ def fingerprint(function: Callable[..., Any]) -> str:
 
 
 def standing_for(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as a stand-in that the guards take for the symbol in whose place it is.
+    """Return `function` as a stand-in for a symbol; the guards see the symbol through the stand-in.
 
     Args:
         original: the symbol, or a stand-in for it.
@@ -46,7 +46,7 @@ def text_fingerprint(source: str) -> str:
 
 
 def names_of_globals(source: str) -> str:
-    """Return the constants that a module's source sets at its top level, sorted, one a line."""
+    """Return the constants set at the top level of a module's source, sorted, one a line."""
     return "\n".join(sorted(name for node in ast.parse(source).body for name in _targets(node)))
 
 

@@ -121,7 +121,7 @@ OBSERVED = (
         True,
     ),
 )
-"""What is not replaced through a `Replacement`, yet has to be as it was read."""
+"""Symbols used without a `Replacement`, whose source has to be as read."""
 
 
 _checked: set[tuple[str, str]] = set()

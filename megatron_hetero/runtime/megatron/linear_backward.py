@@ -32,7 +32,7 @@ def apply(split: Split) -> None:
     original: Any = REPLACEMENT.original()
 
     class Linear(original):  # type: ignore[misc]
-        """Megatron's function, whose backward pass may do its first part only."""
+        """Megatron's function, with a backward pass that may stop after the first part."""
 
         @staticmethod
         def backward(ctx: Any, output_gradient: Any) -> Any:

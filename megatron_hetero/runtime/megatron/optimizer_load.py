@@ -32,7 +32,7 @@ LOADED = Replacement(
 
 
 def apply_if_needed(args: Any) -> None:
-    """Let stock's divided optimizer load its state into torch's Adam, if that is what it has.
+    """Let stock's divided optimizer load into torch's Adam, if torch's Adam is in use.
 
     Args:
         args: Megatron's arguments.
@@ -61,7 +61,7 @@ def apply_if_needed(args: Any) -> None:
 
 
 def fill_states(optimizer: Any, keys: tuple[str, ...]) -> None:
-    """Give every parameter of a torch optimizer the state that it has before its first step.
+    """Give every parameter of a torch optimizer the state from before the first step.
 
     Args:
         optimizer: torch's; left alone if it has taken a step.

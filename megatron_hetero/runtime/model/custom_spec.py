@@ -1,4 +1,4 @@
-"""Check that layers of the user's own (`--spec`) say how tensor parallelism divides them.
+"""Check of the user's own layers (`--spec`) for marks of tensor parallelism.
 
 A parameter's place in the whole model is read off Megatron's marks. Layers of Megatron, torch and
 Transformer Engine carry them or are copies by their kind. A parameter of another module without a
@@ -18,7 +18,8 @@ _KNOWN = ("megatron.", "megatron_hetero.", "torch.", "transformer_engine.", "ape
 
 
 OFFSET = ".core_attention.softmax_offset"
-"""Learnable offset of each head (`--softmax-type learnable`), which its layer divides unmarked."""
+"""Learnable offset of each head (`--softmax-type learnable`), divided by the layer without a mark.
+"""
 
 
 def mark_offsets(model: Iterable[torch.nn.Module]) -> None:

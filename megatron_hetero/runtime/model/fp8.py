@@ -49,7 +49,7 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ),
     ("--fp16", lambda a: not a.bf16, "use --bf16"),
 )
-"""(flag as the user knows it, whether the parsed arguments ask for it, what to do instead)."""
+"""(flag in the user's words, predicate of the parsed arguments that ask for the flag, advice)."""
 
 
 def check_plan(plan: Plan, workload: Workload) -> None:

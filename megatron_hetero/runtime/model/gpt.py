@@ -142,7 +142,7 @@ def _mask_of_documents(data_iterator: Any) -> torch.Tensor:
 def loss_func(
     loss_mask: torch.Tensor, output_tensor: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Sum the per-token losses of one micro-batch that the mask counts.
+    """Sum a micro-batch's per-token losses under the mask.
 
     Args:
         loss_mask: [b, s], 1 where a token counts.

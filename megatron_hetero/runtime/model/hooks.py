@@ -36,7 +36,7 @@ def initial_weights_hook(seed: int) -> ModelHook:
 
 
 def random_state_hook(groups: RankGroups) -> ModelHook:
-    """Return a `post_wrap_hook` that leaves random states as Megatron means them to be.
+    """Return a `post_wrap_hook` that leaves random states as meant by Megatron.
 
     On a CPU the initial weights come from the state that dropout uses later, and ranks with unlike
     shares draw unlike numbers of them, so the state of the group's first rank is taken over. GPUs
@@ -59,7 +59,7 @@ def random_state_hook(groups: RankGroups) -> ModelHook:
 
 
 def marks_hook(groups: RankGroups) -> ModelHook:
-    """Return a `post_wrap_hook` that refuses layers which do not say how they are divided.
+    """Return a `post_wrap_hook` that refuses layers without marks of the division.
 
     Those of Megatron that do not are told (`custom_spec.mark_offsets`).
     """
@@ -91,7 +91,7 @@ def synchronise_hook(
     overlaps_gathers: bool = False,
     precisions: Sequence[Precision] | None = None,
 ) -> ModelHook:
-    """Return a `post_wrap_hook` that installs the gradient sync and marks what the norm counts.
+    """Return a `post_wrap_hook` that installs the gradient sync and marks parameters for the norm.
 
     Megatron's norm leaves out parameters marked `shared`. The parameters of all copies but the
     first are marked, so every element of the model counts once, whoever holds it. The optimizer

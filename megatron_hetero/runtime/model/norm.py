@@ -24,8 +24,8 @@ from megatron_hetero.runtime.model.spec_parts import LayerSpec, with_parts
 
 
 class SequenceParallelTorchNorm:
-    """Megatron's `WrappedTorchNorm` whose parameters are marked for sequence parallelism, and that
-    takes residuals in fp32."""
+    """Megatron's `WrappedTorchNorm` with parameters marked for sequence parallelism, also for
+    residuals in fp32."""
 
     def __new__(
         cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any
@@ -43,7 +43,8 @@ class SequenceParallelTorchNorm:
 
 
 def _from_fp32(norm: torch.nn.LayerNorm | torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
-    """Norm `x` in fp32, whatever its weights are in, and return what these are in."""
+    """Norm `x` in fp32, whatever the weights' precision, and return the result in the weights'
+    precision."""
     weight, shape = norm.weight.float(), list(norm.normalized_shape)
     if isinstance(norm, torch.nn.LayerNorm):
         result = layer_norm(x.float(), shape, weight, norm.bias.float(), norm.eps)

@@ -73,7 +73,7 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 
 def check_devices(plan: Plan) -> None:
-    """Refuse stages in a precision that their GPUs, by the catalogue, cannot compute in.
+    """Refuse stages in a precision absent, by the catalogue, from the stages' GPUs.
 
     Raises:
         UnsupportedError: the message names every such stage and GPU.
@@ -112,8 +112,8 @@ def check_own_device(position: Position, precision: Precision, local_rank: int) 
 
 
 def follow_optimizer(args: Any, plan: Plan, job: Precision) -> None:
-    """Let Megatron's parsed `args`, of a job in precision `job`, describe the one optimizer of a
-    plan with stages in precisions of their own."""
+    """Set Megatron's parsed `args`, of a job in precision `job`, for the single optimizer of a plan
+    with stages in precisions of their own."""
     precision = narrowest(p for replica in stage_precisions(plan, job) for p in replica)
     args.fp16, args.bf16 = precision == "fp16", precision == "bf16"
     args.params_dtype = DTYPES[precision]

@@ -1,4 +1,4 @@
-"""Measured time of each stage beside its prediction, during training, and the GPUs that lag.
+"""Measured time of each stage beside the prediction, during training, and the lagging GPUs.
 
 Every rank sums the seconds of its forward and backward passes on its device (by CUDA events, so
 that nothing waits for a kernel); at each interval of Megatron's log the ranks exchange one number
@@ -27,7 +27,7 @@ from megatron_hetero.runtime.observe.log_values import write_values
 
 _COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
 STRAGGLER = 1.15
-"""A GPU whose ratio is so much above the median of its type is named."""
+"""Ratio to the median of a GPU's type from which the GPU is named."""
 
 
 class StageWatch:
@@ -92,7 +92,7 @@ def watch_stock_passes(watch: StageWatch) -> None:
 
 
 class StageRatio:
-    """Observer of Megatron's log (`runtime.megatron.training_log`), to which it adds lines."""
+    """Observer of Megatron's log (`runtime.megatron.training_log`) that adds lines."""
 
     def __init__(self, plan: Plan, watch: StageWatch) -> None:
         self._plan, self._watch = plan, watch

@@ -74,7 +74,7 @@ def _peak_flops_per_s(plan: Plan, precision: str) -> float | None:
 
 
 class StepTime:
-    """Observer of Megatron's log on the rank that prints it; it adds one line to each interval.
+    """Observer of Megatron's log on the printing rank, with an added line for each interval.
 
     It measures the median time from one step's end to the next in the interval, which validation
     and checkpoints between steps do not move. The job's first step warms up and does not count.

@@ -85,7 +85,7 @@ def flops_part(plan: Plan, workload: Workload, position: Position) -> float:
 
 
 def _products(model: ModelSpec, share: TensorShare) -> float:
-    """Count the elements of a layer's matrices for one token on one rank, per hidden unit."""
+    """Count the elements of a layer's matrices for a token on a rank, per hidden unit."""
     columns = share.mlp_columns * (3 if model.gated_mlp else 2)
     active: float = model.moe_router_topk if model.num_experts else 1
     if share.experts or share.expert_ranks:

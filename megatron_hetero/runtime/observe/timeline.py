@@ -62,7 +62,7 @@ class TimelineRecorder:
         self._steps: list[MeasuredStep] = []
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
-        """Store the model, whose configuration has the function that finishes gradients."""
+        """Store the model, for the gradient finishing function in the model's configuration."""
         self._model = model
         return model
 

@@ -12,7 +12,7 @@ from megatron_hetero.runtime.observe.log_values import write_values
 
 
 class TokenRate:
-    """Observer of Megatron's log on the rank that prints it; it adds one line to each interval.
+    """Observer of Megatron's log on the printing rank, with an added line for each interval.
 
     It counts every token of the global batch, masked or not, over the wall time since the previous
     line; the first line includes the first step's warm-up.

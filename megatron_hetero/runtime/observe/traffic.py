@@ -1,4 +1,4 @@
-"""Bytes of gradients and activations that one rank sends, beside the least possible."""
+"""Bytes of gradients and activations sent by a rank, beside the least possible."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RankTraffic:
 
 @dataclass
 class BoundaryTraffic:
-    """Traffic of one rank at one boundary, in the direction in which it sends, totals over the run.
+    """Traffic sent by a rank at a boundary, in totals over the run.
 
     `tensor_bytes` counts the whole tensors, which all ranks of the stage send together.
     """

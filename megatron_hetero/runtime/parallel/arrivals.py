@@ -1,4 +1,5 @@
-"""Messages of a boundary that a rank has made room for, and what they become on arrival."""
+"""Messages of a boundary with memory prepared on a rank, and the tensors made of these on arrival.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Announced:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """Receives that are posted, and what is known of their arrival."""
+    """Posted receives, with the present knowledge of the arrival."""
 
     works: list[dist.Work]
     arrival: Arrival

@@ -34,8 +34,8 @@ from megatron_hetero.runtime.parallel.arrivals import Announced, Arrival, UnderW
 from megatron_hetero.runtime.parallel.groups import RankGroups
 
 LED_BELOW_BYTES = 1 << 19
-"""Over gloo, smaller activations go from the first rank of a group to the first of the next, which
-broadcasts them (`tools/bench_boundary.py`).  Over NCCL, not yet measured, all ranks send parts."""
+"""Over gloo, smaller activations go between the first ranks of both groups, and the receiver
+broadcasts (`tools/bench_boundary.py`). Over NCCL, not yet measured, all ranks send parts."""
 
 
 def always_send_parts() -> None:
@@ -96,7 +96,7 @@ class Boundary:
         self._num_sent = self._num_asked = self._num_posted = self._num_forgotten = 0
 
     def send(self, tensor: torch.Tensor, announce: bool = False) -> None:
-        """Start sending `tensor`, which is kept until it is known to have arrived.
+        """Start sending `tensor`; keep the tensor until the arrival is known.
 
         With `announce` its shape goes first: the receivers have posted without one.
         """
@@ -185,7 +185,7 @@ class Boundary:
         return self._index // self._width
 
     def _shape_ops(self, tensor: torch.Tensor) -> list[dist.P2POp]:
-        """Send the whole shape to the ranks of the next stage that rely on this one for it."""
+        """Send the whole shape to the next stage's ranks that rely on this rank."""
         whole = self._num_elements(tensor.shape[0], self._config.sequence_parallel)
         told = torch.tensor([whole, tensor.shape[1]], device=torch.cuda.current_device())
         num_tellers, group = len(self._stage.ranks), _in_turn(self._shapes, self._num_sent)
@@ -212,7 +212,7 @@ class Boundary:
     def receive_ops(
         self, shape: tuple[int, ...], dtype: torch.dtype, sequence_parallel: bool
     ) -> tuple[list[dist.P2POp], Arrival]:
-        """Return the receives of a tensor that has `shape` on this rank, and its `Arrival`."""
+        """Return the receives of a tensor with `shape` on this rank, and the `Arrival`."""
         num_elements = self._num_elements(prod(shape), sequence_parallel)
         is_led = self._is_led(num_elements * dtype.itemsize, self._width)
         size = self._stage.own_part(num_elements, self._context_rank)
@@ -231,8 +231,8 @@ class Boundary:
         return receiving_width > 1 and num_bytes < self._led_below
 
     def _led_pieces(self, num_elements: int) -> tuple[Piece, ...]:
-        """Return the pieces that the first rank of a tensor-parallel group exchanges for all of
-        it."""
+        """Return the pieces exchanged by the first rank of a tensor-parallel group for the whole
+        group."""
         if self._groups.tensor.rank() != 0:
             return ()
         return pieces(num_elements, self._stage.leaders, self._context_rank, self._peers.leaders)
@@ -265,8 +265,11 @@ class PipelineCommunicator:
         self.config = config
         self.pp_group = groups.pipeline
         self.boundaries: dict[int, Boundary] = {}
+        # Over gloo a leading rank sends for its group, but only tensors that the group would gather
+        # anyway.
         is_gathered = not (sequence_parallel or config.sequence_parallel)
         over_gloo = dist.get_backend(groups.world) == dist.Backend.GLOO
+        # One boundary for each hop of this rank: it is either before or behind the boundary.
         for number, hop in groups.hops.items():
             before, after = groups.chain[number], groups.chain[number + 1]
             if before == groups.pipeline.stage:

@@ -1,4 +1,4 @@
-"""Process groups whose communicators are made and connected at the start, in one order on all
+"""Process groups with communicators made and connected at the start, in the same order on all
 ranks.
 
 NCCL does both when they are first needed: a communicator at the first operation of its group, a
@@ -45,7 +45,7 @@ class Connections:
 
     @staticmethod
     def of_messages(pairs: Collection[Pair]) -> Connections:
-        """Return those of a group that carries messages and nothing else."""
+        """Return the connections of a group for messages alone."""
         return Connections(collectives=False, pairs=frozenset(pairs))
 
 
@@ -61,7 +61,7 @@ def make_group(
     *,
     is_urgent: bool = False,
 ) -> dist.ProcessGroup:
-    """Create a process group, its communicator and its connections.
+    """Create a process group with communicator and connections.
 
     Every rank of the job calls it for every group, in one order; those of the group wait for each
     other.
@@ -77,12 +77,15 @@ def make_group(
     Raises:
         EnvironmentMismatchError: the communication library cannot connect the ranks.
     """
+    # NCCL makes a communicator at once if the group is bound to a card.
     over_nccl = dist.get_backend() == dist.Backend.NCCL
     named: dict[str, Any] = {"group_desc": what}
     if over_nccl and dist.get_rank() in ranks:
         named["device_id"] = torch.device("cuda", torch.cuda.current_device())
+    # Groups for messages alone get streams by urgency.
     if over_nccl and not connections.collectives:
         named["pg_options"] = _message_options(is_urgent)
+    # Every rank makes the group; its members connect.
     PROGRESS.enter(Phase.CONNECT)
     try:
         group = dist.new_group(list(ranks), timeout=timeout, **named)
@@ -112,7 +115,7 @@ def connect_world() -> None:
 
 
 def connection_error(what: str, ranks: Sequence[int], error: Exception) -> EnvironmentMismatchError:
-    """Return the error of ranks that cannot be connected, with what there is to do."""
+    """Return the error of unconnected ranks, with advice."""
     named = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 8 else ", ".join(map(str, ranks))
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return EnvironmentMismatchError(

@@ -66,8 +66,8 @@ class ContextPlace:
 
 
 def set_context_place(config: Any, place: ContextPlace) -> None:
-    """Store the place of a rank whose stage has unlike shares of sequences on the model's
-    configuration, where `context_place` finds it."""
+    """Store a rank's place in a stage with unlike shares of sequences on the model's configuration,
+    for `context_place`."""
     setattr(config, _ATTRIBUTE, place)
 
 

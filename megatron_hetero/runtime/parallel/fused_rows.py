@@ -23,7 +23,7 @@ Run = tuple[int, int]
 
 
 def runs_of(positions: npt.NDArray[np.int64]) -> tuple[Run, ...]:
-    """Divide positions into runs of consecutive ones, in their order.
+    """Divide positions into runs of consecutive positions, in order.
 
     >>> runs_of(np.array([0, 1, 2, 8, 9, 4]))
     ((0, 3), (8, 2), (4, 1))
@@ -36,7 +36,7 @@ def runs_of(positions: npt.NDArray[np.int64]) -> tuple[Run, ...]:
 
 
 def positions_of(runs: Sequence[Run], device: Any = None) -> Tensor:
-    """Return the positions of runs, one by one."""
+    """Return all positions of runs."""
     ranges = (torch.arange(first, first + count, device=device) for first, count in runs)
     return torch.cat([torch.arange(0, device=device), *ranges])
 
@@ -68,15 +68,19 @@ def attend(query: Tensor, key: Tensor, value: Tensor, runs: Sequence[Run], scale
     Returns:
         Shape `[rows, b, heads * d]`.
     """
+    # torch's kernels want heads before tokens.
     queries, keys, values = (part.permute(1, 2, 0, 3) for part in (query, key, value))
     num_calls = _num_calls(queries, keys, values)
     found, row = [], 0
+    # One run of consecutive queries at a time: it sees all keys up to its end.
     for first, count in runs:
         stop = first + count
         mask = None
+        # A run from the start is plainly causal; any other is causal from its lower right corner.
         if first:
             # The class of masks has no kernel on a CPU.
             mask = causal_lower_right(count, stop) if query.is_cuda else _mask(first, stop)
+        # Some kernels know no grouped queries: then one call for each query of a group.
         parts = [
             scaled_dot_product_attention(
                 queries[:, i::num_calls, row : row + count],

@@ -1,4 +1,4 @@
-"""Process groups of one rank, made from the plan in one order that is the same on every rank.
+"""Process groups of a rank, made from the plan in the same order on every rank.
 
 `plan.communication.communicators` lists them.  Collectives have the tensor-parallel group of each
 stage, the ranks among which experts are dealt out (of several replicas too), the last stages
@@ -75,7 +75,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class RankGroups:
-    """Place of this rank, and the groups in which it communicates. Rank lists are global ranks."""
+    """Place of this rank, and the rank's process groups. Rank lists are global ranks."""
 
     position: Position
     pipeline: PipelinePlace
@@ -91,7 +91,7 @@ class RankGroups:
     expert_copy: int
     """Number of the copy of the experts that this rank has a part of."""
     context: dist.ProcessGroup
-    """The ranks that hold what this one holds, and other parts of its sequences."""
+    """Ranks with this rank's weights and different parts of the sequences."""
     context_ranks: tuple[int, ...]
     stage: dist.ProcessGroup
     """All ranks of the stage."""
@@ -187,12 +187,14 @@ def build_groups(
         activation_elements: of the whole activations that cross boundaries, which decide the ranks
             that exchange any; without them all ranks of two stages are connected.
     """
+    # A group of each rank alone stands for what Megatron believes to be a collective.
     connect_world()
     table = rank_table(plan)
     rank = dist.get_rank()
     place = table[rank]
     made = [dist.new_group([other], timeout=timeout) for other in range(len(table))]
     alone = made[rank]
+    # Ranks of every stage, with their parts of a sequence.
     stages = {
         (r, s): StageRanks(
             ranks,
@@ -201,6 +203,7 @@ def build_groups(
         )
         for (r, s), ranks in stage_ranks(plan).items()
     }
+    # All communicators of the job, in the plan's order; keep those of this rank.
     own: dict[tuple[Use, int | None], tuple[dist.ProcessGroup, ...]] = {}
     for communicator in model_communicators(plan, variable_lengths):
         connections = _connections(communicator, plan, stages, activation_elements)
@@ -214,6 +217,7 @@ def build_groups(
         if rank in communicator.ranks:
             key = communicator.use, communicator.boundary
             own[key] = (*own.get(key, ()), group)
+    # A rank without a group for some use has another that stands for it.
     (tensor,) = own.get(("tensor", None), (alone,))
     (context,) = own.get(("context", None), (alone,))
     (stage,) = own.get(("stage", None), (tensor if context is alone else context,))

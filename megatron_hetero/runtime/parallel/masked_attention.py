@@ -1,5 +1,4 @@
-"""Attention of local layers that knows itself which keys a query sees, where Megatron has its
-causal mask."""
+"""Attention of local layers with a mask of visible keys in place of Megatron's causal mask."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from megatron_hetero.runtime.parallel.fused_rows import Run, attend, may_be_fuse
 
 
 class MaskedAttention(DotProductAttention):
-    """Megatron's core attention, to which a subclass gives a mask of its own.
+    """Megatron's core attention, under a mask from the subclass.
 
     Raises:
         UnsupportedError: the attention is not causal, or looks back through a window; the message

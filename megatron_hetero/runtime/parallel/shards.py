@@ -30,12 +30,12 @@ _NUMBERED = re.compile(r"(?:^|\.)\d+$")
 _GROUPED_EXPERT = re.compile(r"\.experts\.(linear_fc[12])\.(weight|bias)(\d+)$")
 """Parameter of one expert in Transformer Engine's module of all (`--moe-grouped-gemm`)."""
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
-"""Number of an expert among those of its rank."""
+"""Number of an expert among the rank's experts."""
 
 
 @dataclass(frozen=True)
 class ParameterShard:
-    """Shard of one global parameter on one rank.
+    """Shard of a global parameter on a rank.
 
     `intervals` are (start, stop) along `dim` of the global tensor, in the order in which they lie
     in the local one; a replicated parameter has all of dimension 0. `is_partial` marks a local

@@ -1,4 +1,4 @@
-"""Attention inside sequences that the ranks of a group divide, several packed one after the other.
+"""Attention inside sequences divided by the ranks of a group, several packed in a row.
 
 A rank either gathers keys and values and computes the rows of its own queries, as in
 `runtime.parallel.context_attention`; or ranks exchange heads (`head_exchange`), and each computes
@@ -48,20 +48,24 @@ class DividedAttention(MaskedAttention):
         Shapes: queries `[s_r, 1, heads, d]`, keys and values `[s_r, 1, groups, d]`, where s_r are
         the rank's own tokens of all sequences; the result `[s_r, 1, heads * d]`.
         """
+        # Ulysses: ranks exchange heads, and each attends to whole sequences.
         own: DividedSequences = packed_seq_params
         if own.heads is not None:
             return self._by_heads(query, key, value, own, own.heads)
+        # Otherwise gather keys and values of the group; each rank computes its own queries.
         self._softmax.heads = slice(None)
         if own.cp_group.size() > 1:
             # Together: one message instead of two.
             both = torch.cat([key, value], dim=-1)
             both = gathered_pieces(both, own.most_tokens, own.cp_group)
             key, value = both.split([key.size(-1), value.size(-1)], dim=-1)
+        # Sequence by sequence, so that a pack costs only its own pairs of tokens.
         found = []
         for q, order in enumerate(own.orders):
             mine = slice(own.edges[q], own.edges[q + 1])
             if mine.start < mine.stop:
                 found.append(self._of_one(query[mine], key, value, order, own.runs[q]))
+        # Filling tokens behind the sequences attend to nothing that counts.
         if own.edges[-1] < len(query):
             found.append(_filling(query[own.edges[-1] :], key, value))
         return torch.cat(found)
@@ -104,7 +108,7 @@ class DividedAttention(MaskedAttention):
 
 
 class _SoftmaxOfHeads(nn.Module):
-    """Megatron's softmax of scores, where these are of some of its heads."""
+    """Megatron's softmax for the scores of some heads."""
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()

@@ -22,8 +22,8 @@ from megatron_hetero.sequences.simulated_step import SimulatedStep
 
 
 class Balance:
-    """Stopwatch for the passes of this rank, and observer of Megatron's log, to which it adds a
-    line; it covers the steps since the line before."""
+    """Stopwatch for this rank's passes, and observer of Megatron's log with a line on the steps
+    since the line before."""
 
     def __init__(self, replicas: Sequence[int], pipelines: Sequence[PipelineRates]) -> None:
         """Begin with no steps.
@@ -76,11 +76,14 @@ class Balance:
         from megatron.training import get_args
 
         num_ranks, rank = dist.get_world_size(), dist.get_rank()
+        # Notes on the search, of every step.
         for step in self._steps:
             if step.note:
                 print(f" [sequences] iteration {iteration:8d} | {step.note} |", flush=True)
+        # The line comes with Megatron's, over the steps since the last one.
         if iteration % get_args().log_interval or not self._steps:
             return
+        # Every rank's seconds, on all ranks; the last one prints.
         seconds, _ = self._watch.take_all()
         mine = torch.tensor([seconds], dtype=torch.float64, device="cuda")
         found = [torch.zeros_like(mine) for _ in range(num_ranks)]
@@ -89,6 +92,7 @@ class Balance:
         real_s, self._steps_s = self._steps_s, 0.0
         if rank != num_ranks - 1:
             return
+        # Measured and predicted seconds of each replica, and of the whole steps.
         busy_s = slowest_of_each([float(x.item()) for x in found], self._replicas)
         each = zip(*(step.whole.busy_s(len(busy_s)) for step in steps), strict=True)
         predicted_s = [sum(of_rank) for of_rank in each]

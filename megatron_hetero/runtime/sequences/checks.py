@@ -10,8 +10,8 @@ from megatron_hetero.runtime.job.checks.refused_flags import Rule
 from megatron_hetero.runtime.model.samples.packed import is_packed
 
 ADDED = ("--micro-batch-size=1", "--calculate-per-token-loss")
-"""What such a job is, whatever its flags say: Megatron counts in sequences, and tokens count
-alike, however they are dealt."""
+"""Flags set for every such job: Megatron counts in sequences, and tokens count alike, in any deal.
+"""
 
 REFUSED: tuple[Rule, ...] = (
     (

@@ -96,15 +96,18 @@ def document_datasets(num_samples: Any, longest_sequence: int) -> DocumentSplits
         InfeasiblePlanError: a document is too long; the message names it.
         UsageError: a token has no row in the embedding, or there is nothing to validate on.
     """
+    # Megatron builds the splits; each document stays one sample.
     args = get_args()
     config = dataset_config(args)
     built = BlendedMegatronDatasetBuilder(DocumentDataset, num_samples, lambda: True, config)
     splits = tuple(built.build())
+    # Validation that is asked for needs documents.
     if splits[1] is None and args.eval_iters:
         raise UsageError(
             f"--eval-iters {args.eval_iters}: the data have no documents for validation. Give "
             "--eval-iters 0, or a --split with a second part."
         )
+    # The longest sequence by memory, and by learned positions.
     limits = [
         Longest(
             longest_sequence,
@@ -120,6 +123,7 @@ def document_datasets(num_samples: Any, longest_sequence: int) -> DocumentSplits
                 "Give more, or use --position-embedding-type rope.",
             )
         )
+    # Every rank checks before the first step, so that none fails in the middle.
     for dataset in splits:
         if dataset is not None:
             check_documents(dataset, limits, args.padded_vocab_size)
@@ -128,7 +132,8 @@ def document_datasets(num_samples: Any, longest_sequence: int) -> DocumentSplits
 
 @dataclass(frozen=True)
 class Longest:
-    """The longest sequence that the job takes, in tokens, and what to do about a longer one."""
+    """Length of the longest sequence accepted by the job, in tokens, with advice on longer
+    documents."""
 
     tokens: int
     why: str
@@ -136,7 +141,7 @@ class Longest:
 
 
 def check_documents(dataset: Any, limits: list[Longest], vocab_size: int) -> None:
-    """Refuse a data set with a document that the job could not train, before its first step.
+    """Refuse a data set with a document too long to train, before the first step.
 
     Args:
         dataset: of one split, blended or not.
@@ -164,7 +169,7 @@ def check_documents(dataset: Any, limits: list[Longest], vocab_size: int) -> Non
 
 
 def parts(dataset: Any) -> Iterator[DocumentDataset]:
-    """Yield the data sets that a blend is made of, or the only one."""
+    """Yield the data sets of a blend, or the only data set."""
     for part in getattr(dataset, "datasets", [dataset]):
         if isinstance(part, DocumentDataset):
             yield part

@@ -50,11 +50,14 @@ def nested_groups(
         `GroupPlace.groups` of this rank.
     """
     rank, ranks_of = dist.get_rank(), replica_ranks(plan)
+    # This rank's replica alone is a group of one.
     own = next(r for r, ranks in enumerate(ranks_of) if rank in ranks)
     found: dict[tuple[int, int], dist.ProcessGroup] = {(own, own + 1): alone}
+    # Only groups of several replicas whose kind has a price can be dealt a sequence.
     for group in tree.groups:
         if group.stop - group.first < 2 or not tree.kinds[group.kind].prices:
             continue
+        # One process group for each place in the replicas; the whole world has one already.
         for column in zip(*ranks_of[group.first : group.stop], strict=True):
             is_world = len(column) == dist.get_world_size()
             if is_world:

@@ -62,9 +62,11 @@ class HeadDomain:
             positions: [sequence][member], of its tokens in the sequence.
             device: of the tensors.
         """
+        # Domains lie one after the other; a member's domain starts its place before it.
         places = tuple((place, width) for width in widths for place in range(width))
         place, width = places[member]
         domain = range(member - place, member - place + width)
+        # Where each member's tokens of a sequence lie, once the domain's tokens are together.
         own = [counts[m] for m in domain]
         starts = [0, *accumulate(own)][:-1]
         rows, runs = [], []
@@ -107,6 +109,7 @@ def to_heads(
         Queries of the domain's tokens and keys and values of the group's, member by member, shapes
         `[tokens, 1, own heads, d]`.
     """
+    # To each member: keys and values of its heads, and queries if it is in the domain.
     both = torch.cat([key, value], dim=-1)
     parts, sent = [], []
     for m in range(len(heads.counts)):
@@ -116,6 +119,7 @@ def to_heads(
             pieces.append(query[:, :, heads.heads_of(m, query.size(2))].reshape(-1))
         parts += pieces
         sent.append(sum(piece.numel() for piece in pieces))
+    # What arrives: this member's heads of everybody's tokens.
     _, width = heads.places[heads.member]
     own_query = query.size(2) // width, query.size(3)
     own_both = key.size(2) // width, both.size(3)
@@ -123,12 +127,14 @@ def to_heads(
     for m, count in enumerate(heads.counts):
         sizes.append(count * own_both[0] * own_both[1])
         sizes.append(count * own_query[0] * own_query[1] if m in heads.domain else 0)
+    # One all-to-all for both.
     received = all_to_all(
         group,
         torch.cat(parts),
         [a + b for a, b in zip(sizes[::2], sizes[1::2], strict=True)],
         sent,
     )
+    # Take keys and values, and queries, apart again.
     pieces = received.split(sizes)
     both = torch.cat(pieces[::2]).view(-1, 1, *own_both)
     key, value = both.split([key.size(-1), value.size(-1)], dim=-1)

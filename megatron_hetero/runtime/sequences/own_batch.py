@@ -1,4 +1,4 @@
-"""What one rank has of the sequences of its group: a micro-batch, and where its tokens lie.
+"""A rank's part of the sequences of a group: a micro-batch, and the places of the tokens.
 
 The sequences follow one another.  Of each a member has two chunks, one from the front and one, as
 far from the end, from the back (`plan.sharding.token_shares.chunk_edges`).  Behind them a member
@@ -29,8 +29,8 @@ _Places = npt.NDArray[np.int64]
 
 @dataclass
 class DividedSequences(PackedSeqParams):
-    """A rank's part of sequences that its group `cp_group` divides, as Megatron carries it to
-    attention and rotary positions.
+    """A rank's part of sequences divided by group `cp_group`, carried by Megatron to attention and
+    rotary positions.
 
     Attributes:
         positions: shape [own tokens], of each in its sequence.
@@ -85,6 +85,7 @@ def own_batch(
         device: of the tensors.
         multiple: of which each member's tokens are one, with filling ones.
     """
+    # Places of each member's tokens in every sequence, and this rank's tokens, labels and counts.
     places = [_places(tokens) for tokens in group.tokens]
     own = [of[rank - group.first] for of in places]
     tokens = [doc[at] for doc, at in zip(documents, own, strict=True)]
@@ -92,13 +93,16 @@ def own_batch(
     counts = [at + 1 < len(doc) for doc, at in zip(documents, own, strict=True)]
     if uncounted is not None:
         counts = [c & (t != uncounted) for c, t in zip(counts, tokens, strict=True)]
+    # Members have unlike numbers of tokens; gathered pieces are filled up to the largest.
     sums = [sum(of) for of in zip(*group.tokens, strict=True)]
     most = max(count + _num_filling(count, multiple) for count in sums)
     heads = None
     starts = np.arange(group.size, dtype=np.int64) * most
+    # Exchanged heads come without filling, one member behind the other.
     if group.domains:
         heads = HeadDomain.of(rank - group.first, group.domains, sums, places, device)
         starts = np.r_[0, np.cumsum(sums)[:-1]]
+    # For each position of a sequence: where gathering puts its token.
     orders = []
     for of in places:
         order = np.empty(sum(map(len, of)), dtype=np.int64)
@@ -106,8 +110,10 @@ def own_batch(
             order[at] = starts[member] + np.arange(len(at))
             starts[member] += len(at)
         orders.append(torch.from_numpy(order).to(device))
+    # Edges of the sequences in this rank's tokens, and their runs of consecutive positions.
     edges = np.r_[0, np.cumsum([len(at) for at in own])]
     runs = tuple(map(runs_of, own))
+    # Filling tokens at the end, which count for nothing.
     filling = np.zeros(_num_filling(int(edges[-1]), multiple), dtype=np.int64)
     own, tokens, labels, counts = ([*of, filling] for of in (own, tokens, labels, counts))
     return OwnBatch(
@@ -120,8 +126,8 @@ def own_batch(
 
 
 def filling_batch(alone: Any, device: Any = "cpu", multiple: int = 1) -> OwnBatch:
-    """Return the micro-batch of a rank that has no sequence in it: filling tokens, so that every
-    weight has a gradient, of zero, which overlapped exchanges wait for.
+    """Return the micro-batch of a rank without sequences: filling tokens, to give every weight a
+    gradient of zero for the overlapped exchanges.
 
     Args:
         alone: the process group of this rank.
@@ -178,5 +184,5 @@ def _following(document: Tokens, places: _Places) -> _Places:
 
 
 def _row(parts: Sequence[npt.NDArray[Any]], kind: Any, device: Any) -> Tensor:
-    """Put parts one after the other, shape [1, tokens]."""
+    """Concatenate parts, shape [1, tokens]."""
     return torch.from_numpy(np.concatenate(parts).astype(kind)).to(device).unsqueeze(0)

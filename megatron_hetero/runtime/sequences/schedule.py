@@ -82,12 +82,14 @@ class DealtSchedule:
         """
         forward_only = bool(kwargs.get("forward_only", False))
         begin_step(forward_only)
+        # The data hand over a dealt step whole; Megatron's count of sequences must be its own.
         step: RankStep = next(data_iterator)
         if step.num_sequences != num_microbatches * micro_batch_size:
             raise UsageError(
                 f"this step has {num_microbatches * micro_batch_size} sequences, the data "
                 f"{step.num_sequences}; batches stay as they are with --hetero-sequences"
             )
+        # Run the rank's micro-batches, with the clock of the balance line.
         with self._balance.measured(step, forward_only):
             reports = self._executor(len(step.batches)).run(
                 data_iterator=iter(step.batches),

@@ -25,12 +25,12 @@ from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens, read_
 from megatron_hetero.sequences.tree import GroupTree
 
 _FAULT = "!"
-"""What the text of a step that could not be dealt begins with; JSON never does."""
+"""First character of the text of a step without a deal; JSON never begins so."""
 
 
 @dataclass(frozen=True)
 class RankStep:
-    """One step as a rank runs it, and the whole for the log.
+    """A step as run by a rank, and the whole step for the log.
 
     `note` says what was wrong with the search, where something was; only rank 0 knows.
     """
@@ -50,8 +50,8 @@ Dealt = tuple[StepTokens, str]
 
 
 def dealt_tokens(tree: GroupTree, documents: Documents) -> Dealt:
-    """Deal documents, and divide them over the members of their groups; a search that fails gives
-    way to the greedy deal.
+    """Deal documents, and divide each over the members of a group; a failed search gives way to the
+    greedy deal.
 
     Args:
         tree: the groups of the job.

@@ -230,7 +230,7 @@ class _Correction:
         return replace(entry, **changes)
 
     def _shard(self, entry: ShardedTensor) -> ParameterShard | None:
-        """Return the shard of a parameter, or of its optimizer state, whose key ends alike.
+        """Return the shard of the parameter, or of an optimizer state, with the key's ending.
 
         All experts of a layer are divided alike, so the first stands for them.
         """

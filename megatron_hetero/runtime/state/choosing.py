@@ -54,7 +54,8 @@ def load_checkpoint(
 
 
 def _may_fall_back(args: Any) -> bool:
-    """An older checkpoint does where nobody named one, and where nothing of it is used already."""
+    """Return whether an older checkpoint does: nobody named a checkpoint, and no part is in use
+    already."""
     return not args.ckpt_step and not args.use_checkpoint_args
 
 
@@ -80,15 +81,18 @@ def sound_step(folder: Path, asked: int | None, may_fall_back: bool) -> int | No
     Raises:
         CheckpointError: there is none.
     """
+    # All ranks have to look at the same step.
     first = _agreed(lambda: _first_choice(folder, asked))
     found: list[str] = []
     at = first
+    # Check a whole checkpoint on all ranks; take the first one without faults.
     while True:
         path = folder / "release" if at == _RELEASE else folders.step_folder(folder, at)
         faults = _faults(path)
         if not faults:
             break
         found.append(f"{path} is refused:\n    " + "\n    ".join(faults))
+        # Go back by one step, if that is allowed and there is one.
         before = partial(_next_choice, folder, at)
         at = _agreed(before) if may_fall_back and at >= 0 else _NONE
         if at == _NONE:
@@ -97,6 +101,7 @@ def sound_step(folder: Path, asked: int | None, may_fall_back: bool) -> int | No
                 + "\n  Restore the files, name another checkpoint with --ckpt-step, or leave --load"
                 " out to begin anew."
             )
+    # Tell once what was refused and what is loaded.
     if dist.get_rank() == 0:
         _tell(folder, path, at, found)
     return None if at == first and asked is None else at
@@ -129,7 +134,7 @@ def _next_choice(folder: Path, before: int) -> int:
 
 
 def _faults(path: Path) -> list[str]:
-    """What is wrong with a checkpoint, by all ranks together, alike on all of them."""
+    """List the faults of a checkpoint, found by all ranks together, alike on all ranks."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     own: list[str] = []
     try:

@@ -24,7 +24,7 @@ def is_a_grid(pieces: Sequence[tuple[int, ShardedTensor]]) -> bool:
 
 
 def faults_of(pieces: Sequence[tuple[int, ShardedTensor]]) -> list[str]:
-    """What is wrong with the pieces of one tensor, of all ranks; nothing where they tile it.
+    """List the faults of all ranks' pieces of a tensor; empty if the pieces tile the tensor.
 
     Args:
         pieces: (rank, its piece); copies are left out by their replica.

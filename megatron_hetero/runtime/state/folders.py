@@ -61,7 +61,7 @@ def begin(working: Path) -> None:
 
 
 def publish(working: Path, final: Path) -> None:
-    """Give a complete working folder its name, in one atomic rename.
+    """Give a complete working folder the final name, in an atomic rename.
 
     Raises:
         OSError: a folder cannot be renamed or synced.
@@ -82,7 +82,7 @@ def abandon(working: Path) -> None:
 
 
 def restore(folder: Path) -> None:
-    """Give back its name to a checkpoint whose successor of the same step never came.
+    """Rename a replaced checkpoint back if the successor of the same step never came.
 
     Raises:
         OSError: a folder cannot be renamed.
@@ -94,7 +94,7 @@ def restore(folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove what saves that were cut short left behind.
+    """Remove the remains of interrupted saves.
 
     Raises:
         OSError: something cannot be removed.

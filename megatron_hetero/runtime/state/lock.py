@@ -114,7 +114,8 @@ class FolderLock:
         return False
 
     def _check_first(self) -> None:
-        """Two jobs that start together write after one another; the later one has the lock."""
+        """Check the lock after a moment: of two jobs started together the later writer has the
+        lock."""
         time.sleep(0.05)
         holder = self._holder()
         if holder is not None and holder.get("nonce") != self._nonce:

@@ -34,7 +34,7 @@ class FileDigest(BaseModel):
 
 
 class _Digests(BaseModel):
-    """What one rank wrote."""
+    """Digests of a rank's files."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
     files: dict[str, FileDigest]
@@ -78,7 +78,7 @@ def digest_of(path: Path) -> FileDigest:
 
 
 def write_digests(folder: Path, rank: int, names: Iterable[str]) -> None:
-    """Leave the digests of `names`, files that `rank` has just written, beside them.
+    """Leave the digests of `names`, files just written by `rank`, in the folder.
 
     Raises:
         OSError: a file cannot be read.
@@ -89,17 +89,19 @@ def write_digests(folder: Path, rank: int, names: Iterable[str]) -> None:
 
 
 def write_manifest(folder: Path, step: int, plan: str | None, num_ranks: int) -> None:
-    """Put the digests of all ranks together and take those that nobody took (rank 0's own files).
+    """Combine the digests of all ranks, and digest the files without (rank 0's own).
 
     Raises:
         CheckpointError: a file is not as long as when its rank wrote it, or has no digest.
         FileFormatError, OSError: the folder cannot be read or written.
     """
+    # Digests that every rank took while it wrote; their notes go.
     files: dict[str, FileDigest] = {}
     notes = sorted(folder.glob(f"{_DIGESTS}*.json"))
     for note in notes:
         files |= validate_document(read_json(note), _Digests, CheckpointError).files
         note.unlink()
+    # Every file has a digest, and still its length; rank 0's own files are digested now.
     for path in sorted(folder.iterdir()):
         if not path.is_file():
             continue
@@ -110,6 +112,7 @@ def write_manifest(folder: Path, step: int, plan: str | None, num_ranks: int) ->
             raise CheckpointError(f"{path}: the rank that wrote it left no digest")
         else:
             files[path.name] = digest_of(path)
+    # The manifest's own hash covers everything in it.
     content = {
         "format": _FORMAT,
         "step": step,
@@ -126,7 +129,7 @@ def has_manifest(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder that has one.
+    """Read the manifest of a folder.
 
     Raises:
         FileFormatError: it is damaged, or of a newer format, or names files outside of the folder.
@@ -162,7 +165,7 @@ def faults_of(folder: Path, manifest: Manifest, names: Iterable[str]) -> Iterato
 
 
 def strangers_in(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Files that Megatron would read by their names, and that a complete checkpoint did not have.
+    """Yield the files read by Megatron by name but absent from the complete checkpoint.
 
     Other files beside it (notes, a tokenizer) are read by nobody.
     """

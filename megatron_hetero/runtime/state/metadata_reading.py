@@ -42,7 +42,7 @@ _ALLOWED: Mapping[str, frozenset[str]] = {
 
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """The class that a pickle names, if metadata may hold it."""
+        """Return the class named by a pickle, if metadata may hold that class."""
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _ALLOWED.get(module, frozenset()):
             return super().find_class(module, name)

@@ -54,7 +54,7 @@ def load(
 def _take_absent(
     wanted: Any, there: Container[str], place: tuple[Any, ...] = ()
 ) -> Iterator[tuple[Any, ...]]:
-    """Take the extra states that a checkpoint lacks out of what is wanted; yield their places.
+    """Take the extra states absent from a checkpoint out of `wanted`; yield the places.
 
     Args:
         wanted: a sharded state dict, or a part of one.
@@ -74,7 +74,7 @@ def _take_absent(
 
 
 def _optimizers(state: Any) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a state dict that are an optimizer's, in their order."""
+    """Yield an optimizer's parts of a state dict, in order."""
     if isinstance(state, dict):
         if "param_groups" in state:
             yield state

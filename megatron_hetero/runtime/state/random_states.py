@@ -33,7 +33,7 @@ from megatron_hetero.plan.plan import Layout, Plan
 from megatron_hetero.plan.ranks import Position
 
 METADATA = "megatron_hetero_random_states"
-"""Key of the checkpoint's metadata with the stages of each replica whose states are in it."""
+"""Key of the checkpoint's metadata with the stages of the replicas whose states are saved."""
 PREFIX = "megatron_hetero.random_states"
 _TRACKER = "tracker/"
 
@@ -51,7 +51,7 @@ def replica_stages(plan: Plan) -> list[str]:
 
 @dataclass(frozen=True)
 class RandomStates:
-    """The random states of the rank at `position`, for the checkpoints that it reads.
+    """The random states of the rank at `position`, to find in a checkpoint.
 
     `stages` is `replica_stages` of the plan.  `is_loaded` is False where the user wants none of
     the checkpoint's (`--no-load-rng`, `--finetune`).

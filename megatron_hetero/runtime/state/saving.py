@@ -1,4 +1,4 @@
-"""A save that is there whole or not at all, and whose failure is not the job's.
+"""All-or-nothing saves of checkpoints; a failed save does not fail the job.
 
 Megatron writes a checkpoint's data, then its tracker.  Here the data go into a folder of another
 name; when all ranks are done, rank 0 adds the manifest and renames the folder; only then comes the
@@ -52,7 +52,7 @@ class Saver:
         self._lock: FolderLock | None = None
 
     def lock(self, folder: str | None) -> None:
-        """Keep other jobs from saving in `folder` until this one ends (rank 0).
+        """Keep other jobs from saving in `folder` until the end of this job (rank 0).
 
         Raises:
             CheckpointError: another job saves there, or nothing can be written there.
@@ -65,7 +65,7 @@ class Saver:
             _warn(found)
 
     def save_checkpoint(self, original: Function, step: int, *given: Any, **named: Any) -> None:
-        """Megatron's `save_checkpoint`, of which nothing is left where it fails."""
+        """Run Megatron's `save_checkpoint`; leave nothing behind on a failure."""
         args = get_args()
         if args.ckpt_format != "torch_dist" or named.get("non_persistent_ckpt"):
             original(step, *given, **named)
@@ -94,6 +94,7 @@ class Saver:
         Returns:
             With `async_sharded_save` the request that Megatron finishes later; else None.
         """
+        # Data go to a working folder of another name.
         final = Path(checkpoint_dir)
         working = folders.working_folder(final)
         is_async = named.pop("async_sharded_save", False)
@@ -101,15 +102,19 @@ class Saver:
         named.pop("async_strategy", None)
         if dist.get_rank() == 0:
             working.mkdir(parents=True, exist_ok=True)
+        # Always ask for the asynchronous form: it has hooks before and after the writing.
         request = original(
             state, working, *given, **named, async_sharded_save=True, async_strategy=strategy
         )
+        # Guard the writing, then the steps that finish a save.
         save = _Save(self, final, working, self._step)
         write = request.async_fn
         request = request._replace(
             async_fn=None if write is None else partial(_write, write, str(working)),
             finalize_fns=save.steps(request.finalize_fns),
         )
+        # Asynchronous: Megatron finishes later. Otherwise finish here, and tell a failure to
+        # `save_checkpoint`.
         if is_async:
             return request
         request.execute_sync()
@@ -165,7 +170,7 @@ class Saver:
         folders.publish(working, final)
 
     def _fail(self, final: Path, reason: str) -> None:
-        """Tell of a failed save, and free what it had written; on all ranks."""
+        """Report a failed save, and free the space of written files; on all ranks."""
         self.failure = reason
         if dist.get_rank() == 0:
             folders.abandon(folders.working_folder(final))
@@ -178,7 +183,7 @@ class Saver:
 
 
 class _Save:
-    """One save after its data are planned: what happens when all ranks have written."""
+    """A save from the planned data on, with the steps after all ranks have written."""
 
     def __init__(self, saver: Saver, final: Path, working: Path, step: int) -> None:
         self._saver, self._final, self._working, self._step = saver, final, working, step
@@ -208,7 +213,7 @@ class _Save:
             self._fail(_words(error))
 
     def _behind_a_barrier(self, step: Function) -> None:
-        """A step in which rank 0 writes and then meets the others."""
+        """Run a step in which rank 0 writes, then meet all ranks."""
         try:
             step()
         except OSError as error:
@@ -233,7 +238,7 @@ class _Save:
 
 
 class _UntilFailure(list[Function]):
-    """Steps of which none follows after the save has failed, though Megatron adds more of them."""
+    """Steps of a save, cut off once the save has failed, though Megatron adds more steps."""
 
     def __init__(self, save: _Save, steps: Sequence[Function]) -> None:
         super().__init__(steps)

@@ -32,8 +32,8 @@ Build = Callable[..., Any]
 
 
 def follow_form(build: Build) -> Build:
-    """Return `build`, of an optimizer, such that what it makes reads and writes stock's form where
-    a checkpoint's metadata ask for it.
+    """Wrap `build` of an optimizer: the built optimizer reads and writes stock's form where a
+    checkpoint's metadata ask for stock's form.
 
     Args:
         build: as of `runtime.megatron.optimizer.apply`.
@@ -68,7 +68,7 @@ def _with_stocks_key(entry: Any) -> Any:
 
 
 def _inner(state: Any) -> Any:
-    """Return torch's part of a state, which that of half precision has one level down."""
+    """Return torch's part of a state, a level down in half precision."""
     return state.get("optimizer", state)
 
 
@@ -88,6 +88,7 @@ def _as_stock(state: dict[str, Any], parameters: list[torch.nn.Parameter]) -> di
         | ({"step": float(step)} if step else {})
         for group in inner["param_groups"]
     ]
+    # Moments of every parameter, then main weights.
     entries = [entry for of in inner["state"].values() for entry in of.values()]
     if _MAIN in state:
         entries += [entry for group in state[_MAIN] for entry in group]
@@ -108,7 +109,7 @@ def _text_of(step: Any) -> str:
 
 
 def _main_weight(moment: Any, weight: torch.nn.Parameter) -> Any:
-    """Return the description of a weight that is its own main weight, after that of its moment."""
+    """Describe a weight that is also the main weight, after the description of the moment."""
     key = _OURS + moment.key.removeprefix(f"optimizer.state.{_MOMENT}.")
     return replace(moment, key=key, data=weight.detach())
 
@@ -123,11 +124,13 @@ def _as_ordinary(state: dict[Any, Any]) -> dict[str, Any]:
     Tensors are where this job asked for them already.  Stock has the experts that it deals out in
     a second optimizer; their parameter groups say what those of the first do.
     """
+    # The first optimizer's parameter groups and scaler stand for all; named entries are this job's.
     common = state.get(0, state)
     made = {name: value for name, value in state.items() if isinstance(name, str)}
     made = {name: value for name, value in made.items() if name not in ("param_state", _STOCKS)}
     if "grad_scaler" in common:
         made["grad_scaler"] = common["grad_scaler"]
+    # Settings and step as saved, and the parameters' numbers as in this job.
     inner = made if "state" in made else dict(made["optimizer"])
     groups = common["optimizer"]["param_groups"]
     step = next((group["step"] for group in groups if "step" in group), None)
@@ -139,6 +142,7 @@ def _as_ordinary(state: dict[Any, Any]) -> dict[str, Any]:
             group.pop("step", None)
         if step is not None:
             inner["state"]["common_step"] = torch.tensor(float(step))
+    # Saved settings, with this job's parameters.
     inner["param_groups"] = [
         {**group, "params": own} for group, own in zip(saved, numbers, strict=True)
     ]

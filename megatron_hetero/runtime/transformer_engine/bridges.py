@@ -1,4 +1,4 @@
-"""The lines of Transformer Engine that ask for CUDA, and what is read in their place.
+"""The lines of Transformer Engine that ask for CUDA, and the replacements of the lines.
 
 The import hook compiles a module from its own source with these few words exchanged; the files
 stay as they are. A text that is not found once is another version of the package, and refuses.

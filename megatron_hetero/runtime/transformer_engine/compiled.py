@@ -77,7 +77,7 @@ MISSING: Mapping[str, str] = {
         te_general_grouped_gemm_for_grouped_tensor
         """,
 }
-"""What it is for -> functions of the compiled part that have no counterpart."""
+"""Purpose -> functions of the compiled part without a counterpart."""
 
 
 def compiled_module(name: str) -> types.ModuleType:
@@ -126,7 +126,7 @@ def onnx_module(name: str) -> types.ModuleType:
 
 
 def _missing(name: str, purpose: str) -> Callable[..., Any]:
-    """Return what stands for a function, or a class, that has no counterpart."""
+    """Return a refusing stand-in for a function, or a class, without a counterpart."""
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(

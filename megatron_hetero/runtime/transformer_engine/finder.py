@@ -22,7 +22,7 @@ _MADE: Mapping[str, Callable[[str], types.ModuleType]] = {
 """Name -> what makes the module."""
 
 
-class _Maker(importlib.abc.Loader):
+class _StandInLoader(importlib.abc.Loader):
     """Loader of a module that is made, not read."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
@@ -51,7 +51,9 @@ class CpuFinder(importlib.abc.MetaPathFinder):
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname in _MADE:
-            return importlib.machinery.ModuleSpec(fullname, _Maker(), origin=compiled.__file__)
+            return importlib.machinery.ModuleSpec(
+                fullname, _StandInLoader(), origin=compiled.__file__
+            )
         if fullname not in bridged_modules():
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
@@ -67,7 +69,7 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Take the hook away, and forget the modules that it gave."""
+    """Take the hook away, and forget the modules made by the hook."""
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, CpuFinder)]
     for name in list(sys.modules):
         if name in _MADE or name.partition(".")[0] == "transformer_engine":

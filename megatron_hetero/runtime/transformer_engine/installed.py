@@ -32,7 +32,8 @@ def why_unusable() -> str | None:
 
 
 def _has_gpu() -> bool:
-    """Tell if torch sees a GPU, without a start of CUDA, which processes that fork must not do."""
+    """Tell if torch sees a GPU, without starting CUDA, since forking processes must not start CUDA.
+    """
     before = os.environ.get(_CHECK)
     os.environ[_CHECK] = "1"
     try:
@@ -70,7 +71,7 @@ def hide() -> None:
 
 
 def forget() -> None:
-    """Forget what was imported of the package, or that it was hidden."""
+    """Forget all imported modules of the package, and a former hiding of the package."""
     for name in list(sys.modules):
         if name.partition(".")[0] in PACKAGES:
             del sys.modules[name]

@@ -100,8 +100,8 @@ def why_local(megatron: Sequence[str]) -> str | None:
 
 
 def cpu_flags(megatron: Sequence[str]) -> tuple[str, ...]:
-    """Return `backend.CPU_FLAGS` for a job, without those of local layers where it trains with
-    Transformer Engine's."""
+    """Return `backend.CPU_FLAGS` for a job, without the flags of local layers under Transformer
+    Engine."""
     if why_local(megatron) is not None:
         return backend.CPU_FLAGS
     return tuple(flag for flag in backend.CPU_FLAGS if flag not in _ONLY_LOCAL)

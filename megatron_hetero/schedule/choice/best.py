@@ -23,8 +23,7 @@ _MAX_PASSES = 40_000
 def best_of_orders(
     best: Plan, others: Iterable[Plan], cluster: Cluster, profile: Profile | None = None
 ) -> Plan:
-    """Return `best`, or the plan with the shortest step that other orders make of it or of
-    `others`.
+    """Return the plan with the shortest step among `best` and other orders of `best` or `others`.
 
     Orders are made for each plan's times, hops and memory (`choose.candidates`); steps are compared
     with all queues and exchanges (`estimate_plan`).
@@ -36,13 +35,18 @@ def best_of_orders(
     """
     if best.estimates is None:
         raise ValueError("the best plan has no estimates to compare with")
+    # Some workloads allow no order but 1F1B.
     if best.workload is None or why_no_orders(best.workload):
         return best
+    # An order must gain at least LEAST_GAIN to be worth a plan that stock Megatron cannot run.
     found, found_s = best, best.estimates.step_time_s * (1 - LEAST_GAIN)
     left = _MAX_PASSES
+    # Each plan spends work in proportion to its passes, until the limit.
     for plan in chain([best], others):
         left -= sum(len(r.stages) * r.num_micro_batches for r in plan.replicas)
         plain, *kinds = candidates(plan, cluster, profile)
+        # Compare a pipeline alone first; only a quicker pipeline is worth the whole step's
+        # simulation.
         for made in kinds:
             if made.plan is None or made.slowest_s >= plain.slowest_s:
                 continue
@@ -51,6 +55,7 @@ def best_of_orders(
                 found, found_s = made.plan, step_s
         if left <= 0:
             break
+    # The bound is proved once, for the plan that is returned.
     if found is not best:
         found = replace(found, estimates=estimate_plan(found, cluster, profile))
         validate_plan(found, cluster)

@@ -1,4 +1,4 @@
-"""The schedules that a plan's replica could run, each made for its times, hops and memory."""
+"""Schedules for a plan's replicas, made for the replicas' times, hops and memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from megatron_hetero.schedule.stock import sends_as_stock
 
 @dataclass(frozen=True)
 class ScheduledPlan:
-    """A plan with one kind of schedule, and the simulated times of its replicas.
+    """A plan under a given kind of schedule, with the simulated times of the replicas.
 
     `pipeline_times_s` and `peaks` (micro-batches or passes under way, [stage]) are [replica].
     `held` says why the kind cannot be had, and then there is nothing else.
@@ -143,8 +143,8 @@ class _Maker:
     def _with_replica(
         self, plan: Plan, name: ScheduleName, r: int, pipeline: TimedPipeline
     ) -> tuple[Plan, Listed]:
-        """Schedule one replica of the plan, again with lower limits for stages whose messages leave
-        less room than the limits take for granted.
+        """Schedule one replica of the plan, with lower limits once messages turn out to need the
+        memory.
 
         Args:
             plan: the plan so far.
@@ -158,13 +158,18 @@ class _Maker:
         limits = self._limits(self.placement.replicas[r])
         while True:
             listed = self._schedule_once(name, r, pipeline, limits)
+            # 1F1B's launch counts keep to the limits by themselves, and a single stage has no
+            # messages.
             if name == "1f1b" or pipeline.num_stages == 1:
                 return plan, listed
+            # Other orders hold messages too: look which stages no longer fit with them.
             made = with_schedule(plan, r, listed.schedule, name)
             full = self._full_stages(made, r)
+            # Lower the limit of each full stage by one, but not below 1F1B's own number.
             lower = [limit - (s in full and limit > own[s]) for s, limit in enumerate(limits)]
             if not full:
                 return made, listed
+            # Nothing left to lower.
             if lower == limits or name == "interleaved":
                 s, kept = next(iter(full.items()))
                 raise CheckFailedError(
@@ -175,7 +180,7 @@ class _Maker:
     def _schedule_once(
         self, name: ScheduleName, r: int, pipeline: TimedPipeline, limits: Sequence[int]
     ) -> Listed:
-        """Make the schedule that replicas that are alike share."""
+        """Make the schedule of a replica once for all identical replicas."""
         key = name, pipeline, self.placement.replicas[r].num_in_flight, tuple(limits)
         if key not in self._made:
             self._made[key] = self._schedule(name, r, pipeline, limits)
@@ -219,9 +224,9 @@ class _Maker:
         )
 
     def _full_stages(self, made: Plan, r: int) -> dict[int, int]:
-        """Find the stages whose memory is too small for what they would keep, messages included,
-        with the number of their micro-batches.  Where the plan itself does not fit, as many as it
-        keeps may."""
+        """Return {stage: micro-batches kept} for the stages with too little memory, messages
+        included. Where the plan itself does not fit, as many as it keeps may."""
+        # Compare with the plan as it was: a stage that was full before may keep as many as then.
         own = self.placement.replicas[r]
         placed = placement_of(made, self.costs.cluster).replicas[r]
         kept = {s: launched_forwards(made, r, s) for s in range(len(placed.stages))}
@@ -232,7 +237,8 @@ class _Maker:
         }
 
     def _limits(self, placed: PlacedReplica) -> list[int]:
-        """Count the micro-batches that each stage's GPUs can keep, at least what 1F1B keeps."""
+        """Count the micro-batches for which each stage's GPUs have memory, at least 1F1B's number.
+        """
         return [
             max(own, self._limit(placed, index)) for index, own in enumerate(placed.num_in_flight)
         ]

@@ -13,7 +13,7 @@ from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.schedule.network import hops
 
 Taken = tuple[tuple[tuple[str, float], ...], tuple[float, ...], float]
-"""Paths, each with the seconds for which it is taken; bytes over each; latency."""
+"""Paths, each with the seconds for which an exchange takes the path; bytes over each; latency."""
 
 
 def taken_by_groups(
@@ -38,20 +38,24 @@ def taken_by_groups(
         weights: relative sizes of what each holder owns of a divided buffer.
         uplinks: `Plan.exchange_uplinks`.
     """
+    # Transfers between the holders, in fractions of the buffer.
     num_bytes, rank_bytes = sizes
     devices = [holder.devices[0] for holder in holders]
     found = group_transfers(cluster, devices, groups, purpose, weights, uplinks)
     if found is None:
         return None
+    # Spread each transfer over the paths on its way.
     seconds: dict[str, float] = {}
     carried: dict[str, float] = {}
     for t in found.transfers:
         sender, receiver = holders[t.sender], holders[t.receiver]
         taken_s, part = t.s_per_byte * num_bytes, t.part * num_bytes
+        # Inside a machine a holder with unequal shares is as slow as its rank with the most.
         if devices[t.sender].node == devices[t.receiver].node:
             taken_s *= max(held_fraction(model, holder) for holder in (sender, receiver))
         for path, path_s in hops(cluster, sender.devices, receiver.devices, taken_s, part):
             seconds[path] = seconds.get(path, 0.0) + path_s
             carried[path] = carried.get(path, 0.0) + part
+    # Owners add what they received: that time overlaps with nothing here.
     latency_s = found.latency_s + found.adding_s_per_byte * rank_bytes
     return tuple(seconds.items()), tuple(carried.values()), latency_s

@@ -115,13 +115,16 @@ class GradientExchange:
 
     def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         """Build the collectives of gradients, and of new weights, in stock Megatron."""
+        # Buckets of the layers on each stage, in Megatron's order.
         model, replicas = self._costs.workload.model, self._placement.replicas
         training = self._costs.workload.training
         of_stages = StockBuckets(
             self._placement, model, training, self._vocab_rows, self._chunk_layers
         )
+        # A single replica exchanges nothing over the data-parallel group.
         is_shared = len(replicas) > 1 or self._placement.has_context_parallel
         buckets = list(of_stages) if is_shared else []
+        # The distributed optimizer's reduce-scatter is one pass of the ring, an all-reduce is two.
         passes = 1 if self._is_divided else 2
         gradients = []
         for bucket, chunk in buckets:
@@ -129,14 +132,17 @@ class GradientExchange:
             made = self._ring(
                 bucket, "gradients", passes, {} if self._overlaps else _all_buffers(bucket)
             )
+            # With overlap a chunk's bucket may go once the chunk's last backward pass has ended.
             if chunk is not None and self._overlaps:
                 made = replace(made, final=dict.fromkeys(bucket.holders, Final(chunk)))
             gradients.append(made)
+        # Experts dealt out over replicas have groups of their own, and wait for all gradients.
         of_experts = list(of_stages.of_experts())
         gradients += [
             self._ring(b, "gradients", passes, _all_buffers(b), is_final=True, groups=groups)
             for b, groups in of_experts
         ]
+        # First and last stage of a replica add up their copies of a tied embedding.
         num_stages = len(replicas[0].stages)
         if model.tied_embeddings and num_stages > 1:
             words = self._vocab_rows * model.hidden_size
@@ -145,6 +151,7 @@ class GradientExchange:
                 gradients.append(
                     self._ring(tied, "gradients", 2, _all_buffers(tied), is_final=True)
                 )
+        # All-reduced weights are updated everywhere; divided ones are gathered after the update.
         if not self._is_divided:
             return tuple(gradients), ()
         dense = (b for b, _ in sorted(buckets, key=lambda entry: entry[1] or 0))
@@ -209,7 +216,7 @@ class GradientExchange:
     def _buffers(
         self, bucket: StageBucket, num_sets: int, rank_bytes: float, is_received: bool
     ) -> dict[StageId, float]:
-        """Return the parts of its holders' rooms that a bucket takes, as
+        """Return the parts of the holders' rooms taken by a bucket, as
         `cost.sync.groups.buffers_of`."""
         rooms = {holder: self._rooms[holder] for holder in bucket.holders if self._rooms}
         return buffers_of(
@@ -244,6 +251,7 @@ class GradientExchange:
             is_final: all gradients have to be there.
             groups: of ranks that hold it; by default all of its holders.
         """
+        # Bytes of one element: gradients may be wider than weights.
         element = self._states.gradient if what == "gradients" else self._states.weight
         groups = groups or groups_of(self._placement, bucket.holders)
         hops, carried, latency_s = self._around(
@@ -290,11 +298,13 @@ class GradientExchange:
         )
 
     def _to_owners(self, bucket: StageBucket, ranks: RankSet) -> Collective:
-        """Send from every rank to every other one the part that it owns, directly; an owner adds
-        what it has received while others use the paths."""
+        """Send each rank's gradients directly to their owners; an owner adds received parts while
+        other ranks use the paths."""
         num_bytes = ranks.num_params * self._states.gradient
+        # Owners in proportion to their weights; each rank is a holder by itself.
         weights = [self._owner_weights[member.stage] for member in ranks.members]
         alone = [PlacedStage((member.device,), 1) for member in ranks.members]
+        # By groups of machines where the plan says so, else every pair directly.
         made = self._by_groups(alone, "reduce_scatter", num_bytes, num_bytes, weights)
         hops, carried, latency_s = made or self._directly(ranks, weights, num_bytes)
         return Collective(

@@ -1,4 +1,4 @@
-"""Ranks that exchange a divided bucket with each other: those that hold the same slices of it.
+"""Sets of ranks with the same slices of a divided bucket, which a set exchanges.
 
 A bucket of stages (`cost.sync.buckets`) stands for one of each set of ranks.  With the distributed
 optimizer the sets take turns on a path and each rank has its own few buffers, so that one set is

@@ -54,8 +54,8 @@ class StockBuckets:
         (`DistributedOptimizer._compute_per_buffer_param_layout`)."""
 
     def __iter__(self) -> Iterator[tuple[StageBucket, int | None]]:
-        """Yield the buckets in the order in which they are exchanged, with the chunk of a stage
-        that has several.
+        """Yield (bucket, chunk) in the order of exchange; chunk is None on a stage with a single
+        chunk.
 
         One for each chunk of a stage, the first one first (`finalize_model_grads`), or where they
         overlap the last one first.  On a first stage that overlaps, the buckets of the first chunk
@@ -63,16 +63,21 @@ class StockBuckets:
         """
         replicas, words = self._replicas, self._words
         share = even_share(self._model, 1)
+        # All replicas are alike in stock Megatron, so the first one stands for all.
         for s, stage in enumerate(replicas[0].stages):
             holders = tuple((r, s) for r in range(len(replicas)))
             is_first, is_last = s == 0, s == len(replicas[0].stages) - 1
+            # Backward passes complete the last chunk first.
             layers = list(enumerate(self._chunk_layers.get((0, s)) or [stage.num_layers]))
             for chunk, num_layers in reversed(layers) if self._overlaps else layers:
                 number = chunk if len(layers) > 1 else None
                 first, last = is_first and chunk == 0, is_last and chunk + 1 == len(layers)
+                # Parameters of the chunk in the dense buffer; dealt-out experts have a buffer of
+                # their own.
                 params = stage_params(self._model, share, num_layers, first, last, self._vocab_rows)
                 if self._deals_experts:
                     params -= num_layers * routed_params(self._model)
+                # By default one bucket; the first chunk's are cut by size where exchanges overlap.
                 sizes = [(params, EMBEDDING)]
                 if first and self._overlaps:
                     full = stock_bucket_elements(len(replicas)) * stage.width
@@ -116,21 +121,24 @@ class StockBuckets:
         yield EMBEDDING, self._words
 
     def of_experts(self) -> Iterator[tuple[StageBucket, tuple[PlacedStage, ...]]]:
-        """Yield the buckets of experts that are dealt out over replicas, which have a buffer of
-        their own, and the ranks that hold the same experts, as groups of one ring."""
+        """Yield each buffer of experts dealt out over replicas, with the groups of ranks that hold
+        the same experts."""
         if not self._deals_experts:
             return
         replicas = self._replicas
         for s, stage in enumerate(replicas[0].stages):
             if stage.experts is None:
                 continue
+            # An expert-parallel group of `ranks` GPUs covers one stage of `together` replicas.
             size, width = stage.experts.sizes
             ranks, own = size * width, len(stage.devices)
             params = stage.num_layers * routed_params(self._model)
             together = max(1, ranks // own)
+            # Replicas at the same place of their groups hold the same experts: a ring joins these.
             for turn in range(together):
                 members = range(turn, len(replicas), together)
                 stages = [replicas[r].stages[s] for r in members]
+                # If a group is narrower than a stage, the stage holds every expert several times.
                 step = min(ranks, own)
                 groups = tuple(
                     PlacedStage(each.devices[first : first + step], 1)

@@ -25,6 +25,7 @@ def stage_chunk_times(
         times: of the whole stage for one micro-batch.
         is_last: its last chunk has the output layer.
     """
+    # Blocks of each chunk: its layers, and the head behind the last layer.
     all_blocks = blocks(workload)
     layers, head = all_blocks[1:-1], all_blocks[-1]
     held: list[list[Block]] = [
@@ -34,10 +35,13 @@ def stage_chunk_times(
     recomputed = _recomputed_share(stage, workload, num_layers)
     if is_last:
         held[-1].append(head)
+    # Divide the stage's measured or modelled seconds by the chunks' operations.
     total = sum(_flops(block) for chunk in held for block in chunk)
     found = []
     for chunk in held:
         share = sum(_flops(block) for block in chunk) / total
+        # Weight gradients are the matrix products once; the backward pass has them twice, plus
+        # recompute.
         products = sum(block.matmul_flops_forward for block in chunk)
         forward = sum(_flops(block) for block in chunk)
         again = recomputed * sum(_flops(block) for block in chunk if block.kind == "layer")

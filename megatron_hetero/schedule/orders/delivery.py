@@ -53,15 +53,18 @@ def limited_posts(
         most: boundary -> receives that may be posted at a time, at least 1.
         schedule, stage: the whole schedule, and the stage.
     """
+    # `due`: boundaries whose receives were put off. `now`: receives posted and not yet taken.
     due: Counter[int] = Counter()
     now: Counter[int] = Counter()
     found = []
     for instruction, boundaries in zip(programme, posts, strict=True):
         due.update(boundaries)
+        # Post as many of the due receives as the limits allow.
         posted = [b for b in sorted(due) for _ in range(min(due[b], most[b] - now[b]))]
         due.subtract(posted)
         now.update(posted)
         found.append(tuple(posted))
+        # A receive that the instruction takes makes room for another.
         for operation in instruction:
             if operation.kind in RECEIVES:
                 now[schedule.message(stage, operation).boundary] -= 1
@@ -117,13 +120,15 @@ def posts_within(
 
 
 def arrived_sends(schedule: Schedule, stage: int) -> dict[Message, int]:
-    """Count for each message to `stage` the stage's own messages over the same boundary that had
-    arrived when the other side sent it."""
+    """Count, for each message to `stage`, the stage's own messages that had arrived over the same
+    boundary before the sender sent."""
+    # Boundaries at the stage's own virtual stages.
     own = {b + d for b in range(len(schedule.chain)) for d in (-1, 0) if schedule.chain[b] == stage}
     arrived: dict[Message, int] = {}
     for peer, programme in enumerate(schedule.programmes):
         if peer == stage:
             continue
+        # Walk a peer's programme: what it had received before a send, it has received for sure.
         received: Counter[Channel] = Counter()
         for instruction in programme:
             for operation in instruction:
@@ -140,8 +145,8 @@ def arrived_sends(schedule: Schedule, stage: int) -> dict[Message, int]:
 
 @dataclass(frozen=True)
 class StagePosts:
-    """The boundaries for which a stage posts receives before each instruction, [instruction], in a
-    step of training and in one of validation, which has the forwards alone."""
+    """Boundaries for which a stage posts receives before each instruction, [instruction], in
+    training and in validation (forwards alone)."""
 
     training: tuple[tuple[int, ...], ...]
     validation: tuple[tuple[int, ...], ...]

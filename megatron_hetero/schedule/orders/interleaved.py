@@ -36,6 +36,7 @@ def interleaved(
         PlanFormatError: a group smaller than the pipeline, or a remainder smaller than it, for
             which the order would wait for itself.
     """
+    # Megatron's limits on a group, and on the remainder of the micro-batches.
     num_stages = max(chain) + 1
     size = num_stages if group_size is None else group_size
     remainder = num_micro_batches % size
@@ -45,9 +46,11 @@ def interleaved(
             f"number of stages to that of micro-batches), and a last group of at least {num_stages}"
             f"; found groups of {size} for {num_micro_batches} micro-batches"
         )
+    # Stages in turn are Megatron's own order; any other chain is made on a clock.
     counts = [list(chain).count(stage) for stage in range(num_stages)]
     if list(chain) != list(range(num_stages)) * counts[0]:
         return _unlike(tuple(chain), num_micro_batches, size, counts)
+    # Every stage: its forwards in groups, its backwards in groups, `num_ahead` forwards before.
     orders = []
     for stage, num_chunks in enumerate(counts):
         forwards = _turns(num_micro_batches, range(num_chunks), size)

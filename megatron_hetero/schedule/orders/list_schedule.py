@@ -40,7 +40,7 @@ class TimedPipeline:
 
 @dataclass(frozen=True)
 class Policy:
-    """Rules by which a free stage chooses its next pass.
+    """Rules by which a free stage chooses the next pass.
 
     `split`: backward passes in two parts.  `alternate`: after a backward pass a forward is
     preferred, else backward passes always are.  `patience`: weight gradients are not begun when a
@@ -56,7 +56,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Listed:
-    """A schedule and its makespan on the clock it was made on."""
+    """A schedule and its makespan on the clock of the list scheduler."""
 
     schedule: Schedule
     makespan_s: float
@@ -131,7 +131,7 @@ class _ListClock:
             self._weights(stage, now)
 
     def _first(self, stage: int, now: float, *, is_forward: bool) -> int | None:
-        """Find the virtual stage whose next pass has what it needs, the first in turn of
+        """Find a virtual stage with its next pass's input at hand, the first in turn if there are
         several."""
         inbox = self.activations if is_forward else self.gradients
         found = [v for v in self.on_stage[stage] if inbox[v] and inbox[v][0] <= now]
@@ -142,7 +142,7 @@ class _ListClock:
         return min(found, key=lambda v: (done[v] // size, v if is_forward else -v))
 
     def _has_time(self, stage: int, now: float) -> bool:
-        """Return whether weight gradients may be begun with what is on its way."""
+        """Return False if a message arrives too soon to begin weight gradients."""
         v, _ = self.weights_due[stage][0]
         until = now + self.policy.patience * self.times[v].backward_weight_s
         coming = [

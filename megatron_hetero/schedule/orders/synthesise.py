@@ -48,21 +48,25 @@ def synthesise(
     Raises:
         CheckFailedError: no schedule keeps to the limits.
     """
+    # No stage holds more passes than it has; the budget bounds the passes simulated in all.
     num_passes = [len(chunks) * pipeline.num_micro_batches for chunks in pipeline.times]
     caps = tuple(min(n, c) for n, c in zip(limits or num_passes, num_passes, strict=True))
     budget = _Budget(MAX_TRIED_PASSES // (3 * sum(num_passes)))
+    # 1F1B with good launch counts first: its counts are also good limits for the lists.
     found: list[Listed] = []
     starts = [caps]
     if len(pipeline.chain) == pipeline.num_stages:
         launched = _one_f_one_b(pipeline, caps, counts, budget)
         found += launched
         starts = [_counts(launched[0], pipeline), _counts(launched[-1], pipeline), caps]
+    # Which lists to try: whole or split backward passes, and groups of micro-batches with chunks.
     policies = [replace(p, split=False, patience=0.0) for p in POLICIES if not p.patience]
     if split:
         policies += POLICIES
     if len(pipeline.chain) > pipeline.num_stages:
         policies = [replace(p, group_size=g) for p in policies for g in (0, pipeline.num_stages)]
     found += _lists(pipeline, caps, starts, policies, budget)
+    # Not one schedule within memory.
     if not found:
         raise CheckFailedError(
             f"no schedule keeps at most {list(caps)} passes under way on the stages; give more"
@@ -84,8 +88,9 @@ class _Budget:
 def _one_f_one_b(
     pipeline: TimedPipeline, caps: Counts, known: Sequence[int] | None, budget: _Budget
 ) -> list[Listed]:
-    """Try 1F1B with the rule's counts or the known ones, and with the best counts near them."""
+    """Try 1F1B with the rule's launch counts or known counts, and with the best counts nearby."""
     m = pipeline.num_micro_batches
+    # 1F1B as the closed form sees it: one pass of each kind, one hop a boundary.
     passes = [
         PassTimes(t.forward_s, t.backward_input_s + t.backward_weight_s) for (t,) in pipeline.times
     ]
@@ -98,12 +103,13 @@ def _one_f_one_b(
         return pipeline_time_s(passes, pipeline.forward_hops, pipeline.backward_hops, m, counts)
 
     def falling(counts: Sequence[int]) -> Counts:
-        """No count above its cap, nor above the one before it."""
+        """Lower each count to the cap and to the count before."""
         fitting: list[int] = []
         for count, cap in zip(counts, caps, strict=True):
             fitting.append(max(1, min(count, cap, m, *fitting[-1:])))
         return tuple(fitting)
 
+    # Start at the better of both, climb from there.
     rule = falling(launch_counts([p.total_s for p in passes], hops))
     start = min([rule] if known is None else [rule, falling(known)], key=time_s)
     best = _climb(start, time_s, falling, budget)
@@ -125,6 +131,7 @@ def _lists(
     def within(limits: Sequence[int]) -> Counts:
         return tuple(max(1, min(n, cap)) for n, cap in zip(limits, caps, strict=True))
 
+    # Each policy from each start, as far as the budget goes.
     tried: list[tuple[Listed, Policy, Counts]] = []
     for limits in dict.fromkeys(starts):
         for policy in policies:
@@ -132,6 +139,7 @@ def _lists(
                 tried.append((listed, policy, limits))
     if not tried:
         return []
+    # Improve the limits of the best list by climbing.
     best, policy, limits = min(tried, key=lambda one: one[0].makespan_s)
 
     def time_s(counts: Counts) -> float:
@@ -172,8 +180,8 @@ def _climb(
 
 
 def _counts(listed: Listed, pipeline: TimedPipeline) -> Counts:
-    """Count the forwards up to and with the one that precedes each stage's first backward in a 1F1B
-    schedule: its launch counts."""
+    """Count the forwards before each stage's first backward in a 1F1B schedule, the launch counts.
+    """
     counts = []
     for programme in listed.schedule.programmes:
         kinds = [o.kind for i in programme for o in i if o.kind in ("forward", "backward")]

@@ -27,8 +27,8 @@ exchanges."""
 
 @dataclass(frozen=True)
 class ExchangedBucket:
-    """Gradients that go in one exchange: their holders, and the layers whose backward passes
-    complete them."""
+    """Gradients of one exchange: their holders, and the layers whose backward passes complete the
+    gradients."""
 
     holders: tuple[int, ...]
     layers: frozenset[int]
@@ -59,11 +59,14 @@ class Gradients:
             full: one bucket for each set of ranks, as of a small model; else each layer ends one,
                 which is stricter, because one then waits behind another.
         """
+        # Layers whose weights are gathered for each pass.
         numbers = {
             stage.first_layer + i
             for stage in plan.replicas[0].stages
             for i in range(stage.shape.num_sharded_layers)
         }
+        # Sets of ranks that hold the same parameters: of sharded layers by layer, of whole ones in
+        # order.
         sharded: dict[int, list[tuple[int, ...]]] = {}
         whole: list[tuple[tuple[int, ...], int]] = []
         for layer, ranks in layer_sets(plan, workload):
@@ -72,6 +75,7 @@ class Gradients:
             else:
                 whole.append((ranks, layer))
         buckets = [ExchangedBucket(ranks, frozenset((layer,))) for ranks, layer in whole]
+        # A large bucket: all layers of a set together, ended by its last layer.
         if full:
             layers: dict[tuple[int, ...], set[int]] = {}
             last: dict[tuple[int, ...], int] = {}
@@ -148,6 +152,7 @@ def _rounds_of(
     plan: Plan, holders: tuple[int, ...], purpose: Purpose, *, sums: bool
 ) -> _Rounds | None:
     machines = rank_machines(plan)
+    # The rounds between machines, as the runtime computes them.
     made = plan_by_group(
         [machines[rank] for rank in holders],
         plan.exchange_groups,
@@ -157,6 +162,7 @@ def _rounds_of(
     )
     if made is None:
         return None
+    # Of every round: with whom a rank exchanges, and if it sends.
     expanded = made.expanded()
     found: list[dict[int, set[tuple[int, bool]]]] = []
     for number, source, destination in np.unique(expanded.table[:, :3], axis=0).tolist():
@@ -165,6 +171,7 @@ def _rounds_of(
         sender, receiver = holders[source], holders[destination]
         found[number].setdefault(sender, set()).add((receiver, True))
         found[number].setdefault(receiver, set()).add((sender, False))
+    # An all-reduce by groups also adds up pairs of ranks on one machine.
     of_pairs = pair_sums(expanded) if sums and purpose == "all_reduce" else {}
     return _Rounds(
         tuple({rank: tuple(sorted(own)) for rank, own in of.items()} for of in found),

@@ -61,7 +61,7 @@ class How:
 def check_operations(
     plan: Plan, workload: Workload, how: How | None = None, source: str = ""
 ) -> None:
-    """Prove that the operations of a plan end under NCCL's rules, where our runtime trains it.
+    """Prove for a plan in our runtime that all operations end under NCCL's rules.
 
     Args:
         plan: validated.
@@ -71,8 +71,10 @@ def check_operations(
     Raises:
         PlanFormatError: they do not; the message names the ranks that wait for each other.
     """
+    # Stock Megatron's operations are not ours to prove.
     if is_stock(plan):
         return
+    # Two replicas of each kind show if there is a deadlock at all; the first step may differ.
     few, how = _of_each_kind(plan), how or How()
     steps = [how]
     if workload.training.overlap_grad_reduce:
@@ -80,6 +82,7 @@ def check_operations(
     for step in steps:
         if not blocked_ranks(job_operations(few, workload, step)):
             continue
+        # If they hang, prove it on the whole plan, for the message to name its true ranks.
         job = job_operations(plan, workload, step)
         blocked = blocked_ranks(job)
         if blocked:
@@ -102,7 +105,8 @@ def job_operations(plan: Plan, workload: Workload, how: How | None = None) -> Jo
 
 
 def _of_each_kind(plan: Plan) -> Plan:
-    """Return a plan with two replicas of each kind, which hangs if and only if the whole one does.
+    """Return a plan with two replicas of each kind; the smaller plan hangs if and only if the whole
+    one does.
 
     Replicas of one kind give the library the same operations, and each set of ranks that exchanges
     gradients has of all of them those in the same place; so any two of them stand where any other
@@ -208,7 +212,8 @@ class _Job:
         return {}
 
     def timing(self, r: int, s: int) -> tuple[StagePosts, Mapping[Message, int]]:
-        """Return when a stage posts receives, and which of its sends are known to have arrived."""
+        """Return a stage's posts of receives, and the sends known to have arrived by each message.
+        """
         schedule = self.schedules[r]
         key = id(schedule), s
         if key not in self._timing:
@@ -221,15 +226,18 @@ class _Job:
 
     @cached_property
     def crossings(self) -> dict[tuple[int, int], dict[int, tuple[list[int], list[int]]]]:
-        """(replica, boundary) -> rank -> (ranks with which it exchanges pieces, shapes)."""
+        """Map (replica, boundary) to each rank's peers: the ranks with pieces of its activation,
+        and those with shapes."""
         model, training = self.workload.model, self.workload.training
         found: dict[tuple[int, int], dict[int, tuple[list[int], list[int]]]] = {}
         for r, replica in enumerate(self.plan.replicas):
+            # Elements of an activation decide how it is cut into pieces.
             size = replica.micro_batch_size or training.micro_batch_size
             sizes = {size * model.seq_length * model.hidden_size}
             stages = chain(replica)
             for boundary in range(len(stages) - 1):
                 before, after = (self.stages[r, stages[b]] for b in (boundary, boundary + 1))
+                # Peers of each rank on both sides, in the order of its operations.
                 own: dict[int, tuple[list[int], list[int]]] = {
                     rank: ([], []) for rank in (*before.ranks, *after.ranks)
                 }
@@ -265,11 +273,13 @@ class _Job:
         r, s = place.replica, place.stage
         replica = self.plan.replicas[r]
         stage, stages = replica.stages[s], chain(replica)
+        # Receives of the stage, and its communicators by what they are for.
         posts, arrived = self.timing(r, s)
         by_use: dict[tuple[str, int | None], list[int]] = {}
         for number in self.groups_of[rank]:
             group = self.groups[number]
             by_use.setdefault((group.use, group.boundary), []).append(number)
+        # Both directions of each boundary that the stage touches.
         sides = {}
         for boundary in range(len(stages) - 1):
             if s not in stages[boundary : boundary + 2]:
@@ -284,6 +294,7 @@ class _Job:
                 by_use.get(("shapes", boundary), ()),
                 told,
             )
+        # Layers of each chunk; the embedding before the first layer, the head behind the last.
         chunks = [
             list(range(chunk.first_layer, chunk.first_layer + chunk.num_layers))
             for chunk in stage_chunks(stage)
@@ -309,6 +320,7 @@ class _Job:
 
     def _step(self, items: RankItems) -> None:
         """Write a step of training, then a step of validation."""
+        # A step of training: forward and backward passes with their exchanges.
         begin = len(items.items)
         training, rank = self.workload.training, items.rank
         place = self.places[rank]
@@ -323,6 +335,7 @@ class _Job:
             overlaps_gathers=training.overlap_param_gather,
             num_idle_rounds=num_idle_rounds,
         ).run()
+        # What follows the passes: rest of the gradients, tokens, losses, norm of the gradients.
         gradients.finish()
         self._agree(items, "tokens of the step")
         losses = self._losses(rank)
@@ -331,10 +344,12 @@ class _Job:
         items.sync()
         self._agree(items, "norm of the gradients")
         items.sync()
+        # New weights are gathered after the update.
         # With --overlap-param-gather each is waited for later, where a pass first needs it.
         for operation in gradients.start_weights():
             items.wait(operation)
         items.training = slice(begin, len(items.items))
+        # A step of validation: forward passes alone, and their losses.
         StageItems(
             of,
             items,

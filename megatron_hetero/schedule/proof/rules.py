@@ -25,8 +25,8 @@ from megatron_hetero.plan.communication.communicators import URGENT_USES
 from megatron_hetero.schedule.proof.operations import Item, JobOperations
 
 NUM_STREAMS = 32
-"""Streams of one priority that torch hands out in turn (`c10/cuda/CUDAStream.cpp`,
-kStreamsPerPool)."""
+"""Number of streams of each priority; torch hands the streams out in turn
+(`c10/cuda/CUDAStream.cpp`, kStreamsPerPool)."""
 MANY = 1 << 20
 """Connections for as many queues as there are streams."""
 _COMPUTE = 0
@@ -193,7 +193,8 @@ class _Run:
         return True
 
     def _number(self, rank: int, group: int, peer: int, is_sent: bool) -> int:
-        """Count the operations of a rank that are told apart by their order alone."""
+        """Count the operations of a rank to one peer; NCCL tells them apart by their order alone.
+        """
         key = group, peer, is_sent
         self.counts[rank][key] += 1
         return self.counts[rank][key]
@@ -257,7 +258,7 @@ class _Run:
         return None
 
     def _not_begun(self, rank: int, item: Item) -> tuple[int, ...]:
-        """Return the ranks that have not begun their part of an operation that this one runs."""
+        """Return the ranks missing from the operation that an item runs."""
         found: set[int] = set()
         for key, begun in self.begun.items():
             if (rank, item.operation) not in begun:
@@ -268,7 +269,7 @@ class _Run:
 
 
 def _streams(job: JobOperations) -> Sequence[Mapping[int, int]]:
-    """[rank] -> communicator -> its stream, as torch hands them out."""
+    """Map each rank's communicators to streams, as torch hands the streams out."""
     found: list[dict[int, int]] = [{} for _ in job.ranks]
     counts = [[0, 0] for _ in job.ranks]
     for number, group in enumerate(job.groups):

@@ -1,4 +1,4 @@
-"""Operations of one rank in a step of its stage's programme, as the runtime gives them
+"""Operations of a rank in a step of a stage's programme, in the runtime's order
 (`runtime.parallel.steps.executed_step`)."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BoundarySide:
 
 @dataclass(frozen=True)
 class RankStage:
-    """What the ranks of a stage have in common, and the communicators of one of them.
+    """A stage in a replica's schedule, and the communicators of a rank of the stage.
 
     Attributes:
         schedule, stage: the replica's schedule, and the stage in it.
@@ -100,28 +100,33 @@ class StageItems:
 
     def run(self) -> None:
         """Write all items, up to the end of the programme."""
+        # Validation runs the forward passes alone, with its own posts.
         of = self._of
         instructions: Sequence[Instruction] = of.schedule.programmes[of.stage]
         posts = of.posts.training
         if self._forward_only:
             instructions, posts = of.posts.forwards, of.posts.validation
+        # The last backward pass of each chunk completes the chunk's gradients.
         last = {
             operation.chunk: operation
             for instruction in instructions
             for operation in instruction
             if operation.kind in ("backward", "backward_weight")
         }
+        # Receives of each boundary, in order: posts name boundaries only.
         receives: dict[int, deque[Operation]] = {}
         for instruction in instructions:
             for operation in instruction:
                 if operation.kind in RECEIVES:
                     boundary = of.schedule.boundary(of.stage, operation)
                     receives.setdefault(boundary, deque()).append(operation)
+        # Post what is due, then run the instruction.
         for instruction, boundaries in zip(instructions, posts, strict=True):
             for boundary in boundaries:
                 self._post(boundary, receives[boundary].popleft())
             for operation in instruction:
                 self._do(operation, is_last=last.get(operation.chunk) == operation)
+        # After the programme: idle rounds, exchanges that may start early, sends still held.
         self._idle()
         if self._early:
             self._gradients.start_complete(())

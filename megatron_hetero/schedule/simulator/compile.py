@@ -1,4 +1,4 @@
-"""A stage's programme in the terms of the simulator's engine, which runs it."""
+"""Compile a stage's programme into the terms of the simulator's engine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CompiledInstruction:
 
 
 class Messages:
-    """The messages of one stage of a pipeline, by the passes that make and take them."""
+    """The messages of a stage of a pipeline, by the passes before and behind each message."""
 
     def __init__(self, pipeline: Pipeline, stage: int) -> None:
         schedule = pipeline.schedule
@@ -62,8 +62,8 @@ class Messages:
         self._places = [schedule.virtual_stage(stage, c) for c in range(schedule.num_chunks(stage))]
 
     def input_of(self, work: Operation) -> int | None:
-        """Return the key of the message that a pass (or the message after or before it) takes; None
-        at the ends."""
+        """Return the key of the message that feeds a pass (or the pass before or after a message);
+        None at the ends."""
         is_forward = work.kind in _FORWARD
         boundary = self._places[work.chunk] - is_forward
         if not 0 <= boundary < len(self._chain) - 1:
@@ -96,8 +96,8 @@ def computation(pipeline: Pipeline, stage: int, work: Operation) -> CompiledInst
 
 
 def mark_final(compiled: Sequence[CompiledInstruction], num_later: int = 0) -> None:
-    """Mark the last backward pass of each chunk, which completes its gradients; they are exchanged
-    when `num_later` more backward passes have ended, or with the programme."""
+    """Mark the last backward pass of each chunk, after which the chunk's gradients are complete;
+    they are exchanged when `num_later` more backward passes have ended, or with the programme."""
     backwards = [
         (instruction, instruction.compute[2])
         for instruction in compiled
@@ -115,11 +115,14 @@ def compile_programme(pipeline: Pipeline, stage: int) -> list[CompiledInstructio
     compiled: list[CompiledInstruction] = []
     for instruction in pipeline.schedule.programmes[stage]:
         kind = instruction[0].kind
+        # The end of the programme is the exchange's own work.
         if kind in ("gradient_sync", "step"):
             break
+        # A computation.
         if kind in COMPUTE and len(instruction) == 1:
             compiled.append(computation(pipeline, stage, instruction[0]))
             continue
+        # Messages posted together: find each one's key, by the pass beside it.
         sends, receives = [], []
         for operation in instruction:
             send = key = None
@@ -136,11 +139,13 @@ def compile_programme(pipeline: Pipeline, stage: int) -> list[CompiledInstructio
                     f"stage {stage} posts {operation} together with messages, or over no boundary; "
                     "a computation is an instruction of its own"
                 )
+        # A waited send ends when the receiver has it; a buffered one at once.
         awaits = tuple(send.key for send in sends) if pipeline.sends == "waited" else ()
         compiled.append(
             CompiledInstruction(
                 instruction, sends=tuple(sends), receives=tuple(receives), awaits=awaits
             )
         )
+    # Chunks' last backward passes start the exchange of their gradients.
     mark_final(compiled)
     return compiled

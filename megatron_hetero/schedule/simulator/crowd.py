@@ -81,11 +81,11 @@ def _compiled(pipelines: Sequence[OneFOneB]) -> tuple[tuple[float, ...], ...] | 
 
 
 _known_order = lru_cache(maxsize=16)(one_f_one_b)
-"""Pipelines that are alike have one schedule."""
+"""Schedule of 1F1B pipelines, made once for all pipelines of equal counts."""
 
 
 def _in_full(one: OneFOneB) -> Pipeline:
-    """Return the pipeline with its schedule, as the engine runs it."""
+    """Return the pipeline with its schedule, in the terms of the engine."""
     return Pipeline(
         _known_order(len(one.launch_counts), one.num_micro_batches, one.launch_counts),
         tuple(

@@ -48,7 +48,7 @@ def run_step(
     Raises:
         CheckFailedError: some stage waits for a message that never comes.
     """
-    return _Engine(pipelines, collectives).run(update_s, weights)
+    return _EventEngine(pipelines, collectives).run(update_s, weights)
 
 
 def computed_until_s(pipelines: Sequence[Pipeline]) -> dict[StageId, float]:
@@ -58,7 +58,7 @@ def computed_until_s(pipelines: Sequence[Pipeline]) -> dict[StageId, float]:
     Raises:
         CheckFailedError: some stage waits for a message that never comes.
     """
-    engine = _Engine(pipelines, (), records=False)
+    engine = _EventEngine(pipelines, (), records=False)
     engine.run(None, ())
     return {stage.id: stage.computed_s for stage in engine.stages.values()}
 
@@ -92,7 +92,7 @@ class _SimulatedStage:
         """It waits for something that nobody has posted yet."""
 
 
-class _Engine:
+class _EventEngine:
     def __init__(
         self,
         pipelines: Sequence[Pipeline],
@@ -102,20 +102,24 @@ class _Engine:
     ) -> None:
         self.records = records
         """Keep every pass and message, beside the times that they lead to."""
+        # Shared by all pipelines: paths, the exchange, the record.
         self.paths = Paths()
         self.exchange = Exchange(collectives, self.paths)
         self.exchange_kind: OperationKind = "gradient_sync"
         self.run_ = Run()
         self.stages: dict[StageId, _SimulatedStage] = {}
+        # Messages by (pipeline, key): when they arrive, when they are asked for, and who waits.
         self.arrival_s: dict[tuple[int, int], float] = {}
         self.asked_s: dict[tuple[int, int], float] = {}
         """When a receiver came to a message; what a waiting sender has to know."""
         self.waiting: dict[tuple[int, int], _SimulatedStage] = {}
         self.asking: dict[tuple[int, int], _SimulatedStage] = {}
+        # Events in order of time, and stages that can go on now.
         self.queue: list[tuple[float, int, _SimulatedStage | None, int]] = []
         self.num_queued = 0
         self.ready: list[_SimulatedStage] = []
         self.pipelines = pipelines
+        # Compile every stage's programme, reversed so that the next instruction is the last.
         known: dict[object, list[CompiledInstruction]] = {}  # pipelines alike have one programme
         for index, pipeline in enumerate(pipelines):
             compiled = compile_overlapped if pipeline.sends == "overlapped" else compile_programme
@@ -161,18 +165,22 @@ class _Engine:
         pipeline = stage.id[0]
         while instructions:
             instruction = instructions[-1]
+            # Messages take paths in order of time: let everything earlier go first.
             if instruction.sends and not stage.posted:
                 self._queue(stage.now_s, stage, -1)
                 return
+            # A pass: it runs at once.
             if instruction.compute is not None:
                 kind, micro_batch, chunk, seconds = instruction.compute
                 start_s = stage.now_s
                 stage.now_s = stage.computed_s = end_s = start_s + seconds
                 if self.records:
                     stage.operations.append(OpSpan(kind, micro_batch, chunk, start_s, end_s))
+                # The gradients that it completes may start their exchange.
                 for completed in instruction.completes:
                     self._begin(self.exchange.final(stage.id, completed, end_s))
             else:
+                # Messages: go on when all have arrived, else block.
                 end = self._end_of_messages(stage, pipeline, instruction)
                 if end is None:
                     stage.is_blocked = True
@@ -180,6 +188,7 @@ class _Engine:
                 stage.now_s = end
             stage.posted = False
             instructions.pop()
+        # A stage is done when its last send has left it.
         stage.now_s = max(stage.now_s, stage.sent_until_s)
         self._begin(self.exchange.done(stage.id, stage.now_s))
 
@@ -189,8 +198,10 @@ class _Engine:
         """Return when all messages of an instruction are done; None while one is not on its way."""
         end_s = now_s = stage.now_s
         missing = False
+        # Tell senders that the receiver has come, at the time when it comes.
         for message in instruction.asks:
             self._ask((pipeline, message), now_s)
+        # Inputs: the latest arrival counts.
         for message in instruction.receives:
             key = (pipeline, message)
             if key not in self.asked_s:
@@ -201,6 +212,7 @@ class _Engine:
                 missing = True
             elif arrival_s > end_s:
                 end_s = arrival_s
+        # Waited sends: done once they have arrived and been asked for.
         for send in instruction.awaits:
             key = (pipeline, send)
             asked_s = self.asked_s.get(key)
@@ -269,7 +281,7 @@ class _Engine:
         heappush(self.queue, (time_s, self.num_queued, stage, collective))
 
     def _wake(self, stage: _SimulatedStage | None) -> None:
-        """Release a stage that waits for something that is known now."""
+        """Release a stage blocked on something now known."""
         if stage is not None and stage.is_blocked:
             stage.is_blocked = False
             self.ready.append(stage)

@@ -14,7 +14,7 @@ from megatron_hetero.schedule.parts import Collective, StageId
 
 
 class Paths:
-    """Named paths that carry one thing at a time, first come first served."""
+    """Named paths; each carries a single message at a time, first come first served."""
 
     def __init__(self) -> None:
         self.busy_s: defaultdict[str, float] = defaultdict(float)
@@ -38,7 +38,7 @@ class Paths:
         return start_s, last_s
 
     def take_each(self, hops: Sequence[tuple[str, float]], now_s: float) -> tuple[float, float]:
-        """Take paths, each for its seconds as soon as it is free; return (first start, last
+        """Take every path for its seconds as soon as the path is free; return (first start, last
         end)."""
         spans = [self.take([hop], now_s) for hop in hops]
         if not spans:
@@ -54,12 +54,12 @@ class _Rank:
     num_come: int = 0
     came_s: float = 0.0
     done_s: float | None = None
-    """Time at which its programme was done."""
+    """Time at which the rank's programme was done."""
     final_s: dict[int, float] = field(default_factory=dict)
     """[chunk] -> the end of its last backward pass."""
     num_settled: int = 0
     settled_s: float = 0.0
-    """Time by which that many of its first collectives were done."""
+    """Time by which `num_settled` of the rank's first collectives were done."""
 
 
 class Exchange:
@@ -151,7 +151,8 @@ class Exchange:
         return max(at_s, rank.settled_s)
 
     def _taken(self, stage: StageId, rank: _Rank) -> float:
-        """Sum the parts of its room for collectives that a rank has come to and not seen done."""
+        """Sum the buffers of collectives under way on a rank, from the rank's coming until the end.
+        """
         under_way = rank.numbers[rank.num_settled : rank.num_come]
         return sum(self._collectives[number].buffers.get(stage, 0.0) for number in under_way)
 

@@ -25,12 +25,12 @@ from megatron_hetero.schedule.programme import COMPUTE, Operation, Schedule
 from megatron_hetero.schedule.simulator.engine import run_step
 
 StageTimes = PassTimes | Sequence[ChunkTimes]
-"""Times of a stage with one chunk, or of each of its chunks."""
+"""Times of a stage with one chunk, or of each chunk of a stage."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One operation on one stage; for a send, the time its link is busy."""
+    """An operation on a stage; for a send, the time during which the link is busy."""
 
     stage: int
     operation: Operation
@@ -50,7 +50,7 @@ class Simulation:
 
     @cached_property
     def events(self) -> tuple[tuple[Event, ...], ...]:
-        """Return everything that each stage did, in order of its end."""
+        """Return all operations of each stage, in order of their ends."""
         events: list[list[Event]] = [
             [Event(s, Operation(o.kind, o.micro_batch, o.chunk), o.start_s, o.end_s) for o in spans]
             for (_, s), spans in self.run.operations.items()
@@ -88,6 +88,7 @@ def simulate(
     Raises:
         CheckFailedError: some stage waits for a message that never comes.
     """
+    # Every hop has a path of its own: nothing queues.
     crossings = [
         tuple(
             Crossing(((f"{direction} {boundary}", hop.serialisation_s),), hop.latency_s)
@@ -97,12 +98,14 @@ def simulate(
     ]
     times = tuple(chunk_times(stage) for stage in stages)
     pipeline = Pipeline(schedule, times, crossings[0], crossings[1])
+    # One exchange of all stages, if the programmes end with one.
     numbers = range(schedule.num_stages)
     holders = tuple((0, stage) for stage in numbers)
     sync = Collective("gradients", holders, (("gradients", gradient_sync_s),))
     has_sync = any(i[0].kind == "gradient_sync" for p in schedule.programmes for i in p)
     run = run_step([pipeline], [sync] if has_sync else [], [[update_s] * len(times)])
     spans = [run.operations[0, stage] for stage in numbers]
+    # Times and peaks from what every stage did.
     return Simulation(
         run.end_s,
         tuple(computing_s(s) for s in spans),
@@ -124,7 +127,7 @@ def computing_s(spans: Sequence[OpSpan]) -> float:
 
 
 def peak_in_flight(spans: Sequence[OpSpan]) -> int:
-    """Count the most micro-batches (of any chunk) between their forward and the end of their
+    """Count the most micro-batches (of any chunk) under way between a forward and the end of its
     backward."""
     now = most = 0
     for span in spans:

@@ -22,23 +22,25 @@ from megatron_hetero.schedule.network import crossing, path_names
 from megatron_hetero.schedule.simulator.crowd import OneFOneB, crowd_ends_s
 
 MAX_MESSAGES = 200_000
-"""Placements whose unlike pipelines exchange more messages a step are left as the cost model has
-them, which may be far too short where paths are crowded: this many take about 7 s to simulate."""
+"""Most messages a step of unlike pipelines to be simulated (about 7 s); above, a placement keeps
+the cost model's times, which may be far too short where paths are crowded."""
 
 
 def queued(
     costs: CostModel, placement: Placement, cost: PlacementCost, *, is_stock: bool = False
 ) -> PlacementCost:
-    """Replace the times of pipelines that share paths by those of a simulation.
+    """Simulate pipelines with shared paths, and replace the cost model's times of these.
 
     Args:
         is_stock: stock Megatron runs the placement: every stage waits for its sends, which the cost
             model does not know, so all pipelines are simulated.
     """
+    # Crowds of replicas that wait for each other; identical crowds run once.
     unlike = _unlike_crowds(costs.cluster, placement, cost, is_stock)
     if not unlike or _num_messages_of(placement, unlike) > MAX_MESSAGES:
         return cost
     costs = costs.sharded_as(placement)
+    # Simulate one crowd of each kind and give its times to all.
     replicas = list(cost.replicas)
     for crowds in unlike:
         known = _run_together(
@@ -70,8 +72,7 @@ def _num_messages_of(placement: Placement, unlike: Sequence[Sequence[Sequence[in
 def _unlike_crowds(
     cluster: Cluster, placement: Placement, cost: PlacementCost, is_stock: bool
 ) -> list[list[list[int]]]:
-    """Group the replicas that wait for each other into crowds, and crowds that run alike
-    together."""
+    """Group replicas into crowds, by waits for one another, and identical crowds into lists."""
     paths = [_paths(cluster, replica) for replica in placement.replicas]
     sharing = range(len(paths)) if is_stock else _sharing(paths)
     alike: dict[Hashable, list[list[int]]] = {}
@@ -93,8 +94,9 @@ def _run_together(
 
 
 def _crowds(paths: Sequence[_Paths], sharing: Sequence[int]) -> list[list[int]]:
-    """Group the replicas that wait for each other, or for others that do: those of a crowd share no
-    path with those of another."""
+    """Group replicas into crowds, by waits for one another, directly or through further replicas;
+    crowds share no path."""
+    # Union-find: replicas that take a path have one leader.
     lead = {r: r for r in sharing}
 
     def leader(r: int) -> int:
@@ -102,10 +104,12 @@ def _crowds(paths: Sequence[_Paths], sharing: Sequence[int]) -> list[list[int]]:
             r = lead[r]
         return r
 
+    # The first replica on a path leads all later ones on it.
     first: dict[str, int] = {}
     for r in sharing:
         for path in chain.from_iterable(paths[r]):
             lead[leader(r)] = leader(first.setdefault(path, r))
+    # Collect by leader.
     crowds: dict[int, list[int]] = {}
     for r in sharing:
         crowds.setdefault(leader(r), []).append(r)
@@ -115,8 +119,7 @@ def _crowds(paths: Sequence[_Paths], sharing: Sequence[int]) -> list[list[int]]:
 def _likeness(
     placement: Placement, cost: PlacementCost, paths: Sequence[_Paths], crowd: Sequence[int]
 ) -> Hashable:
-    """Return a key that is equal for crowds that run alike: the same replicas on nodes and paths
-    with other names."""
+    """Return a key, equal for identical crowds whatever the names of nodes and paths."""
     names: dict[str, int] = {}
     return tuple(
         (
@@ -134,8 +137,8 @@ def _likeness(
 
 
 def sharing_replicas(cluster: Cluster, placement: Placement) -> tuple[int, ...]:
-    """Find the replicas with a message on a path between nodes, or a line that paths share, that
-    another boundary's messages (of the same replica, or of another) take in the same direction."""
+    """Find replicas with a message on a path or line that messages of another boundary take in the
+    same direction."""
     return _sharing([_paths(cluster, replica) for replica in placement.replicas])
 
 
@@ -146,7 +149,7 @@ def _sharing(paths: Sequence[_Paths]) -> tuple[int, ...]:
 
 
 def num_messages(placement: Placement, replicas: Sequence[int]) -> int:
-    """Count the activations and gradients that cross boundaries of these replicas in a step."""
+    """Count the activations and gradients that cross boundaries of some replicas in a step."""
     chosen = [placement.replicas[r] for r in replicas]
     return sum(2 * (len(r.stages) - 1) * r.num_micro_batches for r in chosen)
 

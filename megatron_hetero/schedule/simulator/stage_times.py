@@ -42,11 +42,14 @@ def plan_times(
     Raises:
         UsageError, PlanFormatError, UnsupportedError: as `simulate_plan`.
     """
+    # The cost model with the plan's sharded layers, and the vocabulary padded for all widths.
     placement = placement_of(plan, cluster)
     workload = workload_of(plan)
     costs = CostModel(cluster, workload, profile).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
     found = []
+    # Every stage: its chunks' passes, its update, and the first stage's last backward layer by
+    # layer.
     for r, replica in enumerate(placement.replicas):
         cost = costs.replica(replica, rows)
         chunks = replica_chunk_times(plan, r, cost, workload)
@@ -88,10 +91,12 @@ def last_backward_of(
         rows: rows of the padded vocabulary.
         stage: the plan's; `times` are those of its chunks.
     """
+    # Backward seconds of the stage's pieces: embedding, layers, head.
     placed = replica.stages[0]
     own = costs.variant(
         micro_batch_size=replica.micro_batch_size, recompute=placed.recompute
     ).stage_pieces(placed, rows)
+    # A first stage is left layer by layer, from the head's end down to the embedding.
     chunks = []
     for chunk, chunk_times in zip(stage_chunks(stage), times, strict=True):
         end = chunk.first_layer + chunk.num_layers

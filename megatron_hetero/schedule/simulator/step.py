@@ -1,4 +1,4 @@
-"""One optimizer step of a plan on its cluster, simulated: the timeline of every GPU and link.
+"""Simulation of an optimizer step on the plan's cluster: the timeline of every GPU and link.
 
 The programmes are those that the runtime executes, on the paths of the cluster, which replicas
 share.  Computations last as the cost model says (tensor-parallel communication included), messages
@@ -130,12 +130,14 @@ def simulate_plan(
         UnsupportedError: it asks for something that cannot be priced yet (named).
         CheckFailedError: a programme waits for ever.
     """
+    # Prices: one list for the plan's sharded layers.
     workload = workload or workload_of(plan)
     placement = placement_of(plan, cluster)
     if is_stock is None:
         is_stock = sends_as_stock(plan, workload)
     costs = CostModel(cluster, workload, profile).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
+    # Pipelines: every replica's schedule with its chunks' times and its messages' paths.
     sends = _sends(plan, is_stock)
     replica_costs = [costs.replica(replica, rows) for replica in placement.replicas]
     pipelines = [
@@ -149,6 +151,7 @@ def simulate_plan(
         )
         for r, (replica, cost) in enumerate(zip(placement.replicas, replica_costs, strict=True))
     ]
+    # The exchange of gradients, with what it needs to know of layers, owners, chunks and memory.
     exchange = GradientExchange(
         costs,
         placement,
@@ -171,6 +174,7 @@ def simulate_plan(
         },
         costs.rooms(replica_costs),
     )
+    # Run everything.
     gradients, weights = exchange.stock() if is_stock else exchange.ours()
     run = run_step(
         pipelines,
@@ -178,6 +182,7 @@ def simulate_plan(
         [[stage.update_s for stage in cost.stages] for cost in replica_costs],
         weights,
     )
+    # Timelines of stages and links.
     return StepSimulation(
         tuple(
             tuple(

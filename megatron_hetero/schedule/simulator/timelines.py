@@ -15,7 +15,7 @@ from megatron_hetero.schedule.simulator.pipeline import computing_s, peak_in_fli
 
 @dataclass(frozen=True)
 class StageTimeline:
-    """Timeline of the GPUs of one stage, which all do the same.
+    """Timeline of the GPUs of one stage; all of them do the same.
 
     `memory` is [(time_s, bytes)] on its fullest GPU, from 0 on: what is kept until the next entry.
     `device_peak_bytes` has the peak of each GPU; `capacity_bytes` is the fullest one's, and
@@ -50,8 +50,8 @@ class StageTimeline:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Return the most bytes on its fullest GPU at any time of the step, the reserve with
-        them."""
+        """Return the most bytes held on the stage's fullest GPU at any time of the step, with the
+        reserve."""
         return max(held for _, held in self.memory)
 
     @property
@@ -62,8 +62,8 @@ class StageTimeline:
 
 @dataclass(frozen=True)
 class LinkTimeline:
-    """A path of the cluster in one direction, `a -> b` between nodes, `a:0 out` inside one; or a
-    line that paths share."""
+    """A path of the cluster in one direction, `a -> b` between nodes, `a:0 out` inside a node; or a
+    line shared by paths."""
 
     name: str
     busy_s: float
@@ -96,15 +96,18 @@ def stage_timeline(
     one, two = (
         costs.stage_memories(_with_in_flight(replica, count), index, rows) for count in (1, 2)
     )
+    # Bytes of the GPU's own timeline: what is always held, plus each chunk's part of a micro-batch.
     for low, high, memory in zip(one, two, costs.stage_memories(replica, index, rows), strict=True):
         kept = _activations(high, stage.num_layers) - _activations(low, stage.num_layers)
         held = memory.training_bytes(stage.num_layers) - replica.num_in_flight[index] * kept
         by_chunk = [kept * layers // stage.num_layers for layers in chunk_layers]
         timeline = tuple(_memory(held, by_chunk, spans))
+        # The update may need more than the passes, where it copies weights.
         peak = max(held for _, held in timeline)
         if memory.has_copies:
             peak = max(peak, memory.updating_bytes(stage.num_layers))
         found.append((peak, memory.capacity_bytes, timeline, memory.base["reserve"]))
+    # The fullest GPU stands for the stage.
     _, capacity_bytes, timeline, reserve = max(found, key=lambda f: f[0] / f[1])
     return StageTimeline(
         *place,

@@ -58,11 +58,13 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
         PlanFormatError: there are no sequences, or an empty one.
     """
     check_lengths(tree, lengths, names)
+    # Prices of every sequence on every kind of group.
     table = price_table(tree, lengths)
     seconds = partial(_seconds, table)
     fewest = fewest_micro_batches(table)
     best = _filled(table)
     known: _Known = {}
+    # Try numbers of micro-batches, while a larger number may still be faster.
     candidates: dict[int, list[MicroBatch]] = {}
     tried = 0
     for number in _numbers(fewest, len(lengths), tree.most_other_stages):
@@ -70,6 +72,7 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
         if tried and (is_enough or least_of_batch(table, number) >= seconds(best)):
             break
         level = float(table.ranks_filled.sum()) / table.tree.num_ranks / number
+        # Cut the batch by memory at several levels, and into runs of equal numbers.
         cuts = [_filled_parts(table, min(1.0, fuller * level)) for fuller in _FULLER]
         for parts in (*cuts, runs(table, number)):
             found = _dealt(table, parts, seconds(best) * _PROMISING, known)
@@ -79,12 +82,14 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
             evened = _evened(table, found)
             candidates[number] = min(candidates.get(number, evened), evened, key=seconds)
             best = min(best, evened, key=seconds)
+    # Search the best few more closely.
     close = [c for c in candidates.values() if seconds(c) < seconds(best) * _CLOSE]
     # Of equal ones that with the sharper bound.
     best = min([*(_searched(table, c) for c in close), best], key=seconds)
     if tree.most_other_stages:
         # Neighbours in a pipeline are then about as long; `step_seconds` relies on it.
         best.sort(key=lambda m: m.seconds)
+    # The bound of the whole step, and a proof that the deal is one.
     least_s = least_of_batch(table, fewest)
     deal = Deal(tuple(best), least_s, tree.num_ranks, tree.most_other_stages)
     check_deal(tree, lengths, deal)

@@ -139,6 +139,7 @@ def check_deal(tree: GroupTree, lengths: Sequence[int], deal: Deal) -> None:
         PlanFormatError: a sequence is missing or dealt twice, groups of a micro-batch share a rank
             or are none of the job's, or memory or seconds are not as the prices say.
     """
+    # Every sequence once.
     dealt = Counter(k for m in deal.micro_batches for g in m.groups for k in g.sequences)
     for k in sorted(dealt.keys() | set(range(len(lengths)))):
         if not 0 <= k < len(lengths):
@@ -147,6 +148,7 @@ def check_deal(tree: GroupTree, lengths: Sequence[int], deal: Deal) -> None:
             raise PlanFormatError(
                 f"sequence {k} of {lengths[k]} tokens is dealt {dealt[k]} times, not once"
             )
+    # Groups of the job, no rank twice, prices as computed.
     known = {(g.first, g.stop): g.kind for g in tree.groups}
     for number, micro_batch in enumerate(deal.micro_batches):
         where = f"micro-batch {number}"

@@ -51,6 +51,7 @@ def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[PackedGroups, li
     # Options of each sequence, the cheapest in seconds of ranks first.
     price = table.seconds * table.size_of_option[:, None]
     orders = np.argsort(price, axis=0, kind="stable")
+    # One group for each sequence from the longest, while ranks are left.
     for sequence in range(len(table.lengths)):
         for option in orders[:, sequence]:
             kind = int(table.kind_of_option[option])
@@ -64,6 +65,7 @@ def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[PackedGroups, li
             used_up.add(kind)
         if tree.num_ranks <= sum(k.size * c for k, c in zip(tree.kinds, counts, strict=True)):
             break
+    # Then fill these groups with as many sequences as memory allows.
     packing = PackedGroups(table, options)
     everywhere = np.arange(len(options))
     taken, filled = list[int](), 0.0

@@ -41,7 +41,7 @@ def least_seconds(table: PriceTable) -> float:
 
 
 @dataclass
-class _Search:
+class _PackingSearch:
     """The best packing so far, and the bound."""
 
     table: PriceTable
@@ -87,8 +87,9 @@ def deal_micro_batch(
     Returns:
         None where they do not fit in one micro-batch, as far as is known.
     """
+    # Begin with a deal that is known.
     own = table.of(sequences)
-    search = _Search(own, bucketed(own), least_seconds(own), quick)
+    search = _PackingSearch(own, bucketed(own), least_seconds(own), quick)
     if start is not None:
         search.offer(packing_of(table, [start]).of(sequences))
     else:
@@ -97,12 +98,14 @@ def deal_micro_batch(
             packing, order = greedy[0]
             search.offer(packing.of([order.index(k) for k in range(len(order))]))
     before = search.best
+    # The programme first; patterns where it finds nothing, or leaves a gap.
     if not search.is_enough:
         _by_programme(search)
         if not quick and search.best is None:
             _fit_by_patterns(search)
         if not quick and search.best is not None and search.best_s > search.low_s * (1 + _BISECTED):
             _by_patterns(search)
+    # Say why it is still the greedy deal.
     if search.best is None:
         return None
     is_greedy = search.best is before and bool(search.reason)
@@ -134,9 +137,10 @@ def packing_of(table: PriceTable, micro_batches: Sequence[MicroBatch]) -> Packed
     return packing
 
 
-def _by_programme(search: _Search) -> None:
+def _by_programme(search: _PackingSearch) -> None:
     """Raise the bound by bisection, and pack the programme's solutions a little above it."""
     programme = Programme(search.buckets)
+    # Without a deal so far, begin at the longest time that is possible.
     high_s = search.best_s
     if not np.isfinite(high_s):
         high_s = _longest_s(search.table)
@@ -144,6 +148,7 @@ def _by_programme(search: _Search) -> None:
             return
     # The relaxation is solved fastest, and refuses almost as much as whole numbers do.
     _bisect(search, programme, high_s)
+    # Pack solutions a little above the bound, with more room if none fits.
     step = 1.0
     for room in _ROOMS:
         packings, tried = 0, 0
@@ -170,7 +175,7 @@ def _by_programme(search: _Search) -> None:
             return
 
 
-def _bisect(search: _Search, programme: Programme, high_s: float) -> None:
+def _bisect(search: _PackingSearch, programme: Programme, high_s: float) -> None:
     """Raise the bound by bisection below `high_s`, a time that is enough."""
     trial_s = search.low_s
     for _ in range(_MAX_BISECTIONS):
@@ -191,7 +196,7 @@ def _longest_s(table: PriceTable) -> float:
     return float(table.fixed_s.max() + seconds.max(axis=0).sum())
 
 
-def _fit_by_patterns(search: _Search) -> None:
+def _fit_by_patterns(search: _PackingSearch) -> None:
     """Find any deal where memory is so tight that no solution of the programme could be packed."""
     longest_s = _longest_s(search.table)
     patterns = patterns_within(search.table, longest_s)
@@ -199,8 +204,9 @@ def _fit_by_patterns(search: _Search) -> None:
         search.offer(PatternProgramme(search.table, patterns).solve(longest_s)[1])
 
 
-def _by_patterns(search: _Search) -> None:
+def _by_patterns(search: _PackingSearch) -> None:
     """Raise the bound, and find better deals, by patterns where there are few sequences."""
+    # All patterns of sequences on a group within the best time.
     patterns = patterns_within(search.table, search.best_s * (1 - 1e-9))
     if patterns is None:
         return
@@ -212,6 +218,7 @@ def _by_patterns(search: _Search) -> None:
     times = times[times >= search.low_s * (1 - 1e-12)]
     # No deal lies between two neighbouring times; times[low] is too little, the next may be enough.
     low, high = -1, len(times)
+    # Bisect over the times that a pattern can take.
     middle = high - 1
     while high - low > 1:
         answer, packing = programme.solve(float(times[middle]))
@@ -230,7 +237,7 @@ def _by_patterns(search: _Search) -> None:
         middle = (low + high) // 2
 
 
-def _raise_bound(search: _Search, programme: PatternProgramme) -> None:
+def _raise_bound(search: _PackingSearch, programme: PatternProgramme) -> None:
     """Raise the bound by bisection up to the best deal, and keep better ones."""
     # Most often nothing is gained, which a trial a little above the bound shows at once.
     high_s, trial_s = search.best_s, search.low_s * (1 + _BISECTED / 2)
@@ -259,15 +266,18 @@ def made_micro_batch(
         bound_s: that no deal of them is faster than.
         reason: why this is the greedy deal; empty where it is not.
     """
+    # Groups that hold anything, by kind.
     table, tree = packing.table, packing.table.tree
     used = [g for g in range(len(packing.options)) if len(packing.members(g))]
     counts = [0] * len(tree.kinds)
     for g in used:
         counts[int(table.kind_of_option[packing.options[g]])] += 1
+    # Places for them on the ranks.
     placed = tree.placed(counts)
     if placed is None:
         raise RuntimeError("the packing has groups that the ranks cannot form")
     first_option = np.searchsorted(table.kind_of_option, np.arange(len(tree.kinds)))
+    # Each group with its ranks, sequences and seconds.
     groups = []
     for g in used:
         option = int(packing.options[g])

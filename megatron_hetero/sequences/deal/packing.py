@@ -112,9 +112,11 @@ class PackedGroups:
         """
         if not len(among):
             return False
+        # Memory of every member of a group, and when the group would be done.
         used = self._used[among] + self._need[among, :, sequence]
         fits = (used <= self._room[among]).all(axis=1)
         done = self.seconds[among] + self._fixed_s[among] + self._cost[among, sequence]
+        # The one that is done first, or the fullest that is done in time.
         if in_time_s is None:
             rank = done
         else:
@@ -167,13 +169,17 @@ class PackedGroups:
         if not len(own):
             return False
         number = self.micro_batch[busiest]
+        # When every group would be done with each of the busiest group's sequences, and if it has
+        # room.
         after = self.seconds[:, None] + self._cost[:, own] + self._fixed_s[:, None]
         fits = (self._used[:, :, None] + self._need[:, :, own] <= self._room[:, :, None]).all(1)
         fits[busiest] = False
+        # What the busiest group keeps; the second busiest sets the pace then.
         left = done[busiest] - self._cost[busiest, own]
         if len(own) == 1:
             left = np.zeros(1)
         remaining = np.maximum(left, second)[None, :]
+        # A move inside the micro-batch changes one maximum, a move out of it two.
         is_here = (self.micro_batch == number)[:, None]
         there = np.where(is_here, 0.0, np.maximum(after - tops[self.micro_batch][:, None], 0.0))
         here = np.where(is_here, np.maximum(after, remaining), remaining)
@@ -196,6 +202,7 @@ class PackedGroups:
         others = np.flatnonzero((self.group_of != busiest) & (self.group_of >= 0))
         if not len(others) or not len(own):
             return False
+        # Seconds of both groups after each exchange.
         theirs = self.group_of[others]
         number = self.micro_batch[busiest]
         given = self._cost[busiest, own][:, None]
@@ -205,6 +212,7 @@ class PackedGroups:
             - self._cost[theirs, others][None, :]
             + self._cost[np.ix_(theirs, own)].T
         )
+        # The step's change, as for a move.
         is_here = (self.micro_batch[theirs] == number)[None, :]
         more = np.where(
             is_here, 0.0, np.maximum(yours - tops[self.micro_batch[theirs]][None, :], 0.0)

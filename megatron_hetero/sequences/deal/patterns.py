@@ -84,9 +84,11 @@ def _most_sets(
         Seconds and members of each set, the empty one too where not all sequences are in sets; and
         how many are.
     """
+    # All sequences, if their sets are few enough.
     found = _sets(table, option, seconds, order, most)
     if found is not None:
         return found, len(order)
+    # Otherwise bisect the number of sequences taken.
     low, high = 0, len(order)
     best = _sets(table, option, seconds, order[:0], most)
     while high - low > 1:
@@ -106,11 +108,13 @@ def _sets(
     """Find seconds and members of all sets of one option; None where they are more than `most`."""
     num_sequences = len(table.lengths)
     rows = table.rows[option]
+    # Memory and seconds of each sequence on the option.
     need, room = table.memory[rows][:, among], table.room[rows] * (1 + 1e-9)
     takes = table.seconds[option, among]
     time, used = np.array([table.fixed_s[option]]), np.zeros((1, len(room)))
     last, members = np.array([-1]), np.zeros((1, num_sequences), dtype=bool)
     times, sets, total = [np.zeros(0)], [np.zeros((0, num_sequences), dtype=bool)], 0
+    # Grow all sets by one later sequence at a time, as far as time and memory allow.
     while len(last):
         after = time[:, None] + takes[None, :]
         filled = used[:, :, None] + need[None, :, :]
@@ -150,11 +154,13 @@ class PatternProgramme:
         """Ask whether no group needs to take more than `seconds`; where the patterns are few, the
         answer comes with a deal, which is as fast where no sequence is loose."""
         table, patterns = self._table, self._patterns
+        # Patterns, and single loose sequences, within the time.
         chosen = np.flatnonzero(patterns.seconds <= seconds * (1 + 1e-12))
         members, option = patterns.members[chosen], patterns.option[chosen]
         spare = seconds - table.fixed_s
         takes = patterns.loose & (table.seconds <= spare[:, None])
         taker, item = np.nonzero(takes)
+        # A sequence that nothing takes makes the time impossible.
         if not (members.any(axis=0) | takes.any(axis=0)).all():
             return "impossible", None
         # Unknowns: patterns, parts of loose sequences, divided groups.
@@ -181,6 +187,7 @@ class PatternProgramme:
             constraints=rows,
             options={"node_limit": _NODE_LIMIT, "mip_rel_gap": 1.0},
         )
+        # The solver's answer; only whole patterns are a deal.
         if found.status == _INFEASIBLE:
             return "impossible", None
         if found.x is None:
@@ -223,6 +230,7 @@ class PatternProgramme:
         column: list[Ints] = []
         value: list[Floats] = []
         num_rows = 0
+        # For each option: its loose sequences against what its patterns leave.
         for own in np.unique(taker):
             mine, groups = np.flatnonzero(taker == own), np.flatnonzero(option == own)
             memory, room = table.memory[table.rows[own]], table.room[table.rows[own]]

@@ -68,18 +68,21 @@ class Programme:
                 bound.
             whole: what has to be whole.
         """
+        # Pairs of option and bucket that are possible within the time and the memory.
         table = self._table
         spare = np.maximum(seconds - table.fixed_s, 0.0) * (1 + _SLACK)
         allowed = (self._taken <= spare[self._option]) & (self._filled <= room * (1 + _SLACK))
         option, bucket = self._option[allowed], self._bucket[allowed]
+        # A bucket that no option takes makes the time impossible.
         if len(np.unique(bucket)) < self._num_buckets:
             return Solution("impossible")
+        # Unknowns: sequences of each pair, groups of each option, divided groups of each kind.
         num_pairs = len(option)
         first_group = num_pairs
         num_unknowns = first_group + self._num_options + self._num_kinds
         pair = np.arange(num_pairs)
         groups = first_group + np.arange(self._num_options)
-        rows = _Rows(num_unknowns)
+        rows = _MatrixRows(num_unknowns)
         # Every sequence goes somewhere.
         rows.add(bucket, pair, np.ones(num_pairs), self._counts, self._counts)
         # What a option takes is not more than the time, and the memory, of its groups.
@@ -93,6 +96,7 @@ class Programme:
             none,
             np.zeros(self._num_options),
         )
+        # Memory of each member of an option's groups.
         for w, own in enumerate(table.rows):
             mine = option == w
             if not mine.any():
@@ -102,6 +106,7 @@ class Programme:
                 rows.add_one(
                     np.r_[pair[mine], groups[w]], np.r_[row, -room * (1 + _SLACK)], -np.inf, 0.0
                 )
+        # Large sequences: only so many fit in one group, which fractions would not see.
         with np.errstate(divide="ignore", invalid="ignore"):
             part = np.maximum(taken / spare[option], self._filled[allowed])
         for most in _ONLY_SO_MANY:
@@ -114,6 +119,7 @@ class Programme:
                     none,
                     np.zeros(self._num_options),
                 )
+        # Groups are in each other: their numbers must be possible in the nest.
         nest, limit = nest_rows(table.tree, table.kind_of_option)
         inner = nest.tocoo()
         rows.add(
@@ -191,7 +197,7 @@ def nest_rows(tree: GroupTree, kind_of: npt.NDArray[np.int64]) -> tuple[csr_arra
     return matrix, np.array([1.0] + [0.0] * (num_kinds - 1))
 
 
-class _Rows:
+class _MatrixRows:
     """Rows of a sparse matrix, with their limits."""
 
     def __init__(self, num_columns: int) -> None:

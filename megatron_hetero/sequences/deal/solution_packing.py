@@ -41,15 +41,18 @@ def packed(
     Returns:
         None where memory did not allow it.
     """
+    # The groups of the solution, option by option.
     options = np.repeat(np.arange(len(num_groups)), num_groups)
     if not len(options):
         return None
+    # The option that each sequence is wished on.
     wished = np.full(len(table.lengths), -1, dtype=np.int64)
     for q, members in enumerate(buckets.members):
         counts = _whole(dealt[:, q], len(members))
         # The longest of a bucket to the largest groups.
         order = np.argsort(-table.size_of_option, kind="stable")
         wished[members] = np.repeat(order, counts[order])
+    # Pack from the most expensive sequence down; where memory forbids it, allow more time.
     groups_of = {int(option): np.flatnonzero(options == option) for option in np.unique(options)}
     order = np.argsort(-table.rank_seconds, kind="stable")
     for in_time_s in (None, seconds * (1 + _LATER), float("inf")):

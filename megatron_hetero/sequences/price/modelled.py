@@ -187,13 +187,16 @@ def modelled_prices(
         rule: of the shares of unlike domains; "balanced" makes prices with equal ones too.
         exchanges: that are allowed; "gather" always is.
     """
+    # Ways to divide the group: each GPU by itself, or domains that exchange heads.
     divisions: list[list[list[int]]] = [[[i] for i in range(len(devices))]]
     if "all-to-all" in exchanges:
         divisions += _with_all_to_alls(workload, devices, rates)
+    # Rings need fused attention on all GPUs.
     betweens: tuple[Between, ...] = ("gather", "ring")
     if "ring" not in exchanges or not all(r.is_fused for r in rates):
         betweens = ("gather",)
     made = []
+    # Each division once, with each exchange and each rule of shares.
     for division in [d for i, d in enumerate(divisions) if d not in divisions[:i]]:
         for between in betweens if len(division) > 1 else ("gather",):
             for of in share_rules(rule, rates):
@@ -256,10 +259,12 @@ def _priced(
 ) -> ModelledPrice:
     """Price a division into domains, with `between` as the exchange between domains; see
     `modelled_prices`."""
+    # Bytes and passes of a layer.
     model, training = workload.model, workload.training
     _, key_value = attention_sizes(model, even_share(model, 1))
     element, layers = training.element_bytes, model.num_layers
     num_passes = 2 + (training.recompute != "none")
+    # Inside a domain, ranks exchange heads.
     domains = []
     for members in division:
         own = [devices[i] for i in members]
@@ -272,6 +277,7 @@ def _priced(
             exchange_s = token_bytes * busy_s
             latency_s = layers * num_passes * EXCHANGED * latency
         domains.append(Domain(rates[members[0]], width, exchange_s, latency_s))
+    # Between domains keys and values travel.
     into, latency = into_domains_s(cluster, devices, division)
     # Keys and values go forward, again where that is recomputed; their gradients come back, in a
     # ring together with them.

@@ -83,9 +83,11 @@ def _rates(
     replica: PlacedReplica,
     costs: Sequence[ReplicaCost],
 ) -> ReplicaRates:
+    # Seconds of stages and hops, for which the slowest counts.
     stages = tuple(_stage(costs, s) for s in range(len(replica.stages)))
     seconds = [(of.fixed_s, of.token_s, of.square_s) for of in stages]
     seconds += [_busy_hop(costs, boundary) for boundary in range(len(stages) - 1)]
+    # Memory of every GPU of the replica.
     gpus = [cluster.gpu_type(device) for stage in replica.stages for device in stage.devices]
     held = _held(workload, replica, costs)
     room_bytes = min(of.room_bytes for of in held)
@@ -185,9 +187,11 @@ def group_prices(
         replicas: the group.
         rates: of each.
     """
+    # Stage by stage, the replicas exchange keys and values.
     like_stages = list(zip(*(replica.stages for replica in replicas), strict=True))
     waits = [_waits(cluster, workload, stages) for stages in like_stages]
     gathers = len(replicas) > 1
+    # A price for each rule of shares, by the slowest stage.
     found = [
         ModelledPrice(
             tuple(Domain(of.rates, 1) for of in rates),
@@ -199,6 +203,7 @@ def group_prices(
         )
         for rule in share_rules("balanced", [of.rates for of in rates])
     ]
+    # Equal replicas may exchange heads instead.
     are_equal = gathers and len({of.rates for of in rates}) == 1
     if are_equal and all(_divide_heads(workload, stages) for stages in like_stages):
         exchanges = [_exchange(cluster, workload, stages) for stages in like_stages]

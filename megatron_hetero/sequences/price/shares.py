@@ -71,11 +71,13 @@ def whole_shares(shares: Sequence[float], length: int, caps: Sequence[float]) ->
         PlanFormatError: the shares do not add up to the length.
         InfeasiblePlanError: no member has room for what is left.
     """
+    # Shares must add up to the sequence.
     if abs(sum(shares) - length) > 1e-6 * length + 1e-6:
         raise PlanFormatError(
             f"shares {', '.join(f'{s:g}' for s in shares)} add up to {sum(shares):g}, and the "
             f"sequence has {length} tokens"
         )
+    # Cut to whole tokens, then hand out the rest by remainder, as far as memory goes.
     whole = [int(s + 1e-9) for s in shares]
     order = sorted(range(len(whole)), key=lambda r: (whole[r] - shares[r], r))
     left = length - sum(whole)

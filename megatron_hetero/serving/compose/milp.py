@@ -34,7 +34,7 @@ def serve_most(problem: Composing, gap: float = 1e-4, time_limit_s: float = inf)
     """
     problem.check()
     smaller = problem.without_dominated()
-    found = _Programme(smaller, is_cost=False).solve(gap, time_limit_s)
+    found = _MilpProblem(smaller, is_cost=False).solve(gap, time_limit_s)
     if found is None or found.scale <= 0:
         raise InfeasiblePlanError(
             f"{problem.budget_per_hour:g} an hour buys no set of replicas that serves every class; "
@@ -52,9 +52,9 @@ def serve_cheapest(problem: Composing, gap: float = 1e-4, time_limit_s: float = 
     """
     problem.check()
     smaller = problem.without_dominated()
-    found = _Programme(smaller, is_cost=True).solve(gap, time_limit_s)
+    found = _MilpProblem(smaller, is_cost=True).solve(gap, time_limit_s)
     if found is None:
-        most = _Programme(smaller, is_cost=False).solve(max(gap, 1e-2), time_limit_s)
+        most = _MilpProblem(smaller, is_cost=False).solve(max(gap, 1e-2), time_limit_s)
         part = 0.0 if most is None else most.scale
         raise InfeasiblePlanError(
             f"these machines serve {part:.3g} times the workload's rates at most, within the "
@@ -77,7 +77,7 @@ def serve_with(problem: Composing, counts: Mapping[str, int]) -> Composition | N
         smaller.check()
     except InfeasiblePlanError:
         return None
-    programme = _Programme(smaller, is_cost=False)
+    programme = _MilpProblem(smaller, is_cost=False)
     for column, offer in zip(programme.count, kept, strict=True):
         if counts[offer.name] > programme.upper[column]:
             return None
@@ -86,7 +86,7 @@ def serve_with(problem: Composing, counts: Mapping[str, int]) -> Composition | N
 
 
 @dataclass
-class _Rows:
+class _TripletRows:
     """Rows of a programme, as triplets."""
 
     values: list[float] = field(default_factory=list)
@@ -105,7 +105,7 @@ class _Rows:
         self.upper.append(upper)
 
 
-class _Programme:
+class _MilpProblem:
     """Columns and rows of a problem.
 
     Columns: replicas of each offer, machines of each kind, rates by (offer, class), requests by
@@ -118,7 +118,7 @@ class _Programme:
         self.is_integer: list[bool] = []
         self.lower: list[float] = []
         self.upper: list[float] = []
-        self.rows = _Rows()
+        self.rows = _TripletRows()
         p = problem
         available = {m.name: m.available for m in p.machines}
         self.most = [self._most_copies(i, available) for i in range(len(p.offers))]

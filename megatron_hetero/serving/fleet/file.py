@@ -15,7 +15,7 @@ from megatron_hetero.serving.fleet.plan import ServingPlan, check_plan
 KIND = "serving"
 
 
-class _Plan(BaseModel):
+class _FleetPlan(BaseModel):
     """The plan in its frame."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
@@ -43,7 +43,7 @@ def load_serving_plan(path: Path | str) -> ServingPlan:
         PlanFormatError: it breaks the schema or an invariant of plans.
     """
     document = read_json(path)
-    plan = validate_document(document, _Plan, PlanFormatError).plan
+    plan = validate_document(document, _FleetPlan, PlanFormatError).plan
     check_plan(plan, str(path))
     return plan
 
@@ -60,7 +60,7 @@ def serving_plan_data(plan: ServingPlan) -> dict[str, Any]:
 
 def serving_plan_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of serve.json."""
-    schema = _Plan.model_json_schema()
+    schema = _FleetPlan.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "megatron-hetero serve.json"
     return schema

@@ -39,7 +39,7 @@ class _Curve(BaseModel):
     fixed_s: float
 
 
-class _Tables(BaseModel):
+class _KernelTables(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str
@@ -107,4 +107,4 @@ def card_speed(gpu: GpuType, precision: str, in_fp8: bool = False) -> CardSpeed:
 @cache
 def _curves() -> Mapping[str, Mapping[str, _Curve]]:
     with resources.as_file(resources.files(__package__) / "kernels.json") as path:
-        return validate_document(read_json(Path(path)), _Tables, ProfileError).kernels
+        return validate_document(read_json(Path(path)), _KernelTables, ProfileError).kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_hetero.serving.compose.milp import _Programme
+from megatron_hetero.serving.compose.milp import _MilpProblem
 from megatron_hetero.serving.compose.problem import Composing, Offer, Rentable, Resource
 from tests.serving.compose.cases import drawn
 
@@ -26,7 +26,7 @@ def test_dominated_offers_leave_and_equal_ones_stay_once() -> None:
 def test_the_best_answer_needs_no_dominated_offer(has_roles: bool) -> None:
     for seed in range(300, 330):
         problem = drawn(seed, has_roles)
-        whole = _Programme(problem, is_cost=False).solve(1e-9, 60.0)
-        small = _Programme(problem.without_dominated(), is_cost=False).solve(1e-9, 60.0)
+        whole = _MilpProblem(problem, is_cost=False).solve(1e-9, 60.0)
+        small = _MilpProblem(problem.without_dominated(), is_cost=False).solve(1e-9, 60.0)
         values = [0.0 if found is None else found.scale for found in (whole, small)]
         assert values[0] == pytest.approx(values[1], rel=1e-6, abs=1e-9), seed

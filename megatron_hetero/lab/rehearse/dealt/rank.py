@@ -28,8 +28,8 @@ from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens
 
 @dataclass(frozen=True)
 class SmallTokens:
-    """One token of the small model for `divisor` of a share, at least one; its activation stands
-    for `token_bytes` times its own bytes."""
+    """A token of the small model for `divisor` of a share, at least a single token; the activation
+    stands for `token_bytes` times the own bytes."""
 
     divisor: int
     token_bytes: float
@@ -53,7 +53,7 @@ class _DealtTimes:
 
 
 class DealtRank:
-    """`Observer` of one process's training (`runtime.job.entry`), which stretches it."""
+    """`Observer` of a process's training (`runtime.job.entry`) that stretches the training."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class DealtRank:
         return held
 
     def _operating(self, do: Callable[..., None]) -> Callable[..., None]:
-        """Wrap the operations of a step, which name their kind and micro-batch."""
+        """Wrap the operations of a step; each operation has a kind and a micro-batch."""
 
         def held(step: Any, operation: Any, forward: Any) -> None:
             number = operation.micro_batch
@@ -193,7 +193,7 @@ class DealtRank:
         return held
 
     def _key(self, kind: str, number: int, group: GroupTokens | None) -> tuple[object, ...]:
-        """Name a pass alike on all ranks that do it together."""
+        """Return a pass's name, equal on all ranks of the pass."""
         which = (self._place.replica, number) if group is None else (group.first, *group.sequences)
         return "pass", self.pace.num_begun, kind, self._place.stage, group is None, which
 
@@ -204,7 +204,8 @@ class DealtRank:
         return seconds * (part if kind == "forward" else 1 - part)
 
     def _real_tokens(self, number: int) -> float:
-        """Return the real tokens of this replica in a micro-batch, over those of the small one."""
+        """Return the real tokens of this replica in a micro-batch, over the small micro-batch's
+        tokens."""
         group = self._own[number]
         if group is None:
             return 1.0

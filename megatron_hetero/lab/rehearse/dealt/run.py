@@ -115,6 +115,7 @@ def rehearse_deals(
         UsageError: a fault names a rank that does not exist, or no message is there to slow down.
         RankFailedError: a process failed.
     """
+    # Refuse what cannot be rehearsed.
     table = rank_table(job.plan)
     check_capacity(len(table))
     for rank in options.slow_ranks:
@@ -125,8 +126,10 @@ def rehearse_deals(
             "--slow-link: no replica has several stages, so no message goes between them; what "
             "members of a group exchange is in the price of their passes"
         )
+    # No document may be longer than any group holds.
     longest = job.lengths.longest
     check_lengths(job.groups.tree, [longest], [f"the longest sequence of {job.lengths.source}"])
+    # Write the documents, run the ranks, gather their records.
     ranks = _Ranks(job, options, folder.resolve())
     on_progress("writing the data set")
     run_jobs([ranks.documents_job()], TIMEOUT_S)

@@ -17,7 +17,7 @@ import numpy as np
 from megatron_hetero.errors import CheckFailedError
 
 Key = tuple[object, ...]
-"""Names one message or one collective on all ranks alike; its `repr` is what counts."""
+"""Name of a message or collective, equal on all ranks; the `repr` is compared."""
 Hops = Sequence[tuple[Sequence[int], float]]
 """The paths that a message or a collective takes at once, and for how many seconds, hop by hop."""
 
@@ -28,7 +28,7 @@ LOOK_AGAIN_S = 1e-3
 TAKEN_KEPT = 64
 """Most messages on a path that may be taken out of turn before a gap is forgotten."""
 MOST_DUE = 256
-"""Most messages that may be due on a path before the first of them takes it."""
+"""Most messages that may be due on a path before the first takes the path."""
 
 
 class Board:
@@ -65,7 +65,7 @@ class Board:
         self._values[self._slot(key) + FIELDS.index(field)] = value
 
     def come(self, key: Key, at_s: float, num_ranks: int = 0, hops: Hops = ()) -> float:
-        """Count one more rank that has arrived at a message or collective.
+        """Count another rank's arrival at a message or collective.
 
         The last of `num_ranks` announces `hops` before any rank can take them.
 
@@ -100,7 +100,7 @@ class Board:
             return self.get(key, "latest_s")
 
     def announce(self, key: Key, hops: Hops, from_s: float) -> float:
-        """Register something that will take these paths, and is ready from `from_s` on.
+        """Register a message that will take these paths, and is ready from `from_s` on.
 
         Returns:
             Seconds by which messages delay each other out of turn: where a path is already taken by
@@ -116,7 +116,7 @@ class Board:
         return overtaken_s
 
     def is_its_turn(self, key: Key, hops: Hops, from_s: float) -> bool:
-        """Tell if everything that was ready earlier on these paths has taken them.
+        """Tell if all earlier messages on these paths have taken the paths.
 
         If two were ready at once, the one with the lower name is first.
         """

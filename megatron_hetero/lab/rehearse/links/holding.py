@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from megatron_hetero.lab.rehearse.clock import Clock, now, sleep_until
 from megatron_hetero.lab.rehearse.links.board import LOOK_AGAIN_S, Board, Hops, Key
-from megatron_hetero.lab.rehearse.links.network import Network, Ring
+from megatron_hetero.lab.rehearse.links.network import CollectiveHops, Network
 from megatron_hetero.lab.rehearse.links.works import CollectiveWork, Courier, SendWork
 
 
@@ -57,6 +57,7 @@ class LinkHolder:
             num_bytes: bytes of the message in the real model.
             deliver: the real `batch_isend_irecv`.
         """
+        # The message on the described links, in rehearsed time.
         key = self.number(("message", self.rank, operation.peer, name_of(operation.group)))
         hop = self.network.hop(self.rank, operation.peer)
         scale, begin_s = self.clock.scale, self.clock.step_begin_s
@@ -64,6 +65,7 @@ class LinkHolder:
         hops = [(paths, seconds * scale) for paths, seconds in hop.taken(num_bytes)]
         work = SendWork(self, key)
 
+        # When its turn comes it takes its paths; its arrival follows.
         def take() -> None:
             with self.board.locked():
                 if not self.board.is_its_turn(key, hops, posted_s):
@@ -77,13 +79,14 @@ class LinkHolder:
             )
             self._courier.call_at(arrival_s, lambda: work.left(deliver([operation])))
 
+        # Announce it at once: later messages have to wait for it.
         with self.board.locked():
             self.clock.lost_s += self.board.announce(key, hops, posted_s)
         self._courier.call_at(self._turn_s(hops, posted_s), take)
         return work
 
     def _turn_s(self, hops: Hops, from_s: float) -> float:
-        """Return the time at which to take the paths of a message that is ready at `from_s`.
+        """Return the time at which a message ready at `from_s` takes the paths.
 
         It is early enough that the message cannot be over yet, and late enough that everything
         earlier in the ranks' time has been announced.
@@ -94,7 +97,7 @@ class LinkHolder:
     def hold(
         self,
         group: Any,
-        ring: Ring | None,
+        ring: CollectiveHops | None,
         real: Callable[[bool], Any],
         async_op: bool,
         kind: str = "",
@@ -121,7 +124,7 @@ class LinkHolder:
         work.start()
         return work
 
-    def done_s(self, key: Key, ring: Ring | None, kind: str) -> float:
+    def done_s(self, key: Key, ring: CollectiveHops | None, kind: str) -> float:
         """Wait for all ranks of a collective; return when the links complete it.
 
         The real collective may end earlier on some ranks, as a broadcast does on its root.
@@ -154,7 +157,7 @@ class LinkHolder:
             for path in paths:
                 self.line_s[self.network.path_names[path]] += seconds
 
-    def _hops(self, ring: Ring | None) -> Hops:
+    def _hops(self, ring: CollectiveHops | None) -> Hops:
         """Convert the hops of a ring to this machine's seconds."""
         scale = self.clock.scale
         return [(paths, seconds * scale) for paths, seconds in ring.hops] if ring else []
@@ -168,7 +171,7 @@ class LinkHolder:
         self.clock.reach(self.clock.at(max(due_s, asked_s)))
 
     def number(self, key: Key) -> Key:
-        """Append to a key its count so far, which is the same on all ranks."""
+        """Append to a key the count of the key so far, equal on all ranks."""
         self._counts[key] += 1
         return (*key, self._counts[key])
 

@@ -35,7 +35,7 @@ class SlowLink:
 
 @dataclass(frozen=True)
 class RankHop:
-    """Route from one rank to another, with its cost.
+    """Route from rank to rank, with the cost.
 
     `paths` are (numbers of paths, their bandwidth in bytes/s); paths of equal bandwidth stand
     together.
@@ -45,13 +45,13 @@ class RankHop:
     latency_s: float
 
     def taken(self, num_bytes: float) -> tuple[tuple[tuple[int, ...], float], ...]:
-        """Return the paths, and the seconds for which a message takes them."""
+        """Return the paths, and the seconds for which a message takes each."""
         return tuple((numbers, num_bytes / bytes_per_s) for numbers, bytes_per_s in self.paths)
 
 
 @dataclass(frozen=True)
-class Ring:
-    """Hops of a collective, each with the seconds for which it takes its paths.
+class CollectiveHops:
+    """Hops of a collective, each with the seconds for which the paths are taken.
 
     They need not form a ring (`Network.to_owners`, `Network.broadcast`).
     """
@@ -130,7 +130,7 @@ class Network:
         ]
         return [own, *((line.name, line.bytes_per_s) for line in lines), *nics]
 
-    def ring(self, ranks: Sequence[int], hop_bytes: float, num_passes: int) -> Ring:
+    def ring(self, ranks: Sequence[int], hop_bytes: float, num_passes: int) -> CollectiveHops:
         """Build a collective in which every rank sends `hop_bytes` to the next rank of a ring.
 
         In each pass a piece of the buffer travels from rank to rank, over every hop but one.  A
@@ -143,7 +143,7 @@ class Network:
         taken = [part for hop in hops for part in hop.taken(hop_bytes)]
         if self._cluster.has_nics:
             taken = [part for pair in pairs for part in self._taken_by_all(*pair, ranks, hop_bytes)]
-        return Ring(
+        return CollectiveHops(
             tuple(taken),
             num_passes * (sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)),
         )
@@ -151,8 +151,8 @@ class Network:
     def _taken_by_all(
         self, sender: int, receiver: int, ranks: Sequence[int], num_bytes: float
     ) -> Iterator[tuple[tuple[int, ...], float]]:
-        """Yield the seconds of one hop on what lies between two nodes, and on the NICs near any of
-        `ranks` on the two; on its own route inside a node."""
+        """Yield the seconds of a hop on the lines between two nodes, and on the NICs near any of
+        `ranks` there; inside a node on the hop's own route."""
         here, there = self._devices[sender], self._devices[receiver]
         if here.node == there.node:
             yield from self.hop(sender, receiver).taken(num_bytes)
@@ -181,35 +181,38 @@ class Network:
             first.setdefault(self._devices[rank].node, rank)
         return sorted(ranks, key=lambda rank: (first[self._devices[rank].node], rank))
 
-    def all_reduce(self, ranks: Sequence[int], num_bytes: float) -> Ring:
+    def all_reduce(self, ranks: Sequence[int], num_bytes: float) -> CollectiveHops:
         """Build a reduce-scatter and an all-gather, each (n - 1) / n of a buffer a hop."""
         size = len(ranks)
         return self.ring(ranks, 2 * (size - 1) / size * num_bytes, 2)
 
-    def one_pass(self, ranks: Sequence[int], num_bytes: float) -> Ring:
+    def one_pass(self, ranks: Sequence[int], num_bytes: float) -> CollectiveHops:
         """Build a reduce-scatter or an all-gather by itself."""
         size = len(ranks)
         return self.ring(ranks, (size - 1) / size * num_bytes, 1)
 
-    def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> Ring:
-        """Build direct messages from every rank to every other one, of the part it owns."""
+    def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> CollectiveHops:
+        """Build direct messages from every rank to each owner of a part."""
         hops = [
             (self.hop(sender, owner), num_bytes)
             for sender in ranks
             for owner, num_bytes in zip(ranks, part_bytes, strict=True)
             if sender != owner
         ]
-        return Ring(
+        return CollectiveHops(
             tuple(taken for hop, num_bytes in hops for taken in hop.taken(num_bytes)),
             max(hop.latency_s for hop, _ in hops),
         )
 
-    def rounds(self, ranks: Sequence[int], plan: ExchangePlan, bytes_per_element: float) -> Ring:
+    def rounds(
+        self, ranks: Sequence[int], plan: ExchangePlan, bytes_per_element: float
+    ) -> CollectiveHops:
         """Build the messages of an exchange plan; a round waits for the one before it.
 
         A node sends and receives no faster than its fastest link in the exchange, on all its paths
         together.
         """
+        # Bytes between each pair, and the latency of each round.
         latest_s: dict[int, float] = {}
         sent: dict[tuple[int, int], float] = {}
         for t in plan.transfers():
@@ -217,6 +220,7 @@ class Network:
             sent[ends] = sent.get(ends, 0.0) + (t.stop - t.start) * bytes_per_element
             latency_s = self.hop(*ends).latency_s
             latest_s[t.round] = max(latest_s.get(t.round, 0.0), latency_s)
+        # Bytes of each path and each node's card, and the card's fastest link.
         carried: dict[tuple[str, str], float] = {}
         cards: dict[tuple[str, int], tuple[float, float]] = {}
         for (one, other), num_bytes in sent.items():
@@ -228,6 +232,7 @@ class Network:
             for end in ((here.node, 0), (there.node, 1)):
                 total, fastest = cards.get(end, (0.0, 0.0))
                 cards[end] = total + num_bytes, max(fastest, speed)
+        # Inside a node its own route; between nodes the path, the cards or the lines, the slowest.
         hops: list[tuple[tuple[int, ...], float]] = []
         for (one, other), num_bytes in sent.items():
             here, there = self._devices[one], self._devices[other]
@@ -241,15 +246,15 @@ class Network:
             if own[1] < inf:
                 hops.append(((self._numbers[own[0]],), seconds))
             hops += [((self._numbers[line],), num_bytes / speed) for line, speed in lines]
-        return Ring(tuple(hops), sum(latest_s.values()))
+        return CollectiveHops(tuple(hops), sum(latest_s.values()))
 
-    def broadcast(self, ranks: Sequence[int], root: int, num_bytes: float) -> Ring:
+    def broadcast(self, ranks: Sequence[int], root: int, num_bytes: float) -> CollectiveHops:
         """Build a broadcast from the root along the ring to the last rank."""
         order = self._around(ranks)
         first = order.index(root)
         chain = order[first:] + order[:first]
         hops = [self.hop(sender, receiver) for sender, receiver in pairwise(chain)]
-        return Ring(
+        return CollectiveHops(
             tuple(taken for hop in hops for taken in hop.taken(num_bytes)),
             sum(hop.latency_s for hop in hops),
         )

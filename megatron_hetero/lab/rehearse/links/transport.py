@@ -118,7 +118,7 @@ class Transport(LinkHolder):
         group: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """Hold gradients on their way to their owners; every rank sends the same sizes."""
+        """Hold gradients on the way to the owners; every rank sends the same sizes."""
 
         def real(is_async: bool) -> Any:
             return self._all_to_all(
@@ -140,7 +140,7 @@ class Transport(LinkHolder):
         async_op: bool = False,
         group_src: int | None = None,
     ) -> Any:
-        """Hold new weights on their way from their owner."""
+        """Hold new weights on the way from the owner."""
 
         def real(is_async: bool) -> Any:
             return self._broadcast(tensor, src, group, is_async, group_src)

@@ -1,4 +1,4 @@
-"""Messages and collectives under way in a rehearsal, and the thread that delivers them.
+"""Messages and collectives under way in a rehearsal, and the delivering thread.
 
 They stand for `torch.distributed.Work`: `wait` ends when the real transport and the described links
 are both done, and notes the time at which that was due.
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from megatron_hetero.lab.rehearse.clock import Clock, now, sleep_until
 from megatron_hetero.lab.rehearse.links.board import Board, Key
-from megatron_hetero.lab.rehearse.links.network import Ring
+from megatron_hetero.lab.rehearse.links.network import CollectiveHops
 
 
 class Waiting(Protocol):
@@ -25,7 +25,7 @@ class Waiting(Protocol):
     def waited(self, due_s: float, asked_s: float) -> None:
         """Move the clock on: something, due at `due_s`, was asked for at `asked_s`."""
 
-    def done_s(self, key: Key, ring: Ring | None, kind: str) -> float:
+    def done_s(self, key: Key, ring: CollectiveHops | None, kind: str) -> float:
         """Wait for all ranks of a collective; return when the links complete it."""
 
 
@@ -93,7 +93,7 @@ class CollectiveWork(threading.Thread):
     """An asynchronous collective: a thread waits for the real one, then for the described links."""
 
     def __init__(
-        self, transport: Waiting, key: Key, ring: Ring | None, kind: str, work: Any
+        self, transport: Waiting, key: Key, ring: CollectiveHops | None, kind: str, work: Any
     ) -> None:
         super().__init__(daemon=True)
         self._transport, self._key, self._ring = transport, key, ring

@@ -85,10 +85,12 @@ def explained_difference(
         norms: the gradient norms of the one process, by step.
         settings: settings of Adam.
     """
+    # Moments of both runs, step by step.
     own, others = _Moments(settings), _Moments(settings)
     total: numpy.ndarray | float = 0.0
     found = {}
     for step in sorted(norms):
+        # The reference's own step gives the rate; the rest is the difference of both directions.
         if SKIPPED not in (norms[step], record.norms[step]):
             due = others.update(reference[f"gradient/{step}/{name}"], norms[step])
             mine = own.update(record.arrays[f"gradient/{step}/{name}"], record.norms[step])

@@ -166,8 +166,10 @@ def compare(
     Raises:
         CheckFailedError: a record is incomplete, so that there is nothing to compare.
     """
+    # What is compared has to be there on all ranks.
     steps = steps or range(1, len(reference.steps) + 1)
     _require_complete(reference, ranks, steps)
+    # Distances by tensor, of which the worst counts; noise is what rounding explains.
     measure = Measure(model, optimizer, reference, adam, starts_apart)
     noise = measure.noise(floor) if floor is not None else {}
     loss, gradients, norm, weights, later = _worst(measure, ranks, steps, noise)
@@ -193,7 +195,8 @@ def compare(
 def half_precision_tolerances(
     reference: RankRecord, single: RankRecord, model: ModelSpec, optimizer: str
 ) -> Tolerances:
-    """Return the bounds of a plan in half precision, from one process in it and in fp32.
+    """Return the bounds of a plan in half precision, from the one-process run in half precision and
+    in fp32.
 
     The latter is `single`. Tensors are held to the same factor by `compare` with `single` for its
     floor.

@@ -1,4 +1,4 @@
-"""Distance of the tensors of one rank and step from those of the one process."""
+"""Distance of the tensors of a rank and step from the tensors of the single process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.runtime.parallel.shards import ParameterShard
 
 FLOOR_FACTOR = 4.0
-"""The floor is one other order of summation; a plan has several at once (over shards, stages,
-replicas), each of about that effect."""
+"""The floor is a single change of the order of summation; a plan has several at once (over shards,
+stages, replicas), each of about the same effect."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Measure:
     optimizer: str
     reference: RankRecord
     adam: AdamSettings | None = None
-    """Settings with which the part that Adam makes of unlike gradients is removed
-    (`distance.adam`)."""
+    """Settings for removing Adam's part in the difference of unlike gradients (`distance.adam`)."""
     starts_apart: bool = False
     """True for a floor: weights that were moved at its start are subtracted as well."""
     _kept: dict[tuple[int, str], dict[int, numpy.ndarray]] = field(default_factory=dict)
@@ -116,7 +115,7 @@ def part_of(whole: numpy.ndarray, shard: ParameterShard) -> numpy.ndarray:
 def _beyond_rounding(
     difference: numpy.ndarray, weights: numpy.ndarray, num_steps: int
 ) -> numpy.ndarray:
-    """Reduce a difference between weights by the part that their own rounding explains.
+    """Reduce a difference between weights by the part explained by the weights' rounding.
 
     A step rounds each weight once, by at most half a unit in its last place, in both runs; so after
     `num_steps` equal steps they are up to `num_steps` units apart. This is small beside most
@@ -135,8 +134,8 @@ _UNIT_OVER_FP32 = {"torch.bfloat16": 2.0**16, "torch.float16": 2.0**13}
 def _beyond_one_unit(
     difference: numpy.ndarray, weights: numpy.ndarray, dtype: str
 ) -> numpy.ndarray:
-    """Reduce a difference by one unit in the last place of half precision, in which one side is
-    rounded: the other is the main weight."""
+    """Reduce a difference by a unit in the last place of half precision; only the compared side is
+    rounded, not the main weight."""
     unit = numpy.maximum(numpy.spacing(numpy.abs(weights)) * _UNIT_OVER_FP32[dtype], 2.0**-24)
     beyond: numpy.ndarray = numpy.sign(difference) * numpy.maximum(
         numpy.abs(difference) - unit, 0.0

@@ -15,7 +15,7 @@ from megatron_hetero.lab.verify.distance.measure import part_of
 from megatron_hetero.lab.verify.processes.record import RankRecord
 
 Rounding = Callable[[int, str, numpy.ndarray], numpy.ndarray]
-"""(rank, parameter, its whole value in one process) -> what this rank has of it."""
+"""(rank, parameter, the single process's whole value) -> the rank's value."""
 
 
 def first_unequal_start(
@@ -36,6 +36,7 @@ def first_unequal_start(
             another: holders of the same elements, replicas above all, start alike.
         rounding: what ranks in precisions of their own make of the one process's weights.
     """
+    # The expected whole tensors: the one process's, or what the ranks before had.
     whole = dict(reference.drawn) if is_drawn_alike else {}
     for rank, record in enumerate(ranks):
         for name, shard in record.shards.items():
@@ -43,12 +44,14 @@ def first_unequal_start(
                 continue
             if name not in whole:
                 whole[name] = numpy.full(shard.global_shape, numpy.nan, "float32")
+            # Compare this rank's part, as far as it is known.
             due = whole[name] if rounding is None else rounding(rank, name, whole[name])
             at = part_of(due, shard)
             own = record.drawn[name]
             known = ~numpy.isnan(at)
             if not numpy.array_equal(own[known], at[known]):
                 return f"{name}, rank {rank}"
+            # Later ranks with the same elements are compared with this one.
             if not is_drawn_alike:
                 fill(whole[name], record, name, own)
     return None

@@ -27,7 +27,7 @@ def sync_to_data(ranks: Sequence[RankTraffic]) -> dict[str, float] | None:
 def boundaries_to_data(
     plan: Plan, ranks: Sequence[Mapping[int, BoundaryTraffic]]
 ) -> list[dict[str, Any]]:
-    """Return the bytes of the whole run that each stage sent over each of its boundaries.
+    """Return the bytes sent in the whole run by each stage over each boundary.
 
     The least is every tensor once: all ranks of a stage send it together.
 

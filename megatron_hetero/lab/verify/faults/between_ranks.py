@@ -46,7 +46,7 @@ def skip_slice() -> None:
 
 
 def weight_by_micro_batch() -> None:
-    """Weight replicas by their micro-batches, each divided by its own tokens."""
+    """Weight replicas by micro-batches, each divided by the replica's own tokens."""
     from megatron_hetero.runtime.gradients.sync import GradientSync
 
     def broken(
@@ -84,7 +84,7 @@ def swap_boundary_halves() -> None:
 
 
 def round_boundary() -> None:
-    """Convert activations and their gradients to bf16 where they cross a boundary."""
+    """Convert activations and gradients to bf16 at a boundary."""
     from megatron_hetero.runtime.parallel.boundary import Boundary
 
     send_ops = Boundary.send_ops
@@ -147,7 +147,7 @@ def _alone() -> Any:
 
 
 def keep_old_weights() -> None:
-    """Keep the new weights of a bucket with a divided optimizer from its other holders."""
+    """Keep the new weights of a bucket with a divided optimizer from all but the owners."""
     from megatron_hetero.runtime.gradients.memory import data
     from megatron_hetero.runtime.gradients.reduction import DividedReduction
 

@@ -47,7 +47,7 @@ def move_sample() -> None:
 
 
 def draw_alone() -> None:
-    """Draw a number from the state that a group shares, on the rank that reads data only."""
+    """Draw a number from the group's shared state, only on the rank that reads data."""
     from megatron_hetero.runtime.model import gpt
 
     batch = gpt._batch
@@ -63,7 +63,7 @@ def draw_alone() -> None:
 
 
 def read_micro_batch_twice() -> None:
-    """Read the first micro-batch of the first replica in the place of its second one too."""
+    """Read the first micro-batch of the first replica again in the place of the second."""
     from megatron_hetero.runtime.model.samples.data import ReplicaSampler
 
     batches = ReplicaSampler.__iter__

@@ -1,4 +1,4 @@
-"""The processes of a verification, and the records that they write.
+"""The processes of a verification, and the processes' records.
 
 late_weights     new weights that are not there until they are waited for
 jobs             all processes, started from one seed checkpoint

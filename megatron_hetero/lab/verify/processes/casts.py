@@ -1,4 +1,5 @@
-"""One process that casts where a plan of unlike precisions does: the reference of such a plan.
+"""A single process with casts in the places of a plan's unlike precisions: the reference of such a
+plan.
 
 The model is stock Megatron's in fp32: its weights are the main weights. Each layer, the embedding
 and the output layer get their weights and inputs cast to the precision in which the stage that
@@ -69,7 +70,7 @@ class Casts:
     _shared: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
 
     def attach(self, model: Sequence[Any]) -> list[Any]:
-        """Attach to a model of one chunk that Megatron has just built: its `pre_wrap_hook`."""
+        """Attach to a new model of Megatron's with a single chunk: the `pre_wrap_hook`."""
         (gpt,) = model
         gpt.register_forward_pre_hook(self._next_micro_batch)
         self._wrap(gpt.embedding, _EMBEDDING)
@@ -123,8 +124,8 @@ class Casts:
 
 
 def start_rounding(plan: Plan, job: Precision) -> Rounding | None:
-    """Return what ranks start with of the weights that one process draws in fp32, where precisions
-    are unlike: those of the plan's first replica, in their own precision."""
+    """Return the rounding of one process's fp32 weights to the ranks' starting weights, under
+    unlike precisions: first to the first replica's precision, then to the rank's own."""
     if not mixes_precisions(plan, job):
         return None
     table = stage_precisions(plan, job)
@@ -202,7 +203,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _tell_softmax(module: Any, dtype: torch.dtype) -> None:
-    """Let the softmax of a layer know what its scores are in, as Megatron's configuration would."""
+    """Set the precision of scores on the softmax of a layer, as Megatron's configuration would."""
     from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
 
     for part in module.modules():

@@ -1,4 +1,4 @@
-"""One process in another order of summation: the distance of two runs by rounding only."""
+"""A single process with a changed order of summation: the distance of two runs by rounding only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
 
 
 class FloorRecorder(Recorder):
-    """Recorder of a run that differs from the one process in rounding only.
+    """Recorder of a run unlike the reference in rounding only.
 
     It takes each step's micro-batches last to first, which is another order of the sum over them.
     It also starts from weights that are one unit in the last place off, up or down at random, which
@@ -49,7 +49,7 @@ class FloorRecorder(Recorder):
 
 
 def round_anew(module: torch.nn.Module) -> None:
-    """Move every weight to the next number of its type, up or down at random (one seed)."""
+    """Move every weight to the next number of the type, up or down at random (a fixed seed)."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -1,4 +1,4 @@
-"""Processes of one verification, all started from one seed checkpoint of stock Megatron.
+"""Processes of a verification, all started from the same seed checkpoint of stock Megatron.
 
 They share one data set of real text and one set of flags. The one process runs stock `pretrain`
 without any group, sync, schedule, loss or data code of ours (`processes.one_process`); the plan
@@ -59,7 +59,7 @@ _SAVED = "latest_checkpointed_iteration.txt"
 
 
 class VerifyJobs:
-    """Jobs of one verification, which share flags, data and the seed checkpoint."""
+    """Jobs of a verification, with common flags, data and seed checkpoint."""
 
     def __init__(
         self, shrunk: Shrunk, options: Options, folder: Path, flags: JobFlags = NO_FLAGS
@@ -215,7 +215,7 @@ class VerifyJobs:
         return is_half and self.shrunk.model.num_experts > 0
 
     def _routing(self, optimizer: str) -> Path:
-        """Return the path of the one process's record, which has its choices."""
+        """Return the path of the one-process record with the expert choices."""
         return self._folder / optimizer / "reference" / "record-0.safetensors"
 
     def floor_job(self, optimizer: str) -> LocalJob:
@@ -228,7 +228,7 @@ class VerifyJobs:
         )
 
     def fp32_job(self, optimizer: str, skipped: Sequence[int]) -> LocalJob:
-        """Return the one process's job in fp32, without steps that half precision skipped."""
+        """Return the one-process job in fp32, without the steps skipped by half precision."""
         flags: tuple[str, ...] = ()
         if skipped:
             flags = ("--iterations-to-skip", *(str(step - 1) for step in skipped))

@@ -51,6 +51,7 @@ def train(
         flags = layers.cpu_flags(argv)
         backend.activate_cpu_backend()
     compile_helpers.apply()
+    # Megatron reads its flags from the process's own.
     sys.argv = [sys.argv[0], *argv, *flags]
     try:
         args = parse_and_validate_args()
@@ -60,6 +61,7 @@ def train(
         raise UsageError(f"Megatron refuses the flags: {said}") from error
     value_channels.apply_if_needed(args)
     provider: Any = _datasets
+    # Observe the run from Megatron's hooks alone.
     if recorder is not None:
         recorder.observe_log()
         config.model.post_wrap_hooks.append(recorder.post_wrap_hook)

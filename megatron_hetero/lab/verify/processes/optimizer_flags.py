@@ -19,7 +19,7 @@ ONLY_WITH_ADAM = (
     "--overlap-param-gather-with-optimizer-step",
     "--num-distributed-optimizer-instances",
 )
-"""Flags of a plan that stock Megatron runs, whose distributed optimizer knows no SGD."""
+"""Flags of a stock plan's distributed optimizer, which knows no SGD."""
 ADAM = {
     "--adam-beta1": "beta1",
     "--adam-beta2": "beta2",

@@ -34,7 +34,7 @@ from megatron_hetero.runtime.parallel.shards import ParameterShard, global_param
 _DRAWN = "drawn/"
 _OWN_DRAW = "stock-drawn/"
 SKIPPED = "skipped"
-"""Instead of the norm of a step whose gradients overflowed, so that no rank updated."""
+"""Replaces the norm of a step with overflowed gradients, in which no rank updated."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RankRecord:
     norms: dict[int, str]
     samples: list[int]
     traffic: RankTraffic | None = None
-    """Bytes that its gradient sync handed to the transport; None under stock Megatron."""
+    """Bytes handed to the transport by the gradient sync; None under stock Megatron."""
     random_state: str = ""
     """Digest of the state that dropout outside tensor-parallel regions draws from, at the end."""
     boundaries: dict[int, BoundaryTraffic] = field(default_factory=dict)
@@ -65,10 +65,10 @@ class RankRecord:
     stock_drawn: dict[str, numpy.ndarray] = field(default_factory=dict)
     """The weights that Megatron's own initialisation drew, by name (of the one process alone)."""
     flips: Flips | None = None
-    """Tokens for which its routers would have chosen other experts than the replayed ones."""
+    """Tokens for which the routers would have chosen experts unlike the replayed ones."""
     rounded: dict[str, str] = field(default_factory=dict)
-    """Type of the weights that are recorded as the model has them, for want of main weights on
-    this rank, where the one process records main weights (stages in unlike precisions)."""
+    """Types of weights recorded from the model, for want of main weights on this rank, where the
+    one process records main weights (stages in unlike precisions)."""
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -116,6 +116,7 @@ class Recorder:
         from megatron.core.distributed import finalize_model_grads
         from megatron.training import get_args
 
+        # The shards of all parameters, which say where they belong in the whole model.
         config = get_model_config(model[0])
         self._parameters = dict(global_parameters(model))
         self._shards = {
@@ -154,7 +155,7 @@ class Recorder:
         return model
 
     def recorded(self, provider: Callable[..., Sequence[Any]]) -> EveryRankProvider:
-        """Return a provider of the same datasets that notes the samples that are read."""
+        """Return a provider of the same datasets that notes the samples read."""
 
         def provide(num_samples: Any) -> tuple[Any, ...]:
             train, *others = provider(num_samples)
@@ -232,7 +233,7 @@ def _array(tensor: torch.Tensor) -> numpy.ndarray:
 
 
 class DrawingRecorder(Recorder):
-    """Recorder of one process of stock Megatron whose initial weights do not depend on the layout.
+    """Recorder of a process of stock Megatron with initial weights independent of the layout.
 
     They are drawn as those of a plan (`runtime.model.initial_weights`), and are what its ranks
     should start with.

@@ -29,7 +29,7 @@ UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 @dataclass(frozen=True)
 class Flips:
-    """Tokens for which a run's own choice differs from the one that it followed.
+    """Tokens with a run's own choice unlike the followed choice.
 
     `margin` is the worst difference between the scores of the two, as a part of the greater.
     """
@@ -48,7 +48,7 @@ class Flips:
 
 @dataclass(frozen=True)
 class Replay:
-    """Choices of the one process, for one rank.
+    """Choices of the one process, for a single rank.
 
     `record` is the archive of that process. `numbers` are its numbers of this rank's micro-batches
     in a step, of `per_step` in all, in the order in which the rank trains them. The rank has part

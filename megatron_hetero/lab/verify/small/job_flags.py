@@ -63,6 +63,7 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
         UsageError: Megatron does not know a flag, or a value is impossible.
         UnsupportedError: the runtime refuses some flags on this plan, or they cannot be compared.
     """
+    # Flags that Megatron knows, and that the runtime takes on this plan.
     options = check_user_flags(workload.megatron_args)
     refused = refused_options(plan)
     if refused:
@@ -70,6 +71,7 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
             "These flags are not supported on an asymmetric plan yet:\n  "
             + "\n  ".join(map(str, refused))
         )
+    # Kept as they are, or with the small model's value.
     treated = treat(options)
     values = _Values(workload, shrunk, num_steps, options)
     both = [token for o in treated.of("kept") for token in values.kept(o)]
@@ -79,10 +81,12 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
         both += tokens
         if shown is not None and option.values != (shown,):
             lines.append(f"{option} -> {shown}")
+    # Without effect on the comparison, by the reason.
     no_effect: dict[str, tuple[str, ...]] = {}
     for option, entry in treated.options:
         if entry.treatment == "no effect":
             no_effect[entry.note] = (*no_effect.get(entry.note, ()), option.name)
+    # What only the plan, or only half precision, has.
     rates: dict[str, float] = {}
     for option in options:
         if option.name == "--lr":
@@ -136,7 +140,7 @@ def _without_recompute(plan: Plan, args: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Values:
-    """Values that replace the shrunk ones."""
+    """Values in place of the shrunk values."""
 
     def __init__(
         self, workload: Workload, shrunk: Shrunk, num_steps: int, options: Sequence[Option]

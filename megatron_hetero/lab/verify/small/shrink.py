@@ -1,4 +1,4 @@
-"""A model small enough to train on this machine, for a plan whose shape stays as it is.
+"""A model small enough to train on this machine, for a plan with unchanged shape.
 
 Kept: replicas, stages, tensor-parallel widths, shares, micro-batch counts and sizes, and every
 choice of architecture (tied embeddings, gated MLP, grouped queries, norms, biases, positions,
@@ -64,12 +64,14 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
     """
     small_plan = _with_fewer_layers(plan, max_layers)
     model, training = workload.model, workload.training
+    # The least number of units that all widths and shares divide.
     unit = groups = lcm(*plan.layout.tensor_parallel_widths, *_share_totals(plan.layout))
     if unit > _MAX_UNIT:
         # Shares that divide nothing small are rounded, as they are in the job itself.
         unit = lcm(*plan.layout.tensor_parallel_widths)
         groups = _multiple(min(model.num_query_groups, _MAX_UNIT), unit)
     queries_per_group = min(model.num_attention_heads // model.num_query_groups, 4)
+    # Enough heads for a hidden size at which rounding behaves as usual.
     if model.num_query_groups == model.num_attention_heads:
         while groups * _HEAD_SIZE < _MIN_HIDDEN:
             groups += unit
@@ -77,6 +79,7 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
     hidden = heads * _HEAD_SIZE
     ffn = _multiple(2 * hidden, unit)
     sequence = _multiple(_MIN_SEQUENCE, _sequence_unit(plan, unit, training.sequence_parallel))
+    # Batches are the plan's.
     num_layers = small_plan.layout.replicas[0].num_layers
     micro_batch = micro_batch_size(plan, workload)
     batch = sum(r.num_micro_batches * (r.micro_batch_size or micro_batch) for r in plan.replicas)
@@ -95,6 +98,7 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         "hidden-dropout": 0,
     }
     args = [f"--{name}={value}" for name, value in flags.items()]
+    # Architecture as in the job: groups, experts, latents, further tokens.
     if groups != heads:
         args += ["--group-query-attention", f"--num-query-groups={groups}"]
     args += _switches(model, workload.megatron_args)
@@ -111,6 +115,7 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         args.append("--calculate-per-token-loss")
     if not decides_recompute(small_plan):
         args += _recompute(training)
+    # The same sizes as a model, for what reads them there.
     small = replace(
         model,
         num_layers=num_layers,
@@ -128,6 +133,7 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         divides_latents=bool(latents),
         **latents,
     )
+    # What a reader should know has changed.
     changes = [
         f"{f} {getattr(model, f)} -> {getattr(small, f)}"
         for f in _SHOWN
@@ -245,7 +251,7 @@ def _num_experts(plan: Plan, model: ModelSpec) -> int:
 
 
 def _experts(model: ModelSpec, num_experts: int, columns: int, pattern: Sequence[int]) -> list[str]:
-    """Return the flags of experts, with a loss that balances them."""
+    """Return the flags of experts, with a balancing loss."""
     if not model.num_experts:
         return []
     more = []

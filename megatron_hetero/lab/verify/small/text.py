@@ -48,7 +48,7 @@ def write_text_dataset(prefix: Path, num_tokens: int) -> int:
 
 
 def tokenizer_arguments(prefix: Path) -> tuple[str, ...]:
-    """Return the flags with which Megatron reads the data set, all of it for training."""
+    """Return the flags by which Megatron reads the data set, entirely for training."""
     return (
         "--tokenizer-type=NullTokenizer",
         f"--vocab-size={VOCAB_SIZE}",

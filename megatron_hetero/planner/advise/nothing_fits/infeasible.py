@@ -244,6 +244,7 @@ def _first_true(holds: Callable[[int], bool], below: int) -> int | None:
 def _shortage(problem: Problem, miss: Candidate | None) -> str:
     """Return the shortage of the attempt closest to fitting."""
     training = problem.workload.training
+    # Not one attempt was priced: no GPU, or no arrangement.
     if miss is None:
         if not problem.nodes:
             return (
@@ -255,6 +256,7 @@ def _shortage(problem: Problem, miss: Candidate | None) -> str:
             f"({problem.num_layers}, {problem.num_micro_batches}) leave no arrangement of "
             f"{problem.num_gpus} GPUs."
         )
+    # The stage that lacks most, and the largest part of its memory.
     r, s = max(
         (
             (r, s)

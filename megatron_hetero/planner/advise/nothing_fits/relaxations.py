@@ -98,6 +98,7 @@ def limit_changes(cluster: Cluster) -> Iterator[tuple[str, Limits]]:
 
 def _single_limit_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[Limits], Limits]]]:
     limits = cluster.limits
+    # Wider groups, deeper pipelines, fewer replicas.
     width = limits.max_tensor_parallel
     if width is not None:
         for wider in range(width + 1, max(node.num_gpus for node in cluster.nodes) + 1):
@@ -116,6 +117,7 @@ def _single_limit_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[Lim
                 f"limits.num_replicas {fewer} instead of {limits.num_replicas}",
                 lambda old, fewer=fewer: replace(old, num_replicas=fewer),  # type: ignore[misc]
             )
+    # Idle devices, and nodes for the ends.
     if limits.idle_devices:
         yield "no limits.idle", lambda old: replace(old, idle_devices=())
     if limits.first_stage_nodes or limits.last_stage_nodes:
@@ -123,6 +125,7 @@ def _single_limit_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[Lim
             "no limits.first_stage and limits.last_stage",
             lambda old: replace(old, first_stage_nodes=(), last_stage_nodes=()),
         )
+    # Groups across nodes that are forbidden so far.
     names = [n for n in limits.no_tensor_parallel_across if n in cluster.node_by_name]
     if names:
         yield (

@@ -1,4 +1,4 @@
-"""One bucket of gradients whose holders are in several groups of machines.
+"""A bucket of gradients with holders in several groups of machines.
 
 They exchange it as `exchange.groups.by_group` plans it, in the rounds of `rounds`.
 """
@@ -140,7 +140,7 @@ def exchange_of(plan: Plan) -> GroupedExchange | None:
 
 
 def owners_of(division: Division) -> list[Owned]:
-    """Return who owns which elements of a divided bucket."""
+    """Return the owned ranges of a divided bucket, with their owners."""
     spans = ((*division.span(holder), holder) for holder in range(len(division.sizes)))
     return [Owned(start, stop, holder) for start, stop, holder in spans if stop > start]
 
@@ -172,8 +172,8 @@ class GroupedReduction(Reduction):
 
 
 class GroupedDividedReduction(DividedReduction):
-    """Reduce-scatter of one bucket to the owners of its optimizer state, group by group, and the
-    new weights back."""
+    """Reduce-scatter of a bucket to the owners of the optimizer state, group by group, and gather
+    of the new weights."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class Turn:
         self.is_over = Event()
 
     def sum(self, part: torch.Tensor, group: ProcessGroup) -> None:
-        """Sum a tensor over the pair, in its place, when its turn has come."""
+        """Sum a tensor over the pair, in place, when the turn has come."""
         if self._before is not None:
             self._before.wait()
         work = all_reduce(part, group=group, async_op=True)

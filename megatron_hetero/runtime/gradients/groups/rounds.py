@@ -38,7 +38,7 @@ Range = tuple[int, int]
 
 @dataclass
 class _Round:
-    """What a holder sends and receives, one message for each other holder.
+    """Messages of a holder in a round, at most a single message to each peer.
 
     Attributes:
         sent: [holder] -> ranges that go there.
@@ -56,7 +56,7 @@ class _Round:
 
 
 class HolderRounds:
-    """What one holder does in an exchange.
+    """The rounds of a single holder in an exchange.
 
     Args:
         plan: proved here before it is used.
@@ -81,7 +81,7 @@ class HolderRounds:
     def run(
         self, flat: torch.Tensor, group: ProcessGroup, tag: int, turn: Turn | None = None
     ) -> None:
-        """Exchange a buffer with the other holders, in its place.
+        """Exchange a buffer with all holders, in place.
 
         Args:
             flat: shape [elements], contiguous.
@@ -157,7 +157,7 @@ def _compiled(own: HolderRound) -> _Round:
 
 
 def _append(ranges: list[Range], new: Range) -> None:
-    """Add a range behind others, to the last one where it follows that."""
+    """Append a range; join it to the last range if adjacent."""
     if ranges and ranges[-1][1] == new[0]:
         new = ranges.pop()[0], new[1]
     ranges.append(new)
@@ -230,7 +230,7 @@ class _StreamWork:
 
 
 class RoundsEngine:
-    """Runs the exchanges of one rank beside its computations."""
+    """Thread or stream for a rank's exchanges beside the computations."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[RoundsWork] = SimpleQueue()

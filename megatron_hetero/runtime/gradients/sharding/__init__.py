@@ -1,4 +1,4 @@
-"""Layers and states that replicas divide, gathered where a step uses them.
+"""Layers and states divided by the replicas, gathered where a step uses them.
 
 optimizer_shards  owners of the optimizer's state
 sharded_buckets   one bucket of such a layer, whose owners keep its parts

@@ -28,7 +28,7 @@ class Rows:
     stop: int
 
     def view(self, shards: Mapping[str, ParameterShard], tensor: torch.Tensor) -> torch.Tensor:
-        """Return these rows as a view of a local tensor of their parameter."""
+        """Return these rows as a view of the parameter's local tensor."""
         return self.slice.view(shards, tensor).narrow(0, self.start, self.stop - self.start)
 
 
@@ -58,11 +58,13 @@ def divide(
         shards: any holder's shards, by name; only shapes are read, so all holders agree.
         weights: [holder] -> relative size of its range, > 0.
     """
+    # Ideal cuts of the bucket, in elements.
     sizes = [prod(piece.shape(shards[piece.name])) for piece in bucket.slices]
     total, whole = sum(sizes), sum(weights)
     cuts = [total * sum(weights[: i + 1]) / whole for i in range(len(weights) - 1)]
     rows: list[list[Rows]] = [[] for _ in weights]
     offset, owner = 0, 0
+    # Walk the slices, and cut each at the row nearest to an ideal cut inside it.
     for piece, size in zip(bucket.slices, sizes, strict=True):
         num_rows = piece.shape(shards[piece.name])[0]
         row_size = size // num_rows
@@ -72,9 +74,11 @@ def divide(
             if stop > start:
                 rows[owner].append(Rows(piece, start, stop))
             start, owner = stop, owner + 1
+        # The rest of the slice goes to the present owner.
         if start < num_rows:
             rows[owner].append(Rows(piece, start, num_rows))
         offset += size
+    # Count the elements of each owner's rows.
     return Division(
         tuple(tuple(own) for own in rows),
         tuple(

@@ -1,4 +1,4 @@
-"""New weights on their way from their owners, waited for where a step first uses them.
+"""New weights on the way from the owners, waited for at the first use in a step.
 
 With `--overlap-param-gather` the gathers of all buckets start right after the optimizer's step, in
 the order in which the forward pass reaches them; each is waited for before the first module that

@@ -26,7 +26,7 @@ class Sent:
 
 
 class ShardedBucket:
-    """Slices of one sharded layer that the same ranks hold: what this rank owns of them.
+    """Slices of a sharded layer with the same holders, and the rows owned by this rank.
 
     Args:
         views: the slices on this rank.
@@ -61,7 +61,7 @@ class ShardedBucket:
         return torch.float32 if self._is_fp32 else weight_type
 
     def arrange(self) -> None:
-        """Find the bucket in the memory of its layer, and take over the rows that it owns."""
+        """Find the bucket in the layer's memory, and take over the owned rows."""
         self._whole = self.views.in_place(data)
         self.take_weights()
 
@@ -85,7 +85,7 @@ class ShardedBucket:
         return self._gather(self._weights, self._whole, data)
 
     def gather_gradients(self) -> None:
-        """Gather the reduced gradients into `main_grad`, for code that reads all of them."""
+        """Gather the reduced gradients into `main_grad`, for readers of all gradients."""
         self._gather(self.gradients, None, main_grad)()
 
     def _gather(

@@ -28,8 +28,8 @@ from megatron_hetero.runtime.gradients.sharding.sharded_buckets import Sent, Sha
 
 _MARK = "hetero_is_sharded"
 _FUSED_GRADIENTS = ("gradient_accumulation_fusion", "fuse_wgrad_accumulation")
-"""Attributes of modules that write weight gradients straight to `main_grad`, which a sharded weight
-has in the backward pass alone."""
+"""Attributes of modules that write weight gradients straight to `main_grad`; a sharded weight has
+`main_grad` in the backward pass alone."""
 
 
 def sharded_numbers(plan: Plan) -> frozenset[int]:
@@ -89,17 +89,20 @@ class ShardedLayer:
         self.buckets = tuple(buckets)
         self._weight = weight
         self.parameters = [p for p in module.parameters() if getattr(p, _MARK, False)]
+        # Order the parameters as their slices lie in the buckets.
         position = {
             bucket.views.parameter(Rows(piece, 0, 0)): (number, index)
             for number, bucket in enumerate(self.buckets)
             for index, piece in reversed(list(enumerate(bucket.views.slices)))
         }
         self.parameters.sort(key=lambda p: position[p])
+        # One flat tensor for all, so that one call frees or makes the layer's weights.
         self._flat = torch.cat([p.data.reshape(-1) for p in self.parameters])
         for parameter, part in zip(self.parameters, self._parts(self._flat), strict=True):
             parameter.data = part
         self._num_bytes = self._flat.untyped_storage().nbytes()
         self.is_whole = True
+        # Neighbours in the order of the passes, and exchanges under way.
         self.before: ShardedLayer | None = None
         self.after: ShardedLayer | None = None
         self._arriving: list[Callable[[], None]] = []
@@ -107,10 +110,12 @@ class ShardedLayer:
         self._gradients: torch.Tensor | None = None
         for bucket in self.buckets:
             bucket.arrange()
+        # Fused kernels would write to a `main_grad` that is not there.
         for each in module.modules():
             for name in _FUSED_GRADIENTS:
                 if hasattr(each, name):
                     setattr(each, name, False)
+        # Gradients are taken when complete, weights gathered before each pass and freed after it.
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(_accumulate)
         module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
@@ -139,7 +144,7 @@ class ShardedLayer:
         self.is_whole = True
 
     def begin(self, *, backward: bool) -> None:
-        """Make the weights whole, and ask for those of the layer that the pass comes to next."""
+        """Make the weights whole, and ask for the weights of the pass's next layer."""
         self.gather()
         following = self.before if backward else self.after
         if following is not None:
@@ -184,7 +189,7 @@ class ShardedLayer:
 
     @torch.no_grad()
     def add_gradients(self) -> None:
-        """Wait for the gradients that the owners get, and add them up."""
+        """Wait for the gradients sent to the owners, and add the parts up."""
         for bucket, sent in self._sent:
             bucket.add(sent)
         self._sent = []
@@ -270,7 +275,7 @@ class ShardedLayers:
             yield from layer.buckets
 
     def make_whole(self) -> None:
-        """Gather all weights, for code that reads them outside of the passes. Collective."""
+        """Gather all weights, for readers outside of the passes. Collective."""
         for layer in self.layers:
             layer.gather()
 
@@ -280,12 +285,13 @@ class ShardedLayers:
             layer.release()
 
     def take_weights(self) -> None:
-        """Take the owned rows out of whole weights that others have written."""
+        """Take the owned rows out of whole weights written elsewhere."""
         for bucket in self.buckets:
             bucket.take_weights()
 
     def gather_gradients(self) -> None:
-        """Gather the sums of gradients into `main_grad`, for code that reads them. Collective."""
+        """Gather the sums of gradients into `main_grad`, for readers of all gradients. Collective.
+        """
         for layer in self.layers:
             layer.allocate_gradients()
             for bucket in layer.buckets:
@@ -299,7 +305,7 @@ class ShardedLayers:
             bucket.gradients.zero_()
 
     def idle_rounds(self, number: int, *, forward_only: bool) -> None:
-        """Give this rank's parts for micro-batches that other replicas have and this one has not.
+        """Give this rank's parts for the micro-batches that only longer replicas have.
 
         Args:
             number: of such micro-batches.

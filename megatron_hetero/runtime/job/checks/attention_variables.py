@@ -19,7 +19,7 @@ _EXPECTED = {
     "auto": (1, 1, 1),
     "local": (0, 0, 0),
 }
-"""Attention -> what Megatron sets the variables to, in their order."""
+"""Attention -> Megatron's values of the variables, in order."""
 
 
 def check_attention_variables(args: Any, environment: Mapping[str, str]) -> None:

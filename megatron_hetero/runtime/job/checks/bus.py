@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 _CARDS = Path("/proc/driver/nvidia/gpus")
-"""A folder for each card that NVIDIA's driver has, by its bus id."""
+"""A folder for each card known to NVIDIA's driver, by bus id."""
 
 
 def visible_bus_ids() -> tuple[str, ...]:
-    """Return the bus ids of the cards that this process sees, by their numbers in torch.
+    """Return the bus ids of the cards visible to this process, in torch's order.
 
     The result is empty if this torch does not know them.
     """

@@ -1,4 +1,4 @@
-"""Checks that a process is where the plan puts it, with the model that the plan was made for."""
+"""Checks of a process's place on the planned machine, and of the planned model."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ _PLANNED_MODEL = (
 
 
 def check_same_model(plan: Plan, workload: Workload) -> None:
-    """Refuse flags that describe another model or batch than the one the plan was made for.
+    """Refuse flags that describe a model or batch unlike the plan's.
 
     Raises:
         UsageError: the message names every size that differs, with both values.

@@ -1,4 +1,4 @@
-"""Packages and partners that flags need beside Megatron, checked before Megatron parses them.
+"""Packages and partners needed by flags beside Megatron, checked before Megatron's parser.
 
 Megatron itself continues without a word (no TensorBoard logs), exits with status 0 (the resumption
 of NVIDIA's own cluster), or ends in a traceback while it parses (tokenizers, W&B).

@@ -132,7 +132,7 @@ def check_sharded_layers(plan: Plan, args: Any) -> None:
 
 
 def check_precisions(plan: Plan, args: Any) -> None:
-    """Refuse flags that stages in precisions of their own cannot follow yet.
+    """Refuse flags not yet supported beside stages in precisions of their own.
 
     Raises:
         UnsupportedError: the message names every such flag, with advice.

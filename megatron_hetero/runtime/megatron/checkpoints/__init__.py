@@ -1,4 +1,4 @@
-"""Symbols of Megatron and torch that are replaced so that checkpoints last, one file each.
+"""Replacements of symbols of Megatron and torch to make checkpoints last, a file for each.
 
 save         the whole of a save
 data         the data of a save

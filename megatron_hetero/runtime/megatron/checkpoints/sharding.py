@@ -22,7 +22,7 @@ REPLACEMENT = Replacement(
 )
 
 Pieces = Sequence[tuple[int, Any]]
-"""(rank, its piece) of one tensor."""
+"""(rank, the rank's piece) of a tensor."""
 
 
 def apply(is_a_grid: Callable[[Pieces], bool], faults_of: Callable[[Pieces], list[str]]) -> None:

@@ -38,7 +38,7 @@ def apply(name: str, write: Callable[[Path, str], None]) -> None:
 
 
 class _Whole(io.StringIO):
-    """A text file that is written when it is closed, unless its block failed."""
+    """A text file written on closing, unless the block failed."""
 
     def __init__(self, path: Path, write: Callable[[Path, str], None]) -> None:
         super().__init__()

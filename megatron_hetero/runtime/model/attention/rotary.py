@@ -32,8 +32,8 @@ class OwnRotaryEmbedding(nn.Module):
         return self.place.seq_length
 
     def forward(self, max_seq_len: int, *given: Any, **named: Any) -> Any:
-        """Return the angles `[s_r, 1, 1, d]` of the rank's tokens, and beside them the scale of
-        attention where `whole` has one; arguments are Megatron's.
+        """Return the angles `[s_r, 1, 1, d]` of the rank's tokens, with the scale of attention if
+        `whole` has a scale; arguments are Megatron's.
 
         Raises:
             UnsupportedError: the sequence has another length.

@@ -94,7 +94,7 @@ class DealtMoELayer(MoELayer):
     def preprocess(
         self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor
     ) -> Any:
-        """Give each expert's column `[tokens, experts]` its slot on its rank."""
+        """Move each expert's column `[tokens, experts]` to the expert's slot."""
         if self._slots is not None:
             probs, routing_map = (self._in_slots(part) for part in (probs, routing_map))
         return super().preprocess(hidden_states, probs, routing_map)

@@ -75,7 +75,7 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "leave them out; they route at random to measure speed, and train nothing",
     ),
 )
-"""(flag as the user knows it, whether the parsed arguments ask for it, what to do instead)."""
+"""(flag in the user's words, predicate of the parsed arguments that ask for the flag, advice)."""
 
 
 def _names(kinds: str | list[str]) -> list[str]:

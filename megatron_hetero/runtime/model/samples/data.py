@@ -31,7 +31,7 @@ from megatron_hetero.runtime.parallel.groups import RankGroups
 
 @dataclass(frozen=True)
 class Order:
-    """Order in which one process reads a dataset of `num_samples`, and its end.
+    """Order in which a single process reads a dataset of `num_samples`, and the end of the order.
 
     With `shuffled_by`, a micro-batch size, the order is endless: each epoch is permuted by a state
     seeded with its number, without the samples that fill no micro-batch, as
@@ -183,6 +183,7 @@ def iterators_provider(
     from megatron.training import get_args
 
     def provide(num_samples: Any) -> tuple[Any, ...]:
+        # Validation has a fixed batch, whatever the batch of training grows to.
         args = get_args()
         last = BatchSchedule.constant(batches.of_validation)
         batch = global_batch_size(batches.of_validation)
@@ -203,9 +204,11 @@ def iterators_provider(
             if dataset is None or not reads_data(groups):
                 decides = reads_data(groups) or torch.distributed.get_rank() == 0
                 return None if dataset is None and decides else NoData()
+            # From where the job stopped, this replica's part of each global batch.
             order = Order(len(dataset), shuffled_by)
             return iter(loader(dataset, order, consumed, batches))
 
+        # Full validation reads a data set to its end, filled up to whole batches.
         def whole(dataset: Any) -> Any:
             if dataset is None:
                 return iterator(None, 0)
@@ -214,6 +217,7 @@ def iterators_provider(
                 return NoData(filled.num_batches)
             return _Validation(loader(filled, Order(len(filled)), 0), filled.num_batches)
 
+        # Megatron's data sets, wrapped as iterators over our choice of samples.
         train, valid, test = datasets_provider(num_samples)
         if args.full_validation:
             validation = [whole(dataset) for dataset in valid]
@@ -229,7 +233,7 @@ def iterators_provider(
 
 
 def _consumed_in_phase(args: Any) -> int:
-    """Count the samples that the job has read of its data set, which every phase of
+    """Count the samples read since the start of the current phase; every phase of
     `--phase-transition-iterations` begins anew."""
     if not args.phase_transition_iterations:
         return int(args.consumed_train_samples)

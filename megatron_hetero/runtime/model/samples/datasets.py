@@ -70,6 +70,7 @@ def _kind(args: Any) -> type:
 def dataset_config(args: Any) -> GPTDatasetConfig:
     """Return the configuration of Megatron's data sets of a GPT that the flags ask for."""
     blend, blend_per_split = get_blend_and_blend_per_split(args)
+    # One setting for each field of Megatron's configuration, from the flag of the same meaning.
     settings = {
         "random_seed": args.seed,
         "sequence_length": args.seq_length,
@@ -96,6 +97,7 @@ def dataset_config(args: Any) -> GPTDatasetConfig:
         # Conversations are padded for it; packed sequences do not go with it yet.
         "context_parallel_size": 1,
     }
+    # Fill-in-the-middle has a configuration of its own, with its tokens and rates.
     if not args.fim_data:
         return GPTDatasetConfig(**settings)
     tokens = {

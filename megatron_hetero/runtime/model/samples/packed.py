@@ -1,4 +1,4 @@
-"""Sequences that are packed of documents, each of which is trained as if it stood alone.
+"""Sequences packed of documents, with each document trained as if alone.
 
 `--sft` packs conversations, `--dataloader-inter-document-masking` has the documents that a sample
 happens to hold. A batch says where they begin (`cu_seqlens`); attention stays inside a document,
@@ -27,7 +27,7 @@ def is_packed(args: Any) -> bool:
 
 
 def packed_parameters(batch: dict[str, Tensor | None], seq_length: int) -> PackedSeqParams:
-    """Describe a batch that `flatten_batch_for_packed_sequences` has made one sequence.
+    """Describe a batch joined into a single sequence by `flatten_batch_for_packed_sequences`.
 
     Args:
         batch: with `cu_seqlens` [1, documents + 1] and `max_seqlen` [1].

@@ -1,4 +1,4 @@
-"""Providers of datasets, in the form in which Megatron calls them."""
+"""Providers of datasets, in Megatron's form of call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of one stage, operation by operation: passes by Megatron, messages by our boundaries.
+"""A step of a stage, operation by operation: passes by Megatron, messages by our boundaries.
 
 Sends never hold up the stage.  Receives are posted as soon as their messages can be under way
 (`schedule.orders.delivery`) and waited for where the programme has them.
@@ -64,10 +64,12 @@ class ExecutedStep:
                 bucket, behind one that waits for another replica, would hold up the parts of layers
                 that this replica waits for.
         """
+        # Boundaries first forget what the last step left.
         for boundary in self._boundaries.values():
             boundary.begin()
         stage = self._stage
         posts = stage.posts(self._forward_only)
+        # Hold Megatron's own gradient sync back until each chunk's last gradients.
         off = GradientSyncOff(
             self._config,
             self._chunks,
@@ -76,22 +78,29 @@ class ExecutedStep:
         )
         with off as sync:
             phases = stage.phases(self._forward_only)
+            # Instruction by instruction: post receives ahead, then run the operations.
             for instruction, boundaries, own in zip(self._instructions, posts, phases, strict=True):
                 for number in boundaries:
                     self._post(number)
                 for operation, phase in zip(instruction, own, strict=True):
                     PROGRESS.enter(phase)
+                    # Shapes that were announced may have arrived: post the receives of their
+                    # tensors.
                     if self._has_own_lengths:
                         for boundary in self._boundaries.values():
                             boundary.ask_for_announced()
+                    # This operation completes its chunk's gradients: from here they may be
+                    # exchanged.
                     if operation in sync.last_gradients:
                         sync.end(operation.chunk)
                     with stage.watched(operation.kind):
                         self.do(operation, forward)
+            # Other replicas still run passes that need this rank's sharded weights.
             if idle_rounds is not None:
                 idle_rounds()
             if not self._forward_only:
                 sync.start_left()
+        # Tensors sent are kept until they have arrived.
         for boundary in self._boundaries.values():
             boundary.finish_sends()
 

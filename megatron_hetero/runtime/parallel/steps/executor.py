@@ -83,6 +83,7 @@ class Executor:
         Returns:
             The loss function's report for each micro-batch, on the stage that has the loss.
         """
+        # Megatron's arguments in the form that a step needs.
         if adjust_tensor_shapes_fn is not None:
             raise ValueError("adjust_tensor_shapes_fn is for models with several streams")
         chunks = list(model) if isinstance(model, list) else [model]
@@ -92,6 +93,8 @@ class Executor:
             timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
         if self._is_packed:
             seq_length, micro_batch_size = seq_length * micro_batch_size, 1
+        # The shape of an activation on this rank, by Megatron's rule or by unlike shares of the
+        # sequence.
         (shape,) = schedules.get_tensor_shapes(
             seq_length=seq_length,
             micro_batch_size=micro_batch_size,
@@ -103,6 +106,7 @@ class Executor:
         if self._own_tokens is not None:
             width = pg_collection.tp.size() if config.sequence_parallel else 1
             shape = (self._own_tokens // width, *shape[1:])
+        # The step runs the programme; forward passes are Megatron's.
         step = ExecutedStep(
             self._stage, chunks, config, p2p_communicator.boundaries, shape, forward_only
         )
@@ -128,11 +132,13 @@ class Executor:
                 is_last_stage=self._stage.has_loss(chunk),
             )
 
+        # Replicas with fewer micro-batches give sharded weights for the rest.
         sync, number = gradient_sync(config), self._num_idle_rounds
         idle_rounds: Callable[[], None] | None = None
         if sync is not None and number is not None:
             idle_rounds = partial(sync.sharded.idle_rounds, number, forward_only=forward_only)
         step.run(forward, idle_rounds)
+        # Gradients are complete: exchange what is left, and scale.
         if config.finalize_model_grads_func is not None and not forward_only:
             finishing_gradients(config.finalize_model_grads_func)(
                 chunks,

@@ -53,7 +53,8 @@ class StageProgramme:
         return self._validation if forward_only else self._training
 
     def posts(self, forward_only: bool) -> tuple[tuple[int, ...], ...]:
-        """Return, for each instruction, the boundaries for which a receive is posted before it."""
+        """Return, for each instruction, the boundaries of receives to post before the instruction.
+        """
         return self._posts[forward_only]
 
     def phases(self, forward_only: bool) -> tuple[tuple[Phase, ...], ...]:
@@ -61,7 +62,7 @@ class StageProgramme:
         return self._phases[forward_only]
 
     def receives(self, forward_only: bool) -> dict[int, Iterator[Operation]]:
-        """Return, by boundary, the operations that receive over it in a step, in order."""
+        """Return, by boundary, the operations that receive in a step, in order."""
         found: dict[int, list[Operation]] = {}
         for instruction in self.instructions(forward_only):
             for operation in instruction:
@@ -74,7 +75,7 @@ class StageProgramme:
         return self.schedule.message(self.stage, operation)
 
     def last_gradients(self) -> set[Operation]:
-        """Return, for each chunk, the operation that completes its gradients."""
+        """Return, for each chunk, the operation that completes the gradients."""
         last = {
             operation.chunk: operation
             for instruction in self._training

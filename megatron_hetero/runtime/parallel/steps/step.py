@@ -1,4 +1,4 @@
-"""One step of one replica: its part of the job's micro-batches, through the executor.
+"""A step of a replica: the replica's part of the job's micro-batches, through the executor.
 
 Megatron's loop calls `ReplicaSchedule` as it would call the schedule itself, with the whole job's
 number of micro-batches, and gets back one report for the whole job.  So what it logs (losses of
@@ -28,8 +28,8 @@ from megatron_hetero.schedule.of_plan import replica_schedule
 
 
 def _idle_rounds(plan: Plan, groups: RankGroups) -> int | None:
-    """Count the micro-batches in which this replica only gives its parts of sharded layers; None
-    where no replica has any."""
+    """Count the micro-batches in which this replica only gives parts of sharded layers; None where
+    no replica has idle rounds."""
     counts = [replica.num_micro_batches for replica in plan.replicas]
     if not plan.layout.has_sharded_layers or len(set(counts)) == 1:
         return None
@@ -85,6 +85,7 @@ class ReplicaSchedule:
             On last stages one report, `{key: [sum, tokens]}` over the whole job, in a list as in
             Megatron; on other stages an empty list.
         """
+        # The plan has an executor for its batch of training and for that of validation.
         forward_only = bool(kwargs.get("forward_only", False))
         key = num_microbatches * micro_batch_size, forward_only
         if key not in self._executors:
@@ -93,6 +94,7 @@ class ReplicaSchedule:
                 f"this step has {key[0]} sequences, the plan's replicas together "
                 f"{' or '.join(allowed)}; it must stay the plan's."
             )
+        # Context-parallel ranks count tokens together.
         if self._groups.context.size() > 1:
             kwargs["forward_step_func"] = whole_counts(
                 kwargs["forward_step_func"], kwargs["model"], self._groups.context
@@ -107,6 +109,7 @@ class ReplicaSchedule:
             **kwargs,
         )
         args.micro_batch_size = trained
+        # Only last stages have losses; they sum them over the job.
         if collect_non_loss_data or not self._groups.is_last_stage:
             return reports
         if forward_only and args.sft:
@@ -159,6 +162,7 @@ def whole_counts(
         model: the model, or the list of its chunks.
         context: the context-parallel group.
     """
+    # Per-token losses are divided at the end of the step: nothing to do here.
     config = get_model_config(model[0] if isinstance(model, list) else model)
     if config.calculate_per_token_loss:
         return forward_step_func
@@ -166,6 +170,8 @@ def whole_counts(
     def forward_step(*given: Any) -> tuple[torch.Tensor, Any]:
         output, loss_func = forward_step_func(*given)
 
+        # The script's loss function, with the count of the whole micro-batch in place of this
+        # rank's.
         def counted(*args: Any, **kwargs: Any) -> Any:
             found = loss_func(*args, **kwargs)
             if kwargs.get("non_loss_data"):

@@ -77,7 +77,8 @@ def _pair(name: str, function: _Function) -> tuple[Callable[..., Tensor], Callab
 
 
 def functions() -> dict[str, Callable[..., Tensor]]:
-    """Return every activation by its name in the compiled part, and its derivative by `d` + it."""
+    """Return every activation by its name in the compiled part, and each derivative by `d` + name.
+    """
     found: dict[str, Callable[..., Tensor]] = {}
     for is_gated, table in ((False, PLAIN), (True, GATED)):
         for name, function in table.items():

@@ -37,7 +37,7 @@ def get_fused_attn_backend(parameters: Any) -> tuple[Any, str]:
     return NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, ""
 
 
-class _Shape(NamedTuple):
+class _CallShape(NamedTuple):
     """Mask and layout of a call."""
 
     name: str
@@ -51,7 +51,7 @@ class _Shape(NamedTuple):
 
 def _shape(
     layout: Any, scale: float, mask: Any, window: Any, bottom_right: bool, declined: Sequence[Any]
-) -> _Shape:
+) -> _CallShape:
     names = {"SB": "sbhd", "BS": "bshd", "TH": "thd", "T3": "thd"}
     name = names.get(layout.name.removeprefix("NVTE_")[:2])
     if name is None or any(declined):
@@ -60,7 +60,7 @@ def _shape(
             "or fp8, has no counterpart on a CPU."
         )
     left, right = window or (-1, -1)
-    return _Shape(
+    return _CallShape(
         name,
         scale,
         "CAUSAL" in mask.name,
@@ -70,15 +70,17 @@ def _shape(
     )
 
 
-class _Piece(NamedTuple):
-    """Queries and keys that attend to each other: places in the tensors of a call."""
+class _AttendedPart(NamedTuple):
+    """Queries with the keys in sight, as places in the tensors of a call."""
 
     queries: tuple[Any, ...]
     keys: tuple[Any, ...]
     statistics: tuple[Any, ...]
 
 
-def _pieces(shape: _Shape, q: Tensor, k: Tensor, ends: Sequence[Tensor | None]) -> Iterator[_Piece]:
+def _pieces(
+    shape: _CallShape, q: Tensor, k: Tensor, ends: Sequence[Tensor | None]
+) -> Iterator[_AttendedPart]:
     """Yield each sequence of the batch.
 
     Args:
@@ -91,7 +93,7 @@ def _pieces(shape: _Shape, q: Tensor, k: Tensor, ends: Sequence[Tensor | None]) 
         batch = q.shape[1 if shape.name == "sbhd" else 0]
         for b in range(batch):
             place = (slice(None), b) if shape.name == "sbhd" else (b,)
-            yield _Piece(place, place, (b,))
+            yield _AttendedPart(place, place, (b,))
         return
     queries, keys, padded_queries, padded_keys = (
         None if running is None else [int(n) for n in running] for running in ends
@@ -104,20 +106,24 @@ def _pieces(shape: _Shape, q: Tensor, k: Tensor, ends: Sequence[Tensor | None]) 
             first_q = (padded_queries or queries)[b]
             first_k = (padded_keys or keys)[b]
             own = slice(first_q, first_q + num_q)
-            yield _Piece((own,), (slice(first_k, first_k + num_k),), (own,))
+            yield _AttendedPart((own,), (slice(first_k, first_k + num_k),), (own,))
         elif shape.name == "sbhd":
-            yield _Piece((slice(num_q), b), (slice(num_k), b), (b, slice(None), slice(num_q)))
+            yield _AttendedPart(
+                (slice(num_q), b), (slice(num_k), b), (b, slice(None), slice(num_q))
+            )
         else:
-            yield _Piece((b, slice(num_q)), (b, slice(num_k)), (b, slice(None), slice(num_q)))
+            yield _AttendedPart(
+                (b, slice(num_q)), (b, slice(num_k)), (b, slice(None), slice(num_q))
+            )
 
 
 def _heads_first(tensor: Tensor, place: tuple[Any, ...], num_heads: int) -> Tensor:
-    """Return `[h, s, d]` of one sequence, keys' heads repeated for their queries."""
+    """Return `[h, s, d]` of a sequence, each key's head repeated for all queries of the group."""
     part = wide(tensor[place]).transpose(0, 1)
     return part.repeat_interleave(num_heads // part.shape[0], 0)
 
 
-def _scores(query: Tensor, key: Tensor, shape: _Shape) -> Tensor:
+def _scores(query: Tensor, key: Tensor, shape: _CallShape) -> Tensor:
     """Return `[h, q, k]`, -inf where a query does not see a key."""
     scores = query @ key.transpose(-1, -2) * shape.scale
     num_q, num_k = scores.shape[-2:]
@@ -201,7 +207,7 @@ def fused_attn_fwd(
     return [out, log_sums, *([largest] if return_max_logit else []), random_state]
 
 
-def _statistics(shape: _Shape, q: Tensor) -> tuple[int, ...]:
+def _statistics(shape: _CallShape, q: Tensor) -> tuple[int, ...]:
     if shape.name == "thd":
         return (q.shape[0], q.shape[1], 1)
     sequence, batch = (0, 1) if shape.name == "sbhd" else (1, 0)
@@ -209,7 +215,7 @@ def _statistics(shape: _Shape, q: Tensor) -> tuple[int, ...]:
 
 
 def _finite(log_sum: Tensor) -> Tensor:
-    """Replace the log-sum of a query that sees no key, so that its probabilities are 0."""
+    """Replace the log-sum of a query without keys, for probabilities of 0."""
     return log_sum.masked_fill(log_sum == float("-inf"), 0.0)
 
 

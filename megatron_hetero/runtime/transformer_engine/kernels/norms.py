@@ -139,7 +139,8 @@ def rmsnorm_bwd_add(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `rmsnorm_bwd`, that of `x` with `add` added before it is rounded.
+    """Return the gradients of `rmsnorm_bwd`, with `add` added to the gradient of `x` before
+    rounding.
 
     Args:
         dz: as in `layernorm_bwd`.

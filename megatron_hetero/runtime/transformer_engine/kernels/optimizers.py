@@ -149,7 +149,7 @@ def multi_tensor_adam_param_remainder(
     bias_correction: int,
     weight_decay: float,
 ) -> None:
-    """Take a step of Adam on weights in bf16 whose fp32 ones are kept as weight and remainder.
+    """Take a step of Adam on bf16 weights, each kept with the remainder of the fp32 weight.
 
     The bits of the fp32 weight are those of the bf16 weight, shifted by 16, plus the remainder,
     which is a signed number of 16 bits.
