@@ -35,6 +35,7 @@ from tests.planner.strategies import cases, clusters
 def test_no_plan_that_divides_sequences_beats_the_bound(
     data: st.DataObject, cluster: Cluster, seq_length: int, flags: tuple[bool, bool, bool]
 ) -> None:
+    num_experts = data.draw(st.sampled_from([0, 4]))
     workload = make_workload(
         data.draw(st.integers(1, 6)),
         global_batch_size=4,
@@ -42,8 +43,11 @@ def test_no_plan_that_divides_sequences_beats_the_bound(
         max_position_embeddings=seq_length,
         flash_attention=flags[0],
         fused_scores="nowhere" if flags[0] or data.draw(st.booleans()) else "divided",
-        sequence_parallel=flags[1],
+        sequence_parallel=flags[1] or num_experts > 0,
         use_distributed_optimizer=flags[2],
+        num_experts=num_experts,
+        moe_ffn_hidden_size=256,
+        moe_router_topk=1,
     )
     problem = make_problem(cluster, workload)
     starts = divided_structures(problem, inf, 100)
@@ -136,11 +140,11 @@ def test_nothing_is_said_where_no_plan_may_divide_sequences() -> None:
     assert 0 < least_s < inf
     assert bound_with_context_parallel_s(costs, 1.01 * least_s) == least_s
     assert bound_with_context_parallel_s(costs, least_s) is None
-    experts = replace(workload.model, num_experts=4)
+    further = replace(workload.model, mtp_num_layers=1)
     for other in (
         CostModel(make_cluster(nodes, limits=AS_GIVEN), workload),
         CostModel(make_cluster(("a", FAST, 1), limits=FREE), workload),
-        CostModel(make_cluster(nodes, limits=FREE), replace(workload, model=experts)),
+        CostModel(make_cluster(nodes, limits=FREE), replace(workload, model=further)),
     ):
         assert bound_with_context_parallel_s(other, 1e9) is None
     mixed = replace(workload.training, mixes_precisions=True)

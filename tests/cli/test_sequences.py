@@ -53,7 +53,7 @@ def test_flexible_groups_are_planned_beside_fixed_degrees(
     exchanges = {
         g["exchange"] for s in found["steps"] for m in s["micro_batches"] for g in m["groups"]
     }
-    assert {"all-to-all", "gather"} <= exchanges and not any("ring" in e for e in exchanges)
+    assert {"all-to-all", "alone"} <= exchanges and not any("ring" in e for e in exchanges)
     for step in found["steps"]:
         assert sum(len(g["tokens"]) for m in step["micro_batches"] for g in m["groups"]) == 24
         assert step["bound_s"] <= step["seconds"] * (1 + 1e-9)

@@ -249,7 +249,8 @@ def test_a_needed_value_that_only_a_shell_knows_is_an_error(tmp_path: Path) -> N
         load_workload(path)
     assert str(error.value) == (
         f"{path}:1: --hidden-size cannot be known without running the script: $(size) is not run; "
-        "give it on our command line, after --: -- --hidden-size VALUE"
+        "give it on our command line, after --: -- --hidden-size VALUE; "
+        'or say what the script is started with: --model "run.sh ARGUMENT", --model-env NAME=VALUE'
     )
     assert load_workload(path, ["--hidden-size", "64"]).model.hidden_size == 64
 

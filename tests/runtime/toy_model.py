@@ -73,10 +73,8 @@ class ToyModel(torch.nn.Module):
     def _add(self, name: str, spec: _Spec, place: TensorPlace) -> None:
         shape = list(spec.shape)
         if spec.dim is not None:
-            edges = place.edges_of(name)
-            shape[spec.dim] = (
-                shape[spec.dim] * (edges[place.index + 1] - edges[place.index]) // edges[-1]
-            )
+            edges, own = place.part_of(name)
+            shape[spec.dim] = shape[spec.dim] * (edges[own + 1] - edges[own]) // edges[-1]
         parameter: Any = torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64))
         parameter.tensor_model_parallel = spec.dim is not None
         parameter.partition_dim = -1 if spec.dim is None else spec.dim

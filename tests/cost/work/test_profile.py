@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megatron_hetero.cluster.spec import GpuType, Limits
-from megatron_hetero.cost.memory.libraries import CONTEXT_BYTES, communicators_bytes
+from megatron_hetero.cost.memory.libraries import CONTEXT_BYTES, communicators_bytes, num_channels
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.profile import (
@@ -19,6 +19,7 @@ from megatron_hetero.cost.work.profile import (
 )
 from megatron_hetero.errors import FileFormatError, ProfileError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.communication.communicators import CHANNELS_OF_MESSAGES
 from tests.cost.builders import FAST, make_cluster, make_workload
 
 UNLIKE_LAYERS = {
@@ -163,8 +164,10 @@ def test_measured_bytes_of_libraries_change_the_estimate_by_as_much(tmp_path: Pa
         CostModel(cluster, make_workload(), profile).memory(node, 1, True, False, 2, 1024)
         for profile in (load_profile(path), None)
     )
-    # One of messages, three connections for the gradients and three for the job; two were measured.
-    due = 7 * 10**6 // 2 - communicators_bytes(node, 1, 1) - 7
+    # Three connections for the gradients and three for the job, of which two were measured, and of
+    # messages one with few channels.
+    of_messages = 10**6 // 2 * CHANNELS_OF_MESSAGES // num_channels(node)
+    due = 6 * 10**6 // 2 + of_messages - communicators_bytes(node, 1, 1) - 7
     for num_layers in (0, 2):
         assert measured.peak_bytes(num_layers) - usual.peak_bytes(num_layers) == due
     assert measured.base["libraries"] - usual.base["libraries"] == due

@@ -24,6 +24,10 @@ RUN: dict[str, Any] = {
     "same_loss_scales": True,
     "same_initial_weights": True,
     "unequal_initial_weights": None,
+    "unlike_distribution_of_initial_weights": None,
+    "unequal_holders": None,
+    "unlike_log": None,
+    "later_gradients": {"found": 2e-6, "allowed": 1e-3, "where": "decoder.layers.0.mlp"},
     "worst": {
         "loss": "step 1", "gradients": "decoder.layers.0.mlp, step 2",
         "gradient_norm": "step 1", "weights": "decoder.layers.1.mlp",
