@@ -34,7 +34,7 @@ from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.stock.search import BESIDE_A_PLAN, best_stock_plan
+from megatron_hetero.planner.stock.search import best_stock_plan, limits_beside_a_plan
 from megatron_hetero.schedule.of_plan import with_schedule
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.simulator.step import simulate_plan
@@ -314,12 +314,13 @@ def main() -> int:
     for name in sys.argv[1:] or JOBS:
         cluster, workload = job(name)
         start = time.process_time()
-        found = best_stock_plan(make_problem(cluster, workload), BESIDE_A_PLAN)
+        limits = limits_beside_a_plan(len(cluster.devices))
+        found = best_stock_plan(make_problem(cluster, workload), limits)
         took_s = time.process_time() - start
         best_s, layout, number = enumerated(cluster, workload)
         own_s = float("inf") if found is None else found.step_time_s
         ratio = own_s / best_s
-        failed += ratio > 1 + 2 * BESIDE_A_PLAN.tolerance
+        failed += ratio > 1 + 2 * limits.tolerance
         print(
             f"{name}: search {own_s:.4f} s ({took_s:.2f} s of processor), "
             f"{number} plans enumerated {best_s:.4f} s, ratio {ratio:.4f}\n"

@@ -8,7 +8,11 @@ parameters    `${X...}` and its operators
 patterns      `*`, `?` and `[a-z]` as regular expressions
 arithmetic    `$((...))` over known whole numbers
 conditions    `[[ ]]` and `[ ]` that the text decides
-statements    `if`, `case`, loops, lists and pipelines
+follow        statements one after another
+groups        `{ }`, subshells, pipelines, redirections
+branches      `if`, `case`, `!`, `&&` and `||`
+loops         as many runs as the text decides
+statements    kinds of statements, each with what follows it
 commands      assignments, declarations and what is started
 builtins      `echo`, `read`, `shift`, `set`, ...
 code          functions, `eval`, `bash -c` and sourced files

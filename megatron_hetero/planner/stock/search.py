@@ -123,6 +123,18 @@ BESIDE_A_PLAN = StockLimits(
     few_divisions=300,
 )
 """About a second, on a thousand GPUs a few."""
+_FEW_GPUS = 8
+
+
+def limits_beside_a_plan(num_gpus: int) -> StockLimits:
+    """Return the limits of a search for a plan to be compared with.
+
+    Steps of few GPUs are simulated quickly, and bounds of interleaved stages are far from their
+    steps: for few GPUs more steps are simulated, which gives better plans.
+    """
+    if num_gpus > _FEW_GPUS:
+        return BESIDE_A_PLAN
+    return replace(BESIDE_A_PLAN, num_simulated=_FEW_SIMULATIONS + 2)
 
 
 def stock_beside_a_plan(problem: Problem) -> StockResult | None:
@@ -131,7 +143,7 @@ def stock_beside_a_plan(problem: Problem) -> StockResult | None:
     has_goal = problem.objective.may_want_fewer(problem.cluster)
     if has_goal or problem.make_costs is not CostModel:
         return None
-    return best_stock_plan(problem, BESIDE_A_PLAN)
+    return best_stock_plan(problem, limits_beside_a_plan(len(problem.cluster.devices)))
 
 
 def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> StockResult | None:

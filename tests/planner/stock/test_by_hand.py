@@ -10,7 +10,7 @@ from megatron_hetero.planner.advise.explain import Explanation
 from megatron_hetero.planner.api import plan_and_explain
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock.by_hand import plans_by_hand
-from megatron_hetero.planner.stock.search import BESIDE_A_PLAN, best_stock_plan
+from megatron_hetero.planner.stock.search import best_stock_plan, limits_beside_a_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
@@ -73,7 +73,8 @@ def test_a_plan_that_gains_too_little_gives_way_to_stock_megatron() -> None:
 
 def test_beside_a_plan_the_search_is_near_the_whole_one() -> None:
     problem = make_problem(MIXED, JOB)
-    whole, short = best_stock_plan(problem), best_stock_plan(problem, BESIDE_A_PLAN)
+    limits = limits_beside_a_plan(len(MIXED.devices))
+    whole, short = best_stock_plan(problem), best_stock_plan(problem, limits)
     assert whole is not None and short is not None
     assert short.step_time_s <= 1.02 * whole.step_time_s
-    assert short.num_simulated <= BESIDE_A_PLAN.num_simulated
+    assert short.num_simulated <= limits.num_simulated
