@@ -1,7 +1,8 @@
 """The questions of `init` on a terminal: sites, machines, own types, networks.
 
-Every question has a default, so that Enter all the way gives a file that loads; an answer that
-cannot be is explained and asked again.
+Every question but one has a default, so that Enter all the way gives a file that loads: the library
+of a GPU whose name shows no maker has to be said. An answer that cannot be is explained and asked
+again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from megatron_hetero.cluster.inventory.draft import (
     link_guess,
 )
 from megatron_hetero.cluster.inventory.text import NODES_GUESS, SITES_GUESS
-from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, LIBRARIES, Library, library_of_name
+from megatron_hetero.cluster.makers import LIBRARIES, Library, library_of_name
 from megatron_hetero.cluster.names import check_host_name
 from megatron_hetero.errors import ClusterError, UsageError
 from megatron_hetero.units import (
@@ -171,7 +172,7 @@ class _Questions:
         memory = self._ask("Its memory", "24 GB", _unit(parse_bytes))
         bandwidth = self._ask("Its memory bandwidth", "900 GB/s", _unit(parse_bandwidth))
         peak = self._ask("Its dense bf16 peak, without sparsity", "120 TFLOPS", _unit(parse_flops))
-        usual = library_of_name(name) or DEFAULT_LIBRARY
+        usual = library_of_name(name) or ""
         words = f"Its communication library ({', '.join(LIBRARIES)})"
         library = _library(self._ask(words, usual, _library))
         self._own[name] = TypeDraft(memory, bandwidth, peak, library=library)
@@ -192,10 +193,11 @@ class _Questions:
         return int(self._ask(question, str(usual), check))
 
     def _ask(self, question: str, usual: str, check: Callable[[str], str]) -> str:
-        """Ask until the answer passes its check; Enter is the usual one."""
+        """Ask until the answer passes its check; Enter is the usual one, where there is one."""
+        shown = f" [{usual}]" if usual else ""
         while True:
             try:
-                text = self._read(f"{question} [{usual}]: ").strip() or usual
+                text = self._read(f"{question}{shown}: ").strip() or usual
             except EOFError:
                 raise UsageError(
                     f"the answers ended at: {question}; nothing was written. Without a terminal "
@@ -211,7 +213,8 @@ def _library(text: str) -> Library:
     for library in LIBRARIES:
         if text.lower() == library.lower():
             return library
-    raise ValueError(f"{text!r} is none of {', '.join(LIBRARIES)}")
+    fault = f"{text!r} is none of" if text else "the name shows no maker; write one of"
+    raise ValueError(f"{fault} {', '.join(LIBRARIES)} (NCCL for an NVIDIA GPU, RCCL for AMD's)")
 
 
 def _unit(parse: Callable[[object], float]) -> Callable[[str], str]:

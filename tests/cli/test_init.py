@@ -85,6 +85,16 @@ def test_sites_kinds_and_an_own_type(tmp_path: Path) -> None:
     assert cluster.nodes[0].link.bytes_per_s == 300e9  # two thirds of NVLink's 450
 
 
+def test_an_unknown_makers_library_has_to_be_said(tmp_path: Path) -> None:
+    person = Person(GPU_of_kind_1=["own"], Its_communication=["", "nccl"])
+    (node,) = person.cluster(tmp_path).nodes
+    assert (node.gpu_type.name, node.gpu_type.library) == ("MY-CARD", "NCCL")
+    assert ["name shows no maker" in told for told in person.told] == [True]
+    known = Person(GPU_of_kind_1=["own"], Its_name=["Instinct-MI-400"])
+    (node,) = known.cluster(tmp_path).nodes
+    assert (node.gpu_type.library, known.told) == ("RCCL", [])
+
+
 def test_an_answer_that_cannot_be_is_explained_and_asked_again(tmp_path: Path) -> None:
     person = Person(
         How_many_sites=["none", "0", "-1", "999", "1"],

@@ -235,6 +235,12 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
         (with_host(PLAN, 1, gpu_indices=(0, 2, 2)), "GPU index 2 of machine b is listed twice"),
         (with_host(PLAN, 1, gpu_indices=(-1, 2)), "GPU index -1 of machine b is negative"),
     ],
+    check_devices.hosts_say_their_library: [
+        (
+            with_host(PLAN, 1, gpu_type="MY-CARD"),
+            "machine b has MY-CARD, .* name shows no maker, and the plan does not say its",
+        ),
+    ],
     check_devices.hosts_speak_one_library: [
         (
             with_host(PLAN, 0, gpu_type="MI300X"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from megatron_hetero.model.shell.values import Word, unknown
+from megatron_hetero.model.shell.values import Word, opaque, unknown
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d[\w#]*)|(?P<name>[A-Za-z_]\w*)|(?P<operator><<=|>>=|\*\*|\+\+|--|<<|>>|"
@@ -73,7 +73,7 @@ def evaluated(
         reader = _Reader(_tokens(text, where), text, where, value_of, assign)
         return Word(str(reader.whole()), where)
     except _NotKnownError as error:
-        return error.word
+        return opaque(error.word)
 
 
 def _shown(text: str) -> str:

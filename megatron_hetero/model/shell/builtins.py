@@ -8,9 +8,17 @@ from dataclasses import replace
 
 from megatron_hetero.model.shell.code import evaluated_code, source_file, unknown_array
 from megatron_hetero.model.shell.conditions import tested_words
-from megatron_hetero.model.shell.parameters import calculated
+from megatron_hetero.model.shell.lookup import calculated
 from megatron_hetero.model.shell.state import Shell
-from megatron_hetero.model.shell.values import BLANKS, Word, concatenate, shown_path, split, unknown
+from megatron_hetero.model.shell.values import (
+    BLANKS,
+    Word,
+    concatenate,
+    opaque,
+    shown_path,
+    split,
+    unknown,
+)
 
 Status = bool | None
 Words = tuple[Word, ...]
@@ -85,7 +93,7 @@ def _directive(shell: Shell, match: re.Match[str], rest: list[Word]) -> Word | N
         return Word("%", shell.where)
     word = rest.pop(0) if rest else Word("" if match["kind"] == "s" else "0", shell.where)
     if not word.is_known:
-        return word
+        return word if match["kind"] == "s" and not match["width"] else opaque(word)
     text = word.text or ""
     if match["kind"] != "s" and not re.fullmatch(r"-?(0|[1-9]\d{0,17})", text):
         return None
@@ -166,10 +174,13 @@ def _getopts(shell: Shell, words: Words) -> Status:
 
 
 def _shift(shell: Shell, words: Words) -> Status:
+    if words and not words[0].is_known:
+        shell.forget_arguments("is shifted by a number that is not known")
+        return None
     count = int(words[0].text or "1") if words and (words[0].text or "").isdecimal() else 1
     if any(word.may_split for word in shell.arguments[:count]):
         first = next(word for word in shell.arguments if word.may_split)
-        shell.arguments = (first, *shell.arguments[count:])
+        shell.arguments = (opaque(first, may_split=True), *shell.arguments[count:])
         return None
     if count > len(shell.arguments):
         return False

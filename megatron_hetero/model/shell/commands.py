@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from megatron_hetero.model.shell.builtins import BUILTINS
 from megatron_hetero.model.shell.code import call, follow_nested
 from megatron_hetero.model.shell.expansion import fields, in_quotes, value, words_of
-from megatron_hetero.model.shell.parameters import calculated
+from megatron_hetero.model.shell.lookup import calculated
 from megatron_hetero.model.shell.state import Shell, Started, Variable
 from megatron_hetero.model.shell.substitution import FILTERS
 from megatron_hetero.model.shell.tree import descendants, source
@@ -172,8 +172,8 @@ def run_declaration(shell: Shell, node: Node) -> Status:
             continue
         if child.type == "variable_assignment":
             name = source(child.children[0]).partition("[")[0]
-            _declare(shell, keyword, options, name)
-            _assign(shell, child, is_table="A" in options)
+            is_new = _declare(shell, keyword, options, name)
+            _assign(shell, child, is_table="A" in options, is_new=is_new)
             _check_kind(shell, name, options)
             continue
         for word in fields(shell, child):
@@ -185,12 +185,15 @@ def run_declaration(shell: Shell, node: Node) -> Status:
     return True
 
 
-def _declare(shell: Shell, keyword: str, options: str, name: str) -> None:
+def _declare(shell: Shell, keyword: str, options: str, name: str) -> bool:
+    """Note what a declaration makes of a variable; return whether it begins a new local one."""
     is_local = keyword == "local" or (keyword in ("declare", "typeset") and "g" not in options)
-    if is_local and shell.locals:
-        shell.locals[-1].setdefault(name, shell.variables.get(name))
+    is_new = is_local and bool(shell.locals) and name not in shell.locals[-1]
+    if is_new:
+        shell.locals[-1][name] = shell.variables.get(name)
     if keyword == "export" or "x" in options:
         shell.exported |= {name}
+    return is_new
 
 
 def _check_kind(shell: Shell, name: str, options: str) -> None:
@@ -248,8 +251,11 @@ def run_unset(shell: Shell, node: Node) -> Status:
     return True
 
 
-def _assign(shell: Shell, node: Node, is_table: bool = False) -> Status:
-    """Follow `NAME=value`, `NAME+=value`, `NAME=( ... )` and `NAME[index]=value`."""
+def _assign(shell: Shell, node: Node, *, is_table: bool = False, is_new: bool = False) -> Status:
+    """Follow `NAME=value`, `NAME+=value`, `NAME=( ... )` and `NAME[index]=value`.
+
+    `is_new`: the variable is a new local one, which hides an array of that name.
+    """
     target = node.children[0]
     appends = any(child.type == "+=" for child in node.children[:2])
     given = node.children[2] if len(node.children) > 2 else None
@@ -260,16 +266,16 @@ def _assign(shell: Shell, node: Node, is_table: bool = False) -> Status:
         _assign_array(shell, name, given, appends, is_table)
         return _status(given)
     word = Word("", shell.where) if given is None else value(shell, given)
+    if is_new and known is not None and known.is_array:
+        shell.remove(name)
+        known = None
     if index:
         _assign_element(shell, name, index[:-1], word, appends)
-    elif appends and known is not None and known.is_array and known.words and known.keys is None:
-        joined = concatenate((known.words[0], word))
-        shell.assign(name, [joined, *known.words[1:]], is_array=True)
+    elif known is not None and known.is_array and known.words and known.keys is None:
+        _assign_element(shell, name, "0", word, appends)
     elif appends and (known is not None or name not in shell.unset):
         before = known.words if known is not None else (shell.unset_word(name),)
         shell.assign(name, [replace(concatenate([*before, word]), where=shell.where)])
-    elif known is not None and known.is_array and known.keys is None:
-        shell.assign(name, [word, *known.words[1:]], is_array=True)
     else:
         shell.assign(name, [word])
     return _status(given)
@@ -332,7 +338,8 @@ def _assign_element(shell: Shell, name: str, index: str, word: Word, appends: bo
     else:
         number = calculated(shell, index)
         place = int(number.text or "0") if number.is_known else -1
-        countable = not any(w.may_split or w.is_conditional for w in known.words)
+        before = known.words[: place + 1]
+        countable = not any(w.may_split or w.is_conditional for w in before)
         if 0 <= place <= len(known.words) and countable and name not in shell.unset | {""}:
             words = list(known.words)
             if place == len(words):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.expansion import WordPiece, fields, joined, pattern, pieces
-from megatron_hetero.model.shell.parameters import calculated
+from megatron_hetero.model.shell.lookup import calculated
 from megatron_hetero.model.shell.patterns import matches
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import source
@@ -220,7 +220,7 @@ def _of_one(operator: str, word: Word) -> bool | None:
         return None
     if not word.is_known:
         # A value that is known in part is not empty.
-        has_text = any(part.text and part.is_known for part in word.parts)
+        has_text = any((p.text or "").strip() and p.is_known for p in word.parts)
         return operator == "-n" if has_text else None
     return (word.text == "") == (operator == "-z")
 

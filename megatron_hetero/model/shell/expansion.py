@@ -273,13 +273,17 @@ def assembled(shell: Shell, found: list[WordPiece], where: str) -> tuple[Word, .
 
 
 def _globbed(word: Word, found: list[WordPiece]) -> Word:
-    """Take a word with unquoted `*` and a path for unknown: it depends on the files there are."""
-    if not word.is_known or not re.search(r"[*?]", word.text or "") or "/" not in (word.text or ""):
+    """Take a word with unquoted `*` and a path for unknown: it depends on the files there are, of
+    which there may be any number."""
+    text = "".join(part.text or "" for part in word.parts or (word,))
+    if not re.search(r"[*?]", text) or "/" not in text:
         return word
-    if any(re.search(r"[*?]", p.word.text or "") for p in found if not p.is_quoted):
-        reason = f"{word.text} depends on the files that there are"
-        return replace(word, reason=reason)
-    return word
+    parts = [q.text or "" for p in found if not p.is_quoted for q in p.word.parts or (p.word,)]
+    if not re.search(r"[*?]", "".join(parts)):
+        return word
+    if not word.is_known:
+        return replace(word, may_split=True)
+    return replace(word, reason=f"{text} depends on the files that there are", may_split=True)
 
 
 def _separators(shell: Shell) -> str:
@@ -311,20 +315,21 @@ def _spread(shell: Shell, node: Node) -> tuple[Word, ...] | None:
     if not _BRACES.search(re.sub(r"\$\{[^}]*\}", "", text)):
         return None
     where = shell.line_at(node)
+    not_read = replace(unknown(where, text, "has braces that are not read"), may_split=True)
     if re.search(r"[\\'\"$`]|\{[^{}]*\{", text) or _HOLES.search(text):
-        return (unknown(where, text, "has braces that are not read"),)
+        return (not_read,)
     match = _RANGE.fullmatch(text)
     if match is not None:
         first, last = int(match["first"]), int(match["last"])
         is_padded = any(re.match(r"-?0\d", match[name]) for name in ("first", "last"))
         if is_padded or abs(last - first) > _MOST_OF_BRACES:
-            return (unknown(where, text, "has braces that are not read"),)
+            return (not_read,)
         step = 1 if first <= last else -1
         items = [str(number) for number in range(first, last + step, step)]
     else:
         match = _LIST.fullmatch(text)
         if match is None:
-            return (unknown(where, text, "has braces that are not read"),)
+            return (not_read,)
         items = match["items"].split(",")
     words = (f"{match['head']}{item}{match['tail']}" for item in items)
     return tuple(Word(word, where) for word in words if word)

@@ -11,7 +11,7 @@ from megatron_hetero.model.shell.follow import (
     run,
     run_all,
 )
-from megatron_hetero.model.shell.parameters import calculated
+from megatron_hetero.model.shell.lookup import calculated
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import source
 from megatron_hetero.model.shell.values import Word, concatenate

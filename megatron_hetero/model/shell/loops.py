@@ -17,8 +17,8 @@ from megatron_hetero.model.shell.follow import (
     run,
     run_all,
 )
+from megatron_hetero.model.shell.lookup import calculated
 from megatron_hetero.model.shell.names import assigned_names
-from megatron_hetero.model.shell.parameters import calculated
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import source
 from megatron_hetero.model.shell.values import Word

@@ -7,19 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from megatron_hetero.model.shell.arithmetic import evaluated
 from megatron_hetero.model.shell.expansion import (
-    EXPANDERS,
     WordPiece,
     in_quotes,
     joined,
     pattern,
     pieces,
 )
+from megatron_hetero.model.shell.lookup import calculated, elements, lookup, scalar, unset_value
 from megatron_hetero.model.shell.patterns import matches, trimmed
 from megatron_hetero.model.shell.state import Shell, Variable
 from megatron_hetero.model.shell.tree import bare_source, covered, source
-from megatron_hetero.model.shell.values import Word, concatenate, unknown
+from megatron_hetero.model.shell.values import Word, opaque, unknown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -29,108 +28,21 @@ _LONGEST = 4096
 _CASES = {"^^": str.upper, ",,": str.lower}
 
 
-def lookup(shell: Shell, name: str) -> Variable | None:
-    """Return what `$NAME` or `$1` holds; None where the script does not say."""
-    where = shell.where
-    if name in ("@", "*"):
-        return Variable(shell.arguments, True)
-    if name == "#":
-        uncertain = [word for word in shell.arguments if word.may_split]
-        if uncertain:
-            return Variable((replace(uncertain[0], text=None, parts=(), may_split=False),))
-        return Variable((Word(str(len(shell.arguments)), where),))
-    if name in ("0", "BASH_SOURCE"):
-        path = shell.script if name == "0" else shell.path
-        reason = f"${name} depends on where the script lies"
-        return Variable((Word(str(path), where, reason, subject=f"${name}"),))
-    if name.isdecimal():
-        uncertain = [word for word in shell.arguments[: int(name)] if word.may_split]
-        if uncertain:
-            return Variable((replace(uncertain[0], text=None, parts=(), may_split=False),))
-        if int(name) <= len(shell.arguments):
-            return Variable((shell.arguments[int(name) - 1],))
-        return None
-    if name in "?$!-":
-        return Variable((unknown(where, f"${name}", "is not run"),))
-    return shell.variables.get(name)
-
-
-def unset_value(shell: Shell, name: str) -> Word:
-    """Return the value of what the script does not set."""
-    if name.isdecimal():
-        if shell.knows_arguments:
-            return Word("", shell.where)
-        return unknown(shell.where, f"${name}", "is an argument of the script")
-    return shell.unset_word(name)
-
-
-def number_of(shell: Shell, name: str) -> Word:
-    """Return a variable's value for arithmetic."""
-    found = lookup(shell, name)
-    if found is None or not found.words:
-        return unset_value(shell, name) if found is None else Word("", shell.where)
-    return found.words[0]
-
-
-def calculated(shell: Shell, text: str) -> Word:
-    """Evaluate an arithmetic expression, and the assignments in it."""
-    word = in_quotes(shell, text)
-    if not word.is_known:
-        hidden = next(part for part in word.parts or (word,) if not part.is_known)
-        return replace(hidden, text=None)
-    found = evaluated(
-        word.text or "",
-        shell.where,
-        lambda name: number_of(shell, name),
-        lambda name, number: shell.assign(name, [Word(number, shell.where)]),
-    )
-    if found.subject.startswith("$(("):
-        # Bash leaves the whole statement after an error.
-        shell.note("", found.reason)
-    return found
-
-
-def _simple(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
+def simple_expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
+    """Read `$X`."""
     name = bare_source(node)[1:]
     if name in ("@", "*"):
-        yield from _elements(shell, shell.arguments, name, is_quoted)
+        yield from elements(shell, shell.arguments, name, is_quoted)
         return
-    yield WordPiece(replace(_scalar(shell, name, node), may_split=False), is_quoted)
+    yield WordPiece(replace(scalar(shell, name, shell.line_at(node)), may_split=False), is_quoted)
 
 
-def _scalar(shell: Shell, name: str, node: Node) -> Word:
-    found = lookup(shell, name)
-    if found is None:
-        return replace(unset_value(shell, name), where=shell.line_at(node))
-    if found.keys is not None:
-        return next(
-            (w for k, w in zip(found.keys, found.words, strict=True) if k == "0"),
-            Word("", shell.where),
-        )
-    return found.words[0] if found.words else Word("", shell.line_at(node))
-
-
-def _elements(
-    shell: Shell, words: Sequence[Word], which: str, is_quoted: bool
-) -> Iterator[WordPiece]:
-    """Yield the elements of an array: `"${A[*]}"` joins them."""
-    if which == "*" and is_quoted:
-        variable = shell.variables.get("IFS")
-        separator = Word(" ", shell.where)
-        if variable is not None and variable.words:
-            first = variable.words[0]
-            separator = replace(first, text=first.text[:1]) if first.text is not None else first
-        spaced = [word for element in words for word in (separator, element)]
-        yield WordPiece(concatenate(spaced[1:] or [Word("", shell.where)]), True)
-        return
-    for i, word in enumerate(words):
-        yield WordPiece(word, is_quoted, ends_field=i + 1 < len(words))
-
-
-def _expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
+def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
     """Read `${...}`."""
     children = list(node.children)
+    # A form with `@` may be any number of words, also in quotes.
     not_read = unknown(shell.line_at(node), bare_source(node), "is not run")
+    not_read = replace(not_read, may_split="@" in bare_source(node))
     if node.has_error or len(children) < 3 or children[-1].type != "}":
         yield WordPiece(not_read, is_quoted)
         return
@@ -144,9 +56,9 @@ def _expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]
         yield WordPiece(not_read, is_quoted)
         return
     if prefix == "!":
-        pointer = _scalar(shell, name, node)
+        pointer = scalar(shell, name, shell.line_at(node))
         if index or not pointer.is_known or not re.fullmatch(r"[A-Za-z_]\w*", pointer.text or ""):
-            yield WordPiece(not_read if pointer.is_known else pointer, is_quoted)
+            yield WordPiece(not_read if pointer.is_known else opaque(pointer), is_quoted)
             return
         name = pointer.text or ""
     if name in ("@", "*"):
@@ -165,7 +77,7 @@ def _expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]
             shell, values, (name, index, operator), body, is_quoted, (found, not_read)
         )
     elif index in ("@", "*"):
-        yield from _elements(shell, values, index, is_quoted)
+        yield from elements(shell, values, index, is_quoted)
     else:
         word = values[0] if values else Word("", shell.line_at(node))
         yield WordPiece(replace(word, may_split=False), is_quoted)
@@ -189,15 +101,15 @@ def _values(
         hidden = replace(word, where=shell.line_at(node), may_split=True)
         return () if word.is_known else (hidden,)
     if not index or name == "BASH_SOURCE":
-        return (_scalar(shell, name, node),)
+        return (scalar(shell, name, shell.line_at(node)),)
     if found is None:
         return (unset_value(shell, name),)
     if any(word.is_conditional for word in found.words):
-        return (next(word for word in found.words if word.is_conditional),)
+        return (opaque(next(word for word in found.words if word.is_conditional)),)
     if found.keys is not None:
         key = in_quotes(shell, index)
         if not key.is_known:
-            return (key,)
+            return (opaque(key),)
         pairs = dict(zip(found.keys, found.words, strict=True))
         return (pairs.get(key.text or "", Word("", shell.where)),)
     number = calculated(shell, index)
@@ -207,7 +119,7 @@ def _values(
     before = found.words[: place + 1] if place >= 0 else found.words
     if any(word.may_split for word in before):
         first = next(word for word in before if word.may_split)
-        return (replace(first, text=None, parts=(), may_split=False),)
+        return (opaque(first),)
     inside = -len(found.words) <= place < len(found.words)
     return (found.words[place] if inside else Word("", shell.where),)
 
@@ -215,11 +127,9 @@ def _values(
 def _length(shell: Shell, values: Sequence[Word], index: str, not_read: Word) -> Word:
     if index in ("@", "*"):
         hidden = [word for word in values if word.is_conditional or word.may_split or word.subject]
-        return (
-            replace(hidden[0], may_split=False) if hidden else Word(str(len(values)), shell.where)
-        )
+        return opaque(hidden[0]) if hidden else Word(str(len(values)), shell.where)
     word = values[0] if values else Word("", shell.where)
-    return Word(str(len(word.text or "")), shell.where) if word.is_known else word
+    return Word(str(len(word.text or "")), shell.where) if word.is_known else opaque(word)
 
 
 def _operated(
@@ -247,7 +157,7 @@ def _operated(
         yield from _sliced(shell, values, (name, index), body, is_quoted, not_read)
         return
     done = [_changed(shell, word, operator, body, not_read) for word in values]
-    yield from _elements(shell, done, index or "@", is_quoted)
+    yield from elements(shell, done, index or "@", is_quoted)
 
 
 def _defaulted(
@@ -262,21 +172,25 @@ def _defaulted(
     if not index and (name in ("PWD", "HOME") or (found is None and shell.is_of_bash(name))):
         yield WordPiece(unset_value(shell, name) if found is None else values[0], is_quoted)
         return
-    is_empty = found is None or not values or all(word.text == "" for word in values)
-    is_missing = found is None or (not values and index != "") or (":" in operator and is_empty)
-    hidden = next((word for word in values if word.text is None), None)
-    if ":" in operator and hidden is not None and found is not None and not is_missing:
-        known = any(part.text for word in values for part in word.parts)
-        if not known:  # it may be empty, and then be replaced
-            yield WordPiece(hidden, is_quoted)
-            return
     kind = operator[-1]
+    is_missing = _is_missing(values, index, operator, found)
+    if is_missing is None:
+        # The word behind the operator may or may not stand here.
+        subject = f"${{{name}[{index}]}}"
+        hidden = next((word for word in values if not word.is_known), None)
+        if hidden is None:
+            hidden = unknown(shell.where, subject, "may be empty or not set")
+        elif kind == "+":
+            hidden = opaque(hidden)
+        of_many = kind == "+" or index == "@"
+        yield WordPiece(replace(hidden, may_split=hidden.may_split or of_many), is_quoted)
+        return
     if kind == "+":
         if not is_missing:
             yield from _body(shell, body, is_quoted)
         return
     if not is_missing:
-        yield from _elements(shell, values, index or "@", is_quoted)
+        yield from elements(shell, values, index or "@", is_quoted)
         return
     if kind == "?":
         word = unset_value(shell, name)
@@ -288,6 +202,25 @@ def _defaulted(
     if kind == "=" and not index and not name.isdecimal():
         shell.assign(name, [joined(default, shell.where)])
     yield from default
+
+
+def _is_missing(
+    values: tuple[Word, ...], index: str, operator: str, found: Variable | None
+) -> bool | None:
+    """Return whether a default takes the place of a value; None where that is not known."""
+    is_array_without_elements = found is not None and found.is_array and not found.words
+    if found is None or is_array_without_elements or not values:
+        return True
+    parts = [part for word in values for part in word.parts or (word,)]
+    # Blanks between words that a branch adds count as known: see `values.merged`.
+    if any(part.is_known and (part.text or "").strip() for part in parts):
+        return False
+    if ":" in operator:
+        is_blank = len(values) == 1 and values[0].is_known
+        return values[0].text == "" if is_blank else None
+    if index not in ("", "@", "*"):
+        return None  # an empty element and one that is not set look alike here
+    return None if all(word.is_conditional or word.may_split for word in values) else False
 
 
 def _body(shell: Shell, body: list[Node | str], is_quoted: bool) -> Iterator[WordPiece]:
@@ -314,7 +247,10 @@ def _sliced(
     bounds = [calculated(shell, part) for part in text.split(":")]
     hidden = next((word for word in (*bounds, *values) if not word.is_known), None)
     if hidden is not None or len(bounds) > 2 or "?" in text:
-        yield WordPiece(hidden or not_read, is_quoted)
+        # A part of an array may be any number of its elements.
+        of_many = index == "@"
+        word = not_read if hidden is None else opaque(hidden, may_split=of_many)
+        yield WordPiece(word, is_quoted)
         return
     if name == "@":  # arguments count from $1; ${@:0} has $0
         values = (not_read, *values)
@@ -323,10 +259,10 @@ def _sliced(
     start = start + length if start < 0 else start
     stop = length if not more else start + more[0] if more[0] >= 0 else length + more[0]
     if start < 0 or start > length or (index and more and more[0] < 0):
-        yield from _elements(shell, (), "@", is_quoted)
+        yield from elements(shell, (), "@", is_quoted)
         return
     if index:
-        yield from _elements(shell, values[start:stop], index, is_quoted)
+        yield from elements(shell, values[start:stop], index, is_quoted)
     else:
         part = (values[0].text or "")[start : max(stop, start)] if values else ""
         yield WordPiece(Word(part, shell.where), is_quoted)
@@ -337,7 +273,7 @@ def _changed(
 ) -> Word:
     """Return a value whose case, front, end or parts an operator changes."""
     if not word.is_known:
-        return word
+        return opaque(word, may_split=word.may_split)
     text = word.text or ""
     if operator in _CASES and not body:
         return Word(_CASES[operator](text), word.where)
@@ -346,7 +282,7 @@ def _changed(
     if operator in ("#", "##", "%", "%%"):
         expression = pattern(shell, [p for part in body for p in pieces(shell, part)])
         if isinstance(expression, Word):
-            return expression if not expression.is_known else not_read
+            return not_read if expression.is_known else opaque(expression)
         found = trimmed(text, expression, operator)
         return not_read if found is None else Word(found, word.where)
     if operator not in ("/", "//"):
@@ -381,12 +317,8 @@ def _replaced(word: Word, expression: str, new: str, is_everywhere: bool) -> Wor
     return Word(done, word.where)
 
 
-def _arithmetic(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
+def arithmetic_expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
+    """Read `$((...))`."""
     text = bare_source(node)
     inner = text[3:-2] if text.startswith("$((") else text[2:-1]
     yield WordPiece(replace(calculated(shell, inner), where=shell.line_at(node)), is_quoted)
-
-
-EXPANDERS["simple_expansion"] = _simple
-EXPANDERS["expansion"] = _expansion
-EXPANDERS["arithmetic_expansion"] = _arithmetic

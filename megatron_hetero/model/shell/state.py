@@ -228,7 +228,7 @@ class Shell:
         where = next((w.where for v in reversed(values) for w in v.words), self.where)
         words = f"{name} (line {where.rpartition(':')[2]}) {reason}, which is not run"
         if any(v.keys is not None for v in values):
-            return Variable((Word(None, where, words, is_conditional=True),), True)
+            return Variable((Word(None, where, words, True, may_split=True),), True)
         if any(v.is_array for v in values):
             lists = [v.words if v is not None else () for v in found]
             return Variable(merged(lists, words, where), True)
@@ -269,7 +269,7 @@ class Shell:
         return self.line_of_code or f"{self.path}:{node.start_point[0] + 1}"
 
     def assign(self, name: str, words: Sequence[Word], is_array: bool = False) -> None:
-        """Set a variable."""
+        """Set a variable; of an array, without `is_array`, its first element."""
         size = sum(len(w.text or "") + sum(len(p.text or "") for p in w.parts) for w in words)
         self.records.steps += size >> 8  # long values take long
         if size > MAX_VALUE or len(words) > MAX_VALUE >> 4:
@@ -278,8 +278,15 @@ class Shell:
             return
         self.unset -= {name}
         line = int(self.where.rpartition(":")[2])
-        named = words if is_array else (assigned(words[0], name, line),)
-        self.variables[name] = Variable(tuple(named), is_array)
+        named = tuple(words) if is_array else (assigned(words[0], name, line),)
+        known = self.variables.get(name)
+        if not is_array and known is not None and known.is_array and known.words:
+            first = known.words[0]
+            if known.keys is not None or first.may_split or first.is_conditional:
+                self.forget([name], "has its first element set")
+                return
+            named, is_array = (*named, *known.words[1:]), True
+        self.variables[name] = Variable(named, is_array)
 
     def set_variable(self, name: str, variable: Variable) -> None:
         """Set a variable as it is."""
@@ -297,8 +304,9 @@ class Shell:
         line = self.where.rpartition(":")[2]
         for name in names:
             known = self.variables.get(name)
-            word = Word(None, self.where, f"{name} (line {line}) {reason}", is_conditional=True)
             is_array = known is not None and known.is_array
+            words = f"{name} (line {line}) {reason}"
+            word = Word(None, self.where, words, True, may_split=known is None or is_array)
             self.unset -= {name}
             self.variables[name] = Variable((word,), is_array)
 

@@ -21,6 +21,11 @@ from megatron_hetero.model.shell.groups import (
     follow_subshell,
 )
 from megatron_hetero.model.shell.loops import follow_c_for, follow_for, follow_while
+from megatron_hetero.model.shell.parameters import (
+    arithmetic_expansion,
+    expansion,
+    simple_expansion,
+)
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.substitution import substituted
 from megatron_hetero.model.shell.tree import bare_source, source
@@ -65,6 +70,9 @@ def _process(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
 
 
 Runner.run = staticmethod(run)
+EXPANDERS["simple_expansion"] = simple_expansion
+EXPANDERS["expansion"] = expansion
+EXPANDERS["arithmetic_expansion"] = arithmetic_expansion
 EXPANDERS["command_substitution"] = _substitution
 EXPANDERS["process_substitution"] = _process
 STATEMENTS |= {

@@ -47,6 +47,15 @@ def unknown(where: str, subject: str, fault: str) -> Word:
     return Word(None, where, f"{subject} {fault}", subject=subject)
 
 
+def opaque(word: Word, *, may_split: bool = False) -> Word:
+    """Return a word of which nothing is known, for the reason of `word`, which is not known.
+
+    What depends on a word known in part (its length, a part of it, an element that it numbers) has
+    not the text of those parts.
+    """
+    return replace(word, text=None, parts=(), may_split=may_split)
+
+
 def concatenate(words: Sequence[Word]) -> Word:
     """Join words to one; what is known of it stays in `parts`."""
     parts = tuple(part for word in words for part in (word.parts or (word,)))

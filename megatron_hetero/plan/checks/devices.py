@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from megatron_hetero.cluster.makers import mixed_libraries
+from megatron_hetero.cluster.makers import LIBRARIES, mixed_libraries
 from megatron_hetero.cluster.names import is_number
 from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
-from megatron_hetero.plan.communication.libraries import library_of
+from megatron_hetero.plan.communication.libraries import library_of, library_shown
 from megatron_hetero.plan.plan import Plan
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -128,6 +128,19 @@ def hosts_speak_one_library(plan: Plan) -> Iterator[Violation]:
     why = mixed_libraries((host.node, host.kind, library_of(host)) for host in plan.hosts)
     if why:
         yield Violation(("hosts",), why)
+
+
+def hosts_say_their_library(plan: Plan) -> Iterator[Violation]:
+    """Find hosts of an unknown maker that do not say their library."""
+    for i, host in enumerate(plan.hosts):
+        if host.library is None and host.gpu_indices and library_shown(host) is None:
+            yield Violation(
+                ("hosts", i, "library"),
+                f"machine {host.node} has {host.kind}, a type that the catalogue does not have and "
+                "whose name shows no maker, and the plan does not say its communication library. "
+                "Plan again, or write the library here: NCCL for an NVIDIA GPU, RCCL for AMD's; "
+                f"all are {', '.join(LIBRARIES)}.",
+            )
 
 
 def hosts_hold_exactly_the_devices(plan: Plan) -> Iterator[Violation]:
@@ -260,6 +273,7 @@ INVARIANTS = (
     one_device_for_each_tensor_rank,
     each_device_in_one_place,
     hosts_are_sound,
+    hosts_say_their_library,
     hosts_speak_one_library,
     hosts_hold_exactly_the_devices,
     stages_are_in_rank_order,

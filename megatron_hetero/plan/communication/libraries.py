@@ -10,8 +10,19 @@ from megatron_hetero.plan.plan import Host
 
 
 def library_of(host: Host) -> Library:
-    """Return the library of a host of a plan: the one it names, else that of its type of GPU."""
-    return host.library or _usual(next(iter(host.type_by_device.values()), ""))
+    """Return the library of a host of a plan: the one it names, else that of its type of GPU.
+
+    A plan whose hosts show none is refused (`plan.checks`), so that the default stands for nothing
+    there.
+    """
+    return host.library or library_shown(host) or DEFAULT_LIBRARY
+
+
+def library_shown(host: Host) -> Library | None:
+    """Return the library that the catalogue, or the name, shows of a host's types of GPU; None
+    where the maker is not known."""
+    names = dict.fromkeys(host.type_by_device.values())
+    return next((library for name in names if (library := _usual(name)) is not None), None)
 
 
 def stated(gpu: GpuType) -> Library | None:
@@ -20,8 +31,8 @@ def stated(gpu: GpuType) -> Library | None:
     return None if gpu.library == _usual(gpu.name) else gpu.library
 
 
-def _usual(name: str) -> Library:
+def _usual(name: str) -> Library | None:
     try:
         return gpu_type(name).library
     except ClusterError:
-        return library_of_name(name) or DEFAULT_LIBRARY
+        return library_of_name(name)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="compares w
 _QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 
 
-def _is_covered(read: Script, arguments: list[str]) -> bool:
+def is_covered(read: Script, arguments: list[str]) -> bool:
     """Return whether what is read is the arguments, where words that are not known may be any."""
     if any(not part.name for part in read.unread):
         return True
@@ -40,7 +40,7 @@ def check(script: str, folder: Path) -> None:
         note(f"{script}\nrefused: {error}")
         return
     note(f"{script}\nbash: {arguments}\nours: {[(w.text, w.reason) for w in read.words]}")
-    assert _is_covered(read, arguments[at + 1 :])
+    assert is_covered(read, arguments[at + 1 :])
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=_QUIET)

@@ -142,6 +142,16 @@ def test_an_own_type_keeps_its_library_in_the_plan() -> None:
         validate_plan(plan, back)
 
 
+def test_a_plan_says_the_library_of_an_unknown_maker() -> None:
+    own = make_cluster(("a", replace(NVIDIA, name="MY-CARD"), 2))
+    data = json.loads(json.dumps(plan_to_data(plan_cluster(own, WORKLOAD))))
+    assert data["hosts"][0].pop("library") == "NCCL"
+    with pytest.raises(PlanFormatError, match="the plan does not say its communication library"):
+        validate_plan(plan_from_data(data))
+    data["hosts"][0]["gpu_type"] = NVIDIA.name
+    assert library_of(plan_from_data(data).hosts[0]) == "NCCL"
+
+
 def test_amds_machines_get_their_own_variables() -> None:
     plan = plan_cluster(make_cluster(("amd", AMD, 2)), WORKLOAD)
     (launch,) = node_launches(plan, "plan.json")

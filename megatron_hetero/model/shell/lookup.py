@@ -1,0 +1,97 @@
+"""What `$NAME`, `$1`, `$#` and `"${NAME[@]}"` hold: words, or the reason why they are not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from megatron_hetero.model.shell.arithmetic import evaluated
+from megatron_hetero.model.shell.expansion import WordPiece, in_quotes
+from megatron_hetero.model.shell.state import Shell, Variable
+from megatron_hetero.model.shell.values import Word, concatenate, opaque, unknown
+
+
+def lookup(shell: Shell, name: str) -> Variable | None:
+    """Return what `$NAME` or `$1` holds; None where the script does not say."""
+    where = shell.where
+    if name in ("@", "*"):
+        return Variable(shell.arguments, True)
+    if name == "#":
+        uncertain = [word for word in shell.arguments if word.may_split]
+        if uncertain:
+            return Variable((opaque(uncertain[0]),))
+        return Variable((Word(str(len(shell.arguments)), where),))
+    if name in ("0", "BASH_SOURCE"):
+        path = shell.script if name == "0" else shell.path
+        reason = f"${name} depends on where the script lies"
+        return Variable((Word(str(path), where, reason, subject=f"${name}"),))
+    if name.isdecimal():
+        uncertain = [word for word in shell.arguments[: int(name)] if word.may_split]
+        if uncertain:
+            return Variable((opaque(uncertain[0]),))
+        if int(name) <= len(shell.arguments):
+            return Variable((shell.arguments[int(name) - 1],))
+        return None
+    if name in "?$!-":
+        return Variable((unknown(where, f"${name}", "is not run"),))
+    return shell.variables.get(name)
+
+
+def unset_value(shell: Shell, name: str) -> Word:
+    """Return the value of what the script does not set."""
+    if name.isdecimal():
+        if shell.knows_arguments:
+            return Word("", shell.where)
+        return unknown(shell.where, f"${name}", "is an argument of the script")
+    return shell.unset_word(name)
+
+
+def scalar(shell: Shell, name: str, where: str = "") -> Word:
+    """Return the value of `$NAME`: of an array, its first element."""
+    where = where or shell.where
+    found = lookup(shell, name)
+    if found is None:
+        return replace(unset_value(shell, name), where=where)
+    if found.keys is not None:
+        return next(
+            (w for k, w in zip(found.keys, found.words, strict=True) if k == "0"),
+            Word("", where),
+        )
+    if not found.words:
+        return Word("", where)
+    # Where the first word may be none or several, the first element may be another one.
+    return opaque(found.words[0]) if found.words[0].may_split else found.words[0]
+
+
+def calculated(shell: Shell, text: str) -> Word:
+    """Evaluate an arithmetic expression, and the assignments in it."""
+    word = in_quotes(shell, text)
+    if not word.is_known:
+        return opaque(next(part for part in word.parts or (word,) if not part.is_known))
+    found = evaluated(
+        word.text or "",
+        shell.where,
+        lambda name: scalar(shell, name),
+        lambda name, number: shell.assign(name, [Word(number, shell.where)]),
+    )
+    if found.subject.startswith("$(("):
+        # Bash leaves the whole statement after an error.
+        shell.note("", found.reason)
+    return found
+
+
+def elements(
+    shell: Shell, words: Sequence[Word], which: str, is_quoted: bool
+) -> Iterator[WordPiece]:
+    """Yield the elements of an array: `"${A[*]}"` joins them."""
+    if which == "*" and is_quoted:
+        variable = shell.variables.get("IFS")
+        separator = Word(" ", shell.where)
+        if variable is not None and variable.words:
+            first = variable.words[0]
+            separator = replace(first, text=first.text[:1]) if first.text is not None else first
+        spaced = [word for element in words for word in (separator, element)]
+        yield WordPiece(concatenate(spaced[1:] or [Word("", shell.where)]), True)
+        return
+    for i, word in enumerate(words):
+        yield WordPiece(word, is_quoted, ends_field=i + 1 < len(words))
