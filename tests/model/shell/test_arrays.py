@@ -89,6 +89,8 @@ EDGES = {
     "a branch": ('X=y\nif [ "$U" = 1 ]; then X="--f y"; fi', "a$X", "?|?"),
     "a branch, and more": (
         'X=y\nif [ "$U" = 1 ]; then X="--f y"; fi\nX="$X --lr 3"', "$X", "?|y|--lr|3"),
+    "a branch, joined": (
+        'if [ "$U" = 1 ]; then R=(--x "a $U b"); fi\nX="${R[*]}"', "$X z", "?|?|?|?|z"),
     "added": ('X=a\nB="$U --lr"\nX+=$(echo $B)', "$X", "?|?"),
 }  # fmt: skip
 
