@@ -4,6 +4,7 @@ tree          bash text to the tree of its grammar, by tree-sitter
 values        expanded words, known or in part unknown
 state         variables, arguments and what the script starts; ways that are merged
 expansion     words of the tree to words of a command line
+edges         known words that touch what may be no word
 lookup        variables, arguments and elements, and numbers made of them
 parameters    `${X...}` and its operators
 patterns      `*`, `?` and `[a-z]` as regular expressions

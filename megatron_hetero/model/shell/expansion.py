@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from megatron_hetero.model.shell.edges import doubted, touched_sides
 from megatron_hetero.model.shell.patterns import regex_of
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import (
@@ -80,7 +81,12 @@ def _pieces(shell: Shell, node: Node | str, is_quoted: bool) -> Iterator[WordPie
         # In a string the grammar gives an expansion the blanks before it.
         before = source(node)[: -len(bare_source(node))]
         yield from _plain(shell, before, is_quoted, where)
-        yield from EXPANDERS[node.type](shell, node, is_quoted)
+        found = list(EXPANDERS[node.type](shell, node, is_quoted))
+        sides = touched_sides(node) if any(not piece.word.is_known for piece in found) else ()
+        if any(sides):
+            words = doubted([piece.word for piece in found], *sides)
+            found = [replace(p, word=word) for p, word in zip(found, words, strict=True)]
+        yield from found
     elif node.is_error or node.is_missing:
         yield WordPiece(unknown(where, source(node), "is not understood"), is_quoted)
     elif node.type == "raw_string" and not is_quoted:

@@ -60,7 +60,8 @@ def scalar(shell: Shell, name: str, where: str = "") -> Word:
     if not found.words:
         return Word("", where)
     # Where the first word may be none or several, the first element may be another one.
-    return opaque(found.words[0]) if found.words[0].may_split else found.words[0]
+    first = found.words[0]
+    return opaque(first) if found.is_array and first.may_split else first
 
 
 def calculated(shell: Shell, text: str) -> Word:

@@ -152,11 +152,17 @@ def merged(branches: Sequence[tuple[Word, ...]], reason: str, where: str) -> tup
         middle = tuple(
             word
             if word.text == " "
-            else replace(word, reason=reason, is_conditional=True, may_split=True)
+            else _perhaps(word, reason)
             for words in middles
             for word in words
         )
     return (*first[:head], *middle, *first[len(first) - tail :])
+
+
+def _perhaps(word: Word, reason: str) -> Word:
+    """Return a word, and all that is known of it, that a branch may make."""
+    parts = tuple(_perhaps(part, reason) for part in word.parts)
+    return replace(word, reason=reason, is_conditional=True, may_split=True, parts=parts)
 
 
 def atoms(word: Word) -> tuple[Word, ...]:

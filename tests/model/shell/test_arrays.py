@@ -77,6 +77,22 @@ FIRST = {
     "a local variable hides it": (
         "R=(a b)\nf() { local R=x${R[1]}; A=${#R[@]}$R; }\nf", "$A ${R[@]}", "1xb|a|b"),
 }  # fmt: skip
+EDGES = {
+    "printed behind text": ('B="$U --x y"', "a$(echo $B)", "?|?|y"),
+    "printed before text": ('B="--x y $U"', "$(echo $B)b", "--x|?|?"),
+    "printed alone": ('B="$U --x $U"', "$(echo $B) a $(echo $B)", "?|--x|?|a|?|--x|?"),
+    "elements": ("R=($U x y)", "a${R[@]} ${R[@]}", "?|?|y|?|x|y"),
+    "elements in quotes": ("R=(y x $U)", '"${R[@]}"c', "y|?|?"),
+    "arguments": ("set -- $U x y", 'a$@ "a$@"', "?|?|y|?|?|y"),
+    "a blank between": ('R=($U x)\nX="a ${R[*]} b"', "$X", "a|?|x|b"),
+    "no blank between": ('R=($U x y)\nX="a${R[*]}"', "$X", "?|?|y"),
+    "a branch": ('X=y\nif [ "$U" = 1 ]; then X="--f y"; fi', "a$X", "?|?"),
+    "a branch, and more": (
+        'X=y\nif [ "$U" = 1 ]; then X="--f y"; fi\nX="$X --lr 3"', "$X", "?|y|--lr|3"),
+    "a branch, joined": (
+        'if [ "$U" = 1 ]; then R=(--x "a $U b"); fi\nX="${R[*]}"', "$X z", "?|?|?|?|z"),
+    "added": ('X=a\nB="$U --lr"\nX+=$(echo $B)', "$X", "?|?"),
+}  # fmt: skip
 
 
 def _check(folder: Path, before: str, given: str, words: str) -> None:
@@ -106,3 +122,8 @@ def test_defaults_for_what_may_be_empty_or_not_set(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("name", FIRST)
 def test_first_element_of_an_array(tmp_path: Path, name: str) -> None:
     _check(tmp_path, *FIRST[name])
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_text_beside_what_may_be_no_word(tmp_path: Path, name: str) -> None:
+    _check(tmp_path, *EDGES[name])
