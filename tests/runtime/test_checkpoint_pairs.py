@@ -114,6 +114,10 @@ def test_state_of_megatrons_own_distributed_optimizer_is_refused(tmp_path: Path)
     argv = [*resumed, DIVIDED, f"--load={saved}"]
     with pytest.raises(RankFailedError, match=r"status 4(.|\n)*reshardable(.|\n)*--no-load-optim"):
         _run(tmp_path / "refused", DEEP, argv)
+    # A plan of stock's own reads it with the flag alone.
+    whole = [*resumed, f"--load={saved}"]
+    with pytest.raises(RankFailedError, match=r"status 4(.|\n)*reshardable(.|\n)*--no-load-optim"):
+        _run(tmp_path / "refused by stock", "tp1:4 @6", whole)
     _run(tmp_path / "weights", DEEP, [*argv, "--no-load-optim"])
 
 

@@ -235,14 +235,10 @@ def _timeline(context: RankContext) -> None:
 
 def _optimizer(context: RankContext) -> None:
     divides = context.optimizer_weights is not None
-    build: Callable[..., Any] = build_optimizer if divides else _as_megatron
+    build: Callable[..., Any] = build_optimizer if divides else optimizer.as_megatron
     if context.mixes_precisions:
         build = partial(build_mixed_optimizer, divides=divides)
     optimizer.apply(stock_optimizer.follow_form(build))
-
-
-def _as_megatron(get_megatron_optimizer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return get_megatron_optimizer(*args, **kwargs)
 
 
 def _model_hooks(context: RankContext) -> None:

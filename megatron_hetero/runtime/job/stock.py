@@ -102,8 +102,9 @@ class StockJob:
     def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
         """Train as in `TrainingJob`, with the launcher's store."""
         from megatron_hetero.runtime.faults import marks
-        from megatron_hetero.runtime.megatron import optimizer_load, training_log
+        from megatron_hetero.runtime.megatron import optimizer, optimizer_load, training_log
         from megatron_hetero.runtime.state.safety import guard_checkpoints
+        from megatron_hetero.runtime.state.stock_optimizer import follow_form
 
         if named.get("store") is None:
             named["store"] = self._world.store()
@@ -117,6 +118,10 @@ class StockJob:
             marks.stock_forwards(g) if i == _FORWARD_STEP else g for i, g in enumerate(given)
         )
         optimizer_load.apply_if_needed(self._args)
+        divides = self._args.use_distributed_optimizer
+        if not divides and not getattr(self._args, "use_layer_wise_distributed_optimizer", False):
+            # Megatron's ordinary optimizer does not read the state of its distributed one.
+            optimizer.apply(follow_form(optimizer.as_megatron))
         MEETING.agree(timedelta(minutes=self._args.distributed_timeout_minutes))
         world, limit = self._world, self._faults.stall_limit_s
         name, saves = machine.gpu_name(self._args), saves_on_sigterm(self._args)

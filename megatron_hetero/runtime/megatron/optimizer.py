@@ -21,7 +21,13 @@ REPLACEMENT = Replacement(
     name="get_megatron_optimizer",
     reason="the optimizer's state is divided among unlike replicas, and read in stock's form",
     known={"b473223298c43430": TESTED},
+    is_stock=True,
 )
+
+
+def as_megatron(get_megatron_optimizer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Build Megatron's own optimizer: a `build` of `apply`."""
+    return get_megatron_optimizer(*args, **kwargs)
 
 
 def apply(build: Callable[..., Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import (
+    LayerNormImpl,
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
@@ -58,14 +59,19 @@ def local_block_spec(
 ) -> TransformerBlockSubmodules:
     """Return a block of `spec`'s layers for this stage, its final norm included.
 
+    The final norm is of the class that Megatron's block takes, Transformer Engine's where that is
+    installed, also for local layers. Only torch's is replaced: all stages have the same state
+    then, whether they divide the sequence or not.
+
     Args:
         spec: the spec of every layer, or of the stage's layers.
         config: Megatron's configuration of the transformer.
         vp_stage: number of the model chunk.
     """
-    spec = with_parts(spec, {WrappedTorchNorm: SequenceParallelTorchNorm})
+    parts: dict[Any, Any] = {WrappedTorchNorm: SequenceParallelTorchNorm}
+    spec = with_parts(spec, parts)
     if isinstance(spec, TransformerBlockSubmodules):
-        layers = list(spec.layer_specs or ())
+        layers, final = list(spec.layer_specs or ()), spec.layer_norm
     else:
-        layers = [spec] * get_num_layers_to_build(config, vp_stage)
-    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelTorchNorm)
+        layers, final = [spec] * get_num_layers_to_build(config, vp_stage), LayerNormImpl
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=parts.get(final, final))

@@ -23,14 +23,11 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedTensorFactory,
 )
 from megatron.core.utils import get_model_config, unwrap_model
-from megatron.training import get_args
 
-from megatron_hetero.errors import CheckpointError
 from megatron_hetero.runtime.megatron.checkpoint_metadata import ONE_KEY_PER_LAYER
 from megatron_hetero.runtime.parallel.shards import ParameterShard, global_parameters, shard_of
 from megatron_hetero.runtime.parallel.tensor_place import tensor_place
 from megatron_hetero.runtime.state.random_states import RandomStates
-from megatron_hetero.runtime.state.stock_optimizer import FORM, FORM_KEY
 
 
 def describe_globally(
@@ -86,7 +83,6 @@ def _corrected(
     ) -> Any:
         if before is not None:
             before()
-        _refuse_state_by_buffer(metadata)
         state = original(prefix, sharded_offsets, metadata)
         is_stacked = metadata is None or not metadata.get(ONE_KEY_PER_LAYER)
         if is_stacked and not correct.uneven_shards:
@@ -98,20 +94,6 @@ def _corrected(
         return state
 
     return sharded_state_dict
-
-
-def _refuse_state_by_buffer(metadata: Mapping[str, Any] | None) -> None:
-    """Refuse state in the order of buffers: most forms of Megatron's own distributed optimizer."""
-    args = get_args()
-    form = (metadata or {}).get(FORM_KEY, FORM)
-    if form != FORM and not (args.no_load_optim or args.finetune):
-        raise CheckpointError(
-            f"--load {args.load}: the optimizer's state was saved by stock Megatron's distributed "
-            f"optimizer in the order of its buffers ({form}), which other layouts cannot read. Let "
-            "stock Megatron load it and save it with --dist-ckpt-optim-fully-reshardable, which "
-            "any plan reads; or start from the weights alone, with --no-load-optim, where Adam's "
-            "moments begin anew."
-        )
 
 
 def keep_axes(entry: ShardedTensor) -> ShardedTensor | ShardedTensorFactory:

@@ -5,7 +5,7 @@ One of stock's forms has global shapes: `fully_reshardable`, that of
 the key that an ordinary optimizer's has.  Only main weights have another key, and are there in fp32
 too; and the number of steps is with the parameter groups.  The other forms, stock's default
 `dp_reshardable` among them, are in the order of stock's buffers, which depends on its layout; they
-are refused (`state.checkpoint`).
+are refused before anything of them is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
+from megatron.training import get_args
 
+from megatron_hetero.errors import CheckpointError
 from megatron_hetero.runtime.parallel.texts import gather_texts
 
 FORM_KEY = "distrib_optim_sharding_type"
@@ -37,6 +39,8 @@ def follow_form(build: Build) -> Build:
 
     Args:
         build: as of `runtime.megatron.optimizer.apply`.
+    Raises:
+        CheckpointError: at a load, by the built optimizer: the state is in the order of buffers.
     """
 
     def built(*args: Any, **kwargs: Any) -> Any:
@@ -44,8 +48,11 @@ def follow_form(build: Build) -> Build:
         describe, load = optimizer.sharded_state_dict, optimizer.load_state_dict
 
         def sharded_state_dict(model_state: Any, is_loading: bool = False, **named: Any) -> Any:
+            form = (named.get("metadata") or {}).get(FORM_KEY)
+            if is_loading and form not in (None, FORM):
+                raise CheckpointError(_by_buffer(form))
             state = describe(model_state, is_loading, **named)
-            if (named.get("metadata") or {}).get(FORM_KEY) != FORM:
+            if form != FORM:
                 return state
             if not is_loading:
                 state = _as_stock(state, optimizer.get_parameters())
@@ -59,6 +66,17 @@ def follow_form(build: Build) -> Build:
         return optimizer
 
     return built
+
+
+def _by_buffer(form: str) -> str:
+    """Say why state in the order of buffers cannot be had: most forms of stock's."""
+    return (
+        f"--load {get_args().load}: the optimizer's state was saved by stock Megatron's "
+        f"distributed optimizer in the order of its buffers ({form}), which other layouts cannot "
+        "read. Let stock Megatron load it, with --use-distributed-optimizer, and save it with "
+        "--dist-ckpt-optim-fully-reshardable, which any plan reads; or start from the weights "
+        "alone, with --no-load-optim, where Adam's moments begin anew."
+    )
 
 
 def _with_stocks_key(entry: Any) -> Any:

@@ -70,6 +70,15 @@ def test_a_case_trains_with_transformer_engines_layers(name: str, tmp_path: Path
     assert is_equal and said.startswith("Transformer Engine"), said
 
 
+def test_local_layers_train_where_transformer_engine_is_installed(tmp_path: Path) -> None:
+    """Megatron then takes Transformer Engine's norm at the end of local layers too, which has a
+    state of its own: so must stages that divide the sequence, beside one that does not."""
+    is_equal, said = with_layers.call(
+        TRANSFORMER_ENGINE, tried_case, "sequence parallel", str(tmp_path)
+    )
+    assert is_equal and said.startswith("Megatron's local ones"), said
+
+
 @pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
 def test_a_lost_rank_is_named_by_all_others(how: str, tmp_path: Path) -> None:
     found = lose(how, Machine("CPU", 0), tmp_path)

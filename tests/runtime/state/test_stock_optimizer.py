@@ -14,6 +14,7 @@ from megatron_hetero.lab.verify.processes.record import RankRecord
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.schedule.stock import is_stock
 from tests.runtime.runs import train
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
@@ -97,3 +98,28 @@ def test_stocks_distributed_optimizer_goes_on_from_a_plan(tmp_path: Path) -> Non
     stock = runs.stock("stock", resumed)
     whole = runs.stock("whole", [*runs.from_seed, DIVIDED, f"--train-iters={LAST}"])
     check_same(stock, whole)
+
+
+@pytest.mark.parametrize(
+    ("layout", "flags"),
+    [
+        ("tp1:4 @3 | tp1:4 @3", []),
+        pytest.param("tp2:2,tp2:2 @6", [], marks=pytest.mark.slow),
+        pytest.param("tp1:4 @6", ["--bf16"], marks=pytest.mark.slow),
+    ],
+    ids=["replicas", "pipeline", "one process, bf16"],
+)
+def test_a_stock_plan_without_the_flag_goes_on_from_a_divided_state(
+    layout: str, flags: list[str], tmp_path: Path
+) -> None:
+    """Stock's ordinary optimizer alone finds no parameter groups in it."""
+    runs = Runs(tmp_path, {})
+    saved = tmp_path / "saved"
+    divided = [*runs.from_seed, *flags, DIVIDED]
+    runs.ours("ours", DEEP, [*divided, *saving(saved, SAVED_AT)])
+    assert is_stock(plan(layout))
+    going_on = [*runs.resumed, *flags, f"--train-iters={LAST}", f"--load={saved}"]
+    stock = runs.ours("stock", layout, going_on)
+    check_same(stock, runs.ours("divided", layout, [*going_on, DIVIDED]))
+    if not flags:
+        check_same(stock, runs.ours("whole", DEEP, [*divided, f"--train-iters={LAST}"]))
