@@ -89,7 +89,6 @@ def shares_tokens(costs: CostModel) -> bool:
         and may_choose(costs, "context_parallel")
         and _may_divide(workload)
         and not workload.model.num_experts
-        and not any(word.startswith("--variable-seq-lengths") for word in workload.megatron_args)
     )
 
 

@@ -282,7 +282,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
     shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
     if any(map(any, shares)) or placement.has_context_parallel:
         placement = with_optimizer_shares(placement, shares)
-    if plan.layout.expert_groups is not None:
+    if plan.layout.has_expert_groups:
         sizes = [[stage.shape.expert_groups for stage in r.stages] for r in plan.replicas]
         placement = _with_experts(placement, expert_peers(plan), sizes)
     if plan.layout.has_sharded_layers:

@@ -34,7 +34,8 @@ class StageShape:
 
     `expert_shares`, one for each device, deals whole experts out to the devices of a group (expert
     parallelism inside the stage); None divides every expert among all of them.  `expert_groups`
-    does so over the ranks that a stage has in all replicas, as stock Megatron's
+    does so over ranks of the stage, or of alike stages in several replicas
+    (`plan.sharding.expert_groups`), with the sizes of stock Megatron's
     `--expert-model-parallel-size` and `--expert-tensor-parallel-size`: (groups of experts, ranks
     that divide each expert of such a group).
 
@@ -138,11 +139,9 @@ class Layout:
         return any(s.uneven_context_shares for r in self.replicas for s in r.stages)
 
     @property
-    def expert_groups(self) -> tuple[int, int] | None:
-        """Return the groups of experts over replicas, from the first stage with such groups; a
-        valid plan has the same in all stages."""
-        groups = (s.expert_groups for r in self.replicas for s in r.stages)
-        return next((own for own in groups if own is not None), None)
+    def has_expert_groups(self) -> bool:
+        """Return True if a stage deals experts out as `StageShape.expert_groups` says."""
+        return any(s.expert_groups for r in self.replicas for s in r.stages)
 
     @property
     def has_sharded_layers(self) -> bool:

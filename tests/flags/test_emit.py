@@ -7,12 +7,13 @@ import re
 import shlex
 import subprocess
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.flags.emit import (
     is_stock,
     megatron_args,
@@ -20,11 +21,14 @@ from megatron_hetero.flags.emit import (
     render_bash,
     render_line,
 )
+from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
 from tests.plan.edits import PLAN, with_replica, with_stage, with_training
 from tests.plan.strategies import placed_plans, split, workload
+from tests.runtime.workloads import MIXTRAL_LIKE
+from tests.runtime.workloads import workload as runtime_workload
 
 USER = workload().megatron_args
 STOCK = "tp2:4,tp2:4 @8 | tp2:4,tp2:4 @8"
@@ -233,6 +237,23 @@ def test_a_stock_plan_of_other_settings_takes_the_place_of_the_users_flags() -> 
     larger = with_replica(plan, 0, num_micro_batches=8, micro_batch_size=2)
     line = render_line(megatron_args(larger))
     assert "--micro-batch-size 2" in line and "--micro-batch-size 1" not in line
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "biases", "says"),
+    [("allgather", True, "--disable-bias-linear"), ("alltoall", False, "Use allgather, or etp1")],
+)
+def test_experts_that_only_stock_deals_out_so(dispatcher: str, biases: bool, says: str) -> None:
+    """Stock Megatron's plan keeps its flags; the same plan for the plug-in has none."""
+    layout = "tp2ep2etp2:4 @3 | tp2ep2etp2:4 @3"
+    job = runtime_workload(**MIXTRAL_LIKE | {"add_bias_linear": biases, "num_query_groups": 24})
+    training = replace(job.training, token_dispatcher=cast(TokenDispatcher, dispatcher))
+    asked = plan_from_layout(parse_layout(layout), replace(job, training=training))
+    if not biases:
+        assert "--expert-tensor-parallel-size" not in megatron_args(asked)
+        assert "--expert-model-parallel-size" in megatron_args(asked)
+    with pytest.raises(UnsupportedError, match=re.escape(says)):
+        megatron_args(asked, in_our_runtime=True)
 
 
 def test_replica_sizes_of_their_own_leave_the_jobs_flag_alone() -> None:

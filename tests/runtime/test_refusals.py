@@ -3,6 +3,7 @@ exists."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,12 @@ from megatron_hetero.errors import (
     UnsupportedError,
     UsageError,
 )
+from megatron_hetero.flags.emit import megatron_args
+from megatron_hetero.model.arguments import JobText, command_line_words, group_arguments
+from megatron_hetero.model.megatron_flags import workload_from_arguments
+from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
@@ -70,6 +76,19 @@ def test_a_world_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     message = refuse([*MODEL, f"--hetero-layout={LAYOUT}"], EnvironmentMismatchError)
     assert "the plan has 4 devices" in message and "the job has 8" in message
+
+
+def test_experts_dealt_out_and_divided_all_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start, and where the plan becomes flags."""
+    asked = parse_layout("tp2ep2etp2:2,tp1:2 @3 | tp2ep2etp2:2,tp1:2 @3")
+    flags = [*MODEL, "--num-experts=4", "--sequence-parallel", "--transformer-impl=local"]
+    flags += ["--disable-bias-linear", "--moe-token-dispatcher-type=alltoall"]
+    monkeypatch.setenv("WORLD_SIZE", str(asked.num_devices))
+    message = refuse([*flags, f"--hetero-layout={asked}"], UnsupportedError)
+    assert "alltoall with experts that are both dealt out and divided" in message
+    words = group_arguments(command_line_words(flags))
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
+        megatron_args(plan_from_layout(asked, workload_from_arguments(JobText("a test", words))))
 
 
 def test_a_width_that_does_not_divide_the_heads() -> None:

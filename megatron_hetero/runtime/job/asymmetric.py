@@ -209,6 +209,7 @@ class AsymmetricJob:
         )
         with place.own_sizes(args), precision.in_precision(args, self._precision):
             model = with_layer_spec(configured(gpt_config_from_args, args, given))
+        support.check_own_lengths(self._plan, model.transformer.variable_seq_lengths)
         set_tensor_place(model.transformer, place)
         if place.dealt is not None:
             deal_experts(model.transformer, place.dealt)

@@ -113,7 +113,7 @@ def _of_each_kind(plan: Plan) -> Plan:
     two do.  An exchange by groups of machines is not alike for all, and groups of experts take more
     replicas than two, so then all replicas stay.
     """
-    if plan.exchange_groups or plan.layout.expert_groups:
+    if plan.exchange_groups or plan.layout.has_expert_groups:
         return plan
     counts: Counter[object] = Counter()
     kept = []

@@ -8,13 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from megatron.training.training import destroy_global_state
 
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.arguments import split_arguments
 from megatron_hetero.runtime.job.asymmetric import AsymmetricJob, optimizer_weights
+from megatron_hetero.runtime.job.steps import job_of
 from megatron_hetero.runtime.job.world import World
+from megatron_hetero.runtime.megatron import straggler_port
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 from tests.runtime.workloads import plan
 
@@ -62,3 +66,23 @@ def test_unequal_shares_need_a_divided_optimizer(
     save_plan(with_share(plan(LAYOUT), 3), tmp_path / "plan.json")
     message = refuse([*MODEL, f"--hetero-plan={tmp_path / 'plan.json'}"], UsageError)
     assert "Add the flag, or remove the shares" in message
+
+
+def test_unlike_lengths_under_unlike_shares_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script asks for lengths of its own when the flags are parsed and checked already."""
+    from megatron.training.argument_utils import gpt_config_from_args
+    from megatron.training.arguments import parse_and_validate_args
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    flags = [*MODEL, "--transformer-impl=local", "--moe-token-dispatcher-type=alltoall"]
+    try:
+        job = job_of([*flags, "--hetero-layout=tp1cp2(3:1):4 @6"])
+        args = job.parse(parse_and_validate_args, args_defaults={})
+        args.variable_seq_lengths = True
+        with pytest.raises(UnsupportedError, match=r"args\.variable_seq_lengths does not go with"):
+            job.configure(gpt_config_from_args, args)
+    finally:
+        backend.deactivate_cpu_backend()
+        straggler_port.REPLACEMENT.revert()
+        destroy_global_state()

@@ -200,11 +200,6 @@ NOT_WITH_CONTEXT_SHARES: tuple[Rule, ...] = (
         lambda a: a.transformer_impl != "local",
         "use local, or equal shares; Transformer Engine divides sequences equally",
     ),
-    (
-        "--variable-seq-lengths",
-        lambda a: a.variable_seq_lengths,
-        "leave it out, or use equal shares; a length says only in equal shares what a rank has",
-    ),
 )
 """Flags refused on a plan with stages of unlike shares of sequences."""
 

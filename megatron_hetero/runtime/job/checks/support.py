@@ -100,6 +100,25 @@ def check_context_parallel(plan: Plan, args: Any) -> None:
     _check_position_table(plan, args)
 
 
+def check_own_lengths(plan: Plan, has_own_lengths: bool) -> None:
+    """Refuse sequences of unlike lengths under unlike shares of sequences.
+
+    A script asks for them after Megatron has parsed the flags.
+
+    Args:
+        plan: the plan.
+        has_own_lengths: `variable_seq_lengths` of the model's configuration.
+    Raises:
+        UnsupportedError: the plan has such shares.
+    """
+    if has_own_lengths and plan.layout.has_uneven_context_parallel:
+        raise UnsupportedError(
+            "args.variable_seq_lengths does not go with unlike shares of sequences (cp2(3:1)) in a "
+            "plan: leave it out, or use equal shares; a length says only in equal shares what a "
+            "rank has."
+        )
+
+
 def _check_position_table(plan: Plan, args: Any) -> None:
     """Refuse a context-parallel size that does not cut YaRN's table of latent attention.
 

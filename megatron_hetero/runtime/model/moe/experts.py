@@ -18,6 +18,7 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.transformer.moe.moe_logging import MoEMetricsTracker, set_moe_metrics_tracker
 
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.flags.support.dealt_experts import check_dealt_experts
 from megatron_hetero.model.megatron_release import MEGATRON
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.megatron import token_dropping
@@ -128,23 +129,9 @@ def check_groups(plan: Plan, args: Any) -> None:
     Raises:
         UnsupportedError: the message names the flags, and advice.
     """
-    shapes = [stage.shape for replica in plan.replicas for stage in replica.stages]
-    groups = [shape.expert_groups for shape in shapes if shape.expert_groups is not None]
-    if any(width > 1 for _, width in groups) and args.add_bias_linear:
-        raise UnsupportedError(
-            "etp above 1 divides experts, and each rank would add a bias whole. Add "
-            "--disable-bias-linear, or deal whole experts out (etp1)."
-        )
-    if args.moe_token_dispatcher_type == "alltoall" and any(min(sizes) > 1 for sizes in groups):
-        raise UnsupportedError(
-            "--moe-token-dispatcher-type alltoall with experts that are both dealt out and divided "
-            "(ep and etp above 1) is not verified on asymmetric plans yet. Use allgather, or etp1."
-        )
-    if groups and args.variable_seq_lengths and args.moe_token_dispatcher_type == "allgather":
-        raise UnsupportedError(
-            "--variable-seq-lengths with --moe-token-dispatcher-type allgather: ranks that deal "
-            "experts out over replicas (ep) would gather unlike numbers of tokens. Use alltoall."
-        )
+    check_dealt_experts(
+        plan, dispatcher=args.moe_token_dispatcher_type, has_biases=args.add_bias_linear
+    )
 
 
 class JobMoEMetrics(MoEMetricsTracker):
