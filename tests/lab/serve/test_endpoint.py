@@ -188,6 +188,11 @@ async def _story(
         for index in range(6):
             assert await _ask(client, through, index, True) == (wanted[index], True)
     assert processes[0].wait(60) == 6
+    # SIGTERM ends a replica with its ranks.
+    ranks = psutil.Process(processes[1].pid).children()
+    processes[1].terminate()
+    assert processes[1].wait(30) == 130
+    assert ranks and not any(rank.is_running() for rank in ranks)
 
 
 def test_a_seed_of_chance_differs() -> None:
