@@ -17,6 +17,7 @@ from typing import NoReturn, Protocol, cast
 from megatron_hetero import __version__
 from megatron_hetero.cli.interrupts import answered_interrupts, leave
 from megatron_hetero.cli.output import COLOR_CHOICES, Output, error_object
+from megatron_hetero.cli.own_stdout import own_stdout
 from megatron_hetero.errors import EXIT_INTERRUPTED, HeteroError, UsageError
 
 EXIT_BROKEN_PIPE = 141
@@ -103,10 +104,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if megatron_args is not None and not verb.TAKES_MEGATRON_FLAGS:
         parser.error(f"{verb_name} takes no Megatron flags, so nothing may follow `--`")
     arguments.megatron_args = tuple(megatron_args or ())
-    output = Output(color=arguments.color, json_to_stdout=getattr(arguments, "json", False))
+    is_json = getattr(arguments, "json", False)
+    output = Output(color=arguments.color, json_to_stdout=is_json)
     # Errors of ours become one line and an exit code.
     try:
-        with output.own_warnings(), answered_interrupts(output.note):
+        with own_stdout(is_json), output.own_warnings(), answered_interrupts(output.note):
             return verb.run(arguments, output)
     except HeteroError as error:
         return output.failed(type(error).__name__, str(error), error.exit_code)

@@ -39,11 +39,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Route until stopped."""
     if not 1 <= arguments.port <= 65535:
         raise UsageError(f"--port {arguments.port} is not between 1 and 65535")
-    urls = {}
+    urls: dict[str, str] = {}
     for word in arguments.replica:
         name, equals, url = word.partition("=")
         if not equals or not url.startswith(("http://", "https://")):
             raise UsageError(f"--replica {word}: write NAME=http://HOST:PORT")
+        if name in urls:
+            raise UsageError(f"--replica {word}: {name} has the address {urls[name]} already")
         urls[name] = url
     targets = targets_of(load_serving_plan(arguments.plan), urls)
     if importlib.util.find_spec("aiohttp") is None:
@@ -52,6 +54,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     from aiohttp import web
 
+    from megatron_hetero.serving.route.clients import KEPT_ALIVE_S
     from megatron_hetero.serving.route.router import RequestRouter
 
     output.show(f"routing on http://{arguments.host}:{arguments.port}/v1")
@@ -62,9 +65,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             port=arguments.port,
             print=None,
             access_log=None,
+            # A client that goes away ends the replica's work for it; one that sends nothing, waits.
+            handler_cancellation=True,
+            keepalive_timeout=KEPT_ALIVE_S,
         )
     except OSError as error:
         raise EnvironmentMismatchError(
-            f"cannot listen on {arguments.host}:{arguments.port}: {error.strerror}"
+            f"cannot listen on {arguments.host}:{arguments.port}: {error.strerror}; choose another "
+            "--port"
         ) from error
     return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from megatron_hetero.cli.output import Output
+from megatron_hetero.cluster.inventory.discovery import find_gpus
+from megatron_hetero.cluster.names import device_place
 from megatron_hetero.errors import CheckpointError, EnvironmentMismatchError, UsageError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.serving.fleet.file import load_serving_plan
@@ -71,8 +75,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Serve until stopped."""
     if not 1 <= arguments.port <= 65535:
         raise UsageError(f"--port {arguments.port} is not between 1 and 65535")
-    if not 0 < arguments.answer_limit <= 86400:
-        raise UsageError(f"--answer-limit {arguments.answer_limit}: give seconds, above 0")
+    if not 1 <= arguments.answer_limit <= 86400:
+        raise UsageError(
+            f"--answer-limit {arguments.answer_limit:g}: give 1 to 86400 seconds; ranks without "
+            "work hear from the first one every half second"
+        )
     replica = _replica(arguments)
     for package, extra in (("torch", "runtime"), ("megatron", "runtime"), ("aiohttp", "serve")):
         if importlib.util.find_spec(package) is None:
@@ -83,8 +90,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     kv_tokens, sequences = arguments.kv_tokens, arguments.max_sequences
     if replica is not None:
         layout = ",".join(f"tp{len(s.devices)}:{s.num_layers}" for s in replica.stages)
-        kv_tokens = kv_tokens or replica.kv_tokens
-        sequences = sequences or replica.max_sequences
+        kv_tokens = replica.kv_tokens if kv_tokens is None else kv_tokens
+        sequences = replica.max_sequences if sequences is None else sequences
+        _take_gpus(replica)
     length = () if _has_length(arguments) else _length_of(arguments.model)
     described = load_workload(
         arguments.model,
@@ -103,8 +111,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             arguments.host,
             arguments.port,
             arguments.name or arguments.model.resolve().name,
-            kv_tokens or ServeOptions.kv_tokens,
-            sequences or ServeOptions.max_sequences,
+            ServeOptions.kv_tokens if kv_tokens is None else kv_tokens,
+            ServeOptions.max_sequences if sequences is None else sequences,
             arguments.step_tokens,
             arguments.answer_limit,
         )
@@ -133,6 +141,35 @@ def _replica(arguments: argparse.Namespace) -> PlannedReplica | None:
             "moves keys and values; serve a replica of the phase both"
         )
     return replica
+
+
+def _take_gpus(replica: PlannedReplica) -> None:
+    """Let this process and its ranks see the replica's GPUs alone, in the order of its stages.
+
+    Without NVIDIA's driver the ranks compute on the CPU.
+
+    Raises:
+        UsageError: the replica lies on several machines.
+        EnvironmentMismatchError: this machine does not have its GPUs.
+    """
+    hosts = sorted({stage.host for stage in replica.stages})
+    if len(hosts) > 1:
+        raise UsageError(
+            f"{replica.name} lies on {', '.join(hosts)}, and this command starts ranks on one "
+            "machine; start them by `torchrun -m megatron_hetero.lab.serve.rank` on each, or try "
+            "the layout here with --layout"
+        )
+    if shutil.which("nvidia-smi") is None:
+        return
+    places = [device_place(device)[1] for stage in replica.stages for device in stage.devices]
+    count = len(find_gpus())
+    if max(places) >= count:
+        raise EnvironmentMismatchError(
+            f"{replica.name} has GPU {max(places)} of {hosts[0]}, and this machine has {count} "
+            f"GPUs, numbered from 0; run it on {hosts[0]}, or try the layout here with --layout"
+        )
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, places))
 
 
 def _has_length(arguments: argparse.Namespace) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 BLOCK_TOKENS = 16
 """Tokens of a block of keys and values."""
+_PAIR_BYTES = 64
+"""Of a token (up to 20 digits), its log-probability (up to 25 characters) and what divides them."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,12 @@ class Step:
     def drawn(self) -> tuple[Segment, ...]:
         """Return the segments after which a token is drawn."""
         return tuple(segment for segment in self.segments if segment.draws is not None)
+
+    @property
+    def most_drawn_bytes(self) -> int:
+        """Return a number of bytes that `drawn_to_bytes` does not exceed for this step's tokens."""
+        likeliest = sum(s.sampling.num_logprobs or 0 for s in self.drawn)
+        return 2 + (likeliest + len(self.drawn)) * _PAIR_BYTES
 
     def to_bytes(self) -> bytes:
         """Write the step."""

@@ -12,9 +12,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from megatron_hetero.lab.serve.batch import Drawn, Step, drawn_from_bytes, drawn_to_bytes
+
 _IDLE, _STEP, _STOP = 0, 1, 2
-_ROOM = 1 << 16
-"""Bytes of the message with the tokens of a step."""
+_SIZE = 8
+"""Bytes before the tokens of a step, that say how many follow."""
 
 
 class Channel:
@@ -34,11 +36,12 @@ class Channel:
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self._own: deque[bytes] = deque()
 
-    def tell_step(self, data: bytes) -> None:
+    def tell_step(self, step: Step) -> None:
         """Tell all ranks the next step, and make room for its tokens: on the first rank."""
-        self._broadcast(_STEP, data)
+        self._broadcast(_STEP, step.to_bytes())
         if self._drawing != 0:
-            room = torch.empty(_ROOM, dtype=torch.uint8, device="cpu")
+            num_bytes = _SIZE + step.most_drawn_bytes
+            room = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
             work = dist.irecv(room, self._drawing, group=self._tokens)
             assert work is not None
             self._asked.append((work, room))
@@ -51,7 +54,7 @@ class Channel:
         """Tell all ranks to end."""
         self._broadcast(_STOP, b"")
 
-    def hear(self) -> bytes | None:
+    def hear(self) -> Step | None:
         """Wait for the next step; None is the end.  On all ranks but the first."""
         while True:
             head = torch.empty(2, dtype=torch.int64, device="cpu")
@@ -62,21 +65,16 @@ class Channel:
             if kind == _STEP:
                 body = torch.empty(size, dtype=torch.uint8, device="cpu")
                 dist.broadcast(body, 0, group=self._steps)
-                return body.numpy().tobytes()
+                return Step.from_bytes(body.numpy().tobytes())
 
-    def send_tokens(self, data: bytes) -> None:
-        """Send the tokens of a step to the first rank: on the drawing rank.
-
-        Raises:
-            ValueError: they are more than the message holds.
-        """
+    def send_tokens(self, step: Step, drawn: tuple[Drawn, ...]) -> None:
+        """Send the tokens of a step to the first rank: on the drawing rank."""
+        data = drawn_to_bytes(drawn)
         if self._rank == 0:
             self._own.append(data)
             return
-        if len(data) + 8 > _ROOM:
-            raise ValueError(f"the tokens of a step take {len(data)} bytes, of {_ROOM - 8}")
-        body = len(data).to_bytes(8, "little") + data
-        message = torch.frombuffer(bytearray(body.ljust(_ROOM, b"\0")), dtype=torch.uint8)
+        body = len(data).to_bytes(_SIZE, "little") + data.ljust(step.most_drawn_bytes, b"\0")
+        message = torch.frombuffer(bytearray(body), dtype=torch.uint8)
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
         work = dist.isend(message, 0, group=self._tokens)
@@ -89,15 +87,15 @@ class Channel:
             return bool(self._own)
         return bool(self._asked) and self._asked[0][0].is_completed()
 
-    def take_tokens(self) -> bytes:
+    def take_tokens(self) -> tuple[Drawn, ...]:
         """Wait for the tokens of the oldest step: on the first rank."""
         if self._drawing == 0:
-            return self._own.popleft()
+            return drawn_from_bytes(self._own.popleft())
         work, room = self._asked.popleft()
         work.wait(self._limit)
         body = room.numpy().tobytes()
-        size = int.from_bytes(body[:8], "little")
-        return body[8 : 8 + size]
+        size = int.from_bytes(body[:_SIZE], "little")
+        return drawn_from_bytes(body[_SIZE : _SIZE + size])
 
     def _broadcast(self, kind: int, data: bytes) -> None:
         if self._steps.size() == 1:

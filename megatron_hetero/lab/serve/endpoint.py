@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -22,18 +22,22 @@ from megatron_hetero.lab.serve.protocol import (
     ChatRequest,
     CompletionRequest,
     chunk,
-    error_object,
     parse_request,
 )
 from megatron_hetero.lab.serve.rank import ServeOptions
+from megatron_hetero.serving.route.clients import (
+    BODY_BYTES,
+    KEPT_ALIVE_S,
+    error_object,
+    read_body,
+    refused,
+    send_part,
+)
 
-_BODY_BYTES = 1 << 20
-_BODY_S = 30.0
-"""Seconds within which a body must have come."""
 _LAST_WORDS_S = 1.0
 """Seconds for clients to read how their requests ended, when the server ends."""
 _DEFAULT_TOKENS = 16
-"""OpenAI's own number for completions without `max_tokens`."""
+"""OpenAI's own number for completions without `max_tokens`; chats have no limit but the model's."""
 
 
 def endpoint(engine: ServingEngine, tokenizer: Any, options: ServeOptions) -> Callable[[], None]:
@@ -74,19 +78,26 @@ class _Service:
 
     async def start(self) -> web.AppRunner:
         """Bind and listen."""
-        app = web.Application(client_max_size=_BODY_BYTES)
+        app = web.Application(client_max_size=BODY_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_LAST_WORDS_S)
+        # A client that goes away ends its handler, which cancels the request.
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=_LAST_WORDS_S,
+            handler_cancellation=True,
+            keepalive_timeout=KEPT_ALIVE_S,
+        )
         await runner.setup()
         await web.TCPSite(runner, self._options.host, self._options.port).start()
         return runner
 
     async def _health(self, _: web.Request) -> web.Response:
         if self._engine.failure is not None:
-            return _refused(503, self._engine.failure, "server_error")
+            return refused(503, self._engine.failure, "server_error")
         running, waiting = self._engine.load()
         return web.json_response({"status": "ok", "running": running, "waiting": waiting})
 
@@ -101,15 +112,15 @@ class _Service:
         return await self._answer(request, is_chat=True)
 
     async def _answer(self, request: web.Request, is_chat: bool) -> web.StreamResponse:
+        body = await read_body(request)
+        if isinstance(body, web.Response):
+            return body
         try:
-            body = await asyncio.wait_for(request.read(), _BODY_S)
             asked = parse_request(body, is_chat)
             prompt = self._prompt(asked)
             return await self._generate(request, asked, prompt, is_chat)
-        except TimeoutError:
-            return _refused(408, f"the body has not come within {_BODY_S:.0f} s", "invalid_request")
         except UsageError as error:
-            return _refused(400, str(error), "invalid_request_error")
+            return refused(400, str(error), "invalid_request_error")
 
     def _prompt(self, asked: CompletionRequest | ChatRequest) -> list[int]:
         """Return the prompt's tokens.
@@ -144,10 +155,15 @@ class _Service:
                 messages, None, tokenize=True, add_generation_prompt=True
             )
         except Exception as error:
+            # Templates are programs of the model's makers, which may raise anything.
+            why = (str(error) or type(error).__name__).splitlines()[0][:200]
             raise UsageError(
-                "this model's tokenizer has no chat template; use /v1/completions"
+                "messages: this model's tokenizer has no chat template, or its template refuses "
+                f"them ({why}); use /v1/completions"
             ) from error
-        return [int(token) for token in found]
+        # Newer tokenizers of Hugging Face answer with the mask beside the tokens.
+        tokens = found["input_ids"] if isinstance(found, Mapping) else found
+        return [int(token) for token in tokens]
 
     async def _generate(
         self,
@@ -160,16 +176,17 @@ class _Service:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[RequestEvent]()
         ends = frozenset((int(self._tokenizer.eod),))
         answer = AnswerText(self._tokenizer, asked.stops, len(prompt), ends)
-        most = asked.max_tokens
+        most = asked.max_tokens or _DEFAULT_TOKENS
         if isinstance(asked, ChatRequest):
-            most = asked.max_completion_tokens or most
+            room = max(self._engine.capacity.longest - len(prompt), 1)
+            most = asked.max_completion_tokens or asked.max_tokens or room
 
         def on_event(event: RequestEvent) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         number = self._engine.submit(
             prompt,
-            most or _DEFAULT_TOKENS,
+            most,
             asked.sampling,
             ends,
             on_event,
@@ -229,7 +246,7 @@ async def _whole(
     while True:
         event = await events.get()
         if event.drawn is None:
-            return _refused(503, event.error or "no answer", "server_error")
+            return refused(503, event.error or "no answer", "server_error")
         text += answer.add(event.drawn, event.ended)
         ended = "stop" if answer.stopped else event.ended
         if ended is not None:
@@ -247,32 +264,28 @@ async def _stream(
     # Before the first token an error is a status, which a router can act on.
     event = await events.get()
     if event.error is not None:
-        return _refused(503, event.error, "server_error")
+        return refused(503, event.error, "server_error")
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     first = 0
     while True:
         drawn = event.drawn
         if drawn is None:
-            await _send(response, error_object(str(event.error), "server_error"))
+            await _send(request, response, error_object(str(event.error), "server_error"))
             return response
         text = answer.add(drawn, event.ended)
         ended = "stop" if answer.stopped else event.ended
         if text or ended:
-            await _send(response, form.part(text, answer, first, ended))
+            await _send(request, response, form.part(text, answer, first, ended))
             first = len(answer.drawn)
         if ended:
             break
         event = await events.get()
     if with_usage:
-        await _send(response, form.usage(answer))
-    await response.write(b"data: [DONE]\n\n")
+        await _send(request, response, form.usage(answer))
+    await send_part(request, response, b"data: [DONE]\n\n")
     return response
 
 
-async def _send(response: web.StreamResponse, data: dict[str, Any]) -> None:
-    await response.write(b"data: " + json.dumps(data).encode() + b"\n\n")
-
-
-def _refused(status: int, message: str, kind: str) -> web.Response:
-    return web.json_response(error_object(message, kind), status=status)
+async def _send(request: web.Request, response: web.StreamResponse, data: dict[str, Any]) -> None:
+    await send_part(request, response, b"data: " + json.dumps(data).encode() + b"\n\n")

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from megatron_hetero.errors import UsageError
-from megatron_hetero.lab.serve.batch import Drawn, Sampling, Step, drawn_from_bytes, drawn_to_bytes
+from megatron_hetero.lab.serve.batch import Drawn, Sampling, Step
 from megatron_hetero.lab.serve.channel import Channel
 from megatron_hetero.lab.serve.scheduler import Capacity, Scheduler
 from megatron_hetero.lab.serve.stage import StageRunner
@@ -127,16 +126,16 @@ class ServingEngine:
                     return
                 step = self._scheduler.next_step()
             if step is not None:
-                channel.tell_step(step.to_bytes())
+                channel.tell_step(step)
                 under_way.append(step)
                 drawn = runner.run(step)
                 if drawn is not None:
-                    channel.send_tokens(drawn_to_bytes(drawn))
+                    channel.send_tokens(step, drawn)
             elif not under_way:
                 channel.tell_idle()
             if under_way and (step is None or channel.tokens_are_there()):
-                drawn = drawn_from_bytes(channel.take_tokens())
-                self._tell(self._scheduler.finish(under_way.popleft(), drawn))
+                told = channel.take_tokens()
+                self._tell(self._scheduler.finish(under_way.popleft(), told))
 
     def _is_idle(self, under_way: deque[Step]) -> bool:
         return not under_way and self.load() == (0, 0)
@@ -154,12 +153,10 @@ class ServingEngine:
             if isinstance(asked, int):
                 self._scheduler.cancel(asked)
                 continue
-            try:
-                self._scheduler.add(
-                    asked.number, asked.prompt, asked.max_new, asked.sampling, asked.ends
-                )
-            except UsageError as error:
-                self._listeners.pop(asked.number)(RequestEvent(None, error=str(error)))
+            # `submit` has checked that it fits.
+            self._scheduler.add(
+                asked.number, asked.prompt, asked.max_new, asked.sampling, asked.ends
+            )
 
     def _tell(self, told: list[tuple[int, Drawn, str | None]]) -> None:
         for number, drawn, ended in told:
@@ -181,10 +178,10 @@ class ServingEngine:
 
 def follow(channel: Channel, runner: StageRunner) -> None:
     """Compute what the first rank tells, until it ends: on every other rank."""
-    while (data := channel.hear()) is not None:
-        drawn = runner.run(Step.from_bytes(data))
+    while (step := channel.hear()) is not None:
+        drawn = runner.run(step)
         if drawn is not None:
-            channel.send_tokens(drawn_to_bytes(drawn))
+            channel.send_tokens(step, drawn)
 
 
 def _first(error: BaseException) -> str:

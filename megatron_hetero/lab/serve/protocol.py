@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from secrets import randbits
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,6 +16,9 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.lab.serve.batch import Drawn, Sampling
 
 MAX_LOGPROBS = 20
+_MAX_STOPS, _MAX_STOP = 16, 256
+"""Most stops of a request, and most characters of one: each token of the answer is held to them."""
+_StopText = Annotated[str, Field(max_length=_MAX_STOP)]
 
 
 class _StreamOptions(BaseModel):
@@ -36,7 +39,7 @@ class _Common(BaseModel):
     top_p: float | None = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: _StopText | Annotated[list[_StopText], Field(max_length=_MAX_STOPS)] | None = None
     stream: bool | None = False
     stream_options: _StreamOptions | None = None
     user: str | None = None
@@ -205,8 +208,3 @@ def chunk(
         "choices": [{"index": 0, **choice}],
         **more,
     }
-
-
-def error_object(message: str, kind: str) -> dict[str, Any]:
-    """Return an error as OpenAI's clients read it."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}

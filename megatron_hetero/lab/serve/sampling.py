@@ -37,7 +37,8 @@ def draw_token(logits: Tensor, sampling: Sampling, number: int) -> Drawn:
     if sampling.temperature == 0:
         token = int(torch.argmax(logits))
     else:
-        token = _drawn(logits / sampling.temperature, sampling, number)
+        # Below the largest one, so that no temperature divides it to infinity.
+        token = _drawn((logits - logits.max()) / sampling.temperature, sampling, number)
     likeliest: tuple[tuple[int, float], ...] = ()
     if sampling.num_logprobs:
         best = torch.topk(own, min(sampling.num_logprobs, len(own)))

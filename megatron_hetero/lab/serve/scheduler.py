@@ -42,6 +42,11 @@ class Capacity:
         """Return the blocks of keys and values."""
         return self.kv_tokens // BLOCK_TOKENS
 
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest sequence that can be served."""
+        return min(self.max_length, BLOCK_TOKENS * self.num_blocks)
+
 
 @dataclass
 class HeldSequence:
@@ -89,10 +94,10 @@ class Scheduler:
         Raises:
             UsageError: it is longer than the model, or than all that the cache holds.
         """
-        held = BLOCK_TOKENS * self.capacity.num_blocks
-        most = min(self.capacity.max_length, held)
+        most = self.capacity.longest
         if num_prompt + max_new > most:
-            what = "the model's length" if most < held else "the keys and values that fit"
+            is_model = most == self.capacity.max_length
+            what = "the model's length" if is_model else "the keys and values that fit"
             raise UsageError(
                 f"{num_prompt} tokens of prompt and {max_new} of answer exceed {what}: {most} "
                 "tokens. Ask for fewer (max_tokens), or shorten the prompt."

@@ -199,7 +199,8 @@ def _start(job: LocalJob) -> dict[int, tuple[LocalJob, int]]:
 def _be_rank(job: LocalJob, rank: int, store: str) -> None:
     """Run a job as a child process, and exit without the parent's clean-up."""
     code = 1
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent answers Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent answers these as it likes
+        signal.signal(number, signal.SIG_DFL)
     try:
         log = os.open(_log(job, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)

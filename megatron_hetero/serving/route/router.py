@@ -7,19 +7,24 @@ that breaks off ends with an error that the client sees, never as if it were who
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
 
+from megatron_hetero.serving.route.clients import (
+    BODY_BYTES,
+    error_object,
+    read_body,
+    refused,
+    send_part,
+)
 from megatron_hetero.serving.route.weights import ReplicaTurns, RoutedReplica
 
 CLASS_HEADER = "X-Request-Class"
 """Header in which a client may name its class of the workload."""
-_BODY_BYTES = 1 << 20
-_BODY_S = 30.0
 _AVOIDED_S = 5.0
 """Seconds without requests for a replica that has failed."""
 _CONNECT_S = 5.0
@@ -46,7 +51,7 @@ class RequestRouter:
 
     def application(self) -> web.Application:
         """Return the server's application."""
-        app = web.Application(client_max_size=_BODY_BYTES)
+        app = web.Application(client_max_size=BODY_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._hand_on)
         app.router.add_post("/v1/completions", self._hand_on)
@@ -69,10 +74,9 @@ class RequestRouter:
         return web.json_response({"failed": avoided, "requests": self.counts}, status=status)
 
     async def _hand_on(self, request: web.Request) -> web.StreamResponse:
-        try:
-            body = await asyncio.wait_for(request.read(), _BODY_S)
-        except TimeoutError:
-            return _error(408, f"the body has not come within {_BODY_S:.0f} s")
+        body = await read_body(request)
+        if isinstance(body, web.Response):
+            return body
         tried: set[str] = set()
         why = "no replica answers"
         while True:
@@ -83,7 +87,8 @@ class RequestRouter:
                 # All have failed lately: one may be back.
                 target = self._turns.next(kind, frozenset(tried))
             if target is None:
-                return _error(503, f"no replica serves this request; the last said: {why}")
+                why = f"no replica serves this request; the last said: {why}"
+                return refused(503, why, "server_error")
             tried.add(target.name)
             found = await self._try(request, body, target)
             if not isinstance(found, str):
@@ -104,7 +109,7 @@ class RequestRouter:
             )
             async with asked as answer:
                 if answer.status in _FAILED:
-                    return (await answer.text())[:200]
+                    return (await answer.text(errors="replace"))[:200]
                 return await self._pass_back(request, answer, target)
         except (ClientError, TimeoutError, OSError) as error:
             return str(error) or type(error).__name__
@@ -119,16 +124,21 @@ class RequestRouter:
             whole = await answer.read()
             return web.Response(body=whole, status=answer.status, headers={"Content-Type": kind})
         response = web.StreamResponse(status=answer.status, headers={"Content-Type": kind})
-        await response.prepare(request)
         end = b""
-        try:
-            async for part in answer.content.iter_any():
+        # A client that is gone or reads nothing says nothing about the replica.
+        with suppress(ConnectionResetError):
+            await response.prepare(request)
+            while True:
+                try:
+                    part = await answer.content.readany()
+                except (ClientError, TimeoutError, OSError) as error:
+                    self._avoided[target.name] = time.monotonic() + _AVOIDED_S
+                    await _break_off(response, end, f"{target.name} broke off: {error}")
+                    break
+                if not part:
+                    break
                 end = (end + part)[-64:]
-                await response.write(part)
-        except (ClientError, TimeoutError) as error:
-            self._avoided[target.name] = time.monotonic() + _AVOIDED_S
-            await _break_off(response, end, f"{target.name} broke off: {error}")
-            return response
+                await send_part(request, response, part)
         return response
 
     def _now_avoided(self) -> frozenset[str]:
@@ -140,10 +150,5 @@ async def _break_off(response: web.StreamResponse, end: bytes, why: str) -> None
     """Tell a client inside a stream that the rest will not come."""
     # A part of an event may have been sent; an empty line ends it.
     gap = b"" if end.endswith(b"\n\n") or not end else b"\n\n"
-    event = json.dumps({"error": {"message": why, "type": "server_error"}}).encode()
+    event = json.dumps(error_object(why, "server_error")).encode()
     await response.write(gap + b"data: " + event + b"\n\n")
-
-
-def _error(status: int, message: str) -> web.Response:
-    error = {"message": message, "type": "server_error", "param": None, "code": None}
-    return web.json_response({"error": error}, status=status)

@@ -21,7 +21,12 @@ import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
 
+from megatron_hetero.errors import UsageError  # noqa: E402
+from megatron_hetero.lab.serve.endpoint import _Service  # noqa: E402
+from megatron_hetero.lab.serve.engine import ServingEngine  # noqa: E402
 from megatron_hetero.lab.serve.protocol import parse_request  # noqa: E402
+from megatron_hetero.lab.serve.rank import ServeOptions  # noqa: E402
+from megatron_hetero.lab.serve.scheduler import Capacity  # noqa: E402
 from tests.lab.serve.replicas import MODELS, make_checkpoint, reference, requests  # noqa: E402
 from tests.serving.route.plans import two_replicas  # noqa: E402
 
@@ -183,9 +188,67 @@ async def _story(
         for index in range(6):
             assert await _ask(client, through, index, True) == (wanted[index], True)
     assert processes[0].wait(60) == 6
+    # SIGTERM ends a replica with its ranks.
+    ranks = psutil.Process(processes[1].pid).children()
+    processes[1].terminate()
+    assert processes[1].wait(30) == 130
+    assert ranks and not any(rank.is_running() for rank in ranks)
 
 
 def test_a_seed_of_chance_differs() -> None:
     body = b'{"model": "m", "prompt": [1]}'
     one, other = (parse_request(body, is_chat=False).sampling.seed for _ in range(2))
     assert one != other
+
+
+class _Words:
+    """A tokenizer of numbers, with a template that answers as newer ones of Hugging Face do."""
+
+    vocab_size, eod = 100, 60
+
+    def tokenize(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def detokenize(self, tokens: list[int]) -> str:
+        return " ".join(map(str, tokens))
+
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], chat_template: str | None, **_: bool
+    ) -> dict[str, list[int]]:
+        if messages[0]["role"] != "user":
+            raise ValueError("roles must alternate\nat line 3")
+        tokens = self.tokenize(messages[0]["content"])
+        return {"input_ids": tokens, "attention_mask": [1] * len(tokens)}
+
+
+def test_a_chat_may_fill_the_model_and_ends_when_its_client_leaves() -> None:
+    async def run() -> None:
+        engine = ServingEngine(Capacity(1024, 4, 16, 200, 1, 1))
+        service = _Service(engine, _Words(), ServeOptions(port=0))
+        runner = await service.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/chat/completions"
+        message = {"role": "user", "content": "1 2 3"}
+        async with aiohttp.ClientSession() as client:
+            asked = asyncio.create_task(
+                client.post(url, json={"model": "m", "messages": [message]})
+            )
+            request = await asyncio.to_thread(engine._asked.get, timeout=10)
+            assert (request.prompt, request.max_new) == ((1, 2, 3), 197)
+            asked.cancel()
+            assert await asyncio.to_thread(engine._asked.get, timeout=10) == request.number
+            # A template's refusal is told in its words, and never as a fault of the server.
+            message["role"] = "system"
+            body = {"model": "m", "messages": [message]}
+            async with client.post(url, json=body) as answer:
+                assert answer.status == 400
+                assert "roles must alternate)" in (await answer.json())["error"]["message"]
+        await runner.cleanup()
+
+    asyncio.run(run())
+
+
+def test_stops_are_bounded() -> None:
+    for stop in ("x" * 300, ["x"] * 17):
+        body = json.dumps({"model": "m", "prompt": [1], "stop": stop}).encode()
+        with pytest.raises(UsageError, match="stop"):
+            parse_request(body, is_chat=False)

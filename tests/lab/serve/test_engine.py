@@ -33,6 +33,22 @@ def test_a_step_arrives_as_it_left() -> None:
     assert drawn_from_bytes(drawn_to_bytes(drawn)) == drawn
 
 
+def test_there_is_room_for_the_longest_tokens_of_a_step() -> None:
+    token, logprob = 2**63 - 1, -1.2345678901234567e-300
+    asked = Sampling(num_logprobs=20)
+    for number in (1, 3, 500):
+        step = Step.of(tuple(Segment(i, 0, (1,), (0,), 0, asked) for i in range(number)), 1)
+        drawn = (Drawn(token, logprob, ((token, logprob),) * 20),) * number
+        assert len(drawn_to_bytes(drawn)) <= step.most_drawn_bytes
+    assert len(drawn_to_bytes(())) <= Step.of((Segment(0, 0, (1,), (0,)),), 1).most_drawn_bytes
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-9])
+def test_a_tiny_temperature_takes_the_likeliest(temperature: float) -> None:
+    logits = torch.tensor([1.0, 7.0, -3.0, 6.999], dtype=torch.float64)
+    assert draw_token(logits, Sampling(temperature, seed=3), 0).token == 1
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_sequence_is_computed_once_in_order_and_in_blocks_of_its_own(seed: int) -> None:
     """Random requests, cancellations and steps under way: every token of a sequence is computed at

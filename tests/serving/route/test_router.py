@@ -12,6 +12,7 @@ aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
 from aiohttp.test_utils import TestClient, TestServer  # noqa: E402
 
+from megatron_hetero.serving.route.clients import send_part  # noqa: E402
 from megatron_hetero.serving.route.router import CLASS_HEADER, RequestRouter  # noqa: E402
 from megatron_hetero.serving.route.weights import ReplicaTurns, RoutedReplica  # noqa: E402
 
@@ -105,3 +106,79 @@ def test_no_replica_is_a_clear_answer_and_refusals_are_passed_on() -> None:
     assert status == 503 and "no replica" in text
     ((status, text),), _ = _answers([_bad_request], 1)
     assert status == 400 and "no" in text
+
+
+async def _endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    while True:
+        await response.write(b"data: {}\n\n" * 100)
+        await asyncio.sleep(0.005)
+
+
+def test_a_client_that_goes_away_is_no_fault_of_the_replica() -> None:
+    async def run() -> tuple[dict[str, object], Counter[str]]:
+        app = web.Application()
+        app.router.add_post("/v1/completions", _endless)
+        async with TestServer(app) as server:
+            url = str(server.make_url("")).rstrip("/")
+            router = RequestRouter([RoutedReplica(name, url, {"x": 1.0}) for name in "ab"])
+            # Without cancellation, which would hide it that the next write fails.
+            runner = web.AppRunner(router.application())
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            routed = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            async with aiohttp.ClientSession() as client:
+                answer = await client.post(f"{routed}/v1/completions", data=b"{}")
+                await answer.content.readany()
+                answer.close()
+                await asyncio.sleep(0.3)
+                health = await (await client.get(f"{routed}/health")).json()
+            await runner.cleanup()
+        return health, Counter(router.counts)
+
+    health, counts = asyncio.run(run())
+    assert health["failed"] == []
+    assert counts.total() == 1  # nobody else was asked the same
+
+
+def test_a_client_that_reads_nothing_is_given_up() -> None:
+    ended = []
+
+    async def floods(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await send_part(request, response, b"x" * (1 << 20), limit_s=0.2)
+        except ConnectionResetError as error:
+            ended.append(str(error))
+        return response
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_get("/", floods)
+        async with TestServer(app) as server:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            for _ in range(100):
+                await asyncio.sleep(0.05)
+                if ended:
+                    break
+            writer.close()
+
+    asyncio.run(run())
+    assert "has read nothing" in ended[0]
+
+
+def test_a_body_that_is_too_long_is_refused_in_openais_form() -> None:
+    async def run() -> tuple[int, dict[str, dict[str, str]]]:
+        router = RequestRouter([RoutedReplica("a", "http://127.0.0.1:9", {"x": 1.0})])
+        async with TestClient(TestServer(router.application())) as client:
+            answer = await client.post("/v1/completions", data=b"x" * (2 << 20))
+            return answer.status, await answer.json()
+
+    status, data = asyncio.run(run())
+    assert status == 413 and "bytes" in data["error"]["message"]

@@ -41,6 +41,8 @@ def first_unlike_entry(reference: str, plan: str, relative: float) -> str | None
         relative: largest difference of a loss that counts as equal.
     """
     due, found = printed_steps(reference), printed_steps(plan)
+    if not due:
+        return "the one process's log has no line of a step that this program can read"
     if due.keys() != found.keys():
         return f"steps {sorted(found)} are printed, in the one process {sorted(due)}"
     for step, entries in due.items():

@@ -42,3 +42,7 @@ def test_times_may_differ() -> None:
 )
 def test_what_differs_is_named(other: str, found: str) -> None:
     assert str(first_unlike_entry(line(1), other, 1e-6)).startswith(found)
+
+
+def test_logs_without_steps_are_no_agreement() -> None:
+    assert "no line of a step" in str(first_unlike_entry("noise\n", "noise\n", 1e-6))
