@@ -104,6 +104,7 @@ def follow_list(shell: Shell, node: Node) -> Status:
 
 
 def follow_negated(shell: Shell, node: Node) -> Status:
+    """Follow `! command`, and return the opposite status."""
     return negated(condition(shell, lambda: run(shell, node.children[-1])))
 
 

@@ -99,6 +99,7 @@ def _goes_on(shell: Shell) -> bool:
 
 
 def end_script(shell: Shell, why: str) -> None:
+    """Follow nothing further, and record where and why the script ends."""
     shell.flow = "exit"
     if not shell.context and not shell.is_captured:
         shell.records.ended = f"{shell.where}: {why}"
@@ -120,4 +121,5 @@ def either_way(shell: Shell, ways: Sequence[Callable[[Shell], object]], what: st
 
 
 def line_of(shell: Shell, node: Node) -> str:
+    """Return the number of the line on which a statement begins."""
     return shell.line_at(node).rpartition(":")[2]

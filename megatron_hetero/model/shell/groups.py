@@ -23,6 +23,7 @@ _OUTPUT = (">", ">>", "&>", "&>>", ">|", ">&")
 
 
 def follow_group(shell: Shell, node: Node) -> Status:
+    """Follow `{ ... }` in the same shell, or calculate `(( ... ))`."""
     if node.children[0].type == "((":
         number = calculated(shell, source(node)[2:-2])
         return None if not number.is_known else number.text != "0"
@@ -30,6 +31,7 @@ def follow_group(shell: Shell, node: Node) -> Status:
 
 
 def follow_subshell(shell: Shell, node: Node) -> Status:
+    """Follow `( ... )` in a copy of the shell; only what the copy prints comes back."""
     apart = shell.fork()
     status = run_all(apart, node.children[1:-1])
     shell.output = apart.output
