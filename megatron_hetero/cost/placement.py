@@ -11,7 +11,7 @@ from megatron_hetero.cluster.spec import Cluster, Device, GpuType
 from megatron_hetero.errors import PlanFormatError, UnsupportedError
 from megatron_hetero.hashed import hashed_once
 from megatron_hetero.model.spec import Precision
-from megatron_hetero.plan.checks.schedule import launched_forwards
+from megatron_hetero.plan.in_flight import launched_forwards
 from megatron_hetero.plan.plan import Plan, Stage, StageShape
 from megatron_hetero.plan.sharding.expert_groups import expert_peers
 

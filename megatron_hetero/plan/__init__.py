@@ -9,6 +9,7 @@ place         devices for a plan that names none
 ranks         which global rank is which place
 stock_ranks   Megatron's two orders of ranks
 chunks        the chain of model chunks of a replica
+in_flight     micro-batches that a stage holds at most
 precision     what stages compute in, and what crosses between them
 order         the text form of a stage's computations
 diff          what differs between two plans

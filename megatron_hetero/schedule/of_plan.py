@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 from megatron_hetero.errors import CheckFailedError, PlanFormatError
-from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.in_flight import launched_forwards
 from megatron_hetero.plan.order import Letter, Pass, format_order, parse_order
 from megatron_hetero.plan.plan import Plan, ScheduleName
 from megatron_hetero.schedule.check import check_schedule

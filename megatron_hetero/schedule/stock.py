@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.plan.checks.schedule import default_launched_forwards
 from megatron_hetero.plan.checks.workload import divided_sizes
 from megatron_hetero.plan.chunks import chain, stage_chunks
+from megatron_hetero.plan.in_flight import default_launched_forwards
 from megatron_hetero.plan.plan import Plan, Replica, Stage
 from megatron_hetero.plan.stock_ranks import (
     RANK_ORDERS,

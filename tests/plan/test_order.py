@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.in_flight import launched_forwards
 from megatron_hetero.plan.order import format_order, parse_order
 from megatron_hetero.plan.plan import LayerRange
 from tests.plan.edits import PLAN, with_replica, with_stage

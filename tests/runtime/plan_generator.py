@@ -17,8 +17,8 @@ from megatron_hetero.lab.kit.orders import with_interleaving, with_zero_bubble
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.build import plan_from_layout
-from megatron_hetero.plan.checks.schedule import default_launched_forwards
 from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.in_flight import default_launched_forwards
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, Replica
 from megatron_hetero.schedule.stock import is_stock

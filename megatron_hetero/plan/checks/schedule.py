@@ -13,6 +13,7 @@ from itertools import pairwise
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
 from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.in_flight import launched_forwards
 from megatron_hetero.plan.order import Pass, parse_order
 from megatron_hetero.plan.plan import Plan, Stage
 
@@ -47,40 +48,6 @@ def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
                     f"Allowed is 1 to {previous}.",
                 )
             previous = count
-
-
-def launched_forwards(plan: Plan, replica: int, stage: int) -> int:
-    """Count the micro-batches whose activations a stage holds at most.
-
-    Its own number of forwards before the first backward, or 1F1B's; of an order the peak of
-    forwards whose gradients are not complete, rounded up where a stage has several chunks.
-
-    Args:
-        replica, stage: places in the plan.
-    """
-    held = plan.replicas[replica].stages[stage]
-    if held.order is not None:
-        return _peak_in_flight(held)
-    own = held.num_launched_forwards
-    return default_launched_forwards(plan, replica, stage) if own is None else own
-
-
-def default_launched_forwards(plan: Plan, replica: int, stage: int) -> int:
-    """Return 1F1B's own: one forward for each stage from this one to the last, if there are as
-    many."""
-    shape = plan.replicas[replica]
-    return min(len(shape.stages) - stage, shape.num_micro_batches)
-
-
-def _peak_in_flight(stage: Stage) -> int:
-    """Count in micro-batches of the whole stage: a chunk counts by its share of the layers."""
-    chunks = stage_chunks(stage)
-    layers = peak = 0
-    for letter, chunk in parse_order(stage.order or ""):
-        size = chunks[chunk].num_layers
-        layers += {"F": size, "B": -size, "I": 0, "W": -size}[letter]
-        peak = max(peak, layers)
-    return max(1, -(-peak // stage.shape.num_layers))
 
 
 def chunks_are_the_stages_layers(plan: Plan) -> Iterator[Violation]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
+from megatron_hetero.plan.in_flight import launched_forwards
 from megatron_hetero.plan.plan import Plan
 
 FIELD = ("shape", "num_sharded_layers")

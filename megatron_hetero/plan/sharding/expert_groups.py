@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from megatron_hetero.plan.checks.schedule import launched_forwards
+from megatron_hetero.plan.in_flight import launched_forwards
 from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.plan.ranks import rank_table
 

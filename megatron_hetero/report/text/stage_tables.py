@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.chunks import layer_ranges
+from megatron_hetero.plan.in_flight import launched_forwards
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, Stage
 from megatron_hetero.report.text.words import GIB, MIN_ALIKE, count, devices_by_node, ranges
 from megatron_hetero.units import format_duration

@@ -12,8 +12,8 @@ from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
-from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.in_flight import launched_forwards
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, ScheduleName
 from megatron_hetero.schedule.choice.ruled_out import why_not_split
 from megatron_hetero.schedule.of_plan import check_schedules, with_schedule

@@ -1,0 +1,41 @@
+"""Micro-batches that a stage holds at most: its launch count, 1F1B's, or the peak of an order."""
+
+from __future__ import annotations
+
+from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.order import parse_order
+from megatron_hetero.plan.plan import Plan, Stage
+
+
+def launched_forwards(plan: Plan, replica: int, stage: int) -> int:
+    """Count the micro-batches whose activations a stage holds at most.
+
+    Its own number of forwards before the first backward, or 1F1B's; of an order the peak of
+    forwards whose gradients are not complete, rounded up where a stage has several chunks.
+
+    Args:
+        replica, stage: places in the plan.
+    """
+    held = plan.replicas[replica].stages[stage]
+    if held.order is not None:
+        return _peak_in_flight(held)
+    own = held.num_launched_forwards
+    return default_launched_forwards(plan, replica, stage) if own is None else own
+
+
+def default_launched_forwards(plan: Plan, replica: int, stage: int) -> int:
+    """Return 1F1B's own: one forward for each stage from this one to the last, if there are as
+    many."""
+    shape = plan.replicas[replica]
+    return min(len(shape.stages) - stage, shape.num_micro_batches)
+
+
+def _peak_in_flight(stage: Stage) -> int:
+    """Count in micro-batches of the whole stage: a chunk counts by its share of the layers."""
+    chunks = stage_chunks(stage)
+    layers = peak = 0
+    for letter, chunk in parse_order(stage.order or ""):
+        size = chunks[chunk].num_layers
+        layers += {"F": size, "B": -size, "I": 0, "W": -size}[letter]
+        peak = max(peak, layers)
+    return max(1, -(-peak // stage.shape.num_layers))
