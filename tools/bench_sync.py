@@ -39,10 +39,10 @@ from megatron_hetero.runtime.gradients.memory import BucketViews, arrange, main_
 from megatron_hetero.runtime.gradients.reduction import Reduction
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.world import World
-from megatron_hetero.runtime.observe.traffic import RankTraffic
 from megatron_hetero.runtime.parallel.boundary import Boundary
 from megatron_hetero.runtime.parallel.groups import RankGroups, build_groups
 from megatron_hetero.runtime.parallel.shards import ParameterShard
+from megatron_hetero.runtime.parallel.traffic import RankTraffic
 
 Action = Callable[[], None]
 

@@ -25,7 +25,7 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients import weight_gradients
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.parallel.boundary import Boundary
-from megatron_hetero.runtime.parallel.steps.executor import Executor
+from megatron_hetero.runtime.steps.executor import Executor
 from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
 from megatron_hetero.schedule.parts import ChunkTimes
 from megatron_hetero.schedule.programme import Schedule

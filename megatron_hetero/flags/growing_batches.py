@@ -11,7 +11,7 @@ def undivided_batches(plan: Plan) -> tuple[int, ...]:
     """Return the batches, in sequences, that give some replica no whole number of micro-batches.
 
     Every replica keeps its part of the plan's global batch as the batch grows
-    (`runtime.job.batches`). The result is empty without a schedule, for a plan that stock Megatron
+    (`runtime.batches`). The result is empty without a schedule, for a plan that stock Megatron
     runs, and for a text that Megatron cannot read (it wants THRESHOLD:BATCH, divided by blanks) and
     refuses by itself.
     """

@@ -83,7 +83,7 @@ def the_script_is_read(job: Job) -> Iterator[Finding]:
 def growing_batches_divide(job: Job) -> Iterator[Finding]:
     """Find batches of a schedule that a replica cannot run in whole micro-batches.
 
-    Every replica runs the same part of each batch (`runtime.job.batches`).
+    Every replica runs the same part of each batch (`runtime.batches`).
     """
     batches = undivided_batches(job.plan)
     if batches:

@@ -28,8 +28,8 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.megatron import straggler_port
 from megatron_hetero.runtime.megatron.guarded import fingerprint

@@ -19,9 +19,9 @@ from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.gradients.memory import main_grad
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.job.checks.support import check_plan
 from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server

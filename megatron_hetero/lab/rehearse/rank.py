@@ -90,7 +90,7 @@ class RehearsedRank:
         from megatron.training import training
 
         from megatron_hetero.runtime.parallel.boundary import always_send_parts
-        from megatron_hetero.runtime.parallel.steps.executed_step import ExecutedStep
+        from megatron_hetero.runtime.steps.executed_step import ExecutedStep
 
         always_send_parts()
         self.transport.install()

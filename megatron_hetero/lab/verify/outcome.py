@@ -13,7 +13,7 @@ from megatron_hetero.lab.verify.small.job_flags import NO_FLAGS, JobFlags
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
+from megatron_hetero.runtime.parallel.traffic import BoundaryTraffic, RankTraffic
 
 
 @dataclass(frozen=True)

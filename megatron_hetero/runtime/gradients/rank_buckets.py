@@ -20,9 +20,9 @@ from megatron_hetero.runtime.gradients.memory import BucketViews, data
 from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division, divide
 from megatron_hetero.runtime.gradients.sharding.sharded_buckets import ShardedBucket
-from megatron_hetero.runtime.observe.traffic import RankTraffic
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shards import ParameterShard
+from megatron_hetero.runtime.parallel.traffic import RankTraffic
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from megatron_hetero.runtime.gradients.memory import (
     main_weight,
 )
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division, Rows
-from megatron_hetero.runtime.observe.traffic import RankTraffic
+from megatron_hetero.runtime.parallel.traffic import RankTraffic
 
 
 class Reduction:

@@ -47,7 +47,6 @@ from megatron_hetero.runtime.gradients.reduction import (
 from megatron_hetero.runtime.gradients.room import RoomUnderWay, room_of_rank
 from megatron_hetero.runtime.gradients.sharding.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers
-from megatron_hetero.runtime.observe.traffic import RankTraffic
 from megatron_hetero.runtime.parallel.connecting import (
     ALL_TO_ALL,
     COLLECTIVES,
@@ -57,6 +56,7 @@ from megatron_hetero.runtime.parallel.connecting import (
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shard_tables import all_shards
 from megatron_hetero.runtime.parallel.shards import global_parameters, shard_of
+from megatron_hetero.runtime.parallel.traffic import RankTraffic
 
 
 class GradientSync:

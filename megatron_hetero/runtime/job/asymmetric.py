@@ -21,6 +21,14 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import own_precisions, stage_precisions
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.plan.sharding.expert_groups import expert_group_of
+from megatron_hetero.runtime.batches import (
+    BatchSchedule,
+    batch_schedule,
+    global_batch_size,
+    with_batch,
+    with_micro_batch_sizes,
+    with_micro_batches,
+)
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.running import explained, saves_on_sigterm, start_watch
 from megatron_hetero.runtime.job.arguments import (
@@ -33,14 +41,6 @@ from megatron_hetero.runtime.job.arguments import (
     shuffles_data,
     virtual_world,
     vocab_divisor,
-)
-from megatron_hetero.runtime.job.batches import (
-    BatchSchedule,
-    batch_schedule,
-    global_batch_size,
-    with_batch,
-    with_micro_batch_sizes,
-    with_micro_batches,
 )
 from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.meeting import MEETING

@@ -15,12 +15,12 @@ from typing import Any
 from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
+from megatron_hetero.runtime.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.faults import marks
 from megatron_hetero.runtime.gradients.main_weights import build_mixed_optimizer
 from megatron_hetero.runtime.gradients.optimizer import build_optimizer
 from megatron_hetero.runtime.gradients.sharding import sharded_layers
 from megatron_hetero.runtime.job.arguments import HeteroArguments
-from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.megatron import (
     attention_logits,
     checkpoint_metadata,
@@ -51,11 +51,11 @@ from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
 from megatron_hetero.runtime.parallel.context_place import set_context_place
 from megatron_hetero.runtime.parallel.fused_rows import may_be_fused
 from megatron_hetero.runtime.parallel.groups import RankGroups
-from megatron_hetero.runtime.parallel.steps.step import ReplicaSchedule
 from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
 from megatron_hetero.runtime.sequences.balance import Balance
 from megatron_hetero.runtime.sequences.schedule import DealtSchedule
 from megatron_hetero.runtime.state import random_states, stock_optimizer
+from megatron_hetero.runtime.steps.step import ReplicaSchedule
 from megatron_hetero.sequences.pipelines import PipelineRates
 
 

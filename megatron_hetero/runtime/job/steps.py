@@ -81,7 +81,7 @@ def _sequences_job(arguments: HeteroArguments, of_a_script: bool) -> TrainingJob
         raise UnsupportedError("--hetero-timeline does not go with --hetero-sequences yet")
     if arguments.faults.is_replanned:
         raise UnsupportedError("--hetero-on-loss replan does not go with --hetero-sequences yet")
-    from megatron_hetero.runtime.sequences.job import sequences_plan
+    from megatron_hetero.runtime.job.flexible_sequences import sequences_plan
 
     return job_on_plan(sequences_plan(arguments), arguments, arguments.megatron)
 
@@ -134,7 +134,7 @@ def job_on_plan(
         return StockJob(arguments.megatron, world, faults=arguments.faults)
     # Dealt sequences have a job of their own.
     if arguments.sequences is not None:
-        from megatron_hetero.runtime.sequences.job import SequencesJob
+        from megatron_hetero.runtime.job.flexible_sequences import SequencesJob
 
         return SequencesJob(plan, arguments, world)
     # A plan within Megatron's own flags goes to stock Megatron, unless our runtime is asked for.

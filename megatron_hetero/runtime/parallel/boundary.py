@@ -29,9 +29,9 @@ from megatron.core.utils import get_model_config
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.sharding.stage_ranges import Piece, StageRanks, flat_range, pieces
 from megatron_hetero.runtime.faults.unfinished import wait_for
-from megatron_hetero.runtime.observe.traffic import BoundaryTraffic
 from megatron_hetero.runtime.parallel.arrivals import Announced, Arrival, UnderWay, by_group
 from megatron_hetero.runtime.parallel.groups import RankGroups
+from megatron_hetero.runtime.parallel.traffic import BoundaryTraffic
 
 LED_BELOW_BYTES = 1 << 19
 """Over gloo, smaller activations go between the first ranks of both groups, and the receiver

@@ -16,11 +16,11 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.faults.marks import begin_step
 from megatron_hetero.runtime.model import gpt
 from megatron_hetero.runtime.parallel.groups import RankGroups
-from megatron_hetero.runtime.parallel.steps.executor import Executor
-from megatron_hetero.runtime.parallel.steps.step import job_report
 from megatron_hetero.runtime.sequences.balance import Balance
 from megatron_hetero.runtime.sequences.own_batch import OwnBatch
 from megatron_hetero.runtime.sequences.steps import RankStep
+from megatron_hetero.runtime.steps.executor import Executor
+from megatron_hetero.runtime.steps.step import job_report
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
 from megatron_hetero.sequences.replica_groups import launch_counts
 
@@ -78,7 +78,7 @@ class DealtSchedule:
             collect_non_loss_data: as in Megatron.
             kwargs: further arguments of Megatron's forward-backward functions.
         Returns:
-            As `runtime.parallel.steps.step.ReplicaSchedule`.
+            As `runtime.steps.step.ReplicaSchedule`.
         """
         forward_only = bool(kwargs.get("forward_only", False))
         begin_step(forward_only)

@@ -27,7 +27,7 @@ def why_not_split(workload: Workload) -> str:
 
 
 def why_no_orders(workload: Workload) -> str:
-    """Explain why the job runs 1F1B only (`runtime.job.batches`); empty where it does not."""
+    """Explain why the job runs 1F1B only (`runtime.batches`); empty where it does not."""
     if any(argument.flag == _GROWING for argument in _flags(workload)):
         return f"{_GROWING}: orders are for one number of micro-batches"
     return ""

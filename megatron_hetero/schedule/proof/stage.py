@@ -1,5 +1,5 @@
 """Operations of a rank in a step of a stage's programme, in the runtime's order
-(`runtime.parallel.steps.executed_step`)."""
+(`runtime.steps.executed_step`)."""
 
 from __future__ import annotations
 

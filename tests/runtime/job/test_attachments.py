@@ -12,9 +12,9 @@ from megatron.training import global_vars
 
 from megatron_hetero.plan.precision import stage_precisions
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.batches import BatchSchedule, with_micro_batch_sizes
 from megatron_hetero.runtime.job.arguments import split_arguments
 from megatron_hetero.runtime.job.attachments import RankContext, attach_all
-from megatron_hetero.runtime.job.batches import BatchSchedule, with_micro_batch_sizes
 from megatron_hetero.runtime.megatron import guards
 from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
 from megatron_hetero.runtime.parallel.tensor_place import tensor_place

@@ -10,7 +10,7 @@ import pytest
 
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError
 from megatron_hetero.plan.plan import Host, Plan
-from megatron_hetero.runtime.job.batches import with_micro_batch_sizes
+from megatron_hetero.runtime.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.model import fp8
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 from tests.runtime.workloads import plan, workload

@@ -109,13 +109,14 @@ class DealtRank:
 
     def install(self) -> None:
         """Put all hooks in their places, in this process."""
+        from megatron_hetero.runtime.job import flexible_sequences
         from megatron_hetero.runtime.parallel.boundary import always_send_parts
-        from megatron_hetero.runtime.parallel.steps.executed_step import ExecutedStep
-        from megatron_hetero.runtime.sequences import job, schedule, steps
+        from megatron_hetero.runtime.sequences import schedule, steps
+        from megatron_hetero.runtime.steps.executed_step import ExecutedStep
 
         always_send_parts()
         self.transport.install_messages()
-        job.groups_of = lambda arguments, plan: self._groups
+        flexible_sequences.groups_of = lambda arguments, plan: self._groups
         steps.own_batch = self._cutting(steps.own_batch)
         dealt = schedule.DealtSchedule
         dealt.__call__ = self._stepping(dealt.__call__)  # type: ignore[method-assign]

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
+from megatron_hetero.runtime.parallel.traffic import BoundaryTraffic, RankTraffic
 
 
 def sync_to_data(ranks: Sequence[RankTraffic]) -> dict[str, float] | None:

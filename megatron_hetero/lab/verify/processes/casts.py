@@ -25,7 +25,7 @@ from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import mixes_precisions, stage_precisions
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.job.batches import deal
+from megatron_hetero.runtime.batches import deal
 
 _DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,

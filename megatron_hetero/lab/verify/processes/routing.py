@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.job.batches import deal
+from megatron_hetero.runtime.batches import deal
 from megatron_hetero.runtime.parallel.context_place import ContextPlace
 
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}

@@ -24,7 +24,7 @@ from megatron_hetero.runtime.gradients.groups.rounds import HolderRounds, Rounds
 from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf
 from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction, scatter
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division
-from megatron_hetero.runtime.observe.traffic import RankTraffic
+from megatron_hetero.runtime.parallel.traffic import RankTraffic
 
 
 class GroupedExchange:

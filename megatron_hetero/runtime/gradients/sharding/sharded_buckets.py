@@ -13,7 +13,7 @@ from megatron_hetero.runtime.faults.unfinished import wait_for
 from megatron_hetero.runtime.gradients.memory import BucketViews, data, main_grad
 from megatron_hetero.runtime.gradients.reduction import check_gradients
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division, Rows
-from megatron_hetero.runtime.observe.traffic import RankTraffic
+from megatron_hetero.runtime.parallel.traffic import RankTraffic
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from megatron_hetero.flags.support.lookup import refused_by_presence, without_ef
 from megatron_hetero.model.flag_table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.job.batches import global_batch_size
+from megatron_hetero.runtime.batches import global_batch_size
 from megatron_hetero.runtime.job.checks.attention_variables import check_attention_variables
 from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
 from megatron_hetero.runtime.job.checks.refused_flags import (

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.runtime.job.batches import (
+from megatron_hetero.runtime.batches import (
     BatchSchedule,
     deal,
     global_batch_size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from megatron_hetero.lab.verify.distance.traffic import boundaries_to_data, sync_to_data
-from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
+from megatron_hetero.runtime.parallel.traffic import BoundaryTraffic, RankTraffic
 from tests.runtime.workloads import plan
 
 

@@ -18,7 +18,7 @@ from megatron_hetero.runtime.gradients.groups.grouped import (
 )
 from megatron_hetero.runtime.gradients.memory import data, main_grad
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import divide
-from megatron_hetero.runtime.observe.traffic import RankTraffic
+from megatron_hetero.runtime.parallel.traffic import RankTraffic
 from tests.runtime.gradients.small_bucket import (
     CHECKS,
     SHARDS,

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megatron_hetero.runtime.gradients.memory import BucketViews, data, main_grad
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import divide
 from megatron_hetero.runtime.gradients.sharding.sharded_buckets import ShardedBucket
-from megatron_hetero.runtime.observe.traffic import RankTraffic
+from megatron_hetero.runtime.parallel.traffic import RankTraffic
 from tests.runtime.gradients.small_bucket import (
     CHECKS,
     SHARDS,

@@ -14,7 +14,7 @@ from megatron.training.datasets.data_samplers import (
 )
 
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.batches import BatchSchedule, deal, with_micro_batch_sizes
+from megatron_hetero.runtime.batches import BatchSchedule, deal, with_micro_batch_sizes
 from megatron_hetero.runtime.model.samples.data import NoData, Order, ReplicaSampler, WholeSet
 from tests.runtime import workloads
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.runtime.parallel.steps.executor import Executor
+from megatron_hetero.runtime.steps.executor import Executor
 from megatron_hetero.schedule.of_plan import replica_schedule
-from tests.runtime.parallel.steps.small_pipeline import TOKENS, SmallRank, losses
+from tests.runtime.steps.small_pipeline import TOKENS, SmallRank, losses
 from tests.runtime.toy_model import in_world
 from tests.runtime.workloads import plan
 

@@ -25,9 +25,9 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.arguments import HeteroArguments, given_plan, shuffles_data
 from megatron_hetero.runtime.job.asymmetric import AsymmetricJob
 from megatron_hetero.runtime.job.checks import support
+from megatron_hetero.runtime.job.checks.flexible_sequences import ADDED, REFUSED, check_words
 from megatron_hetero.runtime.job.stock import Step
 from megatron_hetero.runtime.job.world import World
-from megatron_hetero.runtime.sequences.checks import ADDED, REFUSED, check_words
 from megatron_hetero.sequences.job_plan import job_groups, job_plan
 from megatron_hetero.sequences.replica_groups import ReplicaGroups
 

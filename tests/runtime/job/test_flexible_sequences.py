@@ -16,10 +16,10 @@ from megatron_hetero.errors import (
     UnsupportedError,
 )
 from megatron_hetero.runtime.job.arguments import split_arguments
+from megatron_hetero.runtime.job.flexible_sequences import sequences_plan
 from megatron_hetero.runtime.job.local_launch import RankFailedError, run_jobs
 from megatron_hetero.runtime.job.steps import job_of
 from megatron_hetero.runtime.sequences import steps
-from megatron_hetero.runtime.sequences.job import sequences_plan
 from tests.runtime.sequences.flexible_runs import (
     SMALL,
     flexible_job,

@@ -17,13 +17,13 @@ from megatron.training import get_args
 
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.faults.marks import begin_step
 from megatron_hetero.runtime.gradients import weight_gradients
-from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.model.samples.packed import is_packed
 from megatron_hetero.runtime.observe.stage_ratio import StageWatch
 from megatron_hetero.runtime.parallel.groups import RankGroups
-from megatron_hetero.runtime.parallel.steps.executor import Executor
+from megatron_hetero.runtime.steps.executor import Executor
 from megatron_hetero.schedule.of_plan import replica_schedule
 
 

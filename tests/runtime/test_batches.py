@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from megatron_hetero.errors import HeteroError, UnsupportedError, UsageError
 from megatron_hetero.lab.kit.orders import with_zero_bubble
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.batches import (
+from megatron_hetero.runtime.batches import (
     BatchSchedule,
     batch_schedule,
     deal,

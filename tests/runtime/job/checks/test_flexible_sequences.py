@@ -9,8 +9,8 @@ import pytest
 from megatron.core.transformer.enums import AttnBackend
 
 from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.runtime.job.checks.flexible_sequences import ADDED, REFUSED, check_words
 from megatron_hetero.runtime.job.checks.support import refuse
-from megatron_hetero.runtime.sequences.checks import ADDED, REFUSED, check_words
 
 ACCEPTED: dict[str, Any] = {
     "transformer_impl": "local", "attention_backend": AttnBackend.auto, "spec": None,

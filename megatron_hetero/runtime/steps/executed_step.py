@@ -16,7 +16,7 @@ from megatron_hetero.runtime.faults.progress import PROGRESS
 from megatron_hetero.runtime.gradients.sync_off import GradientSyncOff
 from megatron_hetero.runtime.gradients.weight_gradients import WeightGradients
 from megatron_hetero.runtime.parallel.boundary import Boundary
-from megatron_hetero.runtime.parallel.steps.stage_programme import StageProgramme
+from megatron_hetero.runtime.steps.stage_programme import StageProgramme
 from megatron_hetero.schedule.programme import Operation
 
 Forward = Callable[[int, int, torch.Tensor | None], Any]

@@ -10,9 +10,9 @@ import torch
 
 from megatron_hetero.lab.kit.orders import with_zero_bubble
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.parallel.steps.executor import Executor
+from megatron_hetero.runtime.steps.executor import Executor
 from megatron_hetero.schedule.of_plan import replica_schedule
-from tests.runtime.parallel.steps.small_pipeline import SmallRank, in_one_process, losses
+from tests.runtime.steps.small_pipeline import SmallRank, in_one_process, losses
 from tests.runtime.toy_model import in_world
 from tests.runtime.workloads import plan
 
