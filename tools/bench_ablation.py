@@ -32,9 +32,10 @@ from megatron_hetero.errors import HeteroError  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import save_plan  # noqa: E402
 from megatron_hetero.planner import structure_search  # noqa: E402
-from megatron_hetero.planner.evaluate import rescore, starts  # noqa: E402
+from megatron_hetero.planner.evaluate import rescore  # noqa: E402
 from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
 from megatron_hetero.planner.evaluate.rungs import Rungs  # noqa: E402
+from megatron_hetero.planner.evaluate.written import bare_plan  # noqa: E402
 from megatron_hetero.planner.moves import neighbours  # noqa: E402
 from megatron_hetero.planner.portfolio import (  # noqa: E402
     default_strategies,
@@ -42,9 +43,9 @@ from megatron_hetero.planner.portfolio import (  # noqa: E402
     search,
 )
 from megatron_hetero.planner.problem import make_problem  # noqa: E402
+from megatron_hetero.planner.seeds import starts  # noqa: E402
 from megatron_hetero.planner.strategy import Strategy  # noqa: E402
 from megatron_hetero.planner.structure_search import Loop, StructureSearch  # noqa: E402
-from megatron_hetero.planner.written import bare_plan  # noqa: E402
 from tools.bench_search import all_jobs, step_of  # noqa: E402
 
 WHOLE = "the whole search"

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.work.compute import PassTimes
-from megatron_hetero.planner.completion.counts import WORTH, other_counts
+from megatron_hetero.planner.division.counts import WORTH, other_counts
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 GEO_HOPS = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -56,7 +56,7 @@ sys.path.insert(0, tree)
 from tools.bench_gaps import load_cluster, load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.planner.evaluate.written import bare_plan
 try:
     from megatron_hetero.planner.evaluate.rescore import Rescorer
     from megatron_hetero.planner.portfolio import default_strategies, no_collector, search

@@ -22,9 +22,9 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner.evaluate.rescore import Rescorer
+from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 ROOT = Path(__file__).resolve().parent.parent

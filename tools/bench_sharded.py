@@ -26,7 +26,7 @@ from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "benchmarks" / "sharded"

@@ -28,9 +28,9 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.evaluate.rescore import Rescorer
+from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 SETTINGS = Path(__file__).resolve().parent.parent / "benchmarks" / "settings"

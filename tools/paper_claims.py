@@ -32,7 +32,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock.search import StockLimits, best_stock_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan

@@ -8,7 +8,7 @@ import math
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.planner.objectives.objective import OBJECTIVES, Objective
+from megatron_hetero.planner.objective import OBJECTIVES, Objective
 from megatron_hetero.units import UnitError, parse_count, parse_time_span
 
 

@@ -38,13 +38,13 @@ from megatron_hetero.model.load import load_arguments, load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
-from megatron_hetero.planner.advise.faster_flags import faster_flags
+from megatron_hetero.planner.faster_flags import faster_flags
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
+from megatron_hetero.planner.request import Schedules
 from megatron_hetero.planner.restrictions.measured_sizes import HeldCluster, held_to_measured_sizes
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import in_best_precision
-from megatron_hetero.planner.restrictions.request import Schedules
-from megatron_hetero.planner.stock.strategy import STOCK
+from megatron_hetero.planner.stock_strategy import STOCK
 from megatron_hetero.report.text.explanation import comparison_lines
 from megatron_hetero.report.text.faster_flags import faster_flag_lines
 from megatron_hetero.report.text.outcome import outcome_lines

@@ -7,7 +7,11 @@ strategy          the interface of every strategy
 structure_search  one best-first search over structures, the core of `--strategy auto`
 sharded_search    plans with sharded layers, behind a search with whole ones
 exchange_groups   groups of machines for the exchange of gradients
-written           a placement as a plan
+replica_shapes    the part of a replica on which its price depends
+objective         the measure that plans are compared by, and limits of time and money
+request           options that do not go together
+stock_strategy    `plan --strategy stock`
+faster_flags      Megatron flags that would shorten the step
 """
 
 from __future__ import annotations

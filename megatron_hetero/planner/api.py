@@ -24,28 +24,28 @@ from megatron_hetero.planner.advise.alternatives import (
 )
 from megatron_hetero.planner.advise.explain import Explanation, explain_candidate
 from megatron_hetero.planner.advise.idle import idle_reasons
-from megatron_hetero.planner.advise.nothing_fits.first_fit import FirstFit
 from megatron_hetero.planner.advise.nothing_fits.infeasible import infeasible_error
 from megatron_hetero.planner.advise.simplest import USUAL_PART, simplest
 from megatron_hetero.planner.evaluate.candidate import NUM_NEAR, Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer, distinct
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
+from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.exchange_groups import with_groups
-from megatron_hetero.planner.objectives.objective import THROUGHPUT, Objective
+from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.objectives.outcome import Outcome, limits_error, outcome_of
 from megatron_hetero.planner.oracle.exact import EXACT_RELAXES
 from megatron_hetero.planner.portfolio import no_collector, search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.request import Schedules, checked
 from megatron_hetero.planner.restrictions.one_library import for_each_library
-from megatron_hetero.planner.restrictions.request import Schedules, checked
+from megatron_hetero.planner.seeds.first_fit import FirstFit
 from megatron_hetero.planner.stock.search import StockResult, stock_beside_a_plan
-from megatron_hetero.planner.stock.strategy import (
+from megatron_hetero.planner.stock_strategy import (
     STOCK,
     searched_stock_plan,
     stock_plan_and_explanation,
 )
 from megatron_hetero.planner.structure_search import StructureSearch
-from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.rounding import below
 from megatron_hetero.schedule.choice.best import best_of_orders
 from megatron_hetero.schedule.estimate import has_orders, plan_cost

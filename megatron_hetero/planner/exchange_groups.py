@@ -19,12 +19,12 @@ from megatron_hetero.cost.sync.groups import sync_groups
 from megatron_hetero.exchange.from_cluster import cluster_tree
 from megatron_hetero.exchange.groups.uplinks import Uplinks, relative_uplinks
 from megatron_hetero.exchange.tree import LinkTree
-from megatron_hetero.planner.completion.counts import MIN_GAIN
+from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.candidate import NUM_NEAR, PLUGIN_GAIN, Candidate
 from megatron_hetero.planner.evaluate.rescore import distinct
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.simulator.shared_paths import queued
 

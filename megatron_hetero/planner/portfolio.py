@@ -10,12 +10,12 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.hexiscale.strategy import HexiScale
-from megatron_hetero.planner.machines.fewer import FewerMachines
+from megatron_hetero.planner.objectives.fewer import FewerMachines
 from megatron_hetero.planner.oracle.exact import Exact
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.shapes.constructive import Constructive
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.constructive import Constructive
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.planner.sharded_search import ShardedSearch
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.planner.structure_search import StructureSearch

@@ -18,9 +18,9 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import LibraryError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import MAX_CONTEXT_PARALLEL
-from megatron_hetero.planner.completion.micro_batches import share_micro_batches
-from megatron_hetero.planner.evaluate.replica_shapes import Likeness
-from megatron_hetero.planner.objectives.objective import THROUGHPUT, Objective, check_objective
+from megatron_hetero.planner.division.micro_batches import share_micro_batches
+from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
+from megatron_hetero.planner.replica_shapes import Likeness
 from megatron_hetero.planner.restrictions.mixture import check_mixture
 from megatron_hetero.planner.restrictions.one_library import check_trains, unused_reason
 
@@ -350,3 +350,12 @@ def make_problem(
     if mixed := mixed_libraries((n.name, n.gpu_type.name, n.gpu_type.library) for n in nodes):
         raise LibraryError(mixed)
     return Problem(costs, nodes, gpus, widths, idle_reasons, make_costs, objective)
+
+
+def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
+    """Return as many units of one width as the node's usable GPUs give."""
+    if width not in problem.widths[node.name]:
+        return []
+    gpus = problem.gpus[node.name]
+    starts = range(0, len(gpus) - width + 1, width)
+    return [Unit(node.name, gpus[start : start + width]) for start in starts]

@@ -11,12 +11,12 @@ from collections.abc import Hashable, Iterator
 from itertools import islice
 from math import inf
 
-from megatron_hetero.planner.advise.nothing_fits.first_fit import FirstFit
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Structure, chains_of, keep_step
-from megatron_hetero.planner.shapes.symmetric import grids
+from megatron_hetero.planner.seeds.first_fit import FirstFit
+from megatron_hetero.planner.seeds.symmetric import grids
 from megatron_hetero.planner.structure_search import PART, Loop, StructureSearch
 
 _MAX_GRIDS = 64

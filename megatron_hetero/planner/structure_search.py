@@ -18,18 +18,18 @@ from math import inf
 
 from megatron_hetero.cost.choices import may_mix_sizes
 from megatron_hetero.planner.completion.filled import Completion
-from megatron_hetero.planner.completion.micro_batches import mixed
 from megatron_hetero.planner.completion.optimizer_shares import by_room
+from megatron_hetero.planner.completion.unlike_sizes import mixed
 from megatron_hetero.planner.evaluate.candidate import NEAR
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import THOROUGH, Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.evaluate.starts import promising
 from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.moves.unlike_groups import in_unlike_parts, joined
-from megatron_hetero.planner.objectives.objective import Standing
+from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.problem import Structure, chains_of, layers_of
-from megatron_hetero.planner.shapes.divided import divided_structures
+from megatron_hetero.planner.seeds.divided import divided_structures
+from megatron_hetero.planner.seeds.starts import promising
 
 _MAX_ESTIMATED = 400
 """Structures one move away with an estimated exchange."""

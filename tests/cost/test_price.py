@@ -12,7 +12,7 @@ from megatron_hetero.cost.price import price_of, price_per_hour
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.checks.cluster import price_limit_holds
 from megatron_hetero.planner import plan_cluster
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.report.text.terminal import plan_report
 from tests.cost.builders import (
     CLUSTER,

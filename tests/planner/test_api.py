@@ -21,10 +21,10 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.shapes.symmetric import Symmetric
-from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 from tests.cost.builders import FAST, OLD, SLOW, make_cluster, make_workload
 from tests.planner.naive import best_step_time_s, naive_placements

@@ -8,12 +8,12 @@ import pytest
 
 from megatron_hetero.cluster.spec import Cluster, Limits
 from megatron_hetero.cost.price import price_per_hour
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.objectives.objective_bound import objective_bound
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
-from tests.planner.objectives.test_objective import brute_force
+from tests.planner.test_objective import brute_force
 
 WORKLOAD = make_workload(num_layers=3, global_batch_size=2)
 

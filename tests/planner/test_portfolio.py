@@ -10,7 +10,7 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.portfolio import (
     STRATEGIES,
     default_strategies,
@@ -19,8 +19,8 @@ from megatron_hetero.planner.portfolio import (
     strategies_of,
 )
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.shapes.constructive import Constructive
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.constructive import Constructive
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.planner.structure_search import StructureSearch
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.errors import UsageError
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.problem import (
     Unit,
     canonical_cluster,

@@ -13,7 +13,7 @@ from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.plan.file import load_plan, plan_to_data, save_plan
 from megatron_hetero.planner import plan_and_explain
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.report.text.terminal import sends_words

@@ -17,9 +17,9 @@ from megatron_hetero.plan.stock_ranks import rank_orders
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.advise.idle import idle_reasons
 from megatron_hetero.planner.evaluate.canonical import canonical
+from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
 from tests.cost.builders import FAST, FREE, INSIDE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads

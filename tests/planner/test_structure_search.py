@@ -10,10 +10,10 @@ from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objectives.objective import Standing
+from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import chains_of, make_problem
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.planner.structure_search import Descent, StructureSearch
 from tests.planner.strategies import cases, clusters, workloads
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.planner.columns.bundle_mix import PoolBundles
-from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import Site
 from megatron_hetero.planner.completion.fill import Filler, filled_placement
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, Unit
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.symmetric import Symmetric
+from megatron_hetero.planner.shapes.kinds import kinds_of
 from tools.referees.cases import load_case
 from tools.referees.search import strategies
 from tools.referees.search.all_columns import AllColumns

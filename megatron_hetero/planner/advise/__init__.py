@@ -3,7 +3,6 @@
 explain       what binds, where the time goes, what was next best
 alternatives  plans beside the one chosen
 simplest      the plan nearest to stock within some percent
-faster_flags  Megatron flags that would shorten the step
 sharding      what sharded layers cost and save
 idle          why a GPU stays unused
 capacity      an upper bound on the layers that a cluster holds

@@ -18,14 +18,14 @@ from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
 from megatron_hetero.planner.advise.alternatives import layout_text
-from megatron_hetero.planner.advise.nothing_fits.first_fit import (
+from megatron_hetero.planner.advise.nothing_fits.relaxations import SERVER_GPUS
+from megatron_hetero.planner.portfolio import default_strategies, search
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.seeds.first_fit import (
     FirstFit,
     least_settings,
     with_least_settings,
 )
-from megatron_hetero.planner.advise.nothing_fits.relaxations import SERVER_GPUS
-from megatron_hetero.planner.portfolio import default_strategies, search
-from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.structure_search import StructureSearch
 from megatron_hetero.units import MAX_BANDWIDTH_BYTES_PER_S
 

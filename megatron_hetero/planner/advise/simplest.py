@@ -14,7 +14,7 @@ from megatron_hetero.cost.share import even_share_or_none
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.schedule.stock import num_reasons_not_stock
 
 USUAL_PART = 0.05

@@ -19,7 +19,7 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.additions import Addition, additions
-from megatron_hetero.planner.completion.counts import WORTH
+from megatron_hetero.planner.division.counts import WORTH
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem

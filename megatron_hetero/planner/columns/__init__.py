@@ -1,7 +1,6 @@
 """Seeds for clusters of many nodes: column generation over bundles of equal replicas.
 
 strategy         the main search of large clusters
-kinds            classes of equal nodes, and their blocks: whole nodes that serve a bundle
 bundle_mix       the bundles that a pool of nodes is divided into
 bundle_paths     the cheapest sequence of blocks for every period
 bundle_shapes    plain bundles, made without prices, and the chains of a bundle

@@ -14,8 +14,8 @@ import numpy as np
 from megatron_hetero.planner.columns.bundle_shapes import FirstShapes, plain_shapes
 from megatron_hetero.planner.columns.packing import Floats, pack
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
-from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.completion.fill import FilledChain, Filler
+from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.problem import Chain, Unit
 from megatron_hetero.rounding import ROUNDING
 

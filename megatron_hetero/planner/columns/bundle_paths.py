@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megatron_hetero.planner.columns.kinds import NodeBlock
+from megatron_hetero.planner.shapes.kinds import NodeBlock
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 
 from megatron_hetero.cluster.spec import Node
-from megatron_hetero.planner.columns.kinds import cut, ladder
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.shapes.kinds import cut, ladder
 from megatron_hetero.planner.shapes.order import some_orders
 
 FirstShapes = Callable[[StageTable, BundlePricer, Mapping[int, int]], Iterable[BundleShape]]

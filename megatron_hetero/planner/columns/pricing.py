@@ -25,8 +25,8 @@ from megatron_hetero.planner.columns.bundle_paths import (
     HeldLayers,
     Ints,
 )
-from megatron_hetero.planner.columns.kinds import Kind, NodeBlock, blocks_of
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.shapes.kinds import Kind, NodeBlock, blocks_of
 from megatron_hetero.rounding import ROUNDING
 
 _NUM_PERIODS = 20

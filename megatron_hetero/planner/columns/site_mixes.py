@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_hetero.planner.columns.bundle_mix import Bundle, Mix, PoolBundles
-from megatron_hetero.planner.columns.kinds import Kind
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.shapes.kinds import Kind
 
 
 @dataclass(frozen=True, eq=False)

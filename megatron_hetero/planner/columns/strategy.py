@@ -19,7 +19,6 @@ from megatron_hetero.planner.columns.bundle_shapes import (
     bundle_chains,
     plain_shapes,
 )
-from megatron_hetero.planner.columns.kinds import Kind, kinds_of, ladder, powers_of_two
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import (
     Choice,
@@ -30,10 +29,11 @@ from megatron_hetero.planner.columns.site_mixes import (
     quick_step_s,
     together_s,
 )
-from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.completion.fill import FilledChain, Filler, filled_placement
+from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.planner.shapes.kinds import Kind, kinds_of, ladder, powers_of_two
 from megatron_hetero.planner.strategy import SEED_WORK
 
 _MAX_SECANTS = 6

@@ -1,4 +1,4 @@
-"""From a structure of stages to a placement: layers, micro-batches, recompute, launch counts.
+"""From a structure of stages to a placement: settings of its stages and replicas.
 
 completer         a structure completed with all settings, from cached tables
 tables            what a completer knows of stages, of one micro-batch size
@@ -9,7 +9,5 @@ stage_options     the fastest option of a stage for each number of layers
 stage_lines       seconds and bytes of a stage as straight lines
 optimizer_shares  shares of the optimizer's states by free memory
 sharded           layers whose weights the replicas divide
-counts            launch counts
-layers            the split of layers with the least time of the slowest stage
-micro_batches     micro-batches of each replica
+unlike_sizes      unlike micro-batch sizes of the replicas
 """

@@ -10,13 +10,13 @@ from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.memory.device import StateHolders, kept_sends
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage
-from megatron_hetero.planner.completion.counts import NEGLIGIBLE_TRIP
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
-from megatron_hetero.planner.completion.layers import minimax
 from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
 from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
+from megatron_hetero.planner.division.counts import NEGLIGIBLE_TRIP
+from megatron_hetero.planner.division.layers import minimax
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, keep_step
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 

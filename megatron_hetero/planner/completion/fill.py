@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise, starmap
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.completion.layers import split_layers
+from megatron_hetero.planner.division.layers import split_layers
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 Piece = tuple[Unit, int]

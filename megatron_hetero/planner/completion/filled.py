@@ -17,8 +17,8 @@ from megatron_hetero.cost.placement import (
     with_optimizer_shares,
     with_sharded_layers,
 )
-from megatron_hetero.planner.completion.layers import minimax
 from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.division.layers import minimax
 from megatron_hetero.planner.problem import Structure
 
 _HALVINGS = 10

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from megatron_hetero.cost.pipeline import pipeline_time_s
 from megatron_hetero.cost.work.compute import PassTimes
-from megatron_hetero.planner.completion.counts import other_counts
 from megatron_hetero.planner.completion.filled import Filled, balanced, least_time_s
 from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.division.counts import other_counts
 from megatron_hetero.planner.problem import Chain
 
 if TYPE_CHECKING:

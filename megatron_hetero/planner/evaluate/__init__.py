@@ -5,9 +5,9 @@ candidate       a priced placement, and how candidates rank
 rescore         the best, priced with queues on shared paths
 tail            gradient exchange and contended paths, estimated
 canonical       one form for placements that differ only in the numbers of equal things
-replica_shapes  the part of a replica on which its price depends
 out_of_memory   placements that lack memory
 ladder          structures on their way from estimates to simulated steps
 rungs           what completes, prices, tunes and simulates them
-starts          structures to start a search from
+written         a placement as a plan
+sites           the exchange of gradients kept inside sites
 """

@@ -8,9 +8,9 @@ from functools import cached_property
 from megatron_hetero.cost.placement import NO_SETTINGS, Placement
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.plan.stock_ranks import RankOrder
-from megatron_hetero.planner.completion.counts import MIN_GAIN
+from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.canonical import is_symmetric
-from megatron_hetero.planner.objectives.objective import KEEPS_LIMITS, Standing
+from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
 
 PLUGIN_GAIN = 0.02
 """Part of the step to be gained by a plan that needs the plug-in only for sharded layers, for

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
-from megatron_hetero.planner.objectives.objective import Standing
+from megatron_hetero.planner.objective import Standing
 
 
 @dataclass(order=True)

@@ -15,10 +15,10 @@ from math import inf
 
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.plan.stock_ranks import RankOrder
-from megatron_hetero.planner.completion.counts import with_counts, with_replicas
+from megatron_hetero.planner.division.counts import with_counts, with_replicas
 from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.simulator.shared_paths import num_simulated, queued, sharing_replicas
 

@@ -6,19 +6,19 @@ from collections.abc import Hashable
 from dataclasses import replace
 from math import inf
 
-from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.completion.completer import Completer
-from megatron_hetero.planner.completion.counts import WORTH
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.completion.optimizer_shares import by_room
+from megatron_hetero.planner.division.counts import WORTH
 from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate, is_plain
 from megatron_hetero.planner.evaluate.canonical import arranged
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rescore import SHORT, Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
-from megatron_hetero.planner.objectives.objective import Standing
+from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.problem import Chain, Structure
+from megatron_hetero.planner.shapes.kinds import kinds_of
 
 _TUNING, THOROUGH = 30_000, 300_000
 """Limits in operations of the recurrence, of a quick and of a thorough tuning."""

@@ -12,13 +12,13 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, least_step_s
 from megatron_hetero.plan.stock_ranks import RankOrder
-from megatron_hetero.planner.completion.counts import LaunchRule
+from megatron_hetero.planner.division.counts import LaunchRule
 from megatron_hetero.planner.evaluate.candidate import NUM_KEPT, Candidate, ranked_time_s
 from megatron_hetero.planner.evaluate.canonical import canonical
 from megatron_hetero.planner.evaluate.out_of_memory import OutOfMemory
-from megatron_hetero.planner.evaluate.replica_shapes import ReplicaShapes
+from megatron_hetero.planner.evaluate.sites import sites_are_apart
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.restrictions.sites import sites_are_apart
+from megatron_hetero.planner.replica_shapes import ReplicaShapes
 
 Progress = Callable[[float, int, float], None]
 """Called with the best step time so far in seconds, the placements priced so far, and a lower bound

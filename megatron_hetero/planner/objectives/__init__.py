@@ -1,6 +1,7 @@
-"""Objectives of a search: time, money or GPUs, and limits that a plan has to keep.
+"""Plans where money or GPUs count: fewer machines, bounds, and the price of a whole run.
 
-objective        the measure that plans are compared by, and limits of time and money
-objective_bound  lower bounds of the other objectives
-outcome          what a plan means for a whole run
+fewer            the strategy that leaves machines out
+node_pools       machines that can be rented, counted
+objective_bound  lower bounds of money and of GPUs
+outcome          the cost of a whole run under a plan
 """

@@ -19,7 +19,8 @@ from megatron_hetero.bounds.space import has_every_plan
 from megatron_hetero.bounds.step_time import step_time_bound
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.planner.machines.node_pools import (
+from megatron_hetero.planner.objective import Standing
+from megatron_hetero.planner.objectives.node_pools import (
     MAX_SELECTIONS,
     NodePool,
     Promise,
@@ -30,7 +31,6 @@ from megatron_hetero.planner.machines.node_pools import (
     restricted,
     work_of,
 )
-from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.rounding import ROUNDING
 from megatron_hetero.units import HOUR_S

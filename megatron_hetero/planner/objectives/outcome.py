@@ -12,7 +12,7 @@ from megatron_hetero.cost.price import Price, price_of
 from megatron_hetero.errors import InfeasiblePlanError, some_of
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objectives.objective import ObjectiveName
+from megatron_hetero.planner.objective import ObjectiveName
 from megatron_hetero.planner.objectives.objective_bound import (
     ObjectiveBound,
     none_keeps_the_limits,

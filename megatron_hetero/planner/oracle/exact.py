@@ -6,11 +6,11 @@ from __future__ import annotations
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objectives.objective import THROUGHPUT
+from megatron_hetero.planner.objective import THROUGHPUT
 from megatron_hetero.planner.oracle.exhaustive import limit_s
 from megatron_hetero.planner.oracle.prune import wanted_placements
-from megatron_hetero.planner.shapes.constructive import Constructive
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.constructive import Constructive
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 
 EXACT_RELAXES = (
     "nothing: every plan was priced or cannot be faster; launch counts are 1F1B's or the rule's"

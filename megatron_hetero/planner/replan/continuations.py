@@ -18,9 +18,9 @@ from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer
+from megatron_hetero.planner.evaluate.written import plan_inputs
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.replan.relabel import nearest_labels
-from megatron_hetero.planner.written import plan_inputs
 from megatron_hetero.rounding import below
 from megatron_hetero.schedule.estimate import estimate_plan
 

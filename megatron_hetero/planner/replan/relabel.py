@@ -14,8 +14,8 @@ from megatron_hetero.cost.memory.holdings import (
     parts_of_placement,
 )
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.shapes.kinds import kinds_of
 from megatron_hetero.rounding import ROUNDING, at_most
 
 _MAX_NODES = 16

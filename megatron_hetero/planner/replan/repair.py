@@ -14,9 +14,9 @@ from itertools import islice, product
 
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.columns.kinds import cut
 from megatron_hetero.planner.completion.fill import Filler, Piece, Pipeline, with_micro_batches
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.shapes.kinds import cut
 
 MAX_TRIED = 400
 """Most combinations tried, in each of three steps: replacing GPUs that a replica lost, mending all

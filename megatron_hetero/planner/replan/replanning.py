@@ -20,13 +20,13 @@ from megatron_hetero.planner.api import infeasible_or_limits, plan_of
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.moves.fine import fine_moves
-from megatron_hetero.planner.objectives.objective import THROUGHPUT, Objective
+from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.replan.continuations import LEFT_IDLE, Continuation, Continuations
 from megatron_hetero.planner.replan.repair import MAX_TRIED, near_placements, old_replicas
 from megatron_hetero.planner.restrictions.one_library import kept_to_plan
-from megatron_hetero.planner.stock.strategy import STOCK
+from megatron_hetero.planner.stock_strategy import STOCK
 from megatron_hetero.planner.structure_search import StructureSearch
 
 Prefer = Literal["near", "best", "pays"]

@@ -4,6 +4,4 @@ precision       the precision of a job that names none: what all GPUs have, or t
 mixture         stages in precisions of their own, where the user asks for them
 one_library     plans keep to one communication library
 measured_sizes  micro-batch sizes that a profile speaks for
-sites           the exchange of gradients kept inside sites, asked of each plan
-request         options that do not go together
 """

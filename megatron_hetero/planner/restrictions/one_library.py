@@ -17,7 +17,7 @@ from megatron_hetero.errors import InfeasiblePlanError, LibraryError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.objectives.objective import THROUGHPUT, Objective
+from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.units import format_duration
 
 

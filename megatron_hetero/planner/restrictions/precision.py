@@ -14,7 +14,7 @@ from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.objectives.objective import THROUGHPUT, Objective
+from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.restrictions.one_library import unused_reason, value_of
 from megatron_hetero.units import format_duration
 

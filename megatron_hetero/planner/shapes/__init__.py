@@ -1,8 +1,6 @@
-"""Seeds of equal replicas: shapes of one replica, repeated over the cluster.
+"""Shapes of a replica: the order of its stages, and kinds of equal nodes.
 
-symmetric       grids as stock Megatron has them
 order           the order of a replica's stages
-constructive    widths for each kind of node, then the rest
-divided         grids whose stages divide sequences
+kinds           classes of equal nodes
 crowding        seconds for which messages take each path
 """

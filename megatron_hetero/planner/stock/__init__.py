@@ -2,7 +2,6 @@
 
 search     all that its flags can say
 by_hand    what people do without a planner
-strategy   `plan --strategy stock`
 case       one way to set its flags but for the layers
 divisions  divisions of layers over stages and chunks
 grids      grids of ranks over a cluster

@@ -16,9 +16,8 @@ import numpy as np
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.columns.kinds import kinds_of
-from megatron_hetero.planner.problem import Problem, Unit
-from megatron_hetero.planner.shapes.symmetric import equal_units
+from megatron_hetero.planner.problem import Problem, Unit, equal_units
+from megatron_hetero.planner.shapes.kinds import kinds_of
 from megatron_hetero.planner.stock.case import StockCase, StockRecompute, StockSettings
 from megatron_hetero.planner.stock.forms import expert_groups, groups_fit_grid
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of

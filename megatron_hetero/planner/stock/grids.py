@@ -16,9 +16,8 @@ from typing import cast
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder
-from megatron_hetero.planner.columns.kinds import Kind, kinds_of
-from megatron_hetero.planner.problem import Chain, Problem, Unit
-from megatron_hetero.planner.shapes.symmetric import equal_units
+from megatron_hetero.planner.problem import Chain, Problem, Unit, equal_units
+from megatron_hetero.planner.shapes.kinds import Kind, kinds_of
 
 MAX_ORDERS = 20_000
 """Orders of nodes and amounts that are tried; beyond the limit, every node gives all GPUs."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from megatron_hetero.planner.advise.faster_flags import FlagGain
+from megatron_hetero.planner.faster_flags import FlagGain
 from megatron_hetero.units import format_duration
 
 

@@ -24,8 +24,8 @@ from megatron_hetero.cost.sync.gradients import GradientExchangePrices
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.advise.additions import additions
-from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.shapes.kinds import kinds_of
 from megatron_hetero.report.what_if import variations
 from tests.cost.builders import (
     BETWEEN,

@@ -9,7 +9,7 @@ import pytest
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.sync.gradients import GradientExchangePrices
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.planner.machines.node_pools import node_pools
+from megatron_hetero.planner.objectives.node_pools import node_pools
 from megatron_hetero.planner.problem import make_problem
 
 BOX = """

@@ -13,7 +13,7 @@ from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.seeds.constructive import Constructive
 from tests.cost.builders import FAST, GIB, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
 

@@ -15,7 +15,7 @@ from megatron_hetero.planner.advise.explain import Explanation, explain_candidat
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.seeds.constructive import Constructive
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, place
 
 CLUSTER = make_cluster(("a", FAST, 2), ("b", SLOW, 2))

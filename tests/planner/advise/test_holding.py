@@ -14,7 +14,7 @@ from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.advise.holding import holdings
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.seeds.constructive import Constructive
 from tests.cost.builders import FAST, GIB, OLD, make_cluster, make_workload
 
 SMALL = replace(FAST, name="SMALL", memory_bytes=2 * GIB)

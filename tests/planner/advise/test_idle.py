@@ -14,7 +14,7 @@ from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.fine import insertions
 from megatron_hetero.planner.problem import Problem, Unit, chains_of, make_problem
-from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.seeds.constructive import Constructive
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tools.referees.search.local import neighbours
 

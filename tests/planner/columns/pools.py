@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.columns.pricing import BundlePricer, StageTable
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.shapes.kinds import kinds_of
 from tests.cost.builders import make_cluster, make_workload
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from megatron_hetero.planner.columns.bundle_mix import Bundle, Mix, PoolBundles
-from megatron_hetero.planner.columns.kinds import NodeBlock, kinds_of
 from megatron_hetero.planner.columns.pricing import BundleShape, StageTable
 from megatron_hetero.planner.completion.fill import FilledChain, Filler
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.shapes.kinds import NodeBlock, kinds_of
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 MIB = 1 << 20

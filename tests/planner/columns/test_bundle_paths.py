@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.planner.columns.bundle_paths import BlockMenu, BundlePaths, HeldLayers
-from megatron_hetero.planner.columns.kinds import NodeBlock
+from megatron_hetero.planner.shapes.kinds import NodeBlock
 
 PERIODS_S = np.array([1.0, 2.5, 4.0])
 

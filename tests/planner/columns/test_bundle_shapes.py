@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from megatron_hetero.planner.columns.bundle_shapes import bundle_chains, plain_shapes
-from megatron_hetero.planner.columns.kinds import NodeBlock
 from megatron_hetero.planner.columns.pricing import BundleShape
+from megatron_hetero.planner.shapes.kinds import NodeBlock
 from tests.cost.builders import FAST, SLOW
 from tests.planner.columns.pools import capacity, pricer_of, problem_of
 

@@ -8,9 +8,9 @@ from itertools import product
 import pytest
 
 from megatron_hetero.cluster.spec import Limits, Link
-from megatron_hetero.planner.columns.kinds import NodeBlock, kinds_of
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.shapes.kinds import NodeBlock, kinds_of
 from tests.cost.builders import AS_GIVEN, BETWEEN, FAST, SLOW, make_cluster, make_workload
 
 MIB = 1 << 20

@@ -12,9 +12,9 @@ from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion, Filled
-from megatron_hetero.planner.completion.micro_batches import mixed
 from megatron_hetero.planner.completion.optimizer_shares import by_room
 from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.completion.unlike_sizes import mixed
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of, make_problem
 from tests.cost.builders import AS_GIVEN, FAST, FREE, GIB, SLOW, make_cluster, make_workload
 from tests.planner.naive import parts

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.planner.completion.filled import Filled, balanced, shares
-from megatron_hetero.planner.completion.layers import minimax
+from megatron_hetero.planner.division.layers import minimax
 
 SECONDS = st.floats(0.1, 10)
 

@@ -10,14 +10,14 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.completion.counts import MIN_GAIN
+from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.candidate import (
     Candidate,
     has_the_jobs_settings,
     is_plain,
     ranked_time_s,
 )
-from megatron_hetero.planner.objectives.objective import Standing
+from megatron_hetero.planner.objective import Standing
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 CLUSTER: Cluster = make_cluster(("a", FAST, 2), ("b", FAST, 2), ("c", SLOW, 2))

@@ -11,10 +11,10 @@ from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate import rescore as module
 from megatron_hetero.planner.evaluate.rescore import Rescorer, distinct
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.shapes.constructive import Constructive
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.constructive import Constructive
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.schedule.simulator.shared_paths import queued, sharing_replicas
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_cluster, make_workload
 

@@ -14,10 +14,10 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objectives.objective import Standing
+from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Chain, Structure, Unit, chains_of, make_problem
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 from tests.cost.builders import FREE
 from tests.planner.strategies import cases, clusters, workloads
 from tests.referees.test_spread import problem_of

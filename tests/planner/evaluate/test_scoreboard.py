@@ -10,7 +10,7 @@ from megatron_hetero.planner.evaluate.canonical import canonical
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.seeds.constructive import Constructive
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tools.referees.search.local import LocalSearch, neighbours
 from tools.referees.search.unlike import unlike

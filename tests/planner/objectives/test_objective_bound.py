@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.price import price_of
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.objectives import objective_bound as module
-from megatron_hetero.planner.objectives.objective import Objective
 from megatron_hetero.planner.objectives.objective_bound import (
     WORK_RELAXES,
     none_keeps_the_limits,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.objectives.outcome import (
     Outcome,
     _limit,
@@ -20,7 +20,7 @@ from megatron_hetero.planner.objectives.outcome import (
     outcome_of,
 )
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.seeds.constructive import Constructive
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=4, global_batch_size=4)  # 4 sequences of 256 tokens

@@ -16,7 +16,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.replan.continuations import (
     LEFT_IDLE,
@@ -24,7 +24,7 @@ from megatron_hetero.planner.replan.continuations import (
     Continuations,
     front_of,
 )
-from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.seeds.constructive import Constructive
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=6, global_batch_size=8)

@@ -16,7 +16,7 @@ from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_cluster
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.portfolio import STRATEGIES
 from megatron_hetero.planner.replan.replanning import Replanning, replan
 from megatron_hetero.schedule.estimate import estimate_plan

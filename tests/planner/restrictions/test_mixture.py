@@ -10,7 +10,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.planner import plan_and_explain, plan_cluster
-from megatron_hetero.planner.advise.faster_flags import MIXED, faster_flags
+from megatron_hetero.planner.faster_flags import MIXED, faster_flags
 from megatron_hetero.planner.restrictions.mixture import mixture_words, with_mixed_precisions
 from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, OLD, estimate_plan, make_workload

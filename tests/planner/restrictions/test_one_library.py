@@ -19,7 +19,7 @@ from megatron_hetero.plan.file import plan_from_data, plan_to_data, save_plan
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.advise.explain import explain_plan
 from megatron_hetero.planner.advise.what_if import what_to_add
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.portfolio import strategies_of
 from megatron_hetero.planner.problem import make_problem
 from tests.cost.builders import GIB, make_cluster, make_workload

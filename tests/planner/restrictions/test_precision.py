@@ -10,7 +10,7 @@ from megatron_hetero.cluster.spec import Cluster, GpuType, Limits
 from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_cluster
-from megatron_hetero.planner.advise.faster_flags import faster_flags
+from megatron_hetero.planner.faster_flags import faster_flags
 from megatron_hetero.planner.restrictions.precision import (
     in_best_precision,
     precisions,

@@ -12,7 +12,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 from tests.cost.builders import FAST, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
 from tools.bench_planners import CASES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.problem import Chain, Unit, make_problem
+from megatron_hetero.planner.shapes.kinds import kinds_of
 from tests.cost.builders import FAST, make_cluster, make_workload
 from tools.referees.search.shape_layout import Shape, ShapeLayouts
 

@@ -15,7 +15,7 @@ from megatron_hetero.flags.emit import megatron_args
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner import plan_and_explain, plan_cluster
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.schedule.choice.best import best_of_orders
 from megatron_hetero.schedule.choice.choose import candidates
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost

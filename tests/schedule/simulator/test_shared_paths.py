@@ -14,9 +14,9 @@ from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.evaluate.rescore import Rescorer
+from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.simulator.shared_paths import queued, sharing_replicas
 from megatron_hetero.schedule.simulator.step import simulate_plan

@@ -12,10 +12,10 @@ from math import inf
 from megatron_hetero.cost.placement import PlacedReplica, Placement, with_optimizer_shares
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.planner.evaluate.candidate import Candidate
-from megatron_hetero.planner.evaluate.replica_shapes import ReplicaShapes
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.replica_shapes import ReplicaShapes
 from megatron_hetero.schedule.simulator.shared_paths import num_simulated
 
 Replicas = tuple[PlacedReplica, ...]

@@ -10,9 +10,9 @@ from itertools import islice, product
 from math import prod
 
 from megatron_hetero.planner.columns.bundle_shapes import FirstShapes, plain_shapes
-from megatron_hetero.planner.columns.kinds import ladder
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.columns.strategy import Columns
+from megatron_hetero.planner.shapes.kinds import ladder
 from megatron_hetero.planner.shapes.order import some_orders
 
 _MAX_SHAPES, _FEW_NODES = 1000, 8

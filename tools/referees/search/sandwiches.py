@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
-from megatron_hetero.planner.columns.kinds import Kind
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.shapes.kinds import Kind
 from tools.referees.search.shape_layout import Shape
 
 _MAX_SHAPES = 400

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_hetero.planner.columns.kinds import Kind
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.shapes.kinds import Kind
 
 ShapeStage = tuple[int, int]
 """(kind, width)."""

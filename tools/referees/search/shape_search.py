@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.planner.columns.kinds import Kind, kinds_of
 from megatron_hetero.planner.completion.fill import FilledChain, Filler, placed_replica
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, chains_of
+from megatron_hetero.planner.shapes.kinds import Kind, kinds_of
 from tools.referees.search.sandwiches import sandwiches
 from tools.referees.search.shape_layout import Shape, ShapeLayouts, equal_shares
 from tools.referees.search.spread import Spreader

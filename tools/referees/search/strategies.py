@@ -8,8 +8,8 @@ from dataclasses import replace
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.shapes.constructive import Constructive
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.constructive import Constructive
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.planner.strategy import Strategy
 from tools.referees.cases import Question
 from tools.referees.search.all_columns import AllColumns

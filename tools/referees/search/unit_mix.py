@@ -13,11 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from megatron_hetero.planner.columns.kinds import Kind
 from megatron_hetero.planner.columns.packing import pack
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.completion.fill import FilledChain
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.shapes.kinds import Kind
 from tools.referees.search.shape_layout import Shape
 
 _MAX_COMPOSITIONS = 200

@@ -10,7 +10,6 @@ from megatron_hetero.cluster.spec import Cluster, Node
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
 from megatron_hetero.model.spec import TrainingSpec
 from megatron_hetero.planner.advise.capacity import MoreGpus, may_fit, may_fit_proves
-from megatron_hetero.planner.advise.nothing_fits.first_fit import FirstFit, with_least_settings
 from megatron_hetero.planner.advise.nothing_fits.relaxations import (
     Settings,
     larger_nodes,
@@ -24,6 +23,7 @@ from megatron_hetero.planner.advise.nothing_fits.tries import Tries
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.seeds.first_fit import FirstFit, with_least_settings
 from megatron_hetero.units import format_bytes
 
 _MAX_MORE_GPUS = 128

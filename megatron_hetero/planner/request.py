@@ -8,7 +8,7 @@ from typing import Literal
 from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.stock.strategy import STOCK, check_stock_objective
+from megatron_hetero.planner.stock_strategy import STOCK, check_stock_objective
 
 Schedules = Literal["counts", "best"]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.planner.machines.node_pools import (
+from megatron_hetero.planner.objective import Objective
+from megatron_hetero.planner.objectives.node_pools import (
     NodePool,
     all_selections,
     neighbours,
@@ -21,7 +22,6 @@ from megatron_hetero.planner.machines.node_pools import (
     some_selections,
     work_of,
 )
-from megatron_hetero.planner.objectives.objective import Objective
 from megatron_hetero.planner.problem import Problem, make_problem
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.naive import all_placements

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.planner.completion.layers import minimax, split_layers
+from megatron_hetero.planner.division.layers import minimax, split_layers
 from tests.planner.naive import parts
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.advise.faster_flags import (
+from megatron_hetero.planner.faster_flags import (
     DIVIDE,
     GATHER,
     OVERLAP,

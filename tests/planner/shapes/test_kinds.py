@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Link
-from megatron_hetero.planner.columns.kinds import blocks_of, cut, cuts, kinds_of
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.shapes.kinds import blocks_of, cut, cuts, kinds_of
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=8, global_batch_size=16)

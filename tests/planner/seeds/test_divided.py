@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.problem import Unit, make_problem
-from megatron_hetero.planner.shapes.divided import (
+from megatron_hetero.planner.seeds.divided import (
     _layer_at_least_s,
     _layer_s,
     divided_structures,

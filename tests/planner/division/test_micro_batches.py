@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.planner.completion.micro_batches import share_micro_batches
+from megatron_hetero.planner.division.micro_batches import share_micro_batches
 from tests.planner.naive import parts
 
 

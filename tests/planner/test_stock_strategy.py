@@ -9,7 +9,7 @@ import pytest
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.planner import plan_and_explain, plan_cluster
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
 from megatron_hetero.schedule.stock import common_micro_batch_size, is_stock, num_reasons_not_stock
 
 BOX = """\

@@ -12,9 +12,9 @@ from math import inf
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.fill import placed_replica
-from megatron_hetero.planner.completion.layers import split_layers
+from megatron_hetero.planner.division.layers import split_layers
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Chain, Problem, Unit, equal_units
 from megatron_hetero.planner.shapes.order import some_orders
 from megatron_hetero.planner.strategy import SEED_WORK
 
@@ -125,15 +125,6 @@ def _ranked(problem: Problem) -> Iterator[_Grid]:
             yield grids[number]
         else:
             heapreplace(queue, (grids[number].quick_time_s(problem), number, True))
-
-
-def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
-    """Return as many units of one width as the node's usable GPUs give."""
-    if width not in problem.widths[node.name]:
-        return []
-    gpus = problem.gpus[node.name]
-    starts = range(0, len(gpus) - width + 1, width)
-    return [Unit(node.name, gpus[start : start + width]) for start in starts]
 
 
 def node_groups(problem: Problem) -> Iterator[Sequence[Node]]:

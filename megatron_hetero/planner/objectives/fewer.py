@@ -8,7 +8,8 @@ from math import sqrt
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.candidate import NUM_TAKEN, is_plain
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.machines.node_pools import (
+from megatron_hetero.planner.objective import Standing
+from megatron_hetero.planner.objectives.node_pools import (
     MAX_SELECTIONS,
     Promise,
     Selection,
@@ -18,7 +19,6 @@ from megatron_hetero.planner.machines.node_pools import (
     restricted,
     some_selections,
 )
-from megatron_hetero.planner.objectives.objective import Standing
 from megatron_hetero.planner.strategy import Strategy
 
 CoarseKey = tuple[Standing, float]

@@ -8,12 +8,12 @@ import pytest
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.machines.fewer import FewerMachines, _Search
-from megatron_hetero.planner.machines.node_pools import all_selections, node_pools, restricted
-from megatron_hetero.planner.objectives.objective import Objective
+from megatron_hetero.planner.objective import Objective
+from megatron_hetero.planner.objectives.fewer import FewerMachines, _Search
+from megatron_hetero.planner.objectives.node_pools import all_selections, node_pools, restricted
 from megatron_hetero.planner.oracle.exact import Exact
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.seeds.constructive import Constructive
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=2, global_batch_size=3)

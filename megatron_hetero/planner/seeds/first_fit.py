@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
-from megatron_hetero.planner.advise.nothing_fits.more_room import MoreRoom
-from megatron_hetero.planner.advise.nothing_fits.settings import Settings, with_settings
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.shapes.constructive import Constructive
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.constructive import Constructive
+from megatron_hetero.planner.seeds.more_room import MoreRoom
+from megatron_hetero.planner.seeds.settings import Settings, with_settings
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.planner.strategy import Strategy
 
 QUICK_WORK = 2000

@@ -14,8 +14,8 @@ from math import inf, prod
 from megatron_hetero.bounds.chains.kinds import group_widths
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
-from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.shapes.kinds import kinds_of
 
 Selection = tuple[int, ...]
 """GPUs of each pool."""

@@ -22,7 +22,7 @@ from megatron_hetero.errors import HeteroError, InfeasiblePlanError, Unsupported
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
-from megatron_hetero.planner.completion.counts import MIN_GAIN
+from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.restrictions.mixture import MIXED, with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import lacking, used_types, with_precision
 from megatron_hetero.schedule.estimate import estimate_plan

@@ -15,7 +15,7 @@ from megatron_hetero.cost.price import price_of
 from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner import plan_and_explain, plan_cluster
-from megatron_hetero.planner.objectives.objective import Objective, ObjectiveName
+from megatron_hetero.planner.objective import Objective, ObjectiveName
 from megatron_hetero.planner.objectives.objective_bound import objective_bound
 from megatron_hetero.planner.oracle.exact import Exact
 from megatron_hetero.planner.portfolio import search

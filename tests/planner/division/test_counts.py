@@ -21,7 +21,7 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.columns.strategy import Columns
-from megatron_hetero.planner.completion.counts import (
+from megatron_hetero.planner.division.counts import (
     MIN_GAIN,
     LaunchRule,
     least_counts,
@@ -30,7 +30,7 @@ from megatron_hetero.planner.completion.counts import (
 )
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.shapes.symmetric import Symmetric
+from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.schedule.check import check_schedule
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
