@@ -38,7 +38,7 @@ def kernels() -> list[Extension]:
     if os.environ.get("MEGATRON_HETERO_PURE"):
         return []
     # Products and sums stay apart, as in Python, so that results are equal to the bit.
-    options = [] if os.name == "nt" else ["-O2", "-ffp-contract=off"]
+    options = [] if os.name == "nt" else ["-O3", "-ffp-contract=off"]
     return [
         Extension(
             "megatron_hetero._kernels",

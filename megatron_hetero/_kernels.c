@@ -1,14 +1,14 @@
 /* The planner's innermost loops, compiled: seconds of one 1F1B pipeline, of 1F1B pipelines that
-   share paths, and of any schedule for many divisions of the layers.
+   share paths, of any schedule for many divisions of the layers, and of chains of stages.
 
    Each function does the same additions and comparisons in the same order as the Python that stands
    beside its caller (`cost.pipeline.stage_ends_s`, `schedule.simulator.engine`,
-   `schedule.orders.relaxed`), so the results are
-   equal to the bit; tests hold them equal.  Where this file is not compiled, the Python runs. */
+   `schedule.orders.relaxed`, `bounds.chains.rests`), so the results are equal to the bit; tests hold them equal.  Where this file is not compiled, the Python runs. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030C0000
 #include <Python.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -810,12 +810,75 @@ done:
     return found;
 }
 
+/* ---- the least over many ways to go on --------------------------------------------------------- */
+
+PyDoc_STRVAR(least_of_rests_doc,
+"least_of_rests(least, rests_s, rows, add_s, floor_s)\n\n"
+"Lower each row of `least` to the least of max(rests_s[row] + add_s, floor_s) over all ways.");
+
+/* The arrays of `bounds.chains.rests`, in the order of the arguments. */
+enum { LEAST, RESTS, ROWS, ADD, FLOOR, NUM_ARRAYS };
+
+static void lower(float *restrict own, const float *restrict rest, float add, float floor,
+                  Py_ssize_t count)
+{
+    for (Py_ssize_t k = 0; k < count; k++) {
+        float there = rest[k] + add;
+        there = there > floor ? there : floor;
+        own[k] = there < own[k] ? there : own[k];
+    }
+}
+
+static PyObject *least_of_rests(PyObject *self, PyObject *args)
+{
+    PyObject *given[NUM_ARRAYS], *found = NULL;
+    Py_buffer arrays[NUM_ARRAYS] = {{0}};
+    if (!PyArg_ParseTuple(args, "OOOOO", &given[LEAST], &given[RESTS], &given[ROWS], &given[ADD],
+                          &given[FLOOR]))
+        return NULL;
+    for (int i = 0; i < NUM_ARRAYS; i++) {
+        int flags = PyBUF_C_CONTIGUOUS | (i == LEAST ? PyBUF_WRITABLE : 0);
+        if (PyObject_GetBuffer(given[i], &arrays[i], flags))
+            goto done;
+    }
+    int well = 1;
+    for (int i = 0; i < NUM_ARRAYS; i++)
+        well = well && arrays[i].ndim == 2 && arrays[i].itemsize == 4;
+    if (!well || arrays[LEAST].shape[1] != arrays[RESTS].shape[1] ||
+        arrays[ROWS].shape[1] != arrays[LEAST].shape[0] || arrays[ADD].len != arrays[ROWS].len ||
+        arrays[FLOOR].len != arrays[ROWS].len) {
+        PyErr_SetString(PyExc_ValueError, "the arrays of ways have other kinds or sizes");
+        goto done;
+    }
+    const Py_ssize_t num_ways = arrays[ROWS].shape[0], num_rows = arrays[ROWS].shape[1];
+    const Py_ssize_t size = arrays[LEAST].shape[1], num_rests = arrays[RESTS].shape[0];
+    const int32_t *rows = arrays[ROWS].buf;
+    const float *add = arrays[ADD].buf, *floor = arrays[FLOOR].buf, *rests = arrays[RESTS].buf;
+    float *least = arrays[LEAST].buf;
+    for (Py_ssize_t i = 0; i < num_ways * num_rows; i++)
+        if (rows[i] < 0 || rows[i] >= num_rests) {
+            PyErr_SetString(PyExc_ValueError, "a way takes a row that there is not");
+            goto done;
+        }
+    for (Py_ssize_t row = 0; row < num_rows; row++)
+        for (Py_ssize_t at = row; at < num_ways * num_rows; at += num_rows)
+            if (floor[at] < INFINITY) /* others lower nothing */
+                lower(least + row * size, rests + rows[at] * size, add[at], floor[at], size);
+    found = Py_NewRef(Py_None);
+done:
+    for (int i = 0; i < NUM_ARRAYS; i++)
+        if (arrays[i].obj)
+            PyBuffer_Release(&arrays[i]);
+    return found;
+}
+
 /* ---- the module ---------------------------------------------------------------------------- */
 
 static PyMethodDef METHODS[] = {
     {"stage_ends", stage_ends, METH_VARARGS, stage_ends_doc},
     {"shared_ends", shared_ends, METH_VARARGS, shared_ends_doc},
     {"relaxed_ends", relaxed_ends, METH_VARARGS, relaxed_ends_doc},
+    {"least_of_rests", least_of_rests, METH_VARARGS, least_of_rests_doc},
     {NULL, NULL, 0, NULL},
 };
 

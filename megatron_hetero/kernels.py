@@ -60,6 +60,11 @@ class Kernels(Protocol):
         """Write when each stage's last computation or message ends, for many divisions of the
         layers (`schedule.orders.relaxed.RelaxedRun.stage_ends_s`)."""
 
+    def least_of_rests(
+        self, least: Buffer, rests_s: Buffer, rows: Buffer, add_s: Buffer, floor_s: Buffer, /
+    ) -> None:
+        """Lower `least` to the best way to go on (`bounds.chains.rests.least_of_rests`)."""
+
 
 def _load() -> Kernels | None:
     try:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatron_hetero.bounds.chains import rests
+from megatron_hetero.bounds.chains.rests import least_of_rests
 from megatron_hetero.cost import pipeline
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.work.compute import PassTimes
@@ -30,6 +32,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> An
         patch.setattr(pipeline, "KERNELS", None)
         patch.setattr(crowd, "KERNELS", None)
         patch.setattr(relaxed, "KERNELS", None)
+        patch.setattr(rests, "KERNELS", None)
         return function(*given)
 
 
@@ -149,3 +152,28 @@ def test_steps_that_name_what_there_is_not_are_refused() -> None:
             KERNELS.relaxed_ends(array("i", step), 0, rows, [], [], 1, ends)
     KERNELS.relaxed_ends(array("i", (0, 0, 0, 0)), 0, rows, [], [], 1, ends)
     assert ends.tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_least_of_many_ways_takes_the_same_bits(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        num_rests, num_ways, num_rows, size = rng.integers([1, 0, 1, 1], [9, 6, 9, 40])
+        some = rng.random((num_rests, size)).astype(np.float32)
+        some[rng.random(some.shape) < 0.2] = np.inf
+        shape = num_ways, num_rows
+        add_s, floor_s = (2 * rng.random(shape).astype(np.float32) for _ in "ab")
+        floor_s[rng.random(shape) < 0.3] = np.inf
+        rows = rng.integers(0, num_rests, shape, dtype=np.int32)
+        given = some, rows, add_s, floor_s
+        found = least_of_rests(*given)
+        assert np.array_equal(found, in_python(monkeypatch, least_of_rests, *given))
+
+
+def test_a_way_to_no_row_is_refused() -> None:
+    one = np.ones((1, 3), np.float32)
+    way = np.ones((1, 1), np.float32)
+    with pytest.raises(ValueError, match="a row that there is not"):
+        least_of_rests(one, np.array([[1]], np.int32), way, way)

@@ -23,11 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from megatron_hetero.bounds.chains.rests import Rows, Singles, least_of_rests
 from megatron_hetero.bounds.chains.stages import PLACES, ChainStageOptions, Floats, Ints
-
-_Singles = npt.NDArray[np.float32]
 
 MAX_NUMBERS = 50_000
 """Most numbers of a single operation; larger arrays are processed in parts."""
@@ -38,9 +36,19 @@ class _Stages:
     """Seconds of the stages of one place, shape [layers, kind, stages to the last - 1, range, ...]:
     for a whole step, and for a micro-batch."""
 
-    own_s: _Singles
-    time_s: _Singles
+    own_s: Singles
+    time_s: Singles
     most_layers: int
+
+
+@dataclass(frozen=True)
+class _Crossings:
+    """Boundaries to the stage in front, [kind behind, (kind in front, stages to the last - 1,
+    range)]: rows of the chains behind, seconds of a trip, and seconds of all sends."""
+
+    rows: Rows
+    trip_s: Singles
+    floor_s: Singles
 
 
 def rounded_down(num_layers: int) -> float:
@@ -62,6 +70,7 @@ class ChainTimes:
         self.options = options
         self.num_layers = num_layers
         self.shape = shape
+        self._size = int(np.prod(shape))
         self.work = 0
         """Numbers looked at so far."""
         self._before: list[tuple[slice, ...]] = []
@@ -101,7 +110,7 @@ class ChainTimes:
             np.minimum.accumulate(least, axis=axis, out=least)
         return least * rounded_down(self.num_layers)
 
-    def _least_s(self, ranges: Ints, cut_s: float) -> _Singles:
+    def _least_s(self, ranges: Ints, cut_s: float) -> Singles:
         """Return `least_s` of chains that take just so much; `ranges` is [end, range]."""
         total, num = self.num_layers, len(self.options.width)
         inner, last, first, lone = (
@@ -110,38 +119,42 @@ class ChainTimes:
         shape = (num, self.depth, ranges.shape[1], *self.shape)
         # [layers held, kind in front, stages from that one to the last - 2, range, *shape]
         behind = _infinite((total, num, self.depth - 1, *shape[2:]))
+        crossings = self._crossings(ranges[1])
         for held in range(1, total):
             found = _infinite(shape)
             self._begin(found[:, 0], last, held)
             if held > 1:
                 self._take(found[:, 1:], self._best(inner, behind, held))
-            behind[held] = self._crossed(found, ranges[1])
+            behind[held] = self._crossed(found, crossings)
         least = _infinite((num, *shape[2:]))
         self._begin(least, lone, total)
         if total > 1:
             found = _infinite((num, self.depth - 1, *shape[2:]))
             self._take(found, self._best(first, behind, total))
             least = np.minimum(least, found.min(axis=1))
-        smallest: _Singles = least.min(axis=0)
+        smallest: Singles = least.min(axis=0)
         return smallest
 
-    def _begin(self, goal: _Singles, stages: _Stages, layers: int) -> None:
+    def _begin(self, goal: Singles, stages: _Stages, layers: int) -> None:
         """Chains of one last stage, [kind, range, *shape]."""
         for kind, at in enumerate(self._at):
             if at is not None:
                 goal[kind][(slice(None), *at)] = stages.own_s[layers, kind, 0].reshape(-1)
 
-    def _best(self, stages: _Stages, behind: _Singles, held: int) -> _Singles:
+    def _best(self, stages: _Stages, behind: Singles, held: int) -> Singles:
         """Return a stage in front of the best rest, together with `held` layers, [kind, stages to
         the last - 2, range, *shape]."""
-        best = _infinite(behind.shape[1:])
-        room = np.empty_like(best)
-        for layers in range(1, min(held - 1, stages.most_layers) + 1):
-            np.add(behind[held - layers], stages.time_s[layers, :, 1:], out=room)
-            np.maximum(room, stages.own_s[layers, :, 1:], out=room)
-            np.minimum(best, room, out=best)
-            self.work += best.size
-        return best
+        ways = slice(1, min(held - 1, stages.most_layers) + 1)
+        num_rows = int(np.prod(behind.shape[1:4]))
+        layers_s = np.arange(held - 1, held - ways.stop, -1, dtype=np.int32) * np.int32(num_rows)
+        rows = layers_s[:, None] + np.arange(num_rows, dtype=np.int32)
+        add_s, floor_s = (
+            np.ascontiguousarray(s[ways, :, 1:]).reshape(rows.shape)
+            for s in (stages.time_s, stages.own_s)
+        )
+        best = least_of_rests(behind.reshape(-1, self._size), rows, add_s, floor_s)
+        self.work += best.size * len(rows)
+        return best.reshape(behind.shape[1:])
 
     def _stages(self, place: int, ranges: Ints, cut_s: float) -> _Stages:
         options, (least, most) = self.options, ranges
@@ -160,34 +173,41 @@ class ChainTimes:
         most_layers = int(np.flatnonzero(fitting).max(initial=0))
         return _Stages(own_s.reshape(shape), time_s.reshape(shape), most_layers)
 
-    def _take(self, goal: _Singles, options_s: _Singles) -> None:
+    def _take(self, goal: Singles, options_s: Singles) -> None:
         """Add the GPUs of each kind to the GPUs taken by the stages behind."""
         for kind, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
             own = goal[kind][:, :, *after]
             np.minimum(own, options_s[kind][:, :, *before], out=own)
 
-    def _crossed(self, found: _Singles, counts: Ints) -> _Singles:
-        """Go from chains by the first kind to chains by the kind in front, including the boundary,
-        [kind in front, stages to the last - 2, range, *shape]."""
-        options, crossed = self.options, _infinite(found.shape)
-        room = np.empty_like(crossed)
-        ones = (1,) * (1 + len(self.shape))
-        self.work += found.size * len(options.width)
+    def _crossings(self, counts: Ints) -> _Crossings:
+        """Return the boundaries between all kinds, for the most sequences of each range."""
+        options, num = self.options, len(self.options.width)
+        shape = (num, num, self.depth, len(counts))  # behind, in front
+        table = np.arange(num * self.depth * len(counts), dtype=np.int32)
+        rows = table.reshape(num, 1, *shape[2:])
         # [range, kind, kind behind]
         busy_s = (counts[:, None, None] * options.send_rate_s).astype(np.float32)
-        for behind in range(len(options.width)):
-            if not np.isfinite(found[behind]).any():
-                continue
-            trip_s = options.trip_s[:, behind].reshape(-1, 1, *ones).astype(np.float32)
-            floor_s = busy_s[:, :, behind].T.reshape(-1, 1, len(counts), *ones[1:])
-            np.add(trip_s, found[behind], out=room)
-            np.maximum(room, floor_s, out=room)
-            np.minimum(crossed, room, out=crossed)
+        trip_s = options.trip_s.T[:, :, None, None].astype(np.float32)
+        floor_s = busy_s.transpose(2, 1, 0)[:, :, None]
+        return _Crossings(
+            *(
+                np.ascontiguousarray(np.broadcast_to(part, shape)).reshape(num, -1)
+                for part in (rows, trip_s, floor_s)
+            )
+        )
+
+    def _crossed(self, found: Singles, crossings: _Crossings) -> Singles:
+        """Go from chains by the first kind to chains by the kind in front, including the boundary,
+        [kind in front, stages to the last - 2, range, *shape]."""
+        self.work += found.size * len(self.options.width)
+        crossed = least_of_rests(
+            found.reshape(-1, self._size), crossings.rows, crossings.trip_s, crossings.floor_s
+        ).reshape(found.shape)
         # More stages than are told apart count as the most that are.
         merged = crossed[:, :-1].copy()
         merged[:, -1] = np.minimum(merged[:, -1], crossed[:, -1])
         return merged
 
 
-def _infinite(shape: tuple[int, ...]) -> _Singles:
+def _infinite(shape: tuple[int, ...]) -> Singles:
     return np.full(shape, np.inf, np.float32)
