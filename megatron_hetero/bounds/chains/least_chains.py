@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from megatron_hetero.bounds.chains.rests import Rows, Singles, least_of_rests
 from megatron_hetero.bounds.chains.stages import PLACES, ChainStageOptions, Floats, Ints
@@ -42,7 +43,7 @@ class _Stages:
 
 
 @dataclass(frozen=True)
-class _Crossings:
+class _Boundaries:
     """Boundaries to the stage in front, [kind behind, (kind in front, stages to the last - 1,
     range)]: rows of the chains behind, seconds of a trip, and seconds of all sends."""
 
@@ -119,13 +120,13 @@ class ChainTimes:
         shape = (num, self.depth, ranges.shape[1], *self.shape)
         # [layers held, kind in front, stages from that one to the last - 2, range, *shape]
         behind = _infinite((total, num, self.depth - 1, *shape[2:]))
-        crossings = self._crossings(ranges[1])
+        boundaries = self._boundaries(ranges[1])
         for held in range(1, total):
             found = _infinite(shape)
             self._begin(found[:, 0], last, held)
             if held > 1:
                 self._take(found[:, 1:], self._best(inner, behind, held))
-            behind[held] = self._crossed(found, crossings)
+            behind[held] = self._crossed(found, boundaries)
         least = _infinite((num, *shape[2:]))
         self._begin(least, lone, total)
         if total > 1:
@@ -146,8 +147,8 @@ class ChainTimes:
         the last - 2, range, *shape]."""
         ways = slice(1, min(held - 1, stages.most_layers) + 1)
         num_rows = int(np.prod(behind.shape[1:4]))
-        layers_s = np.arange(held - 1, held - ways.stop, -1, dtype=np.int32) * np.int32(num_rows)
-        rows = layers_s[:, None] + np.arange(num_rows, dtype=np.int32)
+        left = np.arange(held - 1, held - ways.stop, -1)
+        rows = (num_rows * left[:, None] + np.arange(num_rows)).astype(np.int32)
         add_s, floor_s = (
             np.ascontiguousarray(s[ways, :, 1:]).reshape(rows.shape)
             for s in (stages.time_s, stages.own_s)
@@ -179,34 +180,36 @@ class ChainTimes:
             own = goal[kind][:, :, *after]
             np.minimum(own, options_s[kind][:, :, *before], out=own)
 
-    def _crossings(self, counts: Ints) -> _Crossings:
+    def _boundaries(self, counts: Ints) -> _Boundaries:
         """Return the boundaries between all kinds, for the most sequences of each range."""
         options, num = self.options, len(self.options.width)
         shape = (num, num, self.depth, len(counts))  # behind, in front
         table = np.arange(num * self.depth * len(counts), dtype=np.int32)
-        rows = table.reshape(num, 1, *shape[2:])
+        rows: Rows = table.reshape(num, 1, *shape[2:])
         # [range, kind, kind behind]
-        busy_s = (counts[:, None, None] * options.send_rate_s).astype(np.float32)
-        trip_s = options.trip_s.T[:, :, None, None].astype(np.float32)
+        busy_s: Singles = (counts[:, None, None] * options.send_rate_s).astype(np.float32)
+        trip_s: Singles = options.trip_s.T[:, :, None, None].astype(np.float32)
         floor_s = busy_s.transpose(2, 1, 0)[:, :, None]
-        return _Crossings(
-            *(
-                np.ascontiguousarray(np.broadcast_to(part, shape)).reshape(num, -1)
-                for part in (rows, trip_s, floor_s)
-            )
-        )
+        return _Boundaries(_spread(rows, shape), _spread(trip_s, shape), _spread(floor_s, shape))
 
-    def _crossed(self, found: Singles, crossings: _Crossings) -> Singles:
+    def _crossed(self, found: Singles, boundaries: _Boundaries) -> Singles:
         """Go from chains by the first kind to chains by the kind in front, including the boundary,
         [kind in front, stages to the last - 2, range, *shape]."""
         self.work += found.size * len(self.options.width)
         crossed = least_of_rests(
-            found.reshape(-1, self._size), crossings.rows, crossings.trip_s, crossings.floor_s
+            found.reshape(-1, self._size), boundaries.rows, boundaries.trip_s, boundaries.floor_s
         ).reshape(found.shape)
         # More stages than are told apart count as the most that are.
         merged = crossed[:, :-1].copy()
         merged[:, -1] = np.minimum(merged[:, -1], crossed[:, -1])
         return merged
+
+
+def _spread[Kind: np.generic](
+    part: npt.NDArray[Kind], shape: tuple[int, ...]
+) -> npt.NDArray[Kind]:
+    """Return an array repeated to a shape, in two dimensions: the first, and all others."""
+    return np.ascontiguousarray(np.broadcast_to(part, shape)).reshape(shape[0], -1)
 
 
 def _infinite(shape: tuple[int, ...]) -> Singles:

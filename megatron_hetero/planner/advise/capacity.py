@@ -39,7 +39,7 @@ class MoreGpus:
 
 
 @dataclass(frozen=True)
-class _Pool:
+class _GpuPool:
     """GPUs of one type with the same possible group widths."""
 
     node: Node
@@ -82,14 +82,14 @@ def may_fit(problem: Problem, more: MoreGpus | None = None) -> bool:
     return False
 
 
-def _pools(problem: Problem, more: MoreGpus | None) -> list[_Pool]:
-    found: dict[tuple[object, ...], _Pool] = {}
+def _pools(problem: Problem, more: MoreGpus | None) -> list[_GpuPool]:
+    found: dict[tuple[object, ...], _GpuPool] = {}
 
     def add(node: Node, num_gpus: int, widths: tuple[int, ...]) -> None:
         key = (memory_kind(node), widths)
         before = found[key].num_gpus if key in found else 0
         if num_gpus and widths:
-            found[key] = _Pool(node, before + num_gpus, widths)
+            found[key] = _GpuPool(node, before + num_gpus, widths)
 
     for node in problem.nodes:
         add(node, len(problem.gpus[node.name]), problem.widths[node.name])
@@ -101,7 +101,7 @@ def _pools(problem: Problem, more: MoreGpus | None) -> list[_Pool]:
     return list(found.values())
 
 
-def _may_hold(problem: Problem, pools: Sequence[_Pool], share: int, num_gpus: int) -> bool:
+def _may_hold(problem: Problem, pools: Sequence[_GpuPool], share: int, num_gpus: int) -> bool:
     """Return whether a replica with `share` micro-batches may fit into `num_gpus` GPUs of the
     pools."""
     num_stages = min(problem.max_stages(), num_gpus)
@@ -112,7 +112,7 @@ def _may_hold(problem: Problem, pools: Sequence[_Pool], share: int, num_gpus: in
     return sum(alone) >= problem.num_layers
 
 
-def _holds_together(problem: Problem, pools: Sequence[_Pool], share: int, num_gpus: int) -> bool:
+def _holds_together(problem: Problem, pools: Sequence[_GpuPool], share: int, num_gpus: int) -> bool:
     """Answer exactly but for node borders, from the last stage on: for every choice of GPUs so
     far, the most layers that so many last stages hold."""
     states: dict[tuple[int, ...], int] = {(0,) * len(pools): 0}
@@ -138,7 +138,7 @@ def _holds_together(problem: Problem, pools: Sequence[_Pool], share: int, num_gp
 
 
 def _stages(
-    problem: Problem, pools: Sequence[_Pool], in_flight: int, first: bool, last: bool
+    problem: Problem, pools: Sequence[_GpuPool], in_flight: int, first: bool, last: bool
 ) -> Iterator[tuple[int, int, int]]:
     """Yield (pool, width, most layers) of every stage with room for at least one layer."""
     for p, pool in enumerate(pools):
@@ -148,7 +148,7 @@ def _stages(
                 yield p, width, held
 
 
-def _most_layers_alone(problem: Problem, pool: _Pool, share: int, num_stages: int) -> int:
+def _most_layers_alone(problem: Problem, pool: _GpuPool, share: int, num_stages: int) -> int:
     """Return the most layers in the GPUs of one pool, were all last places of the pipeline
     theirs."""
     most = [0] * (pool.num_gpus + 1)
@@ -176,7 +176,7 @@ def _most_layers_alone(problem: Problem, pool: _Pool, share: int, num_stages: in
 
 
 def _layers_held(
-    problem: Problem, pool: _Pool, width: int, first: bool, last: bool, in_flight: int
+    problem: Problem, pool: _GpuPool, width: int, first: bool, last: bool, in_flight: int
 ) -> int:
     # Other widths can only make the padded vocabulary longer.
     rows = problem.costs.vocab_rows([width])

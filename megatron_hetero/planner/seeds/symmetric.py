@@ -66,7 +66,7 @@ class _Units:
 
 
 @dataclass(frozen=True)
-class _Grid:
+class _EqualGrid:
     of: _Units
     num_replicas: int
     num_stages: int
@@ -103,14 +103,14 @@ def grids(problem: Problem) -> Iterator[tuple[Chain, ...]]:
         yield from _allowed(problem, grid)
 
 
-def _ranked(problem: Problem) -> Iterator[_Grid]:
+def _ranked(problem: Problem) -> Iterator[_EqualGrid]:
     """Yield all grids, the best quick time first.
 
     Few of them are ever priced: quick times are worked out when the least that they can be comes
     first.
     """
     queue: list[tuple[float, int, bool]] = []
-    grids: list[_Grid] = []
+    grids: list[_EqualGrid] = []
     for nodes in node_groups(problem):
         for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
             units = tuple(u for node in nodes for u in equal_units(problem, node, width))
@@ -156,7 +156,7 @@ def _layer_s(problem: Problem, units: tuple[Unit, ...]) -> tuple[float, ...]:
     return tuple(layer_s[unit.node] for unit in units)
 
 
-def _grids(problem: Problem, units: _Units) -> Iterator[_Grid]:
+def _grids(problem: Problem, units: _Units) -> Iterator[_EqualGrid]:
     """Yield every number of equal replicas and stages."""
     num_units = len(units.units)
     for num_replicas in problem.replica_counts():
@@ -165,16 +165,16 @@ def _grids(problem: Problem, units: _Units) -> Iterator[_Grid]:
         if problem.num_micro_batches % num_replicas:
             continue
         for num_stages in range(1, min(num_units // num_replicas, problem.max_stages()) + 1):
-            yield _Grid(units, num_replicas, num_stages)
+            yield _EqualGrid(units, num_replicas, num_stages)
 
 
-def _allowed(problem: Problem, grid: _Grid) -> Iterator[tuple[Chain, ...]]:
+def _allowed(problem: Problem, grid: _EqualGrid) -> Iterator[tuple[Chain, ...]]:
     for chains in _ways(grid):
         if all(problem.chain_is_allowed(chain) for chain in chains):
             yield chains
 
 
-def _ways(grid: _Grid) -> Iterator[tuple[Chain, ...]]:
+def _ways(grid: _EqualGrid) -> Iterator[tuple[Chain, ...]]:
     """Yield the grid with pipelines along and across the nodes."""
     units, num_replicas, num_stages = grid.of.units, grid.num_replicas, grid.num_stages
     along = tuple(

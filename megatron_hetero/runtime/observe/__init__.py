@@ -6,6 +6,5 @@ token_rate   tokens per second of the job
 timeline     timelines of real steps
 straggler    Megatron's detector on unequal ranks
 sync_report  a summary of the gradient sync, for the start of the log
-traffic      bytes handed to the transport, beside the least
 log_values   numbers in TensorBoard and W&B
 """

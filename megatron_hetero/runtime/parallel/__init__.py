@@ -1,9 +1,10 @@
-"""Unlike stages and widths: groups, boundaries, shards, and the programme of a stage.
+"""Unlike stages and widths: groups, boundaries, shards, and messages between stages.
 
 groups             the process groups of a rank
 connecting         their communicators and connections, made at the start
 boundary           activations between unlike widths, every byte once
 arrivals           messages of a boundary that are under way
+traffic            bytes handed to the transport, beside the least
 shards             the part of every parameter that a rank holds
 shard_tables       the parts of all ranks
 texts              texts of all ranks on every rank

@@ -1,8 +1,6 @@
 """Training with `--hetero-sequences flexible`: at each step documents are dealt to groups of GPUs,
-or of the replicas of a plan.
+or of the replicas of a plan (`job.flexible_sequences` starts it).
 
-job            the job: Megatron's training with what follows
-checks         flags that it cannot follow yet
 documents      documents of indexed data, one a sequence, in an order that a job resumes
 steps          the steps of a data set, dealt ahead of time on rank 0
 groups         the process groups of nested groups of replicas

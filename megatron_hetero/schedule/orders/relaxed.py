@@ -58,7 +58,7 @@ class RelaxedRun:
 
     def __init__(self, schedule: Schedule, sends: SendMode) -> None:
         self._num_stages, self._num_channels = schedule.num_stages, 2 * len(schedule.chain) - 2
-        order = _Order(schedule, sends == "waited")
+        order = _StepOrder(schedule, sends == "waited")
         self._steps = list(order.steps())
         self._num_messages = order.num_messages
         self._flat = array("i", [number for step in self._steps for number in step])
@@ -114,7 +114,7 @@ class RelaxedRun:
         ends_s[:] = np.maximum(now_s, sent_until_s)
 
 
-class _Order:
+class _StepOrder:
     """Stages that advance in turn, each as far as the others have come."""
 
     def __init__(self, schedule: Schedule, sends_wait: bool) -> None:
