@@ -7,9 +7,10 @@ from functools import lru_cache
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.model.micro_batches import size_changes_objective
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import TokenDispatcher, Workload
 
 _LARGEST_SIZE = 32
+_DISPATCHER = "--moe-token-dispatcher-type"
 NOT_WITH_CONTEXT_PARALLEL = frozenset(
     {
         "--reset-attention-mask",
@@ -100,6 +101,38 @@ def deals_experts(costs: CostModel) -> bool:
     """
     has_experts = costs.workload.model.num_experts > 0
     return has_experts and costs.profile is None and may_choose(costs, "shares")
+
+
+ExpertGroups = tuple[int, int]
+"""Expert-parallel and expert-tensor-parallel size, as of `StageShape.expert_groups`."""
+
+
+def expert_groups(costs: CostModel, width: int, num_gpus: int) -> tuple[ExpertGroups, ...]:
+    """Return the ways to deal experts out over `num_gpus` GPUs of alike stages, in tensor-parallel
+    groups of `width`; not the one that divides every expert in its group."""
+    model = costs.workload.model
+    if not deals_experts(costs):
+        return ()
+    found = []
+    for size in _divisors(model.num_experts):
+        for own in _divisors(width):
+            divides = own == 1 or not model.add_bias_linear
+            fits = num_gpus % (size * own) == 0 and model.moe_ffn_hidden_size % own == 0
+            if (size, own) != (1, width) and divides and fits:
+                found.append((size, own))
+    return tuple(found)
+
+
+def dispatchers(costs: CostModel) -> tuple[TokenDispatcher, ...]:
+    """Return the job's own dispatcher of tokens, or if the job names none, both of Megatron's."""
+    own = costs.workload.training.token_dispatcher
+    given = any(word.split("=")[0] == _DISPATCHER for word in costs.workload.megatron_args)
+    return (own,) if given else ("allgather", "alltoall")
+
+
+@lru_cache(maxsize=256)
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
 
 
 def recomputes(costs: CostModel) -> tuple[Recompute, ...]:
