@@ -6,10 +6,14 @@ from functools import lru_cache
 
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
 from megatron_hetero.model.spec import TokenDispatcher, Workload
 
 _LARGEST_SIZE = 32
+_YARN_POSITIONS = 4096
+"""Positions in YaRN's table of latent attention
+(`MLATransformerConfig.original_max_position_embeddings`)."""
 _DISPATCHER = "--moe-token-dispatcher-type"
 NOT_WITH_CONTEXT_PARALLEL = frozenset(
     {
@@ -67,17 +71,29 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
     parts = 2 * (width if training.sequence_parallel else 1)
     if training.fp8:
         parts = max(parts, _FP8_ROWS) if _FP8_ROWS % parts == 0 else parts * _FP8_ROWS
-    return tuple(size for size in range(2, most + 1) if model.seq_length % (parts * size) == 0)
+    return tuple(
+        size
+        for size in range(2, most + 1)
+        if model.seq_length % (parts * size) == 0 and cuts_positions(costs.workload, size)
+    )
 
 
 @lru_cache(maxsize=64)
 def _may_divide(workload: Workload) -> bool:
-    """Return whether stages may divide sequences: layers of plain attention, and no flag that the
-    runtime refuses beside it."""
-    model = workload.model
+    """Return whether stages may divide sequences: no further tokens are predicted, and no flag is
+    given that the runtime refuses beside it."""
     given = {word.split("=")[0] for word in workload.megatron_args}
-    unlike = model.kv_lora_rank or model.mtp_num_layers
-    return not (unlike or given & NOT_WITH_CONTEXT_PARALLEL)
+    return not (workload.model.mtp_num_layers or given & NOT_WITH_CONTEXT_PARALLEL)
+
+
+@lru_cache(maxsize=1024)
+def cuts_positions(workload: Workload, context_parallel: int) -> bool:
+    """Return whether Megatron can cut the job's table of positions for so many context-parallel
+    ranks: YaRN's of latent attention, which it cuts when it builds the model."""
+    if not workload.model.kv_lora_rank or _YARN_POSITIONS % (2 * context_parallel) == 0:
+        return True
+    options = last_of_each(flag_table().split(workload.megatron_args))
+    return any(o.name == "--rope-type" and o.values == ("rope",) for o in options)
 
 
 def shares_tokens(costs: CostModel) -> bool:
@@ -89,7 +105,7 @@ def shares_tokens(costs: CostModel) -> bool:
         and may_choose(costs, "shares")
         and may_choose(costs, "context_parallel")
         and _may_divide(workload)
-        and not workload.model.num_experts
+        and not (workload.model.num_experts or workload.model.kv_lora_rank)
     )
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from megatron_hetero.cost.choices import NOT_WITH_CONTEXT_PARALLEL, ExpertGroups, may_choose
+from megatron_hetero.cost.choices import (
+    NOT_WITH_CONTEXT_PARALLEL,
+    ExpertGroups,
+    cuts_positions,
+    may_choose,
+)
 from megatron_hetero.cost.work.compute import uses_flash_attention
-from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
 from megatron_hetero.plan.plan import StageShape
 from megatron_hetero.plan.stock_ranks import groups_fit
@@ -20,11 +24,6 @@ _STOCK_DIVIDES_WITH = frozenset(
     {"--moe-expert-capacity-factor", "--qk-clip", "--log-max-attention-logit"}
 )
 """Flags with which Megatron can divide sequences but the plug-in cannot."""
-_YARN_POSITIONS = 4096
-"""Positions in YaRN's table of latent attention
-(`MLATransformerConfig.original_max_position_embeddings`)."""
-_DISPATCHER = "--moe-token-dispatcher-type"
-
 def forms(problem: Problem, ranks: StockRanks) -> Iterator[GroupForm]:
     """Yield every form of groups on some ranks, of one chunk a stage and undealt experts."""
     batch = problem.workload.training.global_batch_size
@@ -48,22 +47,13 @@ def contexts(problem: Problem, ranks: StockRanks) -> list[int]:
     )
     parts = 2 * (ranks.width if training.sequence_parallel else 1) * (8 if training.fp8 else 1)
     most = len(ranks.units) if may else 1
-    # Megatron cuts YaRN's table of latent attention when it builds the model.
-    table = _YARN_POSITIONS if model.kv_lora_rank and not _has_plain_rope(problem) else 0
     return [
         size
         for size in range(1, most + 1)
         if len(ranks.units) % size == 0
         and (size == 1 or model.seq_length % (parts * size) == 0)
-        and (not table or table % (2 * size) == 0)
+        and cuts_positions(problem.workload, size)
     ]
-
-
-def _has_plain_rope(problem: Problem) -> bool:
-    """Return whether the job says `--rope-type rope`; latent attention has YaRN's positions
-    else."""
-    options = last_of_each(flag_table().split(problem.workload.megatron_args))
-    return any(o.name == "--rope-type" and o.values == ("rope",) for o in options)
 
 
 @lru_cache(maxsize=256)
