@@ -119,6 +119,14 @@ def deals_experts(costs: CostModel) -> bool:
     return has_experts and costs.profile is None and may_choose(costs, "shares")
 
 
+def deals_unlike(costs: CostModel, width: int) -> bool:
+    """Return whether a tensor-parallel group of `width` may deal whole experts out in unlike
+    numbers: not where all experts of a GPU are one module, which wants as many on each."""
+    workload = costs.workload
+    is_one_module = workload.training.grouped_experts
+    return deals_experts(costs) and not is_one_module and width <= workload.model.num_experts
+
+
 ExpertGroups = tuple[int, int]
 """Expert-parallel and expert-tensor-parallel size, as of `StageShape.expert_groups`."""
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Device
-from megatron_hetero.cost.choices import deals_experts, expert_groups, recomputes
+from megatron_hetero.cost.choices import deals_experts, deals_unlike, expert_groups, recomputes
 from megatron_hetero.cost.memory.device import StageMemory, StateHolders
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.model import CostModel
@@ -189,12 +189,17 @@ class StageOptions:
 
     def _dealings(self, place: StagePlace) -> Iterator[StagePlace]:
         """Yield the place with experts as they lie; if experts may be dealt out, also divided and
-        dealt out."""
+        dealt out: in equal numbers, or in numbers by the shares that the group's GPUs have of all
+        else, which follow their speed and memory."""
         yield place
-        if self.deals and place.context_parallel == 1 and place.shares is None:
-            for table in (None, equal_dealing(self.costs.workload.model, place.width)):
-                if table != place.expert_shares:
-                    yield replace(place, expert_shares=table)
+        if self.deals and place.context_parallel == 1:
+            model = self.costs.workload.model
+            table = equal_dealing(model, place.width)
+            if place.shares is not None:
+                table = place.shares if deals_unlike(self.costs, place.width) else None
+            for other in (None, table):
+                if other != place.expert_shares:
+                    yield replace(place, expert_shares=other)
         yield from self._over_replicas(place)
 
     def _over_replicas(self, place: StagePlace) -> Iterator[StagePlace]:
