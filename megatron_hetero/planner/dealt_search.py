@@ -31,14 +31,16 @@ _POOLS = 3
 
 
 class DealtSearch:
-    """Does nothing where plans may not deal experts out."""
+    """Does nothing where plans may not deal experts out, or speed is not all that counts."""
 
     name = "dealt"
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         problem = board.problem
-        if problem.objective.stock_only or not deals_experts(problem.costs):
+        objective = problem.objective
+        is_by_speed = not (objective.stock_only or objective.may_want_fewer(problem.cluster))
+        if not (is_by_speed and problem.costs.has_launch_counts and deals_experts(problem.costs)):
             return
         for dispatcher in dispatchers(problem.costs):
             best = _DealtLoop(board, dispatcher).found()
