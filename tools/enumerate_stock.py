@@ -7,8 +7,8 @@ tensor-, context-, pipeline- and data-parallel size, both orders of ranks, every
 expert-tensor-parallel size, both dispatchers, every micro-batch size, no recompute or all, one to
 four model chunks; layers as even as can be, and in proportion to the speed of stages with every
 move of one layer.  Nothing of `planner.stock` is used: plans are written as layouts, priced by the
-cost model, and the best of them simulated.  Prints, for each job, both steps and their ratio; fails
-where the enumeration is faster by more than the search's tolerance.
+cost model, and the best of them simulated.  Prints a row for each job, with both steps and their
+ratio; fails where the enumeration is faster by more than the search's tolerance.
 """
 
 from __future__ import annotations
@@ -308,9 +308,17 @@ def enumerated(cluster: Cluster, workload: Workload) -> tuple[float, str, int]:
     return best_s, best, len(found)
 
 
+def _folded(layout: str) -> str:
+    """Write a layout's first replica, and how many it has."""
+    replicas = layout.split(" | ")
+    return f"{replicas[0]} x{len(replicas)}"
+
+
 def main() -> int:
     """Compare the jobs that are named, or all."""
     failed = 0
+    print("| job | search s | CPU s | enumeration s | plans | ratio | search | enumeration |")
+    print("| --- | --: | --: | --: | --: | --: | --- | --- |")
     for name in sys.argv[1:] or JOBS:
         cluster, workload = job(name)
         start = time.process_time()
@@ -321,13 +329,12 @@ def main() -> int:
         own_s = float("inf") if found is None else found.step_time_s
         ratio = own_s / best_s
         failed += ratio > 1 + 2 * limits.tolerance
-        print(
-            f"{name}: search {own_s:.4f} s ({took_s:.2f} s of processor), "
-            f"{number} plans enumerated {best_s:.4f} s, ratio {ratio:.4f}\n"
-            f"    search      {str(found.plan.layout)[:90] if found else None}\n"
-            f"    enumeration {layout[:90]}",
-            flush=True,
-        )
+        layouts = ("" if found is None else str(found.plan.layout), layout)
+        cells = [
+            *(name, f"{own_s:.4f}", f"{took_s:.2f}", f"{best_s:.4f}", f"{number:,}"),
+            *(f"{ratio:.4f}", *(f"`{_folded(one)}`" for one in layouts)),
+        ]
+        print(f"| {' | '.join(cells)} |", flush=True)
     return 1 if failed else 0
 
 

@@ -99,6 +99,8 @@ def _why_stage_outside(
         return f"context parallelism of size {size}"
     if stage.sharding is not None:
         return "sharded layers"
+    if stage.experts is not None and not free_groups:
+        return "experts dealt out over replicas"
     for group in () if free_groups else stage.groups:
         if reason := _why_group_outside(costs, group):
             return reason

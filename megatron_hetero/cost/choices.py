@@ -6,10 +6,15 @@ from functools import lru_cache
 
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import TokenDispatcher, Workload
 
 _LARGEST_SIZE = 32
+_YARN_POSITIONS = 4096
+"""Positions in YaRN's table of latent attention
+(`MLATransformerConfig.original_max_position_embeddings`)."""
+_DISPATCHER = "--moe-token-dispatcher-type"
 NOT_WITH_CONTEXT_PARALLEL = frozenset(
     {
         "--reset-attention-mask",
@@ -66,17 +71,29 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
     parts = 2 * (width if training.sequence_parallel else 1)
     if training.fp8:
         parts = max(parts, _FP8_ROWS) if _FP8_ROWS % parts == 0 else parts * _FP8_ROWS
-    return tuple(size for size in range(2, most + 1) if model.seq_length % (parts * size) == 0)
+    return tuple(
+        size
+        for size in range(2, most + 1)
+        if model.seq_length % (parts * size) == 0 and cuts_positions(costs.workload, size)
+    )
 
 
 @lru_cache(maxsize=64)
 def _may_divide(workload: Workload) -> bool:
-    """Return whether stages may divide sequences: layers of plain attention, and no flag that the
-    runtime refuses beside it."""
-    model = workload.model
+    """Return whether stages may divide sequences: no further tokens are predicted, and no flag is
+    given that the runtime refuses beside it."""
     given = {word.split("=")[0] for word in workload.megatron_args}
-    unlike = model.kv_lora_rank or model.mtp_num_layers
-    return not (unlike or given & NOT_WITH_CONTEXT_PARALLEL)
+    return not (workload.model.mtp_num_layers or given & NOT_WITH_CONTEXT_PARALLEL)
+
+
+@lru_cache(maxsize=1024)
+def cuts_positions(workload: Workload, context_parallel: int) -> bool:
+    """Return whether Megatron can cut the job's table of positions for so many context-parallel
+    ranks: YaRN's of latent attention, which it cuts when it builds the model."""
+    if not workload.model.kv_lora_rank or _YARN_POSITIONS % (2 * context_parallel) == 0:
+        return True
+    options = last_of_each(flag_table().split(workload.megatron_args))
+    return any(o.name == "--rope-type" and o.values == ("rope",) for o in options)
 
 
 def shares_tokens(costs: CostModel) -> bool:
@@ -88,7 +105,7 @@ def shares_tokens(costs: CostModel) -> bool:
         and may_choose(costs, "shares")
         and may_choose(costs, "context_parallel")
         and _may_divide(workload)
-        and not workload.model.num_experts
+        and not (workload.model.num_experts or workload.model.kv_lora_rank)
     )
 
 
@@ -100,6 +117,46 @@ def deals_experts(costs: CostModel) -> bool:
     """
     has_experts = costs.workload.model.num_experts > 0
     return has_experts and costs.profile is None and may_choose(costs, "shares")
+
+
+def deals_unlike(costs: CostModel, width: int) -> bool:
+    """Return whether a tensor-parallel group of `width` may deal whole experts out in unlike
+    numbers: not where all experts of a GPU are one module, which wants as many on each."""
+    workload = costs.workload
+    is_one_module = workload.training.grouped_experts
+    return deals_experts(costs) and not is_one_module and width <= workload.model.num_experts
+
+
+ExpertGroups = tuple[int, int]
+"""Expert-parallel and expert-tensor-parallel size, as of `StageShape.expert_groups`."""
+
+
+def expert_groups(costs: CostModel, width: int, num_gpus: int) -> tuple[ExpertGroups, ...]:
+    """Return the ways to deal experts out over `num_gpus` GPUs of alike stages, in tensor-parallel
+    groups of `width`; not the one that divides every expert in its group."""
+    model = costs.workload.model
+    if not deals_experts(costs):
+        return ()
+    found = []
+    for size in _divisors(model.num_experts):
+        for own in _divisors(width):
+            divides = own == 1 or not model.add_bias_linear
+            fits = num_gpus % (size * own) == 0 and model.moe_ffn_hidden_size % own == 0
+            if (size, own) != (1, width) and divides and fits:
+                found.append((size, own))
+    return tuple(found)
+
+
+def dispatchers(costs: CostModel) -> tuple[TokenDispatcher, ...]:
+    """Return the job's own dispatcher of tokens, or if the job names none, both of Megatron's."""
+    own = costs.workload.training.token_dispatcher
+    given = any(word.split("=")[0] == _DISPATCHER for word in costs.workload.megatron_args)
+    return (own,) if given else ("allgather", "alltoall")
+
+
+@lru_cache(maxsize=256)
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
 
 
 def recomputes(costs: CostModel) -> tuple[Recompute, ...]:

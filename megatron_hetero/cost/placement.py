@@ -10,16 +10,21 @@ from typing import Literal
 from megatron_hetero.cluster.spec import Cluster, Device, GpuType
 from megatron_hetero.errors import PlanFormatError, UnsupportedError
 from megatron_hetero.hashed import hashed_once
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.spec import Precision, TokenDispatcher
 from megatron_hetero.plan.in_flight import launched_forwards
 from megatron_hetero.plan.plan import Plan, Stage, StageShape
-from megatron_hetero.plan.sharding.expert_groups import expert_peers
+from megatron_hetero.plan.sharding.expert_groups import (
+    alike_peers,
+    expert_peers,
+    stages_in_group,
+)
 
 Recompute = Literal["none", "selective", "full"]
 
-StateParts = tuple[float, float, float, float]
+StateParts = tuple[float, float, float, float, float | None]
 """Parts of the optimizer's states that a device keeps: of its layers, of a tied embedding, of the
-embedding and of the head where they are not tied."""
+embedding and of the head where they are not tied; and of its experts, where stages deal them out
+over replicas unlike each other."""
 
 StageSettings = tuple[
     tuple[int, ...] | None,
@@ -193,11 +198,13 @@ class PlacedReplica:
 @hashed_once
 @dataclass(frozen=True)
 class Placement:
-    """All replicas of a plan; `exchange_groups` and `exchange_uplinks` are as in the plan."""
+    """All replicas of a plan; `exchange_groups` and `exchange_uplinks` are as in the plan, and
+    `dispatcher` sends tokens to experts (None: the job's own)."""
 
     replicas: tuple[PlacedReplica, ...]
     exchange_groups: tuple[tuple[str, ...], ...] = ()
     exchange_uplinks: tuple[tuple[int, ...], ...] = ()
+    dispatcher: TokenDispatcher | None = None
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
@@ -218,6 +225,18 @@ class Placement:
     def deals_experts(self) -> bool:
         """Return whether any stage has whole experts on each device."""
         return any(s.expert_shares is not None for r in self.replicas for s in r.stages)
+
+    @cached_property
+    def has_expert_groups(self) -> bool:
+        """Return whether any stage deals experts out over replicas."""
+        return any(s.experts is not None for r in self.replicas for s in r.stages)
+
+    @cached_property
+    def mixes_expert_groups(self) -> bool:
+        """Return whether some stages deal experts out over replicas, and not all of them alike."""
+        stages = [stage for replica in self.replicas for stage in replica.stages]
+        found = {(stage.expert_groups, len(stage.devices)) for stage in stages}
+        return len(found) > 1 and any(groups for groups, _ in found)
 
     @cached_property
     def has_sharded_layers(self) -> bool:
@@ -279,16 +298,23 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         replicas.append(placed)
     # What depends on all replicas together: owners of states, experts, sharded layers.
     placement = Placement(tuple(replicas), plan.exchange_groups, plan.exchange_uplinks)
-    shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
-    if any(map(any, shares)) or placement.has_context_parallel:
-        placement = with_optimizer_shares(placement, shares)
     if plan.layout.has_expert_groups:
         sizes = [[stage.shape.expert_groups for stage in r.stages] for r in plan.replicas]
         placement = _with_experts(placement, expert_peers(plan), sizes)
+    shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
+    if any(map(any, shares)) or placement.has_context_parallel or placement.mixes_expert_groups:
+        placement = with_optimizer_shares(placement, shares)
     if plan.layout.has_sharded_layers:
         sharded = [stage.shape.num_sharded_layers for stage in plan.replicas[0].stages]
         return with_sharded_layers(placement, sharded)
     return placement
+
+
+def copies_of_experts(stage: PlacedStage) -> float:
+    """Count how often a stage holds every expert of its layers: a part of once where several
+    replicas hold them together."""
+    size, width = stage.expert_groups or (1, stage.width)
+    return len(stage.devices) / (size * width)
 
 
 def with_expert_groups(placement: Placement, sizes: tuple[int, int]) -> Placement:
@@ -306,6 +332,36 @@ def with_expert_groups(placement: Placement, sizes: tuple[int, int]) -> Placemen
         for s in range(len(replica.stages))
     }
     return _with_experts(placement, peers, [[sizes] * len(r.stages) for r in replicas])
+
+
+def with_alike_groups(
+    placement: Placement, sizes: Sequence[Sequence[tuple[int, int] | None]]
+) -> Placement | None:
+    """Deal experts out over the ranks of alike stages, as a plan with these sizes does
+    (`expert_peers`); None where a stage finds too few that are alike.
+
+    Args:
+        placement: whose stages have no such experts yet.
+        sizes: as of `StageShape.expert_groups`, [replica][stage]; None is none.
+    """
+    wanted: dict[tuple[int, int], int] = {}
+    stages = []
+    for r, replica in enumerate(placement.replicas):
+        for s, (stage, own) in enumerate(zip(replica.stages, sizes[r], strict=True)):
+            if own is None:
+                continue
+            wanted[r, s] = stages_in_group(replace(stage.shape, expert_groups=own))
+            in_step = (
+                *(own, replace(stage.shape, expert_groups=None), replica.first_layers[s]),
+                *(stage.recompute, stage.recompute_num_layers, stage.precision),
+                replica.num_in_flight[s],
+                *(replica.num_micro_batches, replica.micro_batch_size),
+            )
+            stages.append((r, s, wanted[r, s], in_step))
+    peers = alike_peers(stages)
+    if any(len(peers[stage]) != number for stage, number in wanted.items()):
+        return None
+    return _with_experts(placement, peers, sizes)
 
 
 def _with_experts(
@@ -398,10 +454,12 @@ def with_optimizer_shares(
         for r in replicas
     ]
     of_layer = [0] * sum(stage.num_layers for stage in replicas[0].stages)
+    of_experts = [0.0] * len(of_layer)
     for r, of_replica in enumerate(spans):
         for s, layers in enumerate(of_replica):
             for layer in layers:
                 of_layer[layer] += of_groups[r][s]
+                of_experts[layer] += weights[r][s] * copies_of_experts(replicas[r].stages[s])
     # A stage's part: its weight over the sum, as the mean over its layers.
     made = []
     for r, replica in enumerate(replicas):
@@ -409,7 +467,11 @@ def with_optimizer_shares(
         for s, stage in enumerate(replica.stages):
             own = weights[r][s]
             part = sum(own / of_layer[layer] for layer in spans[r][s]) / stage.num_layers
-            parts = (part, own / tied, own / embedding, own / head)
+            of_own_experts = None
+            if placement.mixes_expert_groups:
+                of_own_experts = sum(own / of_experts[layer] for layer in spans[r][s])
+                of_own_experts /= stage.num_layers
+            parts = (part, own / tied, own / embedding, own / head, of_own_experts)
             stages.append(replace(stage, state_parts=parts, optimizer_share=shares[r][s]))
         made.append(replace(replica, stages=tuple(stages)))
     return replace(placement, replicas=tuple(made))

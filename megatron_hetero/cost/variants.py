@@ -138,8 +138,13 @@ class Variants:
         return made
 
     def sharded_as(self, placement: Placement) -> Self:
-        """Return the price list with optimizer states divided as the replicas of `placement` divide
-        them; itself without the distributed optimizer."""
+        """Return the price list with the dispatcher of `placement`, and with optimizer states
+        divided as its replicas divide them; itself without either."""
+        if placement.dispatcher is not None and placement.dispatcher != (
+            self.workload.training.token_dispatcher
+        ):
+            own = self.dispatched(placement.dispatcher)
+            return own.sharded_as(placement)
         if not self.workload.training.use_distributed_optimizer:
             return self
         return self.variant(

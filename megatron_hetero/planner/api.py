@@ -42,6 +42,7 @@ from megatron_hetero.planner.seeds.first_fit import FirstFit
 from megatron_hetero.planner.stock.search import StockResult, stock_beside_a_plan
 from megatron_hetero.planner.stock_strategy import (
     STOCK,
+    as_its_plan,
     searched_stock_plan,
     stock_plan_and_explanation,
 )
@@ -166,6 +167,8 @@ def _explained(
             stock = searched_stock_plan(problem, strategy == STOCK)
         elif not board.interrupted:
             stock = stock_beside_a_plan(problem)
+            if stock is not None and below(stock.step_time_s, best.step_time_s):
+                stock = as_its_plan(problem, stock)
     except KeyboardInterrupt:
         board.interrupted = True
     # It takes the place of the best where the plug-in gains too little, or where it is asked for.

@@ -182,4 +182,5 @@ def _may_group(problem: Problem, placement: Placement) -> bool:
         and len(placement.replicas) <= MAX_REPLICAS
         and not placement.has_sharded_layers
         and not placement.has_context_parallel
+        and not placement.has_expert_groups
     )

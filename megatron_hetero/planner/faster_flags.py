@@ -4,6 +4,9 @@ Each is really priced: the plan, as it is, under the flags, with the same cost m
 that leave the numbers what they are (to rounding) are tried.  A search under them may find a plan
 that gains more.
 
+A larger micro-batch is priced too where it would change the objective, so that the search keeps
+the job's: its line says so.
+
 Two more are tried where they let idle GPUs train, because these lack bf16: --fp16 in place of
 --bf16, and `plan --stage-precision mixed`. Their plans are others, so they are searched for.
 """
@@ -13,12 +16,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import gcd, inf
 from typing import Any
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError, UnsupportedError
+from megatron_hetero.model.micro_batches import size_changes_objective
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
@@ -52,6 +56,8 @@ class FlagGain:
     """The flag that goes away."""
     joining: str = ""
     """GPUs that train only then."""
+    changes_objective: bool = False
+    """Whether the job trains towards something else then."""
 
     @property
     def gain(self) -> float:
@@ -73,6 +79,7 @@ def faster_flags(
     try:
         from_s = estimate_plan(plan, cluster, profile, bounded=False).step_time_s
         found = list(_precision_gains(plan, plan.workload, cluster, profile, from_s))
+        found += _size_gain(plan, plan.workload, cluster, profile, from_s)
         if len(plan.replicas) > 1 and not _splits_passes(plan):
             found += _gains(plan, plan.workload, cluster, profile, from_s)
     except HeteroError:
@@ -97,6 +104,36 @@ def _gains(
         parts = (t for tried, t in best_of.items() if tried < frozenset(lacking))
         if step_s < min((from_s, *parts)) - MIN_GAIN * from_s:
             yield FlagGain(lacking, from_s, step_s)
+
+
+def _size_gain(
+    plan: Plan, workload: Workload, cluster: Cluster, profile: Profile | None, from_s: float
+) -> Iterator[FlagGain]:
+    """Yield the best larger micro-batch of the same plan, if the search keeps the job's because of
+    what is trained."""
+    own_orders = any(stage.order for r in plan.replicas for stage in r.stages)
+    if own_orders or not size_changes_objective(workload):
+        return
+    own = workload.training.micro_batch_size
+    most = gcd(*(replica.num_micro_batches for replica in plan.replicas))
+    best_s, best = (1 - MIN_GAIN) * from_s, 0
+    for times in range(2, most + 1):
+        if most % times or any(r.micro_batch_size is not None for r in plan.replicas):
+            continue
+        training = replace(workload.training, micro_batch_size=times * own)
+        asked = replace(
+            plan,
+            workload=replace(workload, training=training),
+            replicas=tuple(
+                replace(r, num_micro_batches=r.num_micro_batches // times) for r in plan.replicas
+            ),
+        )
+        estimates = estimate_plan(asked, cluster, profile, bounded=False)
+        fits = all(d.peak_bytes <= d.capacity_bytes for d in estimates.devices.values())
+        if fits and estimates.step_time_s < best_s:
+            best_s, best = estimates.step_time_s, times * own
+    if best:
+        yield FlagGain((f"--micro-batch-size {best}",), from_s, best_s, changes_objective=True)
 
 
 def _precision_gains(

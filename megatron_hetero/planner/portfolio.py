@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.columns.strategy import Columns
+from megatron_hetero.planner.dealt_search import DealtSearch
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.hexiscale.strategy import HexiScale
 from megatron_hetero.planner.objectives.fewer import FewerMachines
@@ -29,14 +30,15 @@ def default_strategies(effort: int = 1) -> tuple[Strategy, ...]:
 
     `effort` is that of the search over structures.
 
-    The first two bring structures, the search over structures goes on from them, and the last
-    looks at every plan of a very small problem.
+    The first two bring structures, the search over structures goes on from them, the next looks at
+    every plan of a very small problem, and the last at experts dealt out over replicas.
     """
     return (
         Columns(),
         Symmetric(),
         StructureSearch(effort=effort),
         Exhaustive(),
+        DealtSearch(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from itertools import pairwise, starmap
+from itertools import combinations, pairwise, starmap
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage
@@ -74,5 +74,15 @@ class ReplicaShapes:
         if cluster.has_nics:
             group = group, tuple(map(cluster.nic_number, devices))
         divided = stage.context_parallel, stage.context_shares
-        shares = stage.shares, stage.expert_shares
+        shares = stage.shares, stage.expert_shares, self._experts(stage)
         return group, len(devices), divided, shares, stage.state_parts
+
+    def _experts(self, stage: PlacedStage) -> Hashable:
+        """Return with whom a stage deals experts out over replicas, as if nodes had no names."""
+        if stage.experts is None:
+            return None
+        nodes = [device.node for device in stage.experts.devices]
+        unlike = list(dict.fromkeys(nodes))
+        hops = tuple(starmap(self.likeness.hop, combinations(unlike, 2)))
+        numbers = tuple((unlike.index(node), self.likeness.node(node)) for node in nodes)
+        return stage.experts.sizes, numbers, hops

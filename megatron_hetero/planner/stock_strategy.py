@@ -54,6 +54,20 @@ def searched_stock_plan(problem: Problem, every: bool) -> StockResult | None:
     return best_stock_plan(problem) if every else stock_beside_a_plan(problem)
 
 
+def as_its_plan(problem: Problem, found: StockResult) -> StockResult | None:
+    """Return what was found with the step of its plan in place of a bound; None where the plan
+    needs more memory than the bound knew of."""
+    if found.is_simulated:
+        return found
+    costs = make_problem(
+        problem.cluster, found.plan.workload or problem.workload, problem.costs.profile
+    ).costs
+    cost = plan_cost(found.plan, costs, placement_of(found.plan, problem.cluster))
+    if cost.missing_bytes > 0:
+        return None
+    return replace(found, step_time_s=cost.step_time_s, is_simulated=True)
+
+
 def stock_plan_and_explanation(
     problem: Problem, found: StockResult, num_priced: int
 ) -> tuple[Plan, Explanation]:

@@ -17,6 +17,7 @@ from itertools import chain
 from math import inf
 
 from megatron_hetero.cost.choices import may_mix_sizes
+from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.completion.optimizer_shares import by_room
 from megatron_hetero.planner.completion.unlike_sizes import mixed
@@ -104,9 +105,14 @@ class Loop(Rungs):
     """A search on a single board; `StructureSearch` has the limits."""
 
     def __init__(
-        self, board: Scoreboard, options: StructureSearch, *, shards: bool = False
+        self,
+        board: Scoreboard,
+        options: StructureSearch,
+        *,
+        shards: bool = False,
+        dealt_by: TokenDispatcher | None = None,
     ) -> None:
-        super().__init__(board, shards=shards)
+        super().__init__(board, shards=shards, dealt_by=dealt_by)
         self.options = options
         self.seen: set[Hashable] = set()
         self.own_work = min(options.max_work, options.work_per_gpu * board.problem.num_gpus)

@@ -5,7 +5,8 @@ devices become `cpu`, streams and synchronisation become no-ops, and the CUDA ra
 the CPU one. It refuses to be switched on where CUDA works, so it is never active on GPUs, and
 importing this module changes nothing.
 
-Nothing here touches numbers: tensors, kernels and collectives are torch's own CPU ones.
+Nothing here touches numbers: tensors, kernels and collectives are torch's own CPU ones.  NCCL
+gathers tensors of unlike sizes, which gloo refuses: they are padded to the longest for the way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from megatron_hetero.errors import EnvironmentMismatchError
@@ -132,6 +134,33 @@ def _seed_cpu(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+def _gathers_unlike(gather: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `torch.distributed.all_gather` for parts `[rows of a rank, ...]` of unlike lengths.
+
+    Megatron's all-to-all dispatcher gathers so over the ranks that divide an expert: each comes
+    with the tokens that the ranks of its own row sent.
+    """
+
+    def gathered(
+        tensor_list: list[torch.Tensor],
+        tensor: torch.Tensor,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        longest = max(tensor_list, key=len) if tensor.dim() else tensor
+        if async_op or all(part.shape == longest.shape for part in tensor_list):
+            return gather(tensor_list, tensor, group=group, async_op=async_op)
+        padded = torch.zeros_like(longest)
+        padded[: len(tensor)] = tensor
+        received = [torch.empty_like(longest) for _ in tensor_list]
+        gather(received, padded, group=group)
+        for part, own in zip(tensor_list, received, strict=True):
+            part.copy_(own[: len(part)])
+        return None
+
+    return gathered
+
+
 def _replacements(mode: TorchFunctionMode) -> Iterator[tuple[Any, str, Any]]:
     """Yield (owner, attribute, value) of everything that the active backend replaces."""
     import megatron.core.tensor_parallel.random as megatron_random
@@ -193,6 +222,7 @@ def _replacements(mode: TorchFunctionMode) -> Iterator[tuple[Any, str, Any]]:
         yield module, "LINEAR_TYPES", tuple(t for t in module.LINEAR_TYPES if isinstance(t, type))
     # Torch calls a backward pass through the mode, and takes the mode away meanwhile.
     yield torch.autograd, "_engine_run_backward", _within(mode, torch.autograd._engine_run_backward)
+    yield dist, "all_gather", _gathers_unlike(dist.all_gather)
     # Asks the accelerator whether a graph is being captured, at every optimizer step.
     yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", _nothing
 

@@ -92,6 +92,8 @@ def plan_cost(
         priced: the price by `costs` alone, if that is known.
         run: the simulated step, if that is known.
     """
+    if placement.dispatcher is not None:
+        costs = costs.dispatched(placement.dispatcher)
     # The cost model's closed form holds for plain 1F1B; only shared paths need a simulation there.
     stock, cost = sends_as_stock(plan, costs.workload), priced or costs.placement(placement)
     if not (has_orders(plan) or (stock and _is_small(placement))):

@@ -31,6 +31,13 @@ from tests.planner.strategies import cases
 GIVEN = replace(FREE, as_given=tuple(name for name in CHOICES if name != "context_parallel"))
 NONE = replace(FREE, as_given=CHOICES)
 PCIE = Link(10e9, 1e-5)
+LATENT: dict[str, object] = {
+    "kv_lora_rank": 256,
+    "q_lora_rank": 512,
+    "qk_head_dim": 96,
+    "qk_pos_emb_head_dim": 32,
+    "v_head_dim": 96,
+}
 
 
 def long_job(seq_length: int = 65536, **changes: object) -> Workload:
@@ -133,9 +140,10 @@ def check_near_brute_force(cluster: Cluster, workload: Workload) -> None:
     assert estimates.step_time_s <= 1.005 * least_s
 
 
-def test_a_sequence_that_no_gpu_holds_is_divided() -> None:
+@pytest.mark.parametrize("attention", [{}, LATENT])
+def test_a_sequence_that_no_gpu_holds_is_divided(attention: dict[str, object]) -> None:
     """Two nodes of one GPU each, where tensor parallelism cannot be: nothing fits without."""
-    workload = long_job(131072, num_layers=2, hidden_size=2048, sequence_parallel=True)
+    workload = long_job(131072, num_layers=2, hidden_size=2048, sequence_parallel=True, **attention)
     nodes = ("a", SLOW, 1), ("b", SLOW, 1)
     with pytest.raises(InfeasiblePlanError):
         plan_cluster(make_cluster(*nodes, limits=NONE), workload)
@@ -146,6 +154,8 @@ def test_a_sequence_that_no_gpu_holds_is_divided() -> None:
     again = estimate_plan(plan, cluster)
     assert plan.estimates is not None and plan.estimates.step_time_s == again.step_time_s
     assert plan.estimates.devices == again.devices
+    bound_s = plan.estimates.bound_s
+    assert bound_s is not None and bound_s <= plan.estimates.step_time_s
 
 
 def test_groups_over_slow_links_divide_sequences_and_not_weights() -> None:

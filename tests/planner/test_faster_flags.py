@@ -62,6 +62,31 @@ def test_one_replica_exchanges_nothing() -> None:
     assert faster_flags(*with_width(NODES, "tp1:2,tp1:2,tp1:2,tp1:2 @16")) == ()
 
 
+def test_a_larger_micro_batch_is_named_where_it_changes_the_objective() -> None:
+    plan, cluster = JOB
+    assert plan.workload is not None
+    assert not [gain for gain in faster_flags(plan, cluster) if gain.changes_objective]
+    masked = replace(
+        plan.workload,
+        megatron_args=(*plan.workload.megatron_args, "--eod-mask-loss"),
+        training=replace(plan.workload.training, per_token_loss=False),
+    )
+    plan = replace(plan, workload=masked)
+    (gain,) = [gain for gain in faster_flags(plan, cluster) if gain.changes_objective]
+    (flag,) = gain.flags
+    size = int(flag.split()[1])
+    assert size in (2, 4, 8)
+    own = masked.training.micro_batch_size
+    larger = replace(
+        plan,
+        workload=replace(masked, training=replace(masked.training, micro_batch_size=size * own)),
+        replicas=tuple(replace(r, num_micro_batches=8 // size) for r in plan.replicas),
+    )
+    assert estimate_plan(larger, cluster).step_time_s == gain.step_time_s < gain.from_s
+    (line,) = faster_flag_lines([gain])
+    assert "change what is trained" in str(line)
+
+
 def test_the_lines() -> None:
     gain = FlagGain((DIVIDE, OVERLAP), 5.70, 5.43)
     (line,) = faster_flag_lines([gain])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 from megatron.core.tensor_parallel import random as megatron_random
 
 from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.runtime import backend
+from tests.runtime.toy_model import in_world
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +122,17 @@ def test_a_data_loader_neither_fails_nor_moves_the_random_state(num_workers: int
         )
         assert [batch.view(-1).tolist() for batch in loader] == [[0, 1], [2, 3]]
         assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_parts_of_unlike_lengths_are_gathered_as_nccl_does(tmp_path: Path) -> None:
+    def check(rank: int) -> None:
+        with backend.cpu_backend():
+            for rows in ((3, 1), (0, 2), (2, 2)):
+                for shape in ((), (4,)):
+                    seed = torch.Generator().manual_seed(7)
+                    whole = torch.rand(sum(rows), *shape, generator=seed)
+                    found = torch.full_like(whole, -1.0)
+                    dist.all_gather(list(found.split(rows)), whole.split(rows)[rank].clone())
+                    assert torch.equal(found, whole), (rows, shape, found)
+
+    in_world("tp1:1 @1 | tp1:1 @1", check, tmp_path)

@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 _FAST = {"divided experts", "divided sequences"}
 """The fewest in which groups of all kinds differ from those of a stage, and every loss is summed
 over parts of sequences."""
-_GATHERED = {name for name in CASES if name.startswith("gathered")} | {"divided experts"}
+_GATHERED = {name for name in CASES if name.startswith("gathered")}
 """With Megatron's default dispatcher; the others exchange all to all."""
 _ALL_TO_ALL = ("--moe-token-dispatcher-type=alltoall",)
 

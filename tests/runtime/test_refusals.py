@@ -3,7 +3,6 @@ exists."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,17 +77,15 @@ def test_a_world_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the plan has 4 devices" in message and "the job has 8" in message
 
 
-def test_experts_dealt_out_and_divided_all_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_biases_of_experts_that_ranks_divide(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start, and where the plan becomes flags."""
     asked = parse_layout("tp2ep2etp2:2,tp1:2 @3 | tp2ep2etp2:2,tp1:2 @3")
-    flags = [*MODEL, "--num-experts=4", "--sequence-parallel", "--transformer-impl=local"]
-    flags += ["--disable-bias-linear", "--moe-token-dispatcher-type=alltoall"]
+    flags = [*MODEL, "--num-experts=4", "--sequence-parallel"]
     monkeypatch.setenv("WORLD_SIZE", str(asked.num_devices))
-    message = refuse([*flags, f"--hetero-layout={asked}"], UnsupportedError)
-    assert "alltoall with experts that are both dealt out and divided" in message
     words = group_arguments(command_line_words(flags))
-    with pytest.raises(UnsupportedError, match=re.escape(message)):
+    with pytest.raises(UnsupportedError, match="--disable-bias-linear") as found:
         megatron_args(plan_from_layout(asked, workload_from_arguments(JobText("a test", words))))
+    assert "etp above 1 divides experts" in str(found.value)
 
 
 def test_a_width_that_does_not_divide_the_heads() -> None:

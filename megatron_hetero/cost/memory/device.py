@@ -77,7 +77,8 @@ class StateHolders:
     optimizer: for a layer, all devices that hold a layer, over all replicas; for a tied embedding
     all holders of the embedding (a device with more than others counts them as fewer). `embedding`
     and `head`, where they are not tied, have those that hold these; None is as many as of the
-    layers.
+    layers.  `experts`: of a layer's experts, where stages deal them out over replicas unlike each
+    other; None is as many as the stage's own groups make of `layers`.
 
     Without `--use-distributed-optimizer` each device keeps all states of its parameters.
     """
@@ -86,6 +87,14 @@ class StateHolders:
     tied_embedding: float = 1
     embedding: float | None = None
     head: float | None = None
+    experts: float | None = None
+
+    @staticmethod
+    def of_parts(parts: tuple[float, float, float, float, float | None]) -> StateHolders:
+        """Return as many holders as make these parts, in the order of the fields."""
+        layers, tied, embedding, head = (1 / part for part in parts[:4])
+        experts = parts[4]
+        return StateHolders(layers, tied, embedding, head, None if experts is None else 1 / experts)
 
 
 EVERY_DEVICE = StateHolders()
@@ -302,7 +311,9 @@ def stage_memory(
         return tied + embedding + _ceil(last_params * state, head_holders)
 
     def of_layer(state: int) -> int:
-        return _layer_states_bytes(model, share, layer, holders.layers, state)
+        if not training.use_distributed_optimizer:
+            return layer * state
+        return _layer_states_bytes(model, share, layer, holders, state)
 
     # Outside of layers, then for each layer.
     base = {
@@ -338,20 +349,22 @@ def stage_memory(
 
 
 def _layer_states_bytes(
-    model: ModelSpec, share: TensorShare, num_params: int, num_holders: float, state: int
+    model: ModelSpec, share: TensorShare, num_params: int, holders: StateHolders, state: int
 ) -> int:
-    """Return the bytes of a layer's optimizer states; experts that are dealt out over replicas have
-    as many holders as there are groups of them.
+    """Return the bytes of a layer's divided optimizer states; experts that are dealt out over
+    replicas have as many holders as there are groups of them.
 
     Args:
         num_params: of the layer on this device.
-        num_holders: that divide the states of all but such experts; 1 of those that are whole.
+        holders: that divide the states.
         state: bytes of a parameter.
     """
-    if not share.expert_ranks or num_holders == 1:
+    num_holders, own_holders = holders.layers, holders.experts
+    if not (share.expert_ranks or own_holders):
         return _ceil(num_params * state, num_holders)
     experts = expert_params(model, share)
-    own_holders = max(1.0, num_holders * share.width / share.expert_ranks)
+    if own_holders is None:
+        own_holders = max(1.0, num_holders * share.width / share.expert_ranks)
     return _ceil((num_params - experts) * state, num_holders) + _ceil(experts * state, own_holders)
 
 

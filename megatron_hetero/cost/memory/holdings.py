@@ -27,6 +27,7 @@ from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.sharding.expert_groups import expert_peers
 from megatron_hetero.plan.sharding.shards import shard_edges
 
 Tensor = tuple[str, int, str]
@@ -40,21 +41,31 @@ Holdings = dict[str, Kept]
 
 @dataclass(frozen=True)
 class StagePart:
-    """One tensor-parallel group of a stage; `layers` are indices."""
+    """One tensor-parallel group of a stage; `layers` are indices.
+
+    `experts`: what each device keeps of the experts, as an interval, where they are dealt out over
+    replicas; None: as the group divides them.
+    """
 
     devices: tuple[str, ...]
     layers: tuple[int, ...]
     shares: tuple[int, ...] | None
     context_rank: int = 0
     expert_shares: tuple[int, ...] | None = None
+    experts: tuple[Interval, ...] | None = None
+
+    def copy_of_experts(self, index: int) -> int:
+        """Count the devices before this one that keep the same of the experts."""
+        return 0 if self.experts is None else self.experts[:index].count(self.experts[index])
 
 
 def parts_of_plan(plan: Plan) -> list[list[StagePart]]:
     """Return the groups of a plan with devices, [replica][group of a stage]."""
+    peers = expert_peers(plan)
     return [
         [
             part
-            for stage in replica.stages
+            for s, stage in enumerate(replica.stages)
             for part in _groups(
                 stage.devices,
                 tuple(
@@ -65,9 +76,14 @@ def parts_of_plan(plan: Plan) -> list[list[StagePart]]:
                 stage.shape.shares,
                 stage.shape.tensor_parallel,
                 stage.shape.expert_shares,
+                _of_experts(
+                    stage.shape.expert_groups,
+                    peers.get((r, s), (r,)).index(r) * stage.shape.num_devices,
+                    stage.shape.num_devices,
+                ),
             )
         ]
-        for replica in plan.replicas
+        for r, replica in enumerate(plan.replicas)
     ]
 
 
@@ -83,10 +99,32 @@ def parts_of_placement(placement: Placement) -> list[list[StagePart]]:
                 stage.shares,
                 stage.width,
                 stage.expert_shares,
+                _of_experts(
+                    stage.expert_groups,
+                    stage.experts.devices.index(stage.devices[0]) if stage.experts else 0,
+                    len(stage.devices),
+                ),
             )
         ]
         for replica in placement.replicas
     ]
+
+
+def _of_experts(
+    sizes: tuple[int, int] | None, first: int, number: int
+) -> tuple[Interval, ...] | None:
+    """Return the interval of experts on each device of a stage.
+
+    Args:
+        sizes: `StageShape.expert_groups`.
+        first: place of the stage's first device among those of the replicas in its groups.
+        number: devices of the stage.
+    """
+    if sizes is None:
+        return None
+    whole = sizes[0] * sizes[1]
+    places = [place % whole for place in range(first, first + number)]
+    return tuple((place / whole, (place + 1) / whole) for place in places)
 
 
 def _groups(
@@ -95,9 +133,11 @@ def _groups(
     shares: tuple[int, ...] | None,
     width: int,
     expert_shares: tuple[int, ...] | None,
+    experts: tuple[Interval, ...] | None,
 ) -> Iterator[StagePart]:
     for rank, start in enumerate(range(0, len(devices), width)):
-        yield StagePart(devices[start : start + width], layers, shares, rank, expert_shares)
+        own = None if experts is None else experts[start : start + width]
+        yield StagePart(devices[start : start + width], layers, shares, rank, expert_shares, own)
 
 
 class StateSizes:
@@ -138,20 +178,27 @@ def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Hol
     divides = workload.training.use_distributed_optimizer
     # Every weight's interval on every device.
     weights = [
-        ((r, stage.context_rank), device, name, layer, interval)
+        ((r, stage.context_rank, stage.copy_of_experts(index)), device, name, layer, interval)
         for r, stages in enumerate(replicas)
         for stage in stages
         for index, device in enumerate(stage.devices)
         for name, layer, interval in _intervals(workload, stage, index)
     ]
-    # With a divided optimizer: all cuts of a tensor, and all copies of the model that hold it.
+    # With a divided optimizer: all cuts of a tensor, and who holds it between two of them.
     cuts: dict[tuple[str, int], set[float]] = {}
-    copies: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    held: dict[tuple[str, int], list[tuple[tuple[int, int, int], Interval]]] = {}
     if divides:
         for copy, _, name, layer, interval in weights:
             cuts.setdefault((name, layer), set()).update(interval)
-            copies.setdefault((name, layer), set()).add(copy)
-    turn = {key: {copy: i for i, copy in enumerate(sorted(of))} for key, of in copies.items()}
+            held.setdefault((name, layer), []).append((copy, interval))
+    slices = {key: list(pairwise(sorted(edges))) for key, edges in cuts.items()}
+    turns = {
+        key: {
+            (a, b): sorted({copy for copy, (start, stop) in held[key] if start <= a and b <= stop})
+            for a, b in of_key
+        }
+        for key, of_key in slices.items()
+    }
     found: Holdings = {}
     # Each device keeps its weights whole, and its turn's part of the states of each slice.
     for copy, device, name, layer, interval in weights:
@@ -160,10 +207,11 @@ def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Hol
         kept[name, layer, "optimizer"] = (interval,)
         if divides:
             start, stop = interval
-            edges = sorted(edge for edge in cuts[name, layer] if start <= edge <= stop)
-            turns = turn[name, layer]
+            holders = turns[name, layer]
             kept[name, layer, "optimizer"] = tuple(
-                _part(slice_, turns[copy], len(turns)) for slice_ in pairwise(edges)
+                _part((a, b), holders[a, b].index(copy), len(holders[a, b]))
+                for a, b in slices[name, layer]
+                if start <= a and b <= stop
             )
     return found
 
@@ -189,6 +237,8 @@ def _intervals(
     if stage.expert_shares is not None:
         edges = shard_edges(model.num_experts, width, stage.expert_shares)
         mlp = edges[index] / edges[-1], edges[index + 1] / edges[-1]
+    if stage.experts is not None:
+        mlp = stage.experts[index]
     for layer in stage.layers:
         yield "attention", layer, attention
         yield "mlp", layer, mlp

@@ -6,12 +6,11 @@ from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Plan
 
 
-def check_dealt_experts(plan: Plan, *, dispatcher: str, has_biases: bool) -> None:
+def check_dealt_experts(plan: Plan, *, has_biases: bool) -> None:
     """Refuse what groups of experts over replicas do not follow in the plug-in's runtime.
 
     Args:
         plan: the plan.
-        dispatcher: `--moe-token-dispatcher-type`.
         has_biases: linear layers have biases, those of experts too.
     Raises:
         UnsupportedError: the message names the flags, and advice.
@@ -23,18 +22,9 @@ def check_dealt_experts(plan: Plan, *, dispatcher: str, has_biases: bool) -> Non
             "etp above 1 divides experts, and each rank would add a bias whole. Add "
             "--disable-bias-linear, or deal whole experts out (etp1)."
         )
-    if dispatcher == "alltoall" and any(min(sizes) > 1 for sizes in groups):
-        raise UnsupportedError(
-            "--moe-token-dispatcher-type alltoall with experts that are both dealt out and divided "
-            "(ep and etp above 1) is not verified on asymmetric plans yet. Use allgather, or etp1."
-        )
 
 
 def check_dealt_experts_of_job(plan: Plan) -> None:
     """Refuse as `check_dealt_experts`, when a plan becomes flags; a bare layout has no job yet."""
     if plan.workload is not None:
-        check_dealt_experts(
-            plan,
-            dispatcher=plan.workload.training.token_dispatcher,
-            has_biases=plan.workload.model.add_bias_linear,
-        )
+        check_dealt_experts(plan, has_biases=plan.workload.model.add_bias_linear)

@@ -9,7 +9,7 @@ these are the groups of stock Megatron (`parallel_state.RankGenerator`, order tp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from megatron_hetero.plan.in_flight import launched_forwards
@@ -65,22 +65,37 @@ def expert_peers(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:
         (replica, stage) -> replicas, itself among them; fewer than `stages_in_group` where too few
         stages are alike, which `experts_over_replicas_meet` refuses.
     """
+    return alike_peers(
+        (r, s, stages_in_group(stage.shape), _in_step(plan, r, s))
+        for r, replica in enumerate(plan.replicas)
+        for s, stage in enumerate(replica.stages)
+        if stage.shape.expert_groups is not None
+    )
+
+
+def alike_peers(
+    stages: Iterable[tuple[int, int, int, Hashable]],
+) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Find who form groups of experts together among stages that deal experts out over replicas.
+
+    Args:
+        stages: replica and place of each stage, replicas rising; the number of stages in its group;
+            and what stages of one group have in common.
+    Returns:
+        As `expert_peers`.
+    """
     found: dict[tuple[int, int], tuple[int, ...]] = {}
-    open_groups: dict[object, list[int]] = {}
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            if stage.shape.expert_groups is None:
-                continue
-            key = s, _in_step(plan, r, s)
-            group = open_groups.setdefault(key, [])
-            group.append(r)
-            found.update({(peer, s): tuple(group) for peer in group})
-            if len(group) == stages_in_group(stage.shape):
-                del open_groups[key]
+    open_groups: dict[Hashable, list[int]] = {}
+    for r, s, number, in_step in stages:
+        group = open_groups.setdefault((s, in_step), [])
+        group.append(r)
+        found.update({(peer, s): tuple(group) for peer in group})
+        if len(group) == number:
+            del open_groups[s, in_step]
     return found
 
 
-def _in_step(plan: Plan, r: int, s: int) -> object:
+def _in_step(plan: Plan, r: int, s: int) -> Hashable:
     """Return what stages have in common whose ranks pass tokens to each other in every layer."""
     replica = plan.replicas[r]
     stage = replica.stages[s]

@@ -2,7 +2,8 @@
 
 Nearest is the first in this order: what stock Megatron runs; fewer reasons for the plug-in
 (`schedule.stock.num_reasons_not_stock`); fewer unlike things (widths, depths, layers of a stage's
-place, numbers and sizes of micro-batches, settings of stages, launch counts); and faster.
+place, numbers and sizes of micro-batches, settings of stages, groups of experts, groups of
+machines that exchange gradients, launch counts); and faster.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def num_unlike(placement: Placement) -> int:
         {r.num_micro_batches for r in placement.replicas},
         {r.micro_batch_size for r in placement.replicas},
         {s.own_settings for _, s in stages},
+        {s.expert_groups for _, s in stages},
+        {bool(placement.exchange_groups), False},
         {r.launch_counts is not None for r in placement.replicas} | {False},
     )
     return sum(len(kind) - 1 for kind in kinds)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
+from math import lcm
 
 from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.memory.device import StateHolders, kept_sends
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.sharded import ShardedOptions
+from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
 from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
@@ -20,17 +23,23 @@ from megatron_hetero.planner.division.layers import minimax
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, keep_step
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
+_DEALT_LOOK = 500
+"""Work of a stage whose ways to deal experts out are looked at for the first time."""
+
 
 class Completer:
     """Completes structures of one problem.
 
-    `shards`: with sharded layers, and only structures that may have some.
+    `shards`: with sharded layers, and only structures that may have some.  `dealt_by`: with experts
+    dealt out over replicas by this dispatcher of tokens, and only structures that gain from it.
     """
 
-    def __init__(self, problem: Problem, *, shards: bool = False) -> None:
-        self.shards = shards
+    def __init__(
+        self, problem: Problem, *, shards: bool = False, dealt_by: TokenDispatcher | None = None
+    ) -> None:
+        self.shards, self.dealt_by = shards, dealt_by
         self.problem = problem
-        self.costs = problem.costs
+        self.costs = problem.costs if dealt_by is None else problem.costs.dispatched(dealt_by)
         self.own_size = problem.workload.training.micro_batch_size
         self.batch = problem.workload.training.global_batch_size
         self.sharded = problem.workload.training.use_distributed_optimizer
@@ -89,6 +98,8 @@ class Completer:
             return None
         if self.shards:
             return self._sharded(structure, size) if not given else None
+        if self.dealt_by is not None:
+            return self._dealt(structure, size) if not given else None
         return self.whole(structure, self.table(structure, size, given))
 
     def in_sizes(self, structure: tuple[Chain, ...], sizes: Sequence[int]) -> Completion | None:
@@ -116,6 +127,69 @@ class Completer:
             filled.append(found)
         shared = shares(self.batch, filled)
         return shared and Completion(structure, tuple(filled), *shared, tables.given)
+
+    def _dealt(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
+        """Complete it with experts dealt out over replicas that are alike, in blocks that do the
+        same micro-batches; None where no stage gains from it."""
+        tables = self.table(structure, size, False)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for r, chain in enumerate(structure):
+            alike.setdefault(self.shape(chain), []).append(r)
+        most = self.batch // size - len(structure) + 1
+        filled: dict[int, Filled] = {}
+        blocks: list[list[int]] = []
+        for members in alike.values():
+            found = self._dealt_pipeline(tables, [structure[r] for r in members], most)
+            if found is None:
+                return None
+            groups = zip(structure[members[0]], found.options, strict=True)
+            whole = lcm(*(stages_together(unit, option) for unit, option in groups))
+            blocks += [members[i : i + whole] for i in range(0, len(members), whole)]
+            filled.update(dict.fromkeys(members, found))
+        if not any(option.expert_groups for one in filled.values() for option in one.options):
+            return None
+        # A block of replicas takes as many micro-batches at once as it has replicas.
+        together = [replace(filled[b[0]], size=size * len(b)) for b in blocks]
+        shared = shares(self.batch, together)
+        if shared is None:
+            return None
+        counts = {
+            r: number for block, number in zip(blocks, shared[0], strict=True) for r in block
+        }
+        order = range(len(structure))
+        numbers = tuple([counts[r] for r in order])
+        own = tuple([filled[r] for r in order])
+        return Completion(structure, own, numbers, shared[1], False, dispatcher=self.dealt_by)
+
+    def _dealt_pipeline(
+        self, tables: Tables, chains: Sequence[Chain], most: int
+    ) -> Filled | None:
+        """Return one of some alike replicas, each of whose stages may deal experts out over all of
+        them."""
+        first, depth = chains[0], len(chains[0])
+        self.work += 20 * depth
+        before = tables.options.num_looked
+        options: list[tuple[StageOption, ...]] = []
+        for index, unit in enumerate(first):
+            place = StagePlace(
+                unit.devices,
+                unit.tensor_shares,
+                index == 0,
+                index == depth - 1,
+                min(depth - index, most),
+                context_parallel=unit.context_parallel,
+                context_shares=unit.context_shares,
+                peers=tuple([chain[index].devices for chain in chains]),
+            )
+            options.append(tables.options.of(place))
+        self.work += _DEALT_LOOK * (tables.options.num_looked - before)
+        times = [[option.time_s for option in of] for of in options]
+        layers = minimax(self.problem.num_layers, times)
+        if layers is None:
+            return None
+        chosen = tuple([of[n - 1] for n, of in zip(layers, options, strict=True)])
+        quick = self._quick(tables, first, [option.time_s for option in chosen], False)
+        return Filled(layers, chosen, None, tables.size, *quick)
 
     def _sharded(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
         """Complete the structure as one pipeline of all replicas, in step at sharded layers; None
@@ -328,8 +402,9 @@ class Completer:
 
     def tune(self, found: Completion, max_work: int) -> Completion:
         """Tune layers and launch counts by the recurrence, replica by replica; then the
-        shares.  Replicas with sharded layers keep step, and stay as they are."""
-        if found.sharded is not None:
+        shares.  Replicas with sharded layers keep step, as do those that deal experts out together:
+        they stay as they are."""
+        if found.sharded is not None or found.dispatcher is not None:
             return found
         tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}
         best, before = found, found
@@ -371,3 +446,9 @@ class Completer:
         filled, time_s, work = tables.tuned[key]
         self.work += work
         return filled, time_s
+
+
+def stages_together(unit: Unit, option: StageOption) -> int:
+    """Count the alike stages that one group of experts takes."""
+    size, width = option.expert_groups or (1, 1)
+    return max(1, size * width // len(unit.devices))

@@ -14,9 +14,11 @@ from megatron_hetero.cost.placement import (
     PlacedReplica,
     PlacedStage,
     Placement,
+    with_alike_groups,
     with_optimizer_shares,
     with_sharded_layers,
 )
+from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.division.layers import minimax
 from megatron_hetero.planner.problem import Structure
@@ -50,6 +52,8 @@ class Completion:
     """Sharded layers of each stage, the same in all replicas; None without any."""
     optimizer_shares: Sequence[Sequence[int | None]] | None = None
     """Relative shares of the optimizer's states, [replica][stage]; None are equal shares."""
+    dispatcher: TokenDispatcher | None = None
+    """Of tokens to experts; None is the job's own."""
 
     @property
     def layers(self) -> list[tuple[int, ...]]:
@@ -88,8 +92,13 @@ class Completion:
             size = None if filled.size == own_size else filled.size
             replicas.append(PlacedReplica(stages, number, counts, size))
         # Owners of states and sharded layers depend on all replicas.
-        made = Placement(tuple(replicas))
-        if self.optimizer_shares or made.has_context_parallel:
+        made = Placement(tuple(replicas), dispatcher=self.dispatcher)
+        sizes = [[option.expert_groups for option in filled.options] for filled in self.filled]
+        if any(own for of_replica in sizes for own in of_replica):
+            dealt = with_alike_groups(made, sizes)
+            assert dealt is not None  # the completer fills alike stages alike
+            made = dealt
+        if self.optimizer_shares or made.has_context_parallel or made.mixes_expert_groups:
             equal = [[None] * len(r.stages) for r in replicas]
             made = with_optimizer_shares(made, self.optimizer_shares or equal)
         return made if self.sharded is None else with_sharded_layers(made, self.sharded)

@@ -17,6 +17,7 @@ class StageOption:
     recompute: Recompute | None
     num_recomputed: int | None
     expert_shares: tuple[int, ...] | None = None
+    expert_groups: tuple[int, int] | None = None
 
     @property
     def time_s(self) -> float:
@@ -43,6 +44,7 @@ class StageTimes:
     plain_s: tuple[float, float]
     """Seconds of a layer without recompute."""
     expert_shares: tuple[int, ...] | None
+    expert_groups: tuple[int, int] | None = None
     known: dict[tuple[int, int], StageOption] = field(default_factory=dict, compare=False)
 
     def within(self, num_layers: int, rooms: Rooms) -> StageOption | None:
@@ -72,11 +74,15 @@ class StageTimes:
         backward_s += self.layer_s[1] * num + self.plain_s[1] * plain
         recompute: Recompute = self.recompute
         if self.partly and 0 < num < num_layers:
-            return StageOption(forward_s, backward_s, "full", num, self.expert_shares)
+            return StageOption(forward_s, backward_s, "full", num, *self._dealt)
         if self.partly and num == 0:
             recompute = "none"
         own = None if recompute == self.own else recompute
-        return StageOption(forward_s, backward_s, own, None, self.expert_shares)
+        return StageOption(forward_s, backward_s, own, None, *self._dealt)
+
+    @property
+    def _dealt(self) -> tuple[tuple[int, ...] | None, tuple[int, int] | None]:
+        return self.expert_shares, self.expert_groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Device
-from megatron_hetero.cost.choices import deals_experts, recomputes
+from megatron_hetero.cost.choices import deals_experts, deals_unlike, expert_groups, recomputes
 from megatron_hetero.cost.memory.device import StageMemory, StateHolders
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import slowest_link
-from megatron_hetero.cost.placement import PlacedStage, Recompute
+from megatron_hetero.cost.placement import PlacedExperts, PlacedStage, Recompute
 from megatron_hetero.cost.share import TensorShare, equal_dealing, member_shares
 from megatron_hetero.cost.work.pieces import PieceTimes
 from megatron_hetero.planner.completion.stage_lines import (
@@ -33,7 +33,8 @@ class StagePlace:
     """A stage without its layers: who it is, where in its pipeline, and what it has to keep.
 
     `num_sends_kept` as in `CostModel.memory`; `holders` are those of its optimizer states, None as
-    the price list has them.
+    the price list has them.  `peers` are the devices of alike stages, its own first, with which it
+    may deal experts out; `experts` says how it does.
     """
 
     devices: tuple[Device, ...]
@@ -46,6 +47,8 @@ class StagePlace:
     context_parallel: int = 1
     expert_shares: tuple[int, ...] | None = None
     context_shares: tuple[int, ...] | None = None
+    peers: tuple[tuple[Device, ...], ...] = ()
+    experts: PlacedExperts | None = None
 
     @property
     def width(self) -> int:
@@ -62,6 +65,7 @@ class StagePlace:
             context_parallel=self.context_parallel,
             expert_shares=self.expert_shares,
             context_shares=self.context_shares,
+            experts=self.experts,
         )
 
 
@@ -81,6 +85,7 @@ class StageOptions:
         self._found: dict[Hashable, tuple[StageOption, ...]] = {}
         self._lines: dict[Hashable, list[StageLine]] = {}
         self._times: dict[Hashable, StageTimes] = {}
+        self._peers: dict[tuple[tuple[Device, ...], ...], Hashable] = {}
         self._unlike: dict[Hashable, tuple[tuple[Device, TensorShare], ...]] = {}
 
     def of(self, place: StagePlace) -> tuple[StageOption, ...]:
@@ -89,6 +94,11 @@ class StageOptions:
         if key not in self._found:
             self._found[key] = self._look(place, key)
         return self._found[key]
+
+    @property
+    def num_looked(self) -> int:
+        """Unlike places so far."""
+        return len(self._lines)
 
     def key(self, place: StagePlace) -> tuple[Hashable, ...]:
         """Return equal for places that are alike."""
@@ -105,11 +115,27 @@ class StageOptions:
         gpus = tuple(memory_kind(cluster.node_by_name[device.node]) for device in place.devices)
         link = slowest_link(cluster, place.devices)
         ends = place.first, place.last
-        key = gpus, link, place.shares, ends, place.expert_shares
+        key: tuple[Hashable, ...] = gpus, link, place.shares, ends, place.expert_shares
+        if place.peers:
+            key = *key, self._peers_key(place), place.experts and place.experts.sizes
         if place.context_parallel == 1:
             return key
         own = tuple(slowest_link(cluster, group.devices) for group in place.stage.groups)
         return *key, place.context_parallel, place.context_shares, own
+
+    def _peers_key(self, place: StagePlace) -> Hashable:
+        """Return equal for places among peers of equal times: as if nodes had no names."""
+        peers = place.peers
+        if peers not in self._peers:
+            cluster = self.costs.cluster
+            devices = [device for peer in peers for device in peer]
+            numbers: dict[str, int] = {}
+            own = []
+            for device in devices:
+                number = numbers.setdefault(device.node, len(numbers))
+                own.append((number, memory_kind(cluster.node_by_name[device.node])))
+            self._peers[peers] = tuple(own), slowest_link(cluster, devices), len(peers)
+        return self._peers[peers]
 
     def _look(self, place: StagePlace, key: tuple[Hashable, ...]) -> tuple[StageOption, ...]:
         model = self.costs.workload.model
@@ -121,7 +147,7 @@ class StageOptions:
         if key not in self._lines:
             self._lines[key] = [
                 self._line(recompute, dealt)
-                for dealt in self._dealings(place)
+                for dealt in self._worth(place)
                 for recompute in self.choices
             ]
         lines = [
@@ -140,14 +166,54 @@ class StageOptions:
             options.append(min(found, key=_time_s))
         return tuple(options)
 
+    def _worth(self, place: StagePlace) -> list[StagePlace]:
+        """Return the ways to deal experts out, of several over replicas those alone that no other
+        beats both in time and in memory."""
+        every = list(self._dealings(place))
+        if not place.peers:
+            return every
+        known: dict[StagePlace, tuple[float, int, int]] = {}
+        for dealt in every:
+            line = self._line(self.choices[0], dealt)
+            free, layer, *_ = line.rooms[0]
+            known[dealt] = sum(line.times.layer_s), layer, -free
+        return [
+            dealt
+            for place, (dealt, own) in enumerate(known.items())
+            if not any(
+                all(a <= b for a, b in zip(other, own, strict=True))
+                and (other != own or number < place)
+                for number, other in enumerate(known.values())
+            )
+        ]
+
     def _dealings(self, place: StagePlace) -> Iterator[StagePlace]:
         """Yield the place with experts as they lie; if experts may be dealt out, also divided and
-        dealt out."""
+        dealt out: in equal numbers, or in numbers by the shares that the group's GPUs have of all
+        else, which follow their speed and memory."""
         yield place
-        if self.deals and place.context_parallel == 1 and place.shares is None:
-            for table in (None, equal_dealing(self.costs.workload.model, place.width)):
-                if table != place.expert_shares:
-                    yield replace(place, expert_shares=table)
+        if self.deals and place.context_parallel == 1:
+            model = self.costs.workload.model
+            table = equal_dealing(model, place.width)
+            if place.shares is not None:
+                table = place.shares if deals_unlike(self.costs, place.width) else None
+            for other in (None, table):
+                if other != place.expert_shares:
+                    yield replace(place, expert_shares=other)
+        yield from self._over_replicas(place)
+
+    def _over_replicas(self, place: StagePlace) -> Iterator[StagePlace]:
+        """Yield the place with experts dealt out over the stages that are alike, in whole groups of
+        some of them."""
+        own, number = len(place.devices), len(place.peers)
+        for size, width in expert_groups(self.costs, place.width, own * number):
+            whole = size * width
+            if (own % whole and whole % own) or place.shares or place.context_shares:
+                continue
+            together = max(1, whole // own)
+            if number % together == 0:
+                devices = tuple(d for peer in place.peers[:together] for d in peer)
+                yield replace(place, experts=PlacedExperts((size, width), devices))
 
     def _line(self, recompute: Recompute, place: StagePlace) -> StageLine:
         """Return options that recompute like this; of "full" as few layers as will do."""
@@ -196,12 +262,13 @@ class StageOptions:
             (pieces.layer.forward_s, pieces.layer.backward_s),
             (plain.layer.forward_s, plain.layer.backward_s),
             place.expert_shares,
+            None if place.experts is None else place.experts.sizes,
         )
 
     def pieces(self, recompute: Recompute, place: StagePlace) -> PieceTimes:
         """Time the model's pieces on the stage, under a kind of recompute."""
         costs = self.costs.variant(recompute=recompute)
-        if place.context_parallel > 1 or place.expert_shares is not None:
+        if place.context_parallel > 1 or place.expert_shares is not None or place.experts:
             return costs.stage_pieces(place.stage, self.vocab_rows)
         return costs.group_pieces(place.devices, place.shares, self.vocab_rows)
 
@@ -233,6 +300,7 @@ class StageOptions:
                 place.context_parallel,
                 place.expert_shares,
                 place.context_shares,
+                None if place.experts is None else place.experts.sizes,
             )
             node_by_name = self.costs.cluster.node_by_name
             unlike = {

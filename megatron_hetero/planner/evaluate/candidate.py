@@ -115,10 +115,12 @@ class Candidate:
                 repr([s.own_settings for s in r.stages]),
                 tuple((s.context_parallel, s.context_shares or ()) for s in r.stages),
                 tuple(s.num_sharded_layers for s in r.stages),
+                tuple(s.expert_groups or () for s in r.stages),
             )
             for r in self.placement.replicas
         )
-        return (*self.coarse_key, len(devices), not self.is_stock, (devices, shape))
+        dispatcher = self.placement.dispatcher or ""
+        return (*self.coarse_key, len(devices), not self.is_stock, (devices, shape, dispatcher))
 
 
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
@@ -144,6 +146,6 @@ def has_the_jobs_settings(placement: Placement) -> bool:
         replica.micro_batch_size is None
         and all(stage.own_settings == NO_SETTINGS for stage in replica.stages)
         and all(stage.context_parallel == 1 for stage in replica.stages)
-        and all(stage.sharding is None for stage in replica.stages)
+        and all(stage.sharding is None and stage.experts is None for stage in replica.stages)
         for replica in placement.replicas
     )

@@ -12,6 +12,7 @@ from megatron_hetero.cost.placement import (
     PlacedReplica,
     PlacedStage,
     Placement,
+    with_expert_groups,
 )
 from megatron_hetero.plan.stock_ranks import (
     RankOrder,
@@ -133,7 +134,13 @@ def arranged(
     bare, rank_order = canonical(Placement(tuple(joined)), gpus)
     if rank_order is None or not groups_fit(shapes.pop(), len(first.stages), rank_order):
         return placement, None
-    return Placement(tuple(on_devices_of(first, replica) for replica in bare.replicas)), rank_order
+    made = replace(
+        placement, replicas=tuple(on_devices_of(first, replica) for replica in bare.replicas)
+    )
+    # Experts are dealt out anew, among the ranks that are neighbours now.
+    if (sizes := first.stages[0].expert_groups) is not None:
+        made = with_expert_groups(made, sizes)
+    return made, rank_order
 
 
 def on_devices_of(replica: PlacedReplica, other: PlacedReplica) -> PlacedReplica:

@@ -152,7 +152,7 @@ class Rescorer:
         costs = self.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)
         replicas = tuple([_shortened(replica, part) for replica in placement.replicas])
-        short, price = Placement(replicas), self.board.replica_cost
+        short, price = replace(placement, replicas=replicas), self.board.replica_cost
         alone = costs.combine(short, tuple([price(r, costs, rows) for r in replicas]), rows)
         waiting = queued(self.costs, short, alone, is_stock=self.sends_as_stock(candidate))
         priced = []
@@ -177,6 +177,8 @@ class Rescorer:
         path: they hide queues as they hide the hops themselves.  One of stock Megatron's is the
         plug-in's with them, which does not wait for its sends."""
         placement = best.placement
+        if placement.has_expert_groups:
+            return  # stages of a group launch alike
         sharing = self._simulated(best)
         costs = self.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 from math import inf
 
+from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.completion.optimizer_shares import by_room
@@ -31,16 +32,23 @@ class Rungs:
     """The means to raise structures of one board up the ladder; counts the work, in units of about
     10 microseconds.
 
-    `shards`: with sharded layers, and only structures that may have some.
+    `shards`: with sharded layers, and only structures that may have some.  `dealt_by`: as of
+    `Completer`.
     """
 
-    def __init__(self, board: Scoreboard, *, shards: bool = False) -> None:
+    def __init__(
+        self,
+        board: Scoreboard,
+        *,
+        shards: bool = False,
+        dealt_by: TokenDispatcher | None = None,
+    ) -> None:
         self.board = board
         self.kind_of = {
             node.name: k for k, kind in enumerate(kinds_of(board.problem)) for node in kind.nodes
         }
         self.problem = board.problem
-        self.completer = Completer(board.problem, shards=shards)
+        self.completer = Completer(board.problem, shards=shards, dealt_by=dealt_by)
         self.rescorer = Rescorer(board)
         self.tails = Tails(board.problem)
         self._num_kinds = 1 + max(self.kind_of.values(), default=0)
@@ -66,7 +74,7 @@ class Rungs:
         size fits, with the optimizer's states divided by free memory."""
         sizes = self.completer.sizes(len(structure))
         found = [one for size in sizes if (one := self.completer.complete(structure, size))]
-        if not found and not self.completer.shards:
+        if not found and not self.completer.shards and self.completer.dealt_by is None:
             found = [one for size in sizes if (one := by_room(self.completer, structure, size))]
         found.sort(key=lambda completion: completion.quick_s)
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]

@@ -218,7 +218,8 @@ class Scoreboard:
         Args:
             costs: sharded as its placement is.
         """
-        key = self._shapes.of(replica, vocab_rows), costs.holders
+        dispatcher = costs.workload.training.token_dispatcher
+        key = self._shapes.of(replica, vocab_rows), costs.holders, dispatcher
         if key not in self._replicas:
             self._replicas[key] = costs.replica(replica, vocab_rows)
         return self._replicas[key]

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from megatron_hetero import __version__
 from megatron_hetero.cluster.file.description import cluster_hash
 from megatron_hetero.model.load import workload_hash
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import TokenDispatcher, Workload
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan, Replica, Stage
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.problem import Problem
+
+
+def with_dispatcher(workload: Workload, dispatcher: TokenDispatcher) -> Workload:
+    """Return the same job with another dispatcher of tokens to experts, in its flags too."""
+    flags = (*workload.megatron_args, "--moe-token-dispatcher-type", dispatcher)
+    training = replace(workload.training, token_dispatcher=dispatcher)
+    return replace(workload, training=training, megatron_args=flags)
 
 
 @lru_cache
@@ -36,6 +44,9 @@ def bare_plan(
     validated; `reasons` says why its idle devices are idle."""
     # Stages as in plan.json.
     cluster, workload = problem.cluster, problem.workload
+    dispatcher = best.placement.dispatcher
+    if dispatcher not in (None, workload.training.token_dispatcher):
+        workload = with_dispatcher(workload, dispatcher)
     replicas = tuple(
         Replica(
             tuple(

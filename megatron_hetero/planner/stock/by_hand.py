@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cost.choices import expert_groups
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import Problem, Unit, equal_units
 from megatron_hetero.planner.shapes.kinds import kinds_of
 from megatron_hetero.planner.stock.case import StockCase, StockRecompute, StockSettings
-from megatron_hetero.planner.stock.forms import expert_groups, groups_fit_grid
+from megatron_hetero.planner.stock.forms import groups_fit_grid
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates
@@ -70,7 +71,7 @@ def _best(problem: Problem, nodes: Sequence[Node]) -> tuple[Plan, float] | None:
     own: StockRecompute = training.recompute
     kinds: tuple[StockRecompute, ...] = (own,) if own == "full" else (own, "full")
     num_gpus = sum(len(problem.gpus[node.name]) for node in nodes)
-    groups = [own for own in expert_groups(problem, 1, num_gpus) if own != (1, 1)]
+    groups = (None, *expert_groups(problem.costs, 1, num_gpus))
     for recompute in kinds:
         found = []
         for own_groups in groups:

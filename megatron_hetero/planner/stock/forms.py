@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from megatron_hetero.cost.choices import NOT_WITH_CONTEXT_PARALLEL, deals_experts, may_choose
+from megatron_hetero.cost.choices import (
+    NOT_WITH_CONTEXT_PARALLEL,
+    ExpertGroups,
+    cuts_positions,
+    may_choose,
+)
 from megatron_hetero.cost.work.compute import uses_flash_attention
-from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
-from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.plan.plan import StageShape
 from megatron_hetero.plan.stock_ranks import groups_fit
 from megatron_hetero.planner.problem import Problem
@@ -21,14 +24,6 @@ _STOCK_DIVIDES_WITH = frozenset(
     {"--moe-expert-capacity-factor", "--qk-clip", "--log-max-attention-logit"}
 )
 """Flags with which Megatron can divide sequences but the plug-in cannot."""
-_YARN_POSITIONS = 4096
-"""Positions in YaRN's table of latent attention
-(`MLATransformerConfig.original_max_position_embeddings`)."""
-_DISPATCHER = "--moe-token-dispatcher-type"
-
-ExpertGroups = tuple[int, int] | None
-
-
 def forms(problem: Problem, ranks: StockRanks) -> Iterator[GroupForm]:
     """Yield every form of groups on some ranks, of one chunk a stage and undealt experts."""
     batch = problem.workload.training.global_batch_size
@@ -52,22 +47,13 @@ def contexts(problem: Problem, ranks: StockRanks) -> list[int]:
     )
     parts = 2 * (ranks.width if training.sequence_parallel else 1) * (8 if training.fp8 else 1)
     most = len(ranks.units) if may else 1
-    # Megatron cuts YaRN's table of latent attention when it builds the model.
-    table = _YARN_POSITIONS if model.kv_lora_rank and not _has_plain_rope(problem) else 0
     return [
         size
         for size in range(1, most + 1)
         if len(ranks.units) % size == 0
         and (size == 1 or model.seq_length % (parts * size) == 0)
-        and (not table or table % (2 * size) == 0)
+        and cuts_positions(problem.workload, size)
     ]
-
-
-def _has_plain_rope(problem: Problem) -> bool:
-    """Return whether the job says `--rope-type rope`; latent attention has YaRN's positions
-    else."""
-    options = last_of_each(flag_table().split(problem.workload.megatron_args))
-    return any(o.name == "--rope-type" and o.values == ("rope",) for o in options)
 
 
 @lru_cache(maxsize=256)
@@ -75,26 +61,7 @@ def _divisors(number: int) -> tuple[int, ...]:
     return tuple(n for n in range(1, number + 1) if number % n == 0)
 
 
-def expert_groups(problem: Problem, width: int, num_gpus: int) -> list[ExpertGroups]:
-    """Return the ways to deal experts out: (expert-parallel size, expert-tensor-parallel size), and
-    None for experts that are divided in their tensor-parallel group alone."""
-    model = problem.workload.model
-    found: list[ExpertGroups] = [None]
-    if not model.num_experts or not deals_experts(problem.costs):
-        return found
-    for size in _divisors(model.num_experts):
-        for own in _divisors(width):
-            is_plain = (size, own) == (1, width)
-            divides = own == 1 or not model.add_bias_linear
-            whole = size * own
-            if is_plain or not divides or whole > num_gpus or model.moe_ffn_hidden_size % own:
-                continue
-            if num_gpus % whole == 0:
-                found.append((size, own))
-    return found
-
-
-def groups_fit_grid(grid: StockGrid, groups: ExpertGroups) -> bool:
+def groups_fit_grid(grid: StockGrid, groups: ExpertGroups | None) -> bool:
     """Return whether each group of experts is part of a stage or several whole stages, in the order
     of the ranks."""
     own = grid.ranks_of_stage
@@ -105,15 +72,6 @@ def groups_fit_grid(grid: StockGrid, groups: ExpertGroups) -> bool:
         return True
     whole = groups[0] * groups[1]
     return own * grid.num_replicas % whole == 0 and (own % whole == 0 or whole % own == 0)
-
-
-def dispatchers(problem: Problem, groups: ExpertGroups) -> Sequence[TokenDispatcher]:
-    """Return the job's own dispatcher of tokens, or if the job names none, both of Megatron's."""
-    own = problem.workload.training.token_dispatcher
-    given = any(word.split("=")[0] == _DISPATCHER for word in problem.workload.megatron_args)
-    if given or groups is None or groups[0] == 1:
-        return (own,)
-    return ("allgather", "alltoall")
 
 
 def kinds_of_recompute(problem: Problem) -> tuple[StockRecompute, ...]:

@@ -9,10 +9,10 @@ from functools import lru_cache
 from megatron_hetero import __version__
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.model.arguments import command_line_words, group_arguments
-from megatron_hetero.model.spec import TokenDispatcher, Workload
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
-from megatron_hetero.planner.evaluate.written import plan_inputs
+from megatron_hetero.planner.evaluate.written import plan_inputs, with_dispatcher
 from megatron_hetero.planner.problem import Chain
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.schedule.of_plan import with_schedule
@@ -118,13 +118,6 @@ def _stages(
             )
         )
     return tuple(found)
-
-
-def with_dispatcher(workload: Workload, dispatcher: TokenDispatcher) -> Workload:
-    """Return the same job with another dispatcher of tokens to experts, in its flags too."""
-    flags = (*workload.megatron_args, "--moe-token-dispatcher-type", dispatcher)
-    training = replace(workload.training, token_dispatcher=dispatcher)
-    return replace(workload, training=training, megatron_args=flags)
 
 
 @lru_cache

@@ -26,6 +26,7 @@ from itertools import count
 
 import numpy as np
 
+from megatron_hetero.cost.choices import dispatchers, expert_groups
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
@@ -39,8 +40,6 @@ from megatron_hetero.planner.stock.divisions import (
     stage_divisions,
 )
 from megatron_hetero.planner.stock.forms import (
-    dispatchers,
-    expert_groups,
     forms,
     groups_fit_grid,
 )
@@ -344,8 +343,8 @@ class _StockSearch:
             case _Form():
                 self._make_grids(item.ranks, item.form)
             case (ranks, form):
-                num_gpus = len(ranks.units) * ranks.width
-                for groups in expert_groups(self._problem, ranks.width, num_gpus):
+                num_gpus, costs = len(ranks.units) * ranks.width, self._problem.costs
+                for groups in (None, *expert_groups(costs, ranks.width, num_gpus)):
                     own = replace(form, settings=replace(form.settings, expert_groups=groups))
                     self._push(self._rates.pace_s(ranks, own), _Form(ranks, own))
 
@@ -385,7 +384,9 @@ class _StockSearch:
         if key in self._seen:
             return
         self._seen.add(key)
-        for dispatcher in dispatchers(self._problem, form.settings.expert_groups):
+        groups, own = form.settings.expert_groups, self._problem.workload.training.token_dispatcher
+        is_alone = groups is None or groups[0] == 1
+        for dispatcher in (own,) if is_alone else dispatchers(self._problem.costs):
             settings = replace(form.settings, dispatcher=dispatcher)
             case = StockCase(self._problem, grid, settings)
             self._num_made += 1

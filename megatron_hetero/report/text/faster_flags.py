@@ -10,6 +10,10 @@ from rich.text import Text
 from megatron_hetero.planner.faster_flags import FlagGain
 from megatron_hetero.units import format_duration
 
+_OTHER_OBJECTIVE = (
+    ", and change what is trained: within a micro-batch experts are balanced, or losses averaged"
+)
+
 
 def faster_flag_lines(gains: Sequence[FlagGain]) -> Iterator[RenderableType]:
     """Write a line for each flag that gains; nothing if none does."""
@@ -27,4 +31,5 @@ def faster_flag_lines(gains: Sequence[FlagGain]) -> Iterator[RenderableType]:
         yield Text(
             f"{' '.join(gain.flags)} would take this plan from {was} to {is_then} a step "
             f"({gain.gain:.1%} less)"
+            + (_OTHER_OBJECTIVE if gain.changes_objective else "")
         )

@@ -20,6 +20,7 @@ from megatron_hetero.cost.memory.holdings import (
     parts_of_plan,
     without,
 )
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.model.blocks import num_parameters
 from megatron_hetero.model.spec import Workload
@@ -146,3 +147,50 @@ def test_what_is_left_of_an_interval(one: list[float], own: list[float]) -> None
         taken = any(a <= point <= b for a, b in pairs)
         assert any(a <= point <= b for a, b in left) == (inside and not taken)
     assert list(without((0.0, 1.0), [(0.0, 1.0)])) == []
+
+
+OVER_REPLICAS = (
+    "tp1ep4:4 @1 | tp1ep4:4 @1 | tp1ep4:4 @1 | tp1ep4:4 @1",
+    "tp1ep2:2,tp1:2 @2 | tp1ep2:2,tp1:2 @2",
+    "tp2ep2etp2:4 @2 | tp2ep2etp2:4 @2",
+    "tp4ep2etp1:4 @4",
+    "tp1ep2:4 @1 | tp1ep2:4 @1 | tp2ep2:4 @2",
+    "tp1ep2:4 @1 | tp1ep2:4 @1 | tp1:3,tp1:1 @2",
+)
+
+
+@pytest.mark.parametrize("layout", OVER_REPLICAS)
+@pytest.mark.parametrize("divides", [False, True])
+def test_experts_over_replicas_are_kept_once_by_each_group(layout: str, divides: bool) -> None:
+    """And a device keeps as much as its memory is priced with."""
+    job = make_workload(
+        num_layers=4,
+        tied_embeddings=False,
+        position_embedding="rope",
+        num_experts=4,
+        moe_router_topk=2,
+        moe_ffn_hidden_size=512,
+        sequence_parallel=True,
+        use_distributed_optimizer=divides,
+    )
+    plan = place(layout, job)
+    found = holdings(job, parts_of_plan(plan))
+    placement = placement_of(plan, CLUSTER)
+    assert found == holdings(job, parts_of_placement(placement))
+    for (name, _), size in covered(found, "optimizer").items():
+        if name in ("mlp", "attention") and divides:
+            assert size == pytest.approx(1.0)
+    costs = CostModel(CLUSTER, job).sharded_as(placement)
+    rows = costs.vocab_rows(placement.widths)
+    sizes = StateSizes(job)
+    for replica in placement.replicas:
+        for s, stage in enumerate(replica.stages):
+            for device, memory in zip(
+                stage.devices, costs.stage_memories(replica, s, rows), strict=True
+            ):
+                kept = {
+                    key: own for key, own in found[device.name].items() if key[2] == "optimizer"
+                }
+                layers = {key: own for key, own in kept.items() if key[0] in ("mlp", "attention")}
+                priced = stage.num_layers * memory.per_layer["optimizer"]
+                assert held_bytes(sizes, layers) == pytest.approx(priced, rel=0.02)

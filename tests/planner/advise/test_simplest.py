@@ -62,6 +62,9 @@ def test_things_that_are_alike_do_not_count() -> None:
     board = search(make_problem(equal, WORKLOAD))
     assert board.best is not None
     assert num_unlike(board.best.placement) == 0
+    placement = board.best.placement
+    groups = (("a",), ("b",))
+    assert num_unlike(replace(placement, exchange_groups=groups)) == 1
 
 
 def test_a_group_that_does_not_divide_the_model_has_no_plain_form() -> None:

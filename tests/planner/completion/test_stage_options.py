@@ -106,18 +106,22 @@ def test_options_of_a_group_of_unlike_gpus_fit_on_each_of_them(memory_mib: int) 
 def test_experts_are_dealt_out_where_that_is_faster(
     memory_mib: int, shares: tuple[int, ...] | None
 ) -> None:
-    """Only in equal numbers, where all else is divided in equal parts."""
+    """In equal numbers where all else is divided in equal parts, else by the shares."""
     costs = CostModel(cluster(memory_mib), EXPERTS)
     rows = costs.vocab_rows([2])
     of = place((Device("a", 0), Device("a", 1)), 0, 2, shares=shares)
     found = StageOptions(costs, rows).of(of)
-    tables = (None, (1, 1)) if shares is None else (None,)
+    tables = (None, shares or (1, 1))
     expected = brute_force(costs, of, 2, rows, tables)
     assert [option.time_s for option in found] == pytest.approx(expected)
     if memory_mib == 40_000:
         # Each GPU sorts and weights half of the tokens' choices instead of all of them.
-        chosen = None if shares else (1, 1)
-        assert {option.expert_shares for option in found} == {chosen}
+        assert {option.expert_shares for option in found} == {shares or (1, 1)}
+    # One module of all experts of a GPU wants as many on each.
+    training = replace(EXPERTS.training, grouped_experts=True)
+    grouped = CostModel(cluster(memory_mib), replace(EXPERTS, training=training))
+    if shares is not None:
+        assert {o.expert_shares for o in StageOptions(grouped, rows).of(of)} <= {None}
     held = CostModel(cluster(memory_mib, free=False), EXPERTS)
     assert {option.expert_shares for option in StageOptions(held, rows).of(of)} <= {None}
 

@@ -176,7 +176,7 @@ def places(
             index == last,
             in_flight[index],
             kept[index],
-            None if parts is None else StateHolders(*(1 / part for part in parts)),
+            None if parts is None else StateHolders.of_parts(parts),
             stage.context_parallel,
             stage.expert_shares,
             stage.context_shares,

@@ -129,9 +129,7 @@ def check_groups(plan: Plan, args: Any) -> None:
     Raises:
         UnsupportedError: the message names the flags, and advice.
     """
-    check_dealt_experts(
-        plan, dispatcher=args.moe_token_dispatcher_type, has_biases=args.add_bias_linear
-    )
+    check_dealt_experts(plan, has_biases=args.add_bias_linear)
 
 
 class JobMoEMetrics(MoEMetricsTracker):
