@@ -74,8 +74,8 @@ JOBS: dict[str, tuple[str, Sequence[tuple[str, int]], int, int]] = {
     "llama-8b, 131,072 tokens, 64 H100": ("llama-8b", [_H] * 8, 131072, 16),
     "qwen-30b-a3b, 8 H100": ("qwen-30b-a3b", [_H], 4096, 64),
     "qwen-30b-a3b, 4 H100 + 4 A100": ("qwen-30b-a3b", [_HALF_H, _HALF_A], 4096, 16),
-    "mixtral-8x7b, 8 H100": ("mixtral-8x7b", [_H], 4096, 32),
-    "mixtral-8x7b, 4 H100 + 4 A100": ("mixtral-8x7b", [_HALF_H, _HALF_A], 4096, 16),
+    "mixtral-8x7b, 8 B200": ("mixtral-8x7b", [("B200", 8)], 4096, 32),
+    "mixtral-8x7b, 4 B200 + 4 H100": ("mixtral-8x7b", [_B, _HALF_H], 4096, 16),
     "mixtral-8x7b, 16 H100": ("mixtral-8x7b", [_H, _H], 4096, 16),
     "mixtral-8x7b, 32 H100": ("mixtral-8x7b", [_H] * 4, 4096, 32),
 }
