@@ -58,25 +58,26 @@ _MODELS = {
 """Layers, hidden, FFN, heads, query groups, head size, vocabulary; experts, top-k, columns of each,
 of the shared one."""
 _H, _A, _B = ("H100-80GB", 8), ("A100-80GB", 8), ("B200", 4)
+_HALF_H, _HALF_A = ("H100-80GB", 4), ("A100-80GB", 4)
 JOBS: dict[str, tuple[str, Sequence[tuple[str, int]], int, int]] = {
     # The four cases that were wrong.
-    "llama-1b, 131,072 tokens, 2 x 4 H100": ("llama-1b", [("H100-80GB", 4)] * 2, 131072, 32),
-    "qwen-30b-a3b, 4 B200 + 4 H100": ("qwen-30b-a3b", [_B, ("H100-80GB", 4)], 4096, 64),
+    "llama-1b, 131,072 tokens, 2 x 4 H100": ("llama-1b", [_HALF_H] * 2, 131072, 32),
+    "qwen-30b-a3b, 4 B200 + 4 H100": ("qwen-30b-a3b", [_B, _HALF_H], 4096, 64),
     "glm-4.5-air, 16 H100 + 16 A100": ("glm-4.5-air", [_H, _H, _A, _A], 4096, 128),
     "mixtral-8x7b, 16 H100 + 16 A100": ("mixtral-8x7b", [_H, _H, _A, _A], 4096, 128),
     # Twelve others.
     "llama-8b, 8 H100": ("llama-8b", [_H], 4096, 64),
-    "llama-8b, 4 H100 + 4 A100": ("llama-8b", [("H100-80GB", 4), ("A100-80GB", 4)], 4096, 64),
+    "llama-8b, 4 H100 + 4 A100": ("llama-8b", [_HALF_H, _HALF_A], 4096, 64),
     "llama-8b, 32,768 tokens, 8 H100": ("llama-8b", [_H], 32768, 16),
+    "llama-8b, 32,768 tokens, 8 H100 + 8 A100": ("llama-8b", [_H, _A], 32768, 16),
     "llama-8b, 131,072 tokens, 16 H100": ("llama-8b", [_H, _H], 131072, 16),
-    "llama-8b, 32,768 tokens, 8 H100 + 8 A100": ("llama-8b", [_H, _A], 32768, 32),
+    "llama-8b, 131,072 tokens, 64 H100": ("llama-8b", [_H] * 8, 131072, 16),
     "qwen-30b-a3b, 8 H100": ("qwen-30b-a3b", [_H], 4096, 64),
-    "qwen-30b-a3b, 16 H100": ("qwen-30b-a3b", [_H, _H], 4096, 64),
-    "qwen-30b-a3b, 8 H100 + 8 A100": ("qwen-30b-a3b", [_H, _A], 4096, 64),
-    "mixtral-8x7b, 16 H100": ("mixtral-8x7b", [_H, _H], 4096, 64),
-    "mixtral-8x7b, 8 H100 + 8 A100": ("mixtral-8x7b", [_H, _A], 4096, 64),
-    "llama-8b, 64 H100": ("llama-8b", [_H] * 8, 4096, 256),
-    "mixtral-8x7b, 64 H100": ("mixtral-8x7b", [_H] * 8, 4096, 256),
+    "qwen-30b-a3b, 4 H100 + 4 A100": ("qwen-30b-a3b", [_HALF_H, _HALF_A], 4096, 16),
+    "mixtral-8x7b, 8 B200": ("mixtral-8x7b", [("B200", 8)], 4096, 32),
+    "mixtral-8x7b, 4 B200 + 4 H100": ("mixtral-8x7b", [_B, _HALF_H], 4096, 16),
+    "mixtral-8x7b, 16 H100": ("mixtral-8x7b", [_H, _H], 4096, 16),
+    "mixtral-8x7b, 32 H100": ("mixtral-8x7b", [_H] * 4, 4096, 32),
 }
 
 

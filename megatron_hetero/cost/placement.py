@@ -21,10 +21,10 @@ from megatron_hetero.plan.sharding.expert_groups import (
 
 Recompute = Literal["none", "selective", "full"]
 
-StateParts = tuple[float, float, float, float, float | None]
+StateParts = tuple[float, ...]
 """Parts of the optimizer's states that a device keeps: of its layers, of a tied embedding, of the
-embedding and of the head where they are not tied; and of its experts, where stages deal them out
-over replicas unlike each other."""
+embedding and of the head where they are not tied; then, only where stages deal experts out over
+replicas unlike each other, of its experts."""
 
 StageSettings = tuple[
     tuple[int, ...] | None,
@@ -467,11 +467,10 @@ def with_optimizer_shares(
         for s, stage in enumerate(replica.stages):
             own = weights[r][s]
             part = sum(own / of_layer[layer] for layer in spans[r][s]) / stage.num_layers
-            of_own_experts = None
+            parts: StateParts = (part, own / tied, own / embedding, own / head)
             if placement.mixes_expert_groups:
                 of_own_experts = sum(own / of_experts[layer] for layer in spans[r][s])
-                of_own_experts /= stage.num_layers
-            parts = (part, own / tied, own / embedding, own / head, of_own_experts)
+                parts = (*parts, of_own_experts / stage.num_layers)
             stages.append(replace(stage, state_parts=parts, optimizer_share=shares[r][s]))
         made.append(replace(replica, stages=tuple(stages)))
     return replace(placement, replicas=tuple(made))

@@ -46,7 +46,7 @@ class StagePrices(UnitPrices):
         parts = replica.stages[index].state_parts
         holders = None
         if parts is not None and self.workload.training.use_distributed_optimizer:
-            holders = StateHolders.of_parts(parts)
+            holders = StateHolders(*(1 / part for part in parts))
         costs = self.variant(micro_batch_size=replica.micro_batch_size, holders=holders)
         return costs.of_stage(replica.stages[index])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.decisions import Decision, hetero_decisions, stock_decisions
@@ -88,7 +88,17 @@ def plan_arguments(
     size = next((int(o.values[0]) for o in options if o.name == "--micro-batch-size"), None)
     is_stocks = is_stock(plan) and not in_our_runtime
     decisions = (stock_decisions if is_stocks else hetero_decisions)(plan, size)
-    return tokens_of(_settle(table, options, tuple(decisions)))
+    settled = _settle(table, options, tuple(decisions))
+    return tokens_of((*settled, *_chosen_dispatcher(plan, options)))
+
+
+def _chosen_dispatcher(plan: Plan, given: Sequence[Option]) -> Iterator[Option]:
+    """Yield the dispatcher of tokens that the plan is priced with, where the user names none: the
+    planner may have chosen it."""
+    if plan.workload is None or any(option.name == _DISPATCHER for option in given):
+        return
+    options = last_of_each(flag_table().split(plan.workload.megatron_args))
+    yield from (option for option in options if option.name == _DISPATCHER)
 
 
 def render_bash(argv: Sequence[str], name: str = "MEGATRON_ARGS") -> str:
@@ -106,6 +116,7 @@ def render_line(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
+_DISPATCHER = "--moe-token-dispatcher-type"
 _RECOMPUTE_FLAGS = frozenset(
     {
         "--recompute-activations",

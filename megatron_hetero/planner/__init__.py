@@ -6,6 +6,7 @@ portfolio         the strategies of a search, and their order
 strategy          the interface of every strategy
 structure_search  one best-first search over structures, the core of `--strategy auto`
 sharded_search    plans with sharded layers, behind a search with whole ones
+dealt_search      plans with experts over replicas, behind a search without
 exchange_groups   groups of machines for the exchange of gradients
 replica_shapes    the part of a replica on which its price depends
 objective         the measure that plans are compared by, and limits of time and money

@@ -111,14 +111,16 @@ def _size_gain(
 ) -> Iterator[FlagGain]:
     """Yield the best larger micro-batch of the same plan, if the search keeps the job's because of
     what is trained."""
-    own_orders = any(stage.order for r in plan.replicas for stage in r.stages)
-    if own_orders or not size_changes_objective(workload):
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    has_orders = any(s.order or s.num_launched_forwards is not None for s in stages)
+    has_sizes = any(replica.micro_batch_size is not None for replica in plan.replicas)
+    if has_orders or has_sizes or not size_changes_objective(workload):
         return
     own = workload.training.micro_batch_size
     most = gcd(*(replica.num_micro_batches for replica in plan.replicas))
     best_s, best = (1 - MIN_GAIN) * from_s, 0
     for times in range(2, most + 1):
-        if most % times or any(r.micro_batch_size is not None for r in plan.replicas):
+        if most % times:
             continue
         training = replace(workload.training, micro_batch_size=times * own)
         asked = replace(

@@ -85,4 +85,6 @@ class ReplicaShapes:
         unlike = list(dict.fromkeys(nodes))
         hops = tuple(starmap(self.likeness.hop, combinations(unlike, 2)))
         numbers = tuple((unlike.index(node), self.likeness.node(node)) for node in nodes)
-        return stage.experts.sizes, numbers, hops
+        cluster = self.likeness.cluster
+        nics = tuple(map(cluster.nic_number, stage.experts.devices)) if cluster.has_nics else ()
+        return stage.experts.sizes, numbers, hops, nics

@@ -23,6 +23,7 @@ from megatron_hetero.flags.emit import (
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
+from megatron_hetero.planner.evaluate.written import with_dispatcher
 from tests.plan.edits import PLAN, with_replica, with_stage, with_training
 from tests.plan.strategies import placed_plans, split, workload
 from tests.runtime.workloads import MIXTRAL_LIKE
@@ -334,3 +335,15 @@ def test_megatron_expands_the_layout_to_the_plans_stages(
     assert [stage[0].count(LayerType.decoder) for stage in layout.layout] == [
         stage.shape.num_layers for stage in plan.replicas[0].stages
     ]
+
+
+def test_a_dispatcher_that_the_planner_chose_is_said_where_the_user_names_none() -> None:
+    job = runtime_workload(**MIXTRAL_LIKE | {"num_query_groups": 24})
+    for layout in ("tp1ep2:4 @3 | tp1ep2:4 @3", "tp1ep2:4 @2 | tp1ep2:4 @2 | tp1:4 @2"):
+        plan = plan_from_layout(parse_layout(layout), with_dispatcher(job, "alltoall"))
+        chosen = ("--moe-token-dispatcher-type", "alltoall")
+        assert plan_arguments(plan, ())[-2:] == chosen
+        named = plan_arguments(plan, ("--moe-token-dispatcher-type", "allgather"))
+        assert chosen[0] not in named
+        plain = plan_from_layout(parse_layout(layout), job)
+        assert chosen[0] not in plan_arguments(plain, ())

@@ -89,13 +89,6 @@ class StateHolders:
     head: float | None = None
     experts: float | None = None
 
-    @staticmethod
-    def of_parts(parts: tuple[float, float, float, float, float | None]) -> StateHolders:
-        """Return as many holders as make these parts, in the order of the fields."""
-        layers, tied, embedding, head = (1 / part for part in parts[:4])
-        experts = parts[4]
-        return StateHolders(layers, tied, embedding, head, None if experts is None else 1 / experts)
-
 
 EVERY_DEVICE = StateHolders()
 """Every device keeps the states of all of its parameters."""

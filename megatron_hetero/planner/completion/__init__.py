@@ -8,6 +8,7 @@ fill              a placement for given chains of tensor-parallel groups
 stage_options     the fastest option of a stage for each number of layers
 stage_lines       seconds and bytes of a stage as straight lines
 optimizer_shares  shares of the optimizer's states by free memory
+dealt             experts over alike replicas, and blocks that do the same micro-batches
 sharded           layers whose weights the replicas divide
 unlike_sizes      unlike micro-batch sizes of the replicas
 """

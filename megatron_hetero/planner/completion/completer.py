@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
-from math import lcm
 
 from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.memory.device import StateHolders, kept_sends
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.model.spec import TokenDispatcher
+from megatron_hetero.planner.completion.dealt import dealt_over_replicas
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.sharded import ShardedOptions
-from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
 from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
@@ -22,9 +21,6 @@ from megatron_hetero.planner.division.counts import NEGLIGIBLE_TRIP
 from megatron_hetero.planner.division.layers import minimax
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, keep_step
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
-
-_DEALT_LOOK = 500
-"""Work of a stage whose ways to deal experts out are looked at for the first time."""
 
 
 class Completer:
@@ -99,7 +95,7 @@ class Completer:
         if self.shards:
             return self._sharded(structure, size) if not given else None
         if self.dealt_by is not None:
-            return self._dealt(structure, size) if not given else None
+            return dealt_over_replicas(self, structure, size) if not given else None
         return self.whole(structure, self.table(structure, size, given))
 
     def in_sizes(self, structure: tuple[Chain, ...], sizes: Sequence[int]) -> Completion | None:
@@ -127,69 +123,6 @@ class Completer:
             filled.append(found)
         shared = shares(self.batch, filled)
         return shared and Completion(structure, tuple(filled), *shared, tables.given)
-
-    def _dealt(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
-        """Complete it with experts dealt out over replicas that are alike, in blocks that do the
-        same micro-batches; None where no stage gains from it."""
-        tables = self.table(structure, size, False)
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for r, chain in enumerate(structure):
-            alike.setdefault(self.shape(chain), []).append(r)
-        most = self.batch // size - len(structure) + 1
-        filled: dict[int, Filled] = {}
-        blocks: list[list[int]] = []
-        for members in alike.values():
-            found = self._dealt_pipeline(tables, [structure[r] for r in members], most)
-            if found is None:
-                return None
-            groups = zip(structure[members[0]], found.options, strict=True)
-            whole = lcm(*(stages_together(unit, option) for unit, option in groups))
-            blocks += [members[i : i + whole] for i in range(0, len(members), whole)]
-            filled.update(dict.fromkeys(members, found))
-        if not any(option.expert_groups for one in filled.values() for option in one.options):
-            return None
-        # A block of replicas takes as many micro-batches at once as it has replicas.
-        together = [replace(filled[b[0]], size=size * len(b)) for b in blocks]
-        shared = shares(self.batch, together)
-        if shared is None:
-            return None
-        counts = {
-            r: number for block, number in zip(blocks, shared[0], strict=True) for r in block
-        }
-        order = range(len(structure))
-        numbers = tuple([counts[r] for r in order])
-        own = tuple([filled[r] for r in order])
-        return Completion(structure, own, numbers, shared[1], False, dispatcher=self.dealt_by)
-
-    def _dealt_pipeline(
-        self, tables: Tables, chains: Sequence[Chain], most: int
-    ) -> Filled | None:
-        """Return one of some alike replicas, each of whose stages may deal experts out over all of
-        them."""
-        first, depth = chains[0], len(chains[0])
-        self.work += 20 * depth
-        before = tables.options.num_looked
-        options: list[tuple[StageOption, ...]] = []
-        for index, unit in enumerate(first):
-            place = StagePlace(
-                unit.devices,
-                unit.tensor_shares,
-                index == 0,
-                index == depth - 1,
-                min(depth - index, most),
-                context_parallel=unit.context_parallel,
-                context_shares=unit.context_shares,
-                peers=tuple([chain[index].devices for chain in chains]),
-            )
-            options.append(tables.options.of(place))
-        self.work += _DEALT_LOOK * (tables.options.num_looked - before)
-        times = [[option.time_s for option in of] for of in options]
-        layers = minimax(self.problem.num_layers, times)
-        if layers is None:
-            return None
-        chosen = tuple([of[n - 1] for n, of in zip(layers, options, strict=True)])
-        quick = self._quick(tables, first, [option.time_s for option in chosen], False)
-        return Filled(layers, chosen, None, tables.size, *quick)
 
     def _sharded(self, structure: tuple[Chain, ...], size: int) -> Completion | None:
         """Complete the structure as one pipeline of all replicas, in step at sharded layers; None
@@ -241,7 +174,7 @@ class Completer:
         chosen = [of[n - 1] for of, n in zip(tables_of, layers, strict=True)]
         sharded = tuple([shared.num_sharded for shared in chosen])
         times_s = [shared.time_s for shared in chosen]
-        slowest = max(self._quick(tables, chain, times_s, False) for chain in structure)
+        slowest = max(self.quick(tables, chain, times_s, False) for chain in structure)
         filled = tuple(
             [
                 Filled(
@@ -312,11 +245,11 @@ class Completer:
             return None
         chosen = tuple([of[n - 1] for n, (of, _) in zip(layers, options, strict=True)])
         times_s = [option.time_s for option in chosen]
-        fill_s, period_s = self._quick(tables, chain, times_s, has_counts)
+        fill_s, period_s = self.quick(tables, chain, times_s, has_counts)
         counts = tuple(in_flight) if has_counts else None
         return Filled(layers, chosen, counts, tables.size, fill_s, period_s)
 
-    def _quick(
+    def quick(
         self, tables: Tables, chain: Chain, times_s: list[float], has_counts: bool
     ) -> tuple[float, float]:
         """Return seconds of the first micro-batch and of each further one."""
@@ -446,9 +379,3 @@ class Completer:
         filled, time_s, work = tables.tuned[key]
         self.work += work
         return filled, time_s
-
-
-def stages_together(unit: Unit, option: StageOption) -> int:
-    """Count the alike stages that one group of experts takes."""
-    size, width = option.expert_groups or (1, 1)
-    return max(1, size * width // len(unit.devices))

@@ -48,7 +48,7 @@ def by_room(completer: Completer, structure: Structure, size: int) -> Completion
         return None
     # Each stage's part of the states, and tables with these parts.
     parts = {
-        unit: StateHolders.of_parts(stage.state_parts)
+        unit: StateHolders(*[1 / part for part in stage.state_parts])
         for chain, replica in zip(structure, placement.replicas, strict=True)
         for unit, stage in zip(chain, replica.stages, strict=True)
         if stage.state_parts is not None

@@ -179,10 +179,10 @@ class StageOptions:
             known[dealt] = sum(line.times.layer_s), layer, -free
         return [
             dealt
-            for place, (dealt, own) in enumerate(known.items())
+            for index, (dealt, own) in enumerate(known.items())
             if not any(
                 all(a <= b for a, b in zip(other, own, strict=True))
-                and (other != own or number < place)
+                and (other != own or number < index)
                 for number, other in enumerate(known.values())
             )
         ]
