@@ -14,6 +14,9 @@ Sends = Literal["as-run", "buffered"]
 Fp8Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
 TokenDispatcher = Literal["allgather", "alltoall", "flex"]
 """Megatron's `--moe-token-dispatcher-type`."""
+TensorOverlap = Literal["gather", "scatter", "bulk_dgrad", "bulk_wgrad", "scatter_dgrad"]
+"""Exchanges of a tensor-parallel group under products: Megatron's `tp_comm_overlap_ag`,
+`tp_comm_overlap_rs`, `tp_comm_bulk_dgrad`, `tp_comm_bulk_wgrad` and `tp_comm_overlap_rs_dgrad`."""
 FusedScores = Literal["nowhere", "divided", "everywhere"]
 MAX_LAYERS = 100_000
 """Largest number of layers read: a line of text must not be able to fill the memory."""
@@ -162,7 +165,8 @@ class TrainingSpec:
     "buffered", as trainers do that go on after a send.  `fused_scores`: where attention stores no
     scores without `flash_attention` too (`runtime.parallel.fused_rows`): on stages that divide
     sequences, or everywhere, as of flexible sequences.  `token_dispatcher`: how tokens go to
-    experts that are dealt out over replicas.  Bytes of optimizer states follow from
+    experts that are dealt out over replicas.  `tp_comm_overlap`: exchanges under products; empty
+    where the flag is off, or hides nothing.  Bytes of optimizer states follow from
     precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
@@ -189,6 +193,7 @@ class TrainingSpec:
     sends: Sends = field(default="as-run", metadata=ONLY_IF_SET)
     fused_scores: FusedScores = field(default="nowhere", metadata=ONLY_IF_SET)
     token_dispatcher: TokenDispatcher = field(default="allgather", metadata=ONLY_IF_SET)
+    tp_comm_overlap: tuple[TensorOverlap, ...] = field(default=(), metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:

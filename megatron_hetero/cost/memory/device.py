@@ -22,7 +22,11 @@ from megatron_hetero.cost.memory.activations import (
     own_mask_bytes,
 )
 from megatron_hetero.cost.memory.libraries import KeptFree
-from megatron_hetero.cost.memory.working import attention_buffer_bytes, working_bytes
+from megatron_hetero.cost.memory.working import (
+    attention_buffer_bytes,
+    overlap_buffer_bytes,
+    working_bytes,
+)
 from megatron_hetero.cost.parameters import (
     expert_params,
     layer_params,
@@ -313,7 +317,7 @@ def stage_memory(
         "buffers": (num_hops + num_sends_kept) * boundary
         + max(working_bytes(model, training, share, flash), logits_bytes)
         + attention_buffer_bytes(model, training, share, flash),
-        "libraries": kept_free.libraries,
+        "libraries": kept_free.libraries + overlap_buffer_bytes(model, training, share),
         "reserve": kept_free.reserve,
     }
     kept = layer_activation_bytes(model, training, share, flash, training.recompute)

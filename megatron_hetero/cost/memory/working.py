@@ -23,6 +23,21 @@ that copy.
 """
 
 
+_OVERLAP_BUFFERS, _OVERLAP_BUFFERS_IN_FP8 = 12, 8
+"""Buffers for exchanges under products, and how many of them are in fp8 where products are
+(`initialize_ub` in transformer_engine/pytorch/module/base.py makes all of them, used or not)."""
+
+
+def overlap_buffer_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+    """Return the buffers of `--tp-comm-overlap`, outside of PyTorch's allocator: each holds the
+    activation of a micro-batch for the whole group."""
+    if not training.tp_comm_overlap or share.width == 1:
+        return 0
+    narrow = _OVERLAP_BUFFERS_IN_FP8 if training.fp8 else 0
+    elements = share.num_tokens(model, training) * model.hidden_size
+    return elements * (narrow + (_OVERLAP_BUFFERS - narrow) * training.element_bytes)
+
+
 def attention_buffer_bytes(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
 ) -> int:
