@@ -54,7 +54,7 @@ def crowd_ends_s(pipelines: Sequence[OneFOneB]) -> tuple[tuple[float, ...], ...]
     Raises:
         CheckFailedError: some stage waits for a message that never comes.
     """
-    if KERNELS is not None and all(one.waits is not None for one in pipelines):
+    if KERNELS is not None:
         found = _compiled(pipelines)
         if found is not None:
             return found
@@ -73,11 +73,15 @@ def _compiled(pipelines: Sequence[OneFOneB]) -> tuple[tuple[float, ...], ...] | 
         paths = [numbers.setdefault(path, len(numbers)) for path, _ in crossing.hops]
         return paths, [seconds for _, seconds in crossing.hops], crossing.latency_s
 
+    # Where some messages of a pipeline are waited for and others not, only the engine knows.
+    waits = [one.waits for one in pipelines]
+    if None in waits:
+        return None
     given = [
         (
             one.launch_counts,
             one.num_micro_batches,
-            one.waits,
+            bool(one.waits),
             one.forward_s,
             one.backward_s,
             [of(crossing) for crossing in one.forward],
