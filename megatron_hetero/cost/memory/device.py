@@ -24,6 +24,7 @@ from megatron_hetero.cost.memory.activations import (
 from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.memory.working import (
     attention_buffer_bytes,
+    largest_tensor_bytes,
     overlap_buffer_bytes,
     working_bytes,
 )
@@ -318,7 +319,9 @@ def stage_memory(
         + max(working_bytes(model, training, share, flash), logits_bytes)
         + attention_buffer_bytes(model, training, share, flash),
         "libraries": kept_free.libraries + overlap_buffer_bytes(model, training, share),
-        "reserve": kept_free.reserve,
+        "reserve": kept_free.reserve_beside(
+            largest_tensor_bytes(model, training, share, flash, vocab_rows if last else 0)
+        ),
     }
     kept = layer_activation_bytes(model, training, share, flash, training.recompute)
     if not (first or last):

@@ -50,6 +50,27 @@ def attention_buffer_bytes(
     return score_bytes(model, training, share, flash)
 
 
+def largest_tensor_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, vocab_rows: int
+) -> int:
+    """Return the bytes of the largest tensor that a stage's passes make and release: what the first
+    product of the MLP gives, attention's scores, or the loss's logits in fp32.
+
+    Args:
+        model, training, share: the job, and the device's part of it.
+        flash: attention is fused.
+        vocab_rows: rows of the padded vocabulary of a stage with the head, else 0.
+    """
+    tokens, element = share.num_tokens(model, training), training.element_bytes
+    rows = share.routed_tokens(model, training) if model.num_experts else tokens
+    wide = (2 if model.gated_mlp else 1) * max(
+        rows * share.mlp_columns, tokens * share.shared_columns
+    )
+    logits = 4 * tokens * (vocab_rows // share.width)
+    scores = score_bytes(model, training, share, flash)
+    return max(element * max(int(wide), tokens * model.hidden_size), scores, logits)
+
+
 def working_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
     """Estimate the working set of one layer's backward beyond all activations that the stage keeps.
 
