@@ -164,7 +164,7 @@ def _largest_tensor(paper: Paper, replica: Replica, index: int, member: int, gpu
     tokens = replica.size * job.sequence
     heads = stage.parts(job.groups)[member] / job.groups * job.heads
     columns = stage.parts(job.ffn)[member] * (job.matrices - 1)
-    sizes = [tokens * job.hidden * job.element]
+    sizes: list[float] = [tokens * job.hidden * job.element]
     sizes.append(tokens * max(1, job.top_k) * columns * job.element)
     if gpu.is_old:
         sizes.append(tokens * heads * job.sequence * job.element)
