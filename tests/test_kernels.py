@@ -80,7 +80,7 @@ def random_crowd(rng: Random) -> list[OneFOneB]:
                 tuple(seconds(rng) for _ in range(n)),
                 tuple(crossing() for _ in range(n - 1)),
                 tuple(crossing() for _ in range(n - 1)),
-                waits=rng.random() < 0.5,
+                sends="waited" if rng.random() < 0.5 else "buffered",
             )
         )
     return made

@@ -73,8 +73,9 @@ def add_sends_argument(parser: argparse.ArgumentParser, default: str) -> None:
         "--sends",
         choices=get_args(Sends),
         help="how stages send, for predictions: as the trainer of the plan does (stock Megatron "
-        "waits until each tensor has arrived), or buffered, as this project's runtime and trainers "
-        f"that go on after a send do (default: {default})",
+        "waits until each tensor has arrived), buffered, as this project's runtime and trainers "
+        "that go on after a send do, or rendezvous, as trainers do that send each byte once and "
+        f"wait for the receiver of what is above NCCL's buffer of 4 MiB (default: {default})",
     )
 
 

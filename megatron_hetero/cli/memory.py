@@ -11,7 +11,7 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Limits
-from megatron_hetero.cost.memory.libraries import LEAST_MARGIN_BYTES, MARGIN_PART
+from megatron_hetero.cost.memory.libraries import LEAST_MARGIN_BYTES, REMAINDER_BYTES
 from megatron_hetero.errors import CheckFailedError, UsageError
 from megatron_hetero.flags.emit import check_user_flags
 from megatron_hetero.flags.notes import unknown_words, unread_lines, unread_of_job
@@ -69,7 +69,8 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     # Answer as a table, with what was assumed and what cannot train.
     training, kept = workload.training, limits.memory_reserve_bytes
     reserve = (
-        f"{MARGIN_PART:.0%} of each GPU ({LEAST_MARGIN_BYTES / 1e9:g} GB at least)"
+        f"{REMAINDER_BYTES / 1e9:g} GB of each GPU and its largest tensor "
+        f"({LEAST_MARGIN_BYTES / 1e9:g} GB at least)"
         if kept is None
         else f"{kept / GIB:.3g} GiB of each GPU"
     )

@@ -45,11 +45,15 @@ class CostModel(StagePrices):
     plans, and for `replica` and `combine` where it compares them.
     """
 
-    has_launch_counts: ClassVar[bool] = True
-    """True if launch counts in place of 1F1B's can make the pipelines faster."""
     has_variants: ClassVar[bool] = True
     """True if the model prices unequal shares, and replicas or stages with micro-batch sizes or
     recompute that differ from the job's."""
+
+    @property
+    def has_launch_counts(self) -> bool:
+        """Return whether launch counts in place of 1F1B's can make the pipelines faster: not where
+        senders wait for receivers, which then may wait for them (`schedule.check`)."""
+        return not self.workload.training.waits_for_receivers
 
     def replica(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaCost:
         """Price the stages, the hops and the pipeline of one replica.

@@ -16,6 +16,7 @@ from megatron_hetero.model.spec import (
     FusedScores,
     ModelSpec,
     Precision,
+    TensorOverlap,
     TokenDispatcher,
     TrainingSpec,
     Workload,
@@ -56,6 +57,7 @@ _REQUIRED = (
 _WHY_REQUIRED = {"--vocab-size": "the tokenizer's flags and files here do not say it"}
 _OPTIMIZERS = ("adam", "sgd")
 _POSITION_EMBEDDINGS = ("learned_absolute", "rope", "yarn", "none")
+_IMPLEMENTATIONS = ("local", "transformer_engine", "inference_optimized")
 _SOFTMAXES = ("vanilla", "off-by-one", "learnable")
 _RECOMPUTE = ("full", "selective")
 
@@ -250,7 +252,30 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
             TokenDispatcher,
             flags.text("--moe-token-dispatcher-type", "allgather", get_args(TokenDispatcher)),
         ),
+        tp_comm_overlap=_tp_comm_overlap(flags),
     )
+
+
+_TENSOR_OVERLAPS: dict[TensorOverlap, tuple[str, ...]] = {
+    "gather": ("--no-tp-comm-overlap-ag", "--disable-tp-comm-overlap-ag"),
+    "scatter": ("--no-tp-comm-overlap-rs", "--disable-tp-comm-overlap-rs"),
+    "bulk_dgrad": ("--no-tp-comm-bulk-dgrad", "--disable-tp-comm-bulk-dgrad"),
+    "bulk_wgrad": ("--no-tp-comm-bulk-wgrad", "--disable-tp-comm-bulk-wgrad"),
+}
+"""Exchanges under products -> flags that leave them out."""
+
+
+def _tp_comm_overlap(flags: FlagReader) -> tuple[TensorOverlap, ...]:
+    """Read which exchanges Transformer Engine hides under products; local layers hide none, and
+    nothing is hidden without sequence parallelism."""
+    asked = flags.switch("--tp-comm-overlap"), flags.switch("--sequence-parallel")
+    implementation = flags.text("--transformer-impl", "transformer_engine", _IMPLEMENTATIONS)
+    if not all(asked) or implementation != "transformer_engine":
+        return ()
+    found = [kind for kind, off in _TENSOR_OVERLAPS.items() if not any(map(flags.switch, off))]
+    if flags.switch("--tp-comm-overlap-rs-dgrad"):
+        found.append("scatter_dgrad")
+    return tuple(found)
 
 
 def _fp8_recipe(flags: FlagReader) -> Fp8Recipe:
@@ -312,11 +337,7 @@ def _scores(flags: FlagReader, model: ModelSpec) -> tuple[bool, FusedScores]:
     """Return whether attention never stores scores, as is Transformer Engine's default, and where
     local layers store none: where they divide sequences, if torch's fused kernels compute what the
     job asks for (`runtime.parallel.fused_rows.may_be_fused`)."""
-    implementation = flags.text(
-        "--transformer-impl",
-        "transformer_engine",
-        ("local", "transformer_engine", "inference_optimized"),
-    )
+    implementation = flags.text("--transformer-impl", "transformer_engine", _IMPLEMENTATIONS)
     backend = flags.text(
         "--attention-backend", "auto", ("flash", "fused", "unfused", "local", "auto")
     )

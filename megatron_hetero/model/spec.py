@@ -10,10 +10,13 @@ from functools import cached_property
 from typing import Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Sends = Literal["as-run", "buffered"]
+Sends = Literal["as-run", "buffered", "rendezvous"]
 Fp8Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
 TokenDispatcher = Literal["allgather", "alltoall", "flex"]
 """Megatron's `--moe-token-dispatcher-type`."""
+TensorOverlap = Literal["gather", "scatter", "bulk_dgrad", "bulk_wgrad", "scatter_dgrad"]
+"""Exchanges of a tensor-parallel group under products: Megatron's `tp_comm_overlap_ag`,
+`tp_comm_overlap_rs`, `tp_comm_bulk_dgrad`, `tp_comm_bulk_wgrad` and `tp_comm_overlap_rs_dgrad`."""
 FusedScores = Literal["nowhere", "divided", "everywhere"]
 MAX_LAYERS = 100_000
 """Largest number of layers read: a line of text must not be able to fill the memory."""
@@ -159,10 +162,12 @@ class TrainingSpec:
     layers hand on is in fp32.  `mixes_precisions`: a plan may let stages whose GPUs lack
     `precision` compute in fp16 or fp32; gradients are in fp32 then.  `sends`: how predictions have
     stages send: "as-run", as the trainer of the plan does (stock Megatron waits for its sends), or
-    "buffered", as trainers do that go on after a send.  `fused_scores`: where attention stores no
+    "buffered", as trainers do that go on after a send, or "rendezvous", as trainers do that wait
+    for the receiver of a large message.  `fused_scores`: where attention stores no
     scores without `flash_attention` too (`runtime.parallel.fused_rows`): on stages that divide
     sequences, or everywhere, as of flexible sequences.  `token_dispatcher`: how tokens go to
-    experts that are dealt out over replicas.  Bytes of optimizer states follow from
+    experts that are dealt out over replicas.  `tp_comm_overlap`: exchanges under products; empty
+    where the flag is off, or hides nothing.  Bytes of optimizer states follow from
     precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
@@ -189,11 +194,17 @@ class TrainingSpec:
     sends: Sends = field(default="as-run", metadata=ONLY_IF_SET)
     fused_scores: FusedScores = field(default="nowhere", metadata=ONLY_IF_SET)
     token_dispatcher: TokenDispatcher = field(default="allgather", metadata=ONLY_IF_SET)
+    tp_comm_overlap: tuple[TensorOverlap, ...] = field(default=(), metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:
         """Return whether stock Megatron is priced with waiting sends."""
         return self.sends == "as-run"
+
+    @property
+    def waits_for_receivers(self) -> bool:
+        """Return whether all plans are priced with sends that wait for their receivers."""
+        return self.sends == "rendezvous"
 
     @property
     def element_bytes(self) -> int:

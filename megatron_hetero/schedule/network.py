@@ -97,7 +97,8 @@ def crossing(
     if not is_stock:
         time = costs.stage_hop(senders, receivers)
         taken = hops(cluster, *ends, time.on_path_s, num_bytes)
-        return Crossing(taken, time.latency_s, num_bytes)
+        piece_bytes = num_bytes / max(map(len, ends))
+        return Crossing(taken, time.latency_s, num_bytes, piece_bytes)
     # Stock Megatron: rank to rank, each with all that it holds.
     link = cluster.path(senders.devices[0], receivers.devices[0])
     if costs.workload.training.sequence_parallel:

@@ -8,10 +8,15 @@ from typing import Literal, NamedTuple
 
 from megatron_hetero.schedule.programme import Operation, OperationKind, Schedule
 
-SendMode = Literal["buffered", "waited", "overlapped"]
+SendMode = Literal["buffered", "waited", "rendezvous", "overlapped"]
 """Behaviour of a sender after a send: it goes on, as our runtime does, or waits until the message
-has arrived and its receiver has asked for it, as stock Megatron's 1F1B does.  Stock Megatron's
-interleaved stages overlap some of their messages (`schedule.simulator.overlapped`)."""
+has arrived and its receiver has asked for it, as stock Megatron's 1F1B does.  With rendezvous it
+waits so for messages above `EAGER_BYTES` alone.  Stock Megatron's interleaved stages overlap some
+of their messages (`schedule.simulator.overlapped`)."""
+
+EAGER_BYTES = 4 << 20
+"""Largest message that leaves its sender before the receiver asks for it: NCCL's buffer of a
+channel, into which a sender writes ahead (`NCCL_BUFFSIZE`, 4 MiB by default)."""
 
 StageId = tuple[int, int]
 """(pipeline, stage)."""
@@ -54,11 +59,17 @@ class ChunkTimes:
 @dataclass(frozen=True)
 class Crossing:
     """A message over a boundary in one direction; `hops`: (path, seconds for which the path is
-    taken)."""
+    taken).  It is `num_bytes` in all, `piece_bytes` from one GPU to another."""
 
     hops: tuple[tuple[str, float], ...]
     latency_s: float
     num_bytes: float = 0.0
+    piece_bytes: float = 0.0
+
+    @property
+    def is_eager(self) -> bool:
+        """Return whether it leaves a sender by rendezvous before the receiver asks for it."""
+        return self.piece_bytes <= EAGER_BYTES
 
     @property
     def serialisation_s(self) -> float:

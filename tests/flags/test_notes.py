@@ -115,10 +115,10 @@ def test_flags_that_a_gpu_cannot_follow_are_named() -> None:
 
 
 def test_refused_flags_are_told_in_the_right_number_and_stock_where_there_is_one() -> None:
-    one = _plan("--micro-batch-size 1 --tp-comm-overlap")
+    one = _plan("--micro-batch-size 1 --delay-wgrad-compute")
     assert "Take it out" in refused_words(one) and "--stock" in refused_words(one)
     assert "--stock" not in refused_words(one, has_stock=False)
-    two = _plan("--micro-batch-size 1 --tp-comm-overlap --use-precision-aware-optimizer")
+    two = _plan("--micro-batch-size 1 --delay-wgrad-compute --use-precision-aware-optimizer")
     assert "Take them out" in refused_words(two)
     assert refused_words(_plan("--micro-batch-size 1")) == ""
 

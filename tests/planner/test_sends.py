@@ -1,4 +1,4 @@
-"""`plan --sends`: plans priced as trainers send that go on after a send."""
+"""`plan --sends`: plans priced as other trainers send."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from megatron_hetero.cli.arguments import with_sends
 from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.model.spec import Sends
 from megatron_hetero.plan.file import load_plan, plan_to_data, save_plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.objective import Objective
@@ -18,6 +20,7 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.report.text.terminal import sends_words
 from megatron_hetero.schedule.estimate import estimate_plan
+from megatron_hetero.schedule.parts import EAGER_BYTES
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_cluster, make_workload
@@ -62,6 +65,56 @@ def test_a_buffered_plan_costs_what_its_simulation_says_and_keeps_its_bound() ->
 
 def free(cluster: Cluster) -> Cluster:
     return replace(cluster, limits=replace(cluster.limits, as_given=()))
+
+
+@pytest.mark.parametrize(("size", "as_other"), [(1, "buffered"), (8, "as-run")])
+def test_rendezvous_waits_for_receivers_of_large_messages_alone(size: int, as_other: Sends) -> None:
+    """Up to 4 MiB as a trainer that goes on, above as stock Megatron of one GPU a stage."""
+    job = make_workload(
+        num_layers=8, global_batch_size=16, seq_length=1024, micro_batch_size=size
+    )
+    own, other = (
+        plan_and_explain(CHAIN, with_sends(job, sends), objective=STOCK_ONLY)[0]
+        for sends in ("rendezvous", as_other)
+    )
+    simulated = simulate_plan(own, CHAIN)
+    assert simulated.sends == "rendezvous"
+    num_bytes = size * 1024 * job.model.hidden_size * job.training.element_bytes
+    assert (num_bytes > EAGER_BYTES) == (as_other == "as-run")
+    expected = simulate_plan(other, CHAIN)
+    assert simulated.step_time_s == pytest.approx(expected.step_time_s, rel=1e-9)
+    assert own.estimates is not None and own.estimates.bound_s is not None
+    assert own.estimates.step_time_s == pytest.approx(simulated.step_time_s, rel=1e-3)
+    assert own.estimates.bound_s <= own.estimates.step_time_s
+    assert "rendezvous" in sends_words(own)
+
+
+def test_plans_for_rendezvous_launch_no_further_ahead_and_others_may_wait_for_ever() -> None:
+    job = make_workload(num_layers=8, global_batch_size=64, seq_length=1024, micro_batch_size=8)
+    cluster = free(CHAIN)
+    own, _ = plan_and_explain(cluster, with_sends(job, "rendezvous"))
+    assert all(s.num_launched_forwards is None for r in own.replicas for s in r.stages)
+    ahead = replace(
+        own,
+        workload=with_sends(job, "rendezvous"),
+        replicas=tuple(
+            replace(
+                r,
+                num_micro_batches=8,
+                micro_batch_size=8,
+                stages=tuple(
+                    replace(stage, num_launched_forwards=n)
+                    for stage, n in zip(r.stages, (6, 1), strict=True)
+                ),
+            )
+            for r in own.replicas
+        ),
+        estimates=None,
+    )
+    with pytest.raises(CheckFailedError, match="rendezvous"):
+        simulate_plan(ahead, cluster)
+    going_on = replace(ahead, workload=with_sends(job, "buffered"))
+    assert simulate_plan(going_on, cluster, is_stock=False).sends == "buffered"
 
 
 @pytest.mark.parametrize("cluster", [CHAIN, free(CHAIN)], ids=["as given", "free"])

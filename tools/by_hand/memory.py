@@ -108,19 +108,15 @@ def layer_activations(
 
 
 def bytes_not_of_tensors(site: Site, replica: Replica, index: int, member: int) -> float:
-    """Sum what CUDA and NCCL keep of a GPU, and what a plan leaves.
+    """Sum what CUDA and NCCL keep of a GPU.
 
     666.6 MB for PyTorch's kernels; 4 MiB of workspace, 32 from Hopper on, for each of cuBLAS,
     cuBLASLt and Transformer Engine; 9.19 MiB for each connection of each NCCL channel, of which
-    groups of two have 2, larger ones 3, neighbours 1 each, gradients and the whole job 3 each; and
-    5 % of the card, 1.5 GB at least.
+    groups of two have 2, larger ones 3, neighbours 1 each, gradients and the whole job 3 each.
     """
-    if site.reserve is not None:
-        return site.reserve
     stage = replica.stages[index]
     node = stage.devices[member].partition(":")[0]
-    name, gpu = site.gpu(stage.devices[member]), GPUS[site.gpu(stage.devices[member])]
-    total = 666.6e6 + max(0.05 * gpu.gib * 2**30, 1.5e9)
+    name, total = site.gpu(stage.devices[member]), 666.6e6
     total += 3 * (32 if name in _HOPPER_ON else 4) * 2**20
     if sum(int(n["count"]) for n in site.nodes.values()) == 1:
         return total
@@ -139,7 +135,12 @@ def device_bytes(paper: Paper, site: Site, replica: Replica, index: int, member:
     has = held(paper, stage, member)
     weight, gradient, states = bytes_of_parameter(job)
     params = has.layer * stage.layers + has.words + has.positions + has.final_norm + has.output
-    total = bytes_not_of_tensors(site, replica, index, member) + params * (weight + gradient)
+    if site.reserve is not None:
+        total = float(site.reserve)
+    else:
+        total = bytes_not_of_tensors(site, replica, index, member)
+        total += max(1.5e9, 1e9 + _largest_tensor(paper, replica, index, member, gpu))
+    total += params * (weight + gradient)
 
     layers = range(stage.first, stage.end)
     kept = sum(_own_part(paper, stage, holders_of_layer(paper, layer)) for layer in layers)
@@ -155,6 +156,21 @@ def device_bytes(paper: Paper, site: Site, replica: Replica, index: int, member:
     # The update has copies of gradients where passes have activations.
     passing = _bytes_of_passes(paper, replica, index, member, gpu, has)
     return total + max(passing, owned * copy_for_update(job))
+
+
+def _largest_tensor(paper: Paper, replica: Replica, index: int, member: int, gpu: Gpu) -> float:
+    """Return the bytes of the largest of: what an MLP's first product gives, scores, logits."""
+    job, stage = paper.job, replica.stages[index]
+    tokens = replica.size * job.sequence
+    heads = stage.parts(job.groups)[member] / job.groups * job.heads
+    columns = stage.parts(job.ffn)[member] * (job.matrices - 1)
+    sizes: list[float] = [tokens * job.hidden * job.element]
+    sizes.append(tokens * max(1, job.top_k) * columns * job.element)
+    if gpu.is_old:
+        sizes.append(tokens * heads * job.sequence * job.element)
+    if stage.end == job.layers:
+        sizes.append(4 * tokens * paper.rows * stage.shares[member] / sum(stage.shares))
+    return max(sizes)
 
 
 def _bytes_of_passes(

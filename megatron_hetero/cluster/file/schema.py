@@ -273,7 +273,8 @@ class LimitsSection(_Section):
             MemorySize,
             Field(
                 description="Kept free on every GPU for CUDA, libraries and fragments. Left out: "
-                "what these are predicted to take, and 5 % of the card (1.5 GB at least) beside it."
+                "what these are predicted to take, and 1 GB and the largest tensor (1.5 GB at "
+                "least) beside it."
             ),
         ]
         | None

@@ -22,7 +22,12 @@ from megatron_hetero.cost.memory.activations import (
     own_mask_bytes,
 )
 from megatron_hetero.cost.memory.libraries import KeptFree
-from megatron_hetero.cost.memory.working import attention_buffer_bytes, working_bytes
+from megatron_hetero.cost.memory.working import (
+    attention_buffer_bytes,
+    largest_tensor_bytes,
+    overlap_buffer_bytes,
+    working_bytes,
+)
 from megatron_hetero.cost.parameters import (
     expert_params,
     layer_params,
@@ -317,8 +322,10 @@ def stage_memory(
         "buffers": (num_hops + num_sends_kept) * boundary
         + max(working_bytes(model, training, share, flash), logits_bytes)
         + attention_buffer_bytes(model, training, share, flash),
-        "libraries": kept_free.libraries,
-        "reserve": kept_free.reserve,
+        "libraries": kept_free.libraries + overlap_buffer_bytes(model, training, share),
+        "reserve": kept_free.reserve_beside(
+            largest_tensor_bytes(model, training, share, flash, vocab_rows if last else 0)
+        ),
     }
     kept = layer_activation_bytes(model, training, share, flash, training.recompute)
     if not (first or last):

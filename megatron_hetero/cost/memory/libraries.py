@@ -37,9 +37,14 @@ _TE_WORKSPACE_BYTES, _TE_HOPPER_WORKSPACE_BYTES = 4 << 20, (32 << 20) + 1024
 """Bytes of Transformer Engine's one workspace (`get_cublas_workspace_size_bytes` in its
 pytorch/cpp_extensions/gemm.py)."""
 
-MARGIN_PART, LEAST_MARGIN_BYTES = 0.05, 1_500_000_000
-"""Part of a card, and least bytes, left free for fragments of the allocator and for all without a
-term."""
+REMAINDER_BYTES, LEAST_MARGIN_BYTES = 1_000_000_000, 1_500_000_000
+"""Bytes left free beside the largest tensor that passes release, and least bytes left free: for
+fragments of PyTorch's allocator and for all without a term.
+
+Whole runs, replayed under the allocator's rules on cards of 75 GB (`tools/replay_allocator.py`),
+need no more than this beyond their peak: a hole as large as such a tensor is lost when something
+small lives on in it, and all other holes took 0.9 GB at most.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,16 @@ class KeptFree:
 
     Attributes:
         libraries: CUDA's context, buffers of communicators, workspaces.
-        reserve: what the plan leaves beside them.
+        reserve: what the cluster's limits leave beside them; None is a margin (`margin_bytes`).
     """
 
     libraries: int
-    reserve: int
+    reserve: int | None
+
+    def reserve_beside(self, largest_bytes: int) -> int:
+        """Return what a plan leaves where the largest tensor that passes release has so many
+        bytes."""
+        return margin_bytes(largest_bytes) if self.reserve is None else self.reserve
 
 
 def kept_free(
@@ -77,7 +87,7 @@ def kept_free(
     libraries = (measured.context_bytes or CONTEXT_BYTES) + workspace_bytes(gpu)
     if len(cluster.nodes) > 1 or node.num_gpus > 1:
         libraries += communicators_bytes(node, width, num_inward, measured.communicator_bytes)
-    return KeptFree(libraries, margin_bytes(gpu))
+    return KeptFree(libraries, None)
 
 
 def memory_kind(node: Node) -> tuple[str, int, int]:
@@ -85,9 +95,13 @@ def memory_kind(node: Node) -> tuple[str, int, int]:
     return node.gpu_type.name, node.gpu_type.memory_bytes, num_channels(node)
 
 
-def margin_bytes(gpu: GpuType) -> int:
-    """Return what a plan leaves of a card."""
-    return max(round(MARGIN_PART * gpu.memory_bytes), LEAST_MARGIN_BYTES)
+def margin_bytes(largest_bytes: int) -> int:
+    """Return what a plan leaves of a card for a stage's fragments and for what has no term.
+
+    Args:
+        largest_bytes: of the largest tensor that the stage's passes release.
+    """
+    return max(REMAINDER_BYTES + largest_bytes, LEAST_MARGIN_BYTES)
 
 
 def workspace_bytes(gpu: GpuType) -> int:

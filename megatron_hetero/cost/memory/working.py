@@ -23,6 +23,21 @@ that copy.
 """
 
 
+_OVERLAP_BUFFERS, _OVERLAP_BUFFERS_IN_FP8 = 12, 8
+"""Buffers for exchanges under products, and how many of them are in fp8 where products are
+(`initialize_ub` in transformer_engine/pytorch/module/base.py makes all of them, used or not)."""
+
+
+def overlap_buffer_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+    """Return the buffers of `--tp-comm-overlap`, outside of PyTorch's allocator: each holds the
+    activation of a micro-batch for the whole group."""
+    if not training.tp_comm_overlap or share.width == 1:
+        return 0
+    narrow = _OVERLAP_BUFFERS_IN_FP8 if training.fp8 else 0
+    elements = share.num_tokens(model, training) * model.hidden_size
+    return elements * (narrow + (_OVERLAP_BUFFERS - narrow) * training.element_bytes)
+
+
 def attention_buffer_bytes(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
 ) -> int:
@@ -33,6 +48,27 @@ def attention_buffer_bytes(
     smaller.
     """
     return score_bytes(model, training, share, flash)
+
+
+def largest_tensor_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, vocab_rows: int
+) -> int:
+    """Return the bytes of the largest tensor that a stage's passes make and release: what the first
+    product of the MLP gives, attention's scores, or the loss's logits in fp32.
+
+    Args:
+        model, training, share: the job, and the device's part of it.
+        flash: attention is fused.
+        vocab_rows: rows of the padded vocabulary of a stage with the head, else 0.
+    """
+    tokens, element = share.num_tokens(model, training), training.element_bytes
+    rows = share.routed_tokens(model, training) if model.num_experts else tokens
+    wide = (2 if model.gated_mlp else 1) * max(
+        rows * share.mlp_columns, tokens * share.shared_columns
+    )
+    logits = 4 * tokens * (vocab_rows // share.width)
+    scores = score_bytes(model, training, share, flash)
+    return max(element * max(int(wide), tokens * model.hidden_size), scores, logits)
 
 
 def working_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:

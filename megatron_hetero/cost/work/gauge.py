@@ -68,7 +68,10 @@ def gauged_times(
     even = even_share_or_none(workload.model, near.width)
     if even is None:
         return None
-    seen = _with_training(workload, near.micro_batch_size, near.recompute, near.sequence_parallel)
+    # Nothing was hidden under products where it was measured.
+    seen = _with_training(
+        _without_overlap(workload), near.micro_batch_size, near.recompute, near.sequence_parallel
+    )
     is_measured = seen.training == workload.training and near.width == share.width
     if is_measured and share == even:
         return Gauged(near.times, True)
@@ -109,6 +112,13 @@ def _without_recompute(
     )
     whole_s = model(workload, piece, share).total.backward_s
     return plain, whole_s - plain.total.backward_s
+
+
+def _without_overlap(workload: Workload) -> Workload:
+    """Return the job without exchanges under products."""
+    if not workload.training.tp_comm_overlap:
+        return workload
+    return replace(workload, training=replace(workload.training, tp_comm_overlap=()))
 
 
 def _with_training(

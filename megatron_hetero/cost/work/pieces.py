@@ -26,6 +26,11 @@ from megatron_hetero.cost.work.ends import embedding_times, head_times, joining_
 from megatron_hetero.cost.work.gauge import Gauged, Modelled, gauged_times
 from megatron_hetero.cost.work.launches import launching_times
 from megatron_hetero.cost.work.profile import NO_STRETCH, PIECES, Piece, Profile
+from megatron_hetero.cost.work.under_products import (
+    PartExchange,
+    exchange_times,
+    overlapped_parts,
+)
 from megatron_hetero.model.spec import Workload
 
 Member = tuple[GpuType, TensorShare]
@@ -276,24 +281,29 @@ def _modelled(
     """Time a piece by the analytic model."""
     model, training = workload.model, workload.training
     width, num_tokens = members[0][1].width, members[0][1].num_tokens(model, training)
+    # Groups exchange what products take and give, whatever the residuals are in.
+    num_bytes = float(num_tokens * model.hidden_size * training.element_bytes)
     comm = tensor_parallel_times(
-        # Groups exchange what products take and give, whatever the residuals are in.
-        float(num_tokens * model.hidden_size * training.element_bytes),
+        num_bytes,
         width,
         link if width > 1 else None,
         training.sequence_parallel,
         num_tokens,
     )
     if piece == "decoder_layer":
-        forward_s, backward_s = comm.layer_forward_s, comm.layer_backward_s
+        # Attention and the MLP exchange as much; under products only where the job says so.
+        forward_s = comm.layer_forward_s / 2
+        plain = PartExchange(forward_s, comm.layer_backward_s / 2, forward_s)
+        hidden = overlapped_parts(workload, members, num_bytes, link)
+        parts = [part or plain for part in hidden]
         if experts is not None:
             # The group's own exchange is that of attention, and of a shared expert.
-            part = 1.0 if members[0][1].shared_columns else 0.5
+            if not members[0][1].shared_columns:
+                parts.pop()
             exchange_s = experts.pass_s(model, training, members[0][1].own_tokens(model, training))
-            forward_s, backward_s = part * forward_s + exchange_s, part * backward_s + exchange_s
-        again_s = forward_s if training.recompute == "full" else 0.0
+            parts.append(PartExchange(exchange_s, exchange_s, exchange_s))
         return Modelled(
-            group_layer_times(workload, members), PassTimes(forward_s, backward_s + again_s)
+            group_layer_times(workload, members), exchange_times(parts, training.recompute)
         )
     # Each member prices a vocabulary of which an even share is what it holds.
     of = embedding_times if piece == "embedding" else head_times

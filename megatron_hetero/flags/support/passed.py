@@ -145,6 +145,20 @@ FOLLOWED: tuple[Support, ...] = (
     ),
     Support(
         "passed on",
+        "--tp-comm-overlap --tp-comm-overlap-* --no-tp-comm-overlap-* --no-tp-comm-bulk-* "
+        "--tp-comm-bootstrap-backend",
+        "with Transformer Engine's layers in bf16, equal shares, and each tensor-parallel group on "
+        "one machine; a stage of one GPU has nothing to exchange. Untested, as everything on GPUs",
+        neutral="GPU",
+    ),
+    Support(
+        "passed on",
+        "--no-tp-comm-split-* --tp-comm-*",
+        "names of Transformer Engine before 1.6",
+        neutral="unread",
+    ),
+    Support(
+        "passed on",
         "--cross-entropy-loss-fusion",
         "it rounds the gradient of the logits to bf16: nothing in bf16, a rounding in fp32",
         neutral="kernels",

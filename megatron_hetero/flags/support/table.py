@@ -85,7 +85,6 @@ SUPPORT: tuple[Support, ...] = (
         "--hybrid-context-parallel "
         "--perform-rl-step --cuda-graph-impl "
         "--experimental-attention-variant "
-        "--tp-comm-overlap "
         "--ckpt-format --use-mp-args-from-checkpoint-args "
         "--delay-wgrad-compute "
         "--defer-embedding-wgrad-compute "
@@ -262,7 +261,7 @@ SUPPORT: tuple[Support, ...] = (
         "--replication-* --optimizer-offload-fraction --overlap-cpu-optimizer-* "
         "--use-torch-optimizer-for-* "
         "--no-pin-cpu-* --exp-avg-dtype --exp-avg-sq-dtype --main-grads-dtype "
-        "--main-params-dtype --tp-comm-* --no-tp-comm-* --wgrad-deferral-limit "
+        "--main-params-dtype --wgrad-deferral-limit "
         "--logits-* --fim-* --inprocess-* "
         "--non-persistent-* --ckpt-convert-*",
         "details of a feature that is refused",

@@ -121,6 +121,11 @@ def rehearse(
             "the plan has sharded layers (z), whose messages a rehearsal does not make yet. "
             "Rehearse it without them, and simulate this one."
         )
+    if plan.workload is not None and plan.workload.training.waits_for_receivers:
+        raise UnsupportedError(
+            "the plan is priced for a trainer that sends by rendezvous (--sends), and a rehearsal "
+            "runs this project's runtime or stock Megatron. Give --sends as-run or buffered."
+        )
     predicted = simulate_plan(plan, cluster, profile=profile)
     table = rank_table(played)
     check_capacity(len(table))

@@ -114,6 +114,10 @@ class Rescorer:
         """Return whether the candidate is priced with stock Megatron's waits for sends."""
         return candidate.is_stock and self.costs.workload.training.stock_waits
 
+    def _waits(self, candidate: Candidate) -> bool:
+        """Return whether the candidate's stages wait for their sends."""
+        return self.sends_as_stock(candidate) or self.costs.workload.training.waits_for_receivers
+
     def may_simulate(self, candidate: Candidate, most: float = inf) -> bool:
         """Return whether the simulation fits the remaining limit of messages. At most `most`
         messages of the candidate are simulated."""
@@ -125,7 +129,7 @@ class Rescorer:
         if (placement, candidate.rank_order) in self.board.with_queues:
             return 0
         return num_simulated(
-            self.costs.cluster, placement, candidate.cost, is_stock=self.sends_as_stock(candidate)
+            self.costs.cluster, placement, candidate.cost, waits=self._waits(candidate)
         )
 
     def with_queues(self, candidate: Candidate) -> Candidate:
@@ -168,7 +172,7 @@ class Rescorer:
     def _simulated(self, candidate: Candidate) -> tuple[int, ...]:
         """Return replicas whose pipelines the cost model times too short."""
         placement = candidate.placement
-        if self.sends_as_stock(candidate):
+        if self._waits(candidate):
             return tuple(range(len(placement.replicas)))
         return sharing_replicas(self.costs.cluster, placement)
 

@@ -89,9 +89,17 @@ def _general_types(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "", f"({', '.join(names)} {verb} no table of products: {GENERAL_MEANS})"
 
 
+RENDEZVOUS = (
+    "rendezvous (--sends): a trainer that sends each byte once and waits for the receiver; neither "
+    "stock Megatron nor this project's runtime is one"
+)
+
+
 def sends_words(plan: Plan) -> str:
-    """Say that a plan for stock Megatron is priced with buffered sends; empty if it is not."""
+    """Say that a plan is priced with sends other than those of who runs it; empty if it is not."""
     has_boundaries = any(len(replica.stages) > 1 for replica in plan.replicas)
+    if plan.workload is not None and plan.workload.training.waits_for_receivers:
+        return RENDEZVOUS if has_boundaries else ""
     if sends_as_stock(plan) or not (has_boundaries and is_stock(plan)):
         return ""
     return (

@@ -20,6 +20,7 @@ from typing import Any
 
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.flags.emit import plan_arguments
+from megatron_hetero.flags.support.tensor_overlap import FLAG as TENSOR_OVERLAP
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.file import load_plan
@@ -153,6 +154,9 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
     replica = plan.replicas[position.replica]
     shape = replica.stages[position.stage].shape
     width = shape.tensor_parallel
+    if width == 1:
+        # Megatron switches sequence parallelism off there, and then refuses the flag.
+        megatron = [word for word in megatron if word != TENSOR_OVERLAP]
     argv = [
         *megatron,
         f"--tensor-model-parallel-size={width}",

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from megatron_hetero.flags.support.tensor_overlap import FLAG as TENSOR_OVERLAP
 from megatron_hetero.model.spec import Precision, Workload
+from megatron_hetero.plan.communication.communicators import model_communicators
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime.batches import BatchSchedule, global_batch_size
@@ -31,6 +33,7 @@ from megatron_hetero.runtime.megatron import (
     parallel_state,
     skipped_steps,
     state_dumps,
+    tensor_overlap,
     training_log,
     value_channels,
     vocabulary_range,
@@ -187,6 +190,15 @@ def _jit_warm_up(context: RankContext) -> None:
         jit_warm_up.apply()
 
 
+def _tensor_overlap(context: RankContext) -> None:
+    # On all ranks: stages of one GPU have the flag no longer, but make every group.
+    if TENSOR_OVERLAP not in context.arguments.megatron:
+        return
+    groups = [one.ranks for one in model_communicators(context.plan) if one.use == "tensor"]
+    backend = context.args.tp_comm_bootstrap_backend
+    tensor_overlap.apply(groups, context.groups.timeout, backend)
+
+
 def _value_channels(context: RankContext) -> None:
     value_channels.apply_if_needed(context.args)
 
@@ -282,6 +294,7 @@ ATTACHMENTS = (
     Attachment(_dumps, "before the first step, which may write"),
     Attachment(_attention_logits, "before the first step, after which heads are clipped"),
     Attachment(_jit_warm_up, "before Megatron's set-up, which warms up at a size no rank has"),
+    Attachment(_tensor_overlap, "before Megatron's set-up, which would make buffers of one width"),
     Attachment(_value_channels, "before the model is built, whose attention says their width"),
     Attachment(_vocabulary_rows, "before the model is built, whose embedding asks for its rows"),
     Attachment(_sequence_shares, "before the model is built, whose attention asks for its tokens"),

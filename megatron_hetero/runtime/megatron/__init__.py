@@ -20,6 +20,7 @@ token_dropping       capacities of experts over a whole micro-batch
 jit_warm_up          a warm-up at a size that no rank has
 mtp_spec             parts of the layers that predict more tokens
 mtp_losses           their losses, of the whole job
+tensor_overlap       buffers of tensors exchanged under products, for each group
 state_dumps          dumps of gradients and activations, by one copy of the model
 attention_logits     the largest attention logits of the whole job
 weight_hashes        equal weights on all holders

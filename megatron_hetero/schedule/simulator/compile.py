@@ -140,7 +140,12 @@ def compile_programme(pipeline: Pipeline, stage: int) -> list[CompiledInstructio
                     "a computation is an instruction of its own"
                 )
         # A waited send ends when the receiver has it; a buffered one at once.
-        awaits = tuple(send.key for send in sends) if pipeline.sends == "waited" else ()
+        awaits = tuple(
+            send.key
+            for send in sends
+            if pipeline.sends == "waited"
+            or (pipeline.sends == "rendezvous" and not send.crossing(pipeline).is_eager)
+        )
         compiled.append(
             CompiledInstruction(
                 instruction, sends=tuple(sends), receives=tuple(receives), awaits=awaits

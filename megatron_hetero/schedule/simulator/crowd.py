@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from megatron_hetero.kernels import KERNELS
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
-from megatron_hetero.schedule.parts import ChunkTimes, Crossing, Pipeline
+from megatron_hetero.schedule.parts import ChunkTimes, Crossing, Pipeline, SendMode
 from megatron_hetero.schedule.simulator.engine import computed_until_s
 
 
@@ -27,7 +27,7 @@ class OneFOneB:
         backward_s: seconds of a backward pass, shape [stage].
         forward: crossing of an activation over each boundary, shape [stage - 1].
         backward: crossing of a gradient over each boundary, shape [stage - 1].
-        waits: a sender waits until the receiver has the message, as stock Megatron's does.
+        sends: what a sender does after a send, in one piece: none overlap.
     """
 
     launch_counts: tuple[int, ...]
@@ -36,7 +36,16 @@ class OneFOneB:
     backward_s: tuple[float, ...]
     forward: tuple[Crossing, ...]
     backward: tuple[Crossing, ...]
-    waits: bool = False
+    sends: SendMode = "buffered"
+
+    @property
+    def waits(self) -> bool | None:
+        """Return whether a sender waits until the receiver has the message; None where that depends
+        on the message."""
+        if self.sends != "rendezvous":
+            return self.sends == "waited"
+        eager = {crossing.is_eager for crossing in (*self.forward, *self.backward)}
+        return None if len(eager) > 1 else eager == {False}
 
 
 def crowd_ends_s(pipelines: Sequence[OneFOneB]) -> tuple[tuple[float, ...], ...]:
@@ -64,11 +73,15 @@ def _compiled(pipelines: Sequence[OneFOneB]) -> tuple[tuple[float, ...], ...] | 
         paths = [numbers.setdefault(path, len(numbers)) for path, _ in crossing.hops]
         return paths, [seconds for _, seconds in crossing.hops], crossing.latency_s
 
+    # Where some messages of a pipeline are waited for and others not, only the engine knows.
+    waits = [one.waits for one in pipelines]
+    if None in waits:
+        return None
     given = [
         (
             one.launch_counts,
             one.num_micro_batches,
-            one.waits,
+            bool(one.waits),
             one.forward_s,
             one.backward_s,
             [of(crossing) for crossing in one.forward],
@@ -94,5 +107,5 @@ def _in_full(one: OneFOneB) -> Pipeline:
         ),
         one.forward,
         one.backward,
-        "waited" if one.waits else "buffered",
+        one.sends,
     )

@@ -31,12 +31,15 @@ def queued(
 ) -> PlacementCost:
     """Simulate pipelines with shared paths, and replace the cost model's times of these.
 
+    Where stages wait for their sends, which the cost model does not know, all pipelines are
+    simulated.
+
     Args:
-        is_stock: stock Megatron runs the placement: every stage waits for its sends, which the cost
-            model does not know, so all pipelines are simulated.
+        is_stock: stock Megatron runs the placement.
     """
     # Crowds of replicas that wait for each other; identical crowds run once.
-    unlike = _unlike_crowds(costs.cluster, placement, cost, is_stock)
+    waits = is_stock or costs.workload.training.waits_for_receivers
+    unlike = _unlike_crowds(costs.cluster, placement, cost, waits)
     if not unlike or _num_messages_of(placement, unlike) > MAX_MESSAGES:
         return cost
     costs = costs.sharded_as(placement)
@@ -53,16 +56,16 @@ def queued(
 
 
 def num_simulated(
-    cluster: Cluster, placement: Placement, cost: PlacementCost, *, is_stock: bool = False
+    cluster: Cluster, placement: Placement, cost: PlacementCost, *, waits: bool = False
 ) -> int:
     """Count the messages of the pipelines that `queued` has to simulate; those that run alike count
     once.
 
     Args:
         cost: the price of the placement, by the cost model alone.
-        is_stock: as of `queued`.
+        waits: stages wait for their sends.
     """
-    return _num_messages_of(placement, _unlike_crowds(cluster, placement, cost, is_stock))
+    return _num_messages_of(placement, _unlike_crowds(cluster, placement, cost, waits))
 
 
 def _num_messages_of(placement: Placement, unlike: Sequence[Sequence[Sequence[int]]]) -> int:
@@ -70,11 +73,11 @@ def _num_messages_of(placement: Placement, unlike: Sequence[Sequence[Sequence[in
 
 
 def _unlike_crowds(
-    cluster: Cluster, placement: Placement, cost: PlacementCost, is_stock: bool
+    cluster: Cluster, placement: Placement, cost: PlacementCost, waits: bool
 ) -> list[list[list[int]]]:
     """Group replicas into crowds, by waits for one another, and identical crowds into lists."""
     paths = [_paths(cluster, replica) for replica in placement.replicas]
-    sharing = range(len(paths)) if is_stock else _sharing(paths)
+    sharing = range(len(paths)) if waits else _sharing(paths)
     alike: dict[Hashable, list[list[int]]] = {}
     for crowd in _crowds(paths, sharing):
         alike.setdefault(_likeness(placement, cost, paths, crowd), []).append(crowd)
@@ -169,6 +172,7 @@ def _pipeline(
 ) -> OneFOneB:
     costs = costs.variant(micro_batch_size=replica.micro_batch_size)
     hops = list(pairwise(replica.stages))
+    waits = costs.workload.training.waits_for_receivers
     return OneFOneB(
         replica.num_in_flight,
         replica.num_micro_batches,
@@ -176,5 +180,5 @@ def _pipeline(
         tuple(s.times.backward_s for s in cost.stages),
         tuple(crossing(costs, here, there, is_stock) for here, there in hops),
         tuple(crossing(costs, there, here, is_stock) for here, there in hops),
-        waits=is_stock,
+        "waited" if is_stock else "rendezvous" if waits else "buffered",
     )

@@ -21,6 +21,7 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
@@ -138,7 +139,7 @@ def simulate_plan(
     costs = CostModel(cluster, workload, profile).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
     # Pipelines: every replica's schedule with its chunks' times and its messages' paths.
-    sends = _sends(plan, is_stock)
+    sends = _sends(plan, is_stock, workload.training.waits_for_receivers)
     replica_costs = [costs.replica(replica, rows) for replica in placement.replicas]
     pipelines = [
         _pipeline(
@@ -176,12 +177,21 @@ def simulate_plan(
     )
     # Run everything.
     gradients, weights = exchange.stock() if is_stock else exchange.ours()
-    run = run_step(
-        pipelines,
-        gradients,
-        [[stage.update_s for stage in cost.stages] for cost in replica_costs],
-        weights,
-    )
+    try:
+        run = run_step(
+            pipelines,
+            gradients,
+            [[stage.update_s for stage in cost.stages] for cost in replica_costs],
+            weights,
+        )
+    except CheckFailedError as error:
+        if sends != "rendezvous":
+            raise
+        raise CheckFailedError(
+            f"{error}: two stages wait for each other, because senders wait for their receivers "
+            "(--sends rendezvous). Plan with --sends rendezvous, which keeps to launch counts that "
+            "end, or take --sends buffered."
+        ) from error
     # Timelines of stages and links.
     return StepSimulation(
         tuple(
@@ -207,10 +217,16 @@ def simulate_plan(
     )
 
 
-def _sends(plan: Plan, is_stock: bool) -> SendMode:
-    """Return how stages send: stock Megatron waits for its sends; interleaved it overlaps some."""
+def _sends(plan: Plan, is_stock: bool, waits: bool) -> SendMode:
+    """Return how stages send: stock Megatron waits for its sends; interleaved it overlaps some.
+
+    Args:
+        plan: decides whether stages are interleaved.
+        is_stock: whether stock Megatron runs it.
+        waits: whether another trainer does that waits for its receivers.
+    """
     if not is_stock:
-        return "buffered"
+        return "rendezvous" if waits else "buffered"
     is_interleaved = any(s.chunks for replica in plan.replicas for s in replica.stages)
     return "overlapped" if is_interleaved else "waited"
 

@@ -67,16 +67,16 @@ def test_without_one_libraries_and_a_margin_are_kept() -> None:
     alone = node("RTX-3090", 1)
     kept = kept_free(cluster(alone), alone, 1, 0)
     assert kept.libraries == CONTEXT_BYTES + OLDER_WORKSPACES
-    assert kept.reserve == 1_500_000_000
+    assert kept.reserve is None and kept.reserve_beside(0) == 1_500_000_000
     # On a machine with others there is somebody to talk to.
     other = replace(alone, name="b", host="b")
     assert kept_free(cluster(alone, other), alone, 1, 1).libraries > kept.libraries
 
 
-def test_large_cards_keep_a_twentieth() -> None:
-    card = gpu_type("A100-80GB")
-    assert margin_bytes(card) == round(0.05 * card.memory_bytes)
-    assert margin_bytes(gpu_type("RTX-3080")) == 1_500_000_000
+def test_the_margin_is_the_largest_tensor_and_a_gigabyte() -> None:
+    assert margin_bytes(2_000_000_000) == 3_000_000_000
+    assert margin_bytes(400_000_000) == 1_500_000_000
+    assert KeptFree(0, 5).reserve_beside(2_000_000_000) == 5
 
 
 def test_hopper_has_larger_workspaces() -> None:

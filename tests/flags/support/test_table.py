@@ -82,11 +82,11 @@ def test_refused_options_are_those_that_ask_for_something() -> None:
         "--moe-use-upcycling",
         "--lr",
         "1e-3",
-        "--tp-comm-overlap",
+        "--delay-wgrad-compute",
         "--moe-layer-freq",
         "1",
     )
-    assert refused("tp2:2,tp1:2 @4", *flags) == ["--moe-use-upcycling", "--tp-comm-overlap"]
+    assert refused("tp2:2,tp1:2 @4", *flags) == ["--moe-use-upcycling", "--delay-wgrad-compute"]
     assert refused("tp2:2,tp1:2 @4", "--num-experts", "4", "--moe-input-jitter-eps", "0.1") == [
         "--moe-input-jitter-eps 0.1"
     ]

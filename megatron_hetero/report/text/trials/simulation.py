@@ -109,6 +109,8 @@ def _step(simulation: StepSimulation, utilization: Utilization | None) -> Iterat
     yield "idle", f"{simulation.bubble:.1%} of all GPUs' time"
     if simulation.sends == "waited":
         yield "sends", "stock Megatron runs this plan; it waits until a sent tensor has arrived"
+    if simulation.sends == "rendezvous":
+        yield "sends", "rendezvous (--sends): a sender waits for the receiver of a large tensor"
     if simulation.sends == "overlapped":
         yield "sends", "stock Megatron runs this plan, interleaved; it waits for some of its sends"
     if not simulation.measured:

@@ -92,11 +92,6 @@ REFUSED: tuple[Rule, ...] = (
         "leave it out",
     ),
     (
-        "--tp-comm-overlap",
-        lambda a: a.tp_comm_overlap,
-        "leave it out; it takes all tensor-parallel groups to be of one width",
-    ),
-    (
         "--ckpt-format",
         lambda a: a.ckpt_format != "torch_dist",
         "use torch_dist; the others name files by one grid of ranks. Stock Megatron writes such a "

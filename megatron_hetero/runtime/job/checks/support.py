@@ -12,9 +12,11 @@ from typing import Any
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support.lookup import refused_by_presence, without_effect
+from megatron_hetero.flags.support.tensor_overlap import check_tensor_overlap
 from megatron_hetero.model.flag_table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.batches import global_batch_size
 from megatron_hetero.runtime.job.checks.attention_variables import check_attention_variables
 from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
@@ -76,6 +78,13 @@ def check_arguments(args: Any, plan: Plan) -> None:
         experts.check_groups(plan, args)
     if args.fp8 is not None:
         refuse(fp8.REFUSED, args, "With --fp8-format, an asymmetric plan cannot honour:")
+    if args.tp_comm_overlap:
+        if not backend.cuda_is_usable():
+            raise UnsupportedError(
+                "--tp-comm-overlap: Transformer Engine exchanges tensors under products on NVIDIA "
+                "GPUs alone, and this process has none. Leave the flag out."
+            )
+        check_tensor_overlap(plan, transformer_impl=args.transformer_impl, is_bf16=args.bf16)
     has_shares = any(stage.shape.shares for r in plan.replicas for stage in r.stages)
     if has_shares and args.cross_entropy_loss_fusion and args.cross_entropy_fusion_impl == "te":
         raise UnsupportedError(

@@ -88,8 +88,8 @@ def test_a_flag_that_megatron_does_not_know_is_refused() -> None:
 
 
 def test_what_the_runtime_refuses_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="--tp-comm-overlap"):
-        flags("--tp-comm-overlap")
+    with pytest.raises(UnsupportedError, match="--delay-wgrad-compute"):
+        flags("--delay-wgrad-compute")
 
 
 def test_precision_goes_by_the_run() -> None:
