@@ -26,7 +26,7 @@ from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.notes import unread_lines, unread_parts
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.serving.fleet.file import is_serving_plan, load_serving_plan
-from megatron_hetero.serving.launch.folder import NOT_YET, TARGETS, fleet_files
+from megatron_hetero.serving.launch.folder import TARGETS, fleet_files
 
 DESCRIPTION = """\
 Write the files that start a plan: a script that is the same on every node, and
@@ -52,7 +52,7 @@ _ACTION_HELP: dict[Action, str] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `launch`."""
     parser.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON", help="the plan")
-    targets = tuple(dict.fromkeys((*LAUNCHERS, *TARGETS, *NOT_YET)))
+    targets = tuple(dict.fromkeys((*LAUNCHERS, *TARGETS)))
     parser.add_argument(
         "--for", dest="launcher", choices=targets, metavar="LAUNCHER",
         help=f"what starts the job: {', '.join(LAUNCHERS)}; of a serving plan: "
@@ -236,12 +236,14 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
 def _write_fleet(arguments: argparse.Namespace, output: Output) -> int:
     """Write the folder of a serving plan."""
     folder: Path = arguments.output
-    if arguments.launcher not in (*TARGETS, *NOT_YET):
+    if arguments.launcher not in TARGETS:
         raise UsageError(
             f"--for {arguments.launcher} starts training, and {arguments.plan} is a serving plan; "
             f"its targets are {', '.join(TARGETS)}"
         )
-    files, next_step = fleet_files(load_serving_plan(arguments.plan), arguments.launcher)
+    files, next_step = fleet_files(
+        load_serving_plan(arguments.plan), arguments.launcher, arguments.image
+    )
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         _write(folder, file)

@@ -124,7 +124,8 @@ class StageRunner:
 
     def _whole(self, part: Tensor) -> Tensor | None:
         """Gather logits to the drawing rank; ranks have unlike numbers of rows."""
-        part = part.float()
+        # 16-bit logits of unlike ranks are drawn from in fp32; wider ones stay as they are.
+        part = part.to(torch.promote_types(part.dtype, torch.float32))
         width = self._tensor.size()
         if width > 1:
             # A group without shares has one unit for each rank.

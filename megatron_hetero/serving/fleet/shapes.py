@@ -157,10 +157,11 @@ def _weights_of_stages(
     work = StepWork(64.0, 64.0, 0.0, 64.0 * 1024)
     speeds, room = [], []
     for place, stage in enumerate(stages):
-        (price,) = stage_prices((stage,), served)
-        inner = StagePrice(stage, served, price.layers, False, False)
+        (price,) = stage_prices((stage,), served, engine.name)
+        inner = StagePrice(stage, served, price.layers, False, False, engine.name)
         speeds.append(1 / inner.seconds(work))
-        ends = StagePrice(stage, served, price.layers, place == 0, place == len(stages) - 1)
+        is_last = place == len(stages) - 1
+        ends = StagePrice(stage, served, price.layers, place == 0, is_last, engine.name)
         free = stage.gpu.memory_bytes * engine.memory_part - working_bytes(ends, engine)
         free -= weight_bytes(ends) - weight_bytes(inner)
         held = 32_768 * served.kv_bytes(stage.width)

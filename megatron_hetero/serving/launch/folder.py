@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 
-from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launchers.job import LaunchFile
+from megatron_hetero.serving.fleet.file import serving_plan_data
 from megatron_hetero.serving.fleet.plan import ServingPlan
+from megatron_hetero.serving.launch.ours import PLAN_NAME, is_ours, own_command, own_router
+from megatron_hetero.serving.launch.pods import dynamo_files, llm_d_files
 from megatron_hetero.serving.launch.processes import (
     EngineCommand,
     EngineProcess,
@@ -18,9 +21,10 @@ from megatron_hetero.serving.launch.sglang import sglang_command, sglang_routers
 from megatron_hetero.serving.launch.skypilot import skypilot_service
 from megatron_hetero.serving.launch.vllm import vllm_command, vllm_routers
 
-TARGETS = ("vllm", "sglang", "ssh", "skypilot")
-NOT_YET = ("llm-d", "dynamo")
+TARGETS = ("vllm", "sglang", "ssh", "skypilot", "llm-d", "dynamo")
 
+_HERE = 'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"\n'
+"""Of scripts that name a file beside them."""
 _START = """\
 #!/usr/bin/env bash
 # Starts every process of the fleet over ssh, from a machine that reaches all of them:
@@ -56,18 +60,25 @@ done
 """
 
 
-def fleet_files(plan: ServingPlan, target: str) -> tuple[tuple[LaunchFile, ...], str]:
+def fleet_files(
+    plan: ServingPlan, target: str, image: str | None = None
+) -> tuple[tuple[LaunchFile, ...], str]:
     """Return the files for a target, and the command to start the fleet, with {folder} inside.
 
+    Args:
+        plan: the fleet.
+        target: one of `TARGETS`.
+        image: of pods; None is the one of the target's own recipes.
     Raises:
-        UnsupportedError: a target, or a plan, whose files are not written yet.
+        UnsupportedError: a plan that the target cannot run.
         UsageError: the plan was made for another engine.
     """
-    if target in NOT_YET:
-        raise UnsupportedError(
-            f"--for {target}: its manifests are not written yet; --for vllm writes each replica's "
-            "command line, which its pods run, and routes.json the weights"
-        )
+    if target == "llm-d":
+        start = "kubectl apply -f {folder}/fleet.yaml, then llm-d's router chart with each values"
+        return (*llm_d_files(plan, image), _routes(plan, ())), start
+    if target == "dynamo":
+        manifests = (*dynamo_files(plan, image), _routes(plan, ()))
+        return manifests, "kubectl apply -f {folder}/fleet.yaml"
     if target == "skypilot":
         return (skypilot_service(plan), _routes(plan, ())), "sky serve up {folder}/service.yaml"
     engine = plan.engine.name if target == "ssh" else target
@@ -76,14 +87,24 @@ def fleet_files(plan: ServingPlan, target: str) -> tuple[tuple[LaunchFile, ...],
             f"--for {target}: the plan was made for {plan.engine.name}, whose memory and steps it "
             f"counts on; plan with --engine {target}"
         )
-    processes = processes_of(plan)
+    processes = processes_of(plan, with_ours=target == "ssh")
     is_vllm = engine != "sglang"
-    command_of = vllm_command if is_vllm else sglang_command
-    files = [_script(process, command_of(plan, process)) for process in processes]
-    routers = (vllm_routers if is_vllm else sglang_routers)(plan, processes)
+    engine_command = vllm_command if is_vllm else sglang_command
+    files = []
+    for process in processes:
+        command_of = own_command if is_ours(process) else engine_command
+        files.append(_script(process, command_of(plan, process)))
+    if any(map(is_ours, processes)):
+        # Theirs take no weights, and unlike replicas need them: one router for all.
+        routers = {"both": own_router(plan, processes)}
+        text = json.dumps(serving_plan_data(plan), indent=2, sort_keys=True) + "\n"
+        files.append(LaunchFile(PLAN_NAME, text))
+    else:
+        routers = (vllm_routers if is_vllm else sglang_routers)(plan, processes)
     names = {"both": "router.sh", "prefill": "router-prefill-decode.sh"}
     for phase, argv in routers.items():
-        text = f"#!/usr/bin/env bash\nexec {shlex.join(argv)}\n"
+        here = _HERE if PLAN_NAME in argv else ""
+        text = f"#!/usr/bin/env bash\nset -euo pipefail\n{here}exec {shlex.join(argv)}\n"
         files.append(LaunchFile(names[phase], text, executable=True))
     files.append(_routes(plan, processes))
     if target == "ssh":
@@ -104,9 +125,10 @@ def _script(process: EngineProcess, command: EngineCommand) -> LaunchFile:
     exports = "".join(
         f"export {name}={shlex.quote(value)}\n" for name, value in command.environment.items()
     )
+    here = _HERE if PLAN_NAME in command.argv else ""
     text = (
         f"#!/usr/bin/env bash\n# {process.replica.phase}: {process.replica.shape}\n"
-        f"set -euo pipefail\n{exports}exec {shlex.join(command.argv)}\n"
+        f"set -euo pipefail\n{here}{exports}exec {shlex.join(command.argv)}\n"
     )
     return LaunchFile(f"{process.name}.sh", text, executable=True)
 

@@ -56,20 +56,28 @@ class EngineCommand:
     argv: tuple[str, ...]
 
 
-def processes_of(plan: ServingPlan) -> tuple[EngineProcess, ...]:
+def processes_of(plan: ServingPlan, with_ours: bool = False) -> tuple[EngineProcess, ...]:
     """Return the processes of all replicas.
 
+    Args:
+        plan: the fleet.
+        with_ours: take replicas that `megatron-hetero serve` runs too.
     Raises:
-        UnsupportedError: a replica that no engine runs.
+        UnsupportedError: a replica that nothing of these runs.
     """
     found = []
     for index, replica in enumerate(plan.replicas):
-        if replica.width is None:
+        if replica.width is None and not with_ours:
             raise UnsupportedError(
                 f"{replica.name} ({replica.shape}) has stages of unlike tensor-parallel widths, "
-                "which neither vLLM nor SGLang runs; `megatron-hetero serve --plan serve.json "
-                f"--replica {replica.name}` does, on its machine, or plan with --engine vllm or "
-                "--engine sglang"
+                "which neither vLLM nor SGLang runs; --for ssh starts `megatron-hetero serve` for "
+                "it, or plan with --engine vllm or --engine sglang"
+            )
+        if replica.width is None and len({stage.host for stage in replica.stages}) > 1:
+            raise UnsupportedError(
+                f"{replica.name} ({replica.shape}) has unlike widths on several machines; start "
+                "its ranks by `torchrun -m megatron_hetero.lab.serve.rank` (docs/serving.md), or "
+                "plan with --engine vllm or --engine sglang"
             )
         hosts = [stage.host for stage in replica.stages]
         is_one = len(set(hosts)) == 1

@@ -1,19 +1,22 @@
-"""What kernels of inference reach on a GPU type: a roofline with a fixed cost, by measured tables.
+"""What kernels of inference reach on a GPU type under an engine, by measured tables.
 
-A kernel takes `max(flops / (peak * a), bytes / (bandwidth * b)) + c`.  The three constants, of
-products, of attention in prefill and in decode, are fitted to AIConfigurator's tables of single
-kernels (`kernels.json` names the source; `tools/make_serving_kernels.py` makes it and says how far
-off tables are that were left out).  A type without a table takes the median of the others' parts of
-the sheet.
+A kernel computes and moves data.  The shorter of both is hidden by the longer one but for a part,
+and a call has a fixed cost.  Attention of prompts has two things more: heads of few channels reach
+less of the peak, and a call lasts as long as a block of 128 queries, which one multiprocessor works
+on alone.  The constants of products, of attention in prefill and in decode, are fitted to
+AIConfigurator's tables of single kernels, for each engine and card: `kernels.json` names the
+source, `tools/make_serving_kernels.py` makes the file and says how far off tables are that were
+left out.  A card without a table takes the median of the others' parts of the sheet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +25,8 @@ from megatron_hetero.errors import ProfileError
 from megatron_hetero.files import read_json, validate_document
 
 _DEFAULT = "default"
+_USUAL_SIZE = 128
+_BLOCK_QUERIES = 128
 _TWIN = {
     "A100-40GB": "A100-80GB", "A100-80GB-PCIe": "A100-80GB", "A800-80GB": "A100-80GB",
     "H800-80GB": "H100-80GB", "H100-NVL": "H100-80GB", "H100-PCIe": "H100-80GB",
@@ -31,34 +36,85 @@ _TWIN = {
 """Types of the same chip or generation, for which equal fractions of the data sheet are assumed."""
 
 
-class _Curve(BaseModel):
+class KernelCurve(BaseModel):
+    """Constants of a kind of kernel on a card under an engine.
+
+    `peak` and `bandwidth`: parts of the sheet that large calls reach.  `exposed`: part of the
+    shorter of computing and moving that the longer one does not hide.  `block`: seconds over what
+    128 queries of a head take at the card's peak.  `size_power`: the peak's part grows as this
+    power of a head's channels.
+    """
+
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     peak: float
     bandwidth: float
     fixed_s: float
+    exposed: float
+    block: float = 0.0
+    size_power: float = 0.0
 
 
 class _KernelTables(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str
-    kernels: dict[str, dict[str, _Curve]]
+    kernels: dict[str, dict[str, dict[str, KernelCurve]]]
+
+
+def kernel_seconds(
+    curve: KernelCurve,
+    flops_s: Any,
+    bytes_s: Any,
+    block_s: Any = 0.0,
+    size: Any = 1.0,
+    larger: Callable[[Any, Any], Any] = max,
+    smaller: Callable[[Any, Any], Any] = min,
+) -> Any:
+    """Time a call, or calls as arrays.
+
+    Args:
+        curve: constants.
+        flops_s: seconds of its FLOPs at the sheet's peak.
+        bytes_s: seconds of its bytes at the sheet's bandwidth.
+        block_s: seconds of a block of queries at the peak of the whole card.
+        size: channels of a head over 128.
+        larger, smaller: of two numbers or arrays.
+    """
+    slower = size**curve.size_power
+    computing = (flops_s / curve.peak + curve.block * block_s) / slower
+    moving = bytes_s / curve.bandwidth
+    shorter = curve.exposed * smaller(computing, moving)
+    return curve.fixed_s + larger(computing, moving) + shorter
 
 
 @dataclass(frozen=True)
 class KernelSpeed:
-    """Speed of a kind of kernel on a GPU."""
+    """Speed of a kind of kernel on a GPU: the sheet's FLOPs and bytes per second, and a curve."""
 
     flops_per_s: float
     bytes_per_s: float
-    fixed_s: float
+    curve: KernelCurve
 
-    def seconds(self, flops: float, num_bytes: float) -> float:
-        """Time one kernel; nothing at all takes no time."""
+    def seconds(
+        self, flops: float, num_bytes: float, length: float = 0.0, size: float = _USUAL_SIZE
+    ) -> float:
+        """Time one kernel; nothing at all takes no time.
+
+        Args:
+            flops: that it computes.
+            num_bytes: that it moves.
+            length: tokens that the last query of a prompt attends to.
+            size: channels of a head.
+        """
         if not flops and not num_bytes:
             return 0.0
-        return max(flops / self.flops_per_s, num_bytes / self.bytes_per_s) + self.fixed_s
+        block_s = 4.0 * _BLOCK_QUERIES * length * size / self.flops_per_s
+        found: float = kernel_seconds(
+            self.curve, flops / self.flops_per_s, num_bytes / self.bytes_per_s, block_s,
+            size / _USUAL_SIZE,
+        )  # fmt: skip
+        return found
 
 
 @dataclass(frozen=True)
@@ -75,36 +131,38 @@ class CardSpeed:
     is_measured: bool
 
 
-def card_speed(gpu: GpuType, precision: str, in_fp8: bool = False) -> CardSpeed:
+def card_speed(
+    gpu: GpuType, precision: str, in_fp8: bool = False, engine: str = "vllm"
+) -> CardSpeed:
     """Return the speeds of a GPU type.
 
     Args:
         gpu: the type.
         precision: of activations, one that it computes in.
         in_fp8: products are in fp8, where the type has it.
+        engine: whose kernels they are; "any" takes vLLM's.
     """
     peak = gpu.peak_flops[precision]
     if peak is None:
         raise ProfileError(f"{gpu.name} does not compute in {precision}")
     eight_bits = gpu.peak_flops.get("fp8") if in_fp8 else None
     name = _TWIN.get(gpu.name, gpu.name)
+    own = "sglang" if engine == "sglang" else "vllm"
 
     def speed(kind: str, flops_per_s: float) -> KernelSpeed:
-        curve = _curves()[kind].get(name, _curves()[kind][_DEFAULT])
-        return KernelSpeed(
-            flops_per_s * curve.peak, gpu.memory_bytes_per_s * curve.bandwidth, curve.fixed_s
-        )
+        curves = _curves()[kind][own]
+        return KernelSpeed(flops_per_s, gpu.memory_bytes_per_s, curves.get(name, curves[_DEFAULT]))
 
     return CardSpeed(
         speed("products", eight_bits or peak),
         speed("decode_attention", peak),
         speed("prefill_attention", peak),
         gpu.memory_bytes_per_s,
-        name in _curves()["products"],
+        name in _curves()["products"][own],
     )
 
 
 @cache
-def _curves() -> Mapping[str, Mapping[str, _Curve]]:
+def _curves() -> Mapping[str, Mapping[str, Mapping[str, KernelCurve]]]:
     with resources.as_file(resources.files(__package__) / "kernels.json") as path:
         return validate_document(read_json(Path(path)), _KernelTables, ProfileError).kernels

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.network.seconds import ring_all_reduce_s
 from megatron_hetero.model.spec import ModelSpec
-from megatron_hetero.serving.prices.engine import Engine
+from megatron_hetero.serving.prices.engine import Engine, EngineName
 from megatron_hetero.serving.prices.kernels import CardSpeed, KernelSpeed, card_speed
 from megatron_hetero.serving.prices.matrices import Matrix, head_size, layer_matrices
 from megatron_hetero.serving.prices.served import ACTIVATION_BYTES, ServedModel
@@ -65,11 +65,12 @@ class StagePrice:
     layers: tuple[tuple[int, tuple[Matrix, ...]], ...]
     is_first: bool
     is_last: bool
+    engine: EngineName = "vllm"
 
     @cached_property
     def _speed(self) -> CardSpeed:
         precision = self.served.precision_on(self.stage.gpu) or "bf16"
-        return card_speed(self.stage.gpu, precision, self.served.weights == "fp8")
+        return card_speed(self.stage.gpu, precision, self.served.weights == "fp8", self.engine)
 
     def seconds(self, work: StepWork) -> float:
         """Time a step on the stage, with the exchanges of its group."""
@@ -106,9 +107,7 @@ class StagePrice:
         model, width = self.served.model, self.stage.width
         query, value = head_size(model)
         heads = model.num_attention_heads / width
-        prefill_s = self._speed.prefill_attention.seconds(
-            2.0 * work.pairs * heads * (query + value), 0.0
-        )
+        prefill_s = self._prompts_s(work, heads, query, value)
         if not work.context:
             return prefill_s
         # Latent attention scores the latents themselves.
@@ -118,6 +117,20 @@ class StagePrice:
         return prefill_s + self._speed.decode_attention.seconds(
             2.0 * work.context * heads * size, work.context * self.served.kv_bytes(width)
         )
+
+    def _prompts_s(self, work: StepWork, heads: float, query: int, value: int) -> float:
+        """Time attention of the step's chunks of prompts."""
+        if not work.pairs:
+            return 0.0
+        # A request that decodes is sampled; a prompt that ends here is too, and counts little.
+        tokens = max(1.0, work.tokens - (work.sampled if work.context else 0.0))
+        mean_length = work.pairs / tokens
+        groups = min(heads, -(-self.served.model.num_query_groups // self.stage.width))
+        moved = tokens * (query + value) * (heads + groups) * ACTIVATION_BYTES
+        return self._speed.prefill_attention.seconds(
+            2.0 * work.pairs * heads * (query + value), moved, 2.0 * mean_length,
+            (query + value) / 2,
+        )  # fmt: skip
 
     def _between_s(self, tokens: float) -> float:
         num_bytes = _PASSES_OF_ACTIVATIONS * tokens * self.served.model.hidden_size
@@ -149,7 +162,7 @@ class PipelinePrice:
 
     def __init__(self, pipeline: ReplicaPipeline, served: ServedModel, engine: Engine) -> None:
         self.pipeline, self.served, self.engine = pipeline, served, engine
-        self.stages = stage_prices(pipeline.stages, served)
+        self.stages = stage_prices(pipeline.stages, served, engine.name)
         # Stages that are alike take equally long: each kind is priced once.
         kinds = [(s.stage.gpu.name, s.stage.width, s.layers, s.is_last) for s in self.stages]
         self._like = [kinds.index(kind) for kind in kinds]
@@ -171,13 +184,15 @@ class PipelinePrice:
         return self._known[work]
 
 
-def stage_prices(stages: Sequence[ReplicaStage], served: ServedModel) -> tuple[StagePrice, ...]:
+def stage_prices(
+    stages: Sequence[ReplicaStage], served: ServedModel, engine: EngineName = "vllm"
+) -> tuple[StagePrice, ...]:
     """Return the prices of consecutive stages, beginning with the first layer."""
     found, first = [], 0
     for place, stage in enumerate(stages):
         layers = _layers(served.model, first, stage)
         ends = place == 0, place == len(stages) - 1
-        found.append(StagePrice(stage, served, layers, *ends))
+        found.append(StagePrice(stage, served, layers, *ends, engine))
         first += stage.num_layers
     return tuple(found)
 

@@ -8,8 +8,9 @@ from typing import Literal
 
 from megatron_hetero.serving.simulate.queue import ReplicaQueue
 
-Policy = Literal["weights", "least-load", "one-queue"]
-"""weights: at random by the plan's weights.  least-load: fewest requests for its weight, as
+Policy = Literal["weights", "turns", "least-load", "one-queue"]
+"""weights: at random by the plan's weights.  turns: one after the other by them, as the router of
+`route` does (smooth weighted round robin).  least-load: fewest requests for its weight, as
 gateways that look at their engines do.  one-queue: a request waits at the router until a replica
 has nothing to do."""
 
@@ -26,6 +27,7 @@ class Router:
     def __init__(self, weights: Sequence[Sequence[float]], policy: Policy, seed: int) -> None:
         self._weights, self.policy = weights, policy
         self._rng = random.Random(seed)
+        self._credits: dict[tuple[int, int], float] = {}
 
     def choose(self, class_index: int, queues: Sequence[ReplicaQueue]) -> int | None:
         """Return which of the replicas gets a request; None where it has to wait here.
@@ -39,6 +41,13 @@ class Router:
             raise LookupError(f"no replica serves class {class_index}")
         if self.policy == "weights":
             return self._rng.choices(able, [weights[i] for i in able])[0]
+        if self.policy == "turns":
+            for i in able:
+                credit = self._credits.get((class_index, i), 0.0)
+                self._credits[class_index, i] = credit + weights[i]
+            best = max(able, key=lambda i: self._credits[class_index, i])
+            self._credits[class_index, best] -= sum(weights)
+            return best
         if self.policy == "one-queue":
             idle = [i for i in able if not queues[i].num_outstanding]
             return idle[0] if idle else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,19 +109,9 @@ def _reference(model: str, folder: Path) -> None:
         save_checkpoint(0, chunks, None, None, 0, release=True)
         (chunk,) = chunks
         chunk.eval()
-        told = []
-        for asked in requests():
-            tokens, logits = list(asked.prompt), []
-            for number in range(asked.max_new):
-                mask = torch.ones(len(tokens), len(tokens)).triu(1).bool()[None, None]
-                with torch.no_grad():
-                    row = chunk(
-                        torch.tensor([tokens]), torch.arange(len(tokens)).unsqueeze(0), mask
-                    )[0, -1, :VOCAB].double()
-                logits.append(row.tolist())
-                tokens.append(draw_token(row, asked.sampling, number).token)
-            told.append({"tokens": tokens[len(asked.prompt) :], "logits": logits})
-        (folder / "reference.json").write_text(json.dumps(told))
+        (folder / "reference.json").write_text(json.dumps(_answers(chunk)))
+        chunk.double()
+        (folder / "reference-double.json").write_text(json.dumps(_answers(chunk)))
         raise DoneError
 
     world = World.from_environment()
@@ -139,10 +129,50 @@ def _reference(model: str, folder: Path) -> None:
         )
 
 
-def reference(folder: Path) -> list[dict[str, Any]]:
-    """Return what one process has answered: for each request its tokens, and their logits."""
-    told: list[dict[str, Any]] = json.loads((folder / "reference.json").read_text())
+def _answers(chunk: Any) -> list[dict[str, Any]]:
+    """Answer `requests` by whole forward passes."""
+    told = []
+    for asked in requests():
+        tokens, logits = list(asked.prompt), []
+        for number in range(asked.max_new):
+            mask = torch.ones(len(tokens), len(tokens)).triu(1).bool()[None, None]
+            with torch.no_grad():
+                row = chunk(
+                    torch.tensor([tokens]), torch.arange(len(tokens)).unsqueeze(0), mask
+                )[0, -1, :VOCAB].double()
+            logits.append(row.tolist())
+            tokens.append(draw_token(row, asked.sampling, number).token)
+        told.append({"tokens": tokens[len(asked.prompt) :], "logits": logits})
     return told
+
+
+def reference(folder: Path, in_double: bool = False) -> list[dict[str, Any]]:
+    """Return what one process has answered: for each request its tokens, and their logits."""
+    name = "reference-double.json" if in_double else "reference.json"
+    told: list[dict[str, Any]] = json.loads((folder / name).read_text())
+    return told
+
+
+@contextlib.contextmanager
+def _computing_in_double() -> Iterator[None]:
+    """Turn the loaded model, and what crosses between stages, to double precision, which no flag of
+    Megatron's does."""
+    from megatron_hetero.lab.serve import rank
+
+    load, set_step = rank._loaded, rank.set_served_step
+
+    def loaded(*given: Any) -> list[Any]:
+        return [chunk.double() for chunk in load(*given)]
+
+    def set_served_step(config: Any, step: Any) -> None:
+        config.pipeline_dtype = torch.float64
+        set_step(config, step)
+
+    rank._loaded, rank.set_served_step = loaded, set_served_step  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        rank._loaded, rank.set_served_step = load, set_step
 
 
 def argv_of(model: str, layout: str, checkpoint: Path, *more: str) -> tuple[str, ...]:
@@ -159,6 +189,7 @@ def run_replica(
     options: ServeOptions | None = None,
     front: Callable[..., Any] | None = None,
     asked: Sequence[Asked] | None = None,
+    in_double: bool = False,
 ) -> list[dict[str, Any]]:
     """Answer requests on a replica; return tokens and logits of each, and how it ended."""
     wanted = list(asked if asked is not None else requests())
@@ -192,7 +223,8 @@ def run_replica(
         return lambda: None
 
     def rank(number: int) -> None:
-        serve_rank(argv, options or ServeOptions(), front or feed, observe)
+        with _computing_in_double() if in_double else contextlib.nullcontext():
+            serve_rank(argv, options or ServeOptions(), front or feed, observe)
         if number == 0:
             (folder / "answers.json").write_text(json.dumps(answers))
 

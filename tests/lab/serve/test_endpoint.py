@@ -5,14 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,49 +22,10 @@ from megatron_hetero.lab.serve.protocol import parse_request  # noqa: E402
 from megatron_hetero.lab.serve.rank import ServeOptions  # noqa: E402
 from megatron_hetero.lab.serve.scheduler import Capacity  # noqa: E402
 from tests.lab.serve.replicas import MODELS, make_checkpoint, reference, requests  # noqa: E402
+from tests.lab.serve.services import free_port, started, until_it_serves  # noqa: E402
 from tests.serving.route.plans import two_replicas  # noqa: E402
 
 LAYOUTS = ("tp2:3,tp1:1", "tp1:4")
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-@contextmanager
-def _started(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "megatron_hetero", *words],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-async def _until_it_serves(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    async with aiohttp.ClientSession() as client:
-        for _ in range(600):
-            assert process.poll() is None, log.read_text()
-            try:
-                async with client.get(f"{url}/health") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.2)
-    raise AssertionError(log.read_text())
 
 
 async def _ask(client: Any, url: str, index: int, stream: bool) -> tuple[str, bool]:
@@ -124,17 +79,17 @@ def test_two_unlike_replicas_behind_the_router(tmp_path: Path) -> None:
     make_checkpoint("gqa", tmp_path)
     model = tmp_path / "model.sh"
     model.write_text(" ".join(MODELS["gqa"]) + "\n")
-    ports = [_free_port() for _ in range(3)]
+    ports = [free_port() for _ in range(3)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     plan = two_replicas(tmp_path / "serve.json")
     common = ["--model", str(model), "--load", str(tmp_path / "checkpoint"), "--name", "tiny",
               "--kv-tokens", "1024", "--answer-limit", "20"]  # fmt: skip
     with (
-        _started(["serve", *common, "--layout", LAYOUTS[0], "--port", str(ports[0])],
+        started(["serve", *common, "--layout", LAYOUTS[0], "--port", str(ports[0])],
                  tmp_path / "a.log") as first,
-        _started(["serve", *common, "--layout", LAYOUTS[1], "--port", str(ports[1])],
+        started(["serve", *common, "--layout", LAYOUTS[1], "--port", str(ports[1])],
                  tmp_path / "b.log") as second,
-        _started(["route", str(plan), "--port", str(ports[2]),
+        started(["route", str(plan), "--port", str(ports[2]),
                   "--replica", f"a={urls[0]}", "--replica", f"b={urls[1]}"],
                  tmp_path / "router.log") as router,
     ):  # fmt: skip
@@ -145,7 +100,7 @@ async def _story(
     urls: list[str], processes: tuple[subprocess.Popen[bytes], ...], folder: Path
 ) -> None:
     for url, process, name in zip(urls, processes, ("a", "b", "router"), strict=True):
-        await _until_it_serves(url, process, folder / f"{name}.log")
+        await until_it_serves(url, process, folder / f"{name}.log")
     wanted = _expected(folder)
     through = urls[2]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as client:

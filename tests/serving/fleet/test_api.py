@@ -183,11 +183,38 @@ def test_what_no_engine_runs_is_refused_by_name(largest: ServingPlan) -> None:
     plan = _plan_of(largest, replace(replica, phase="both", stages=(narrow, wide)))
     with pytest.raises(UnsupportedError, match="unlike tensor-parallel widths"):
         fleet_files(plan, "vllm")
-    with pytest.raises(UnsupportedError, match="not written yet"):
-        fleet_files(largest, "dynamo")
     with pytest.raises(UsageError, match="made for vllm"):
         fleet_files(largest, "sglang")
     assert "serve-unlike-widths" in {f.id for f in check_fleet(plan, CLUSTER)}
+
+
+def test_ssh_starts_our_serve_where_widths_are_unlike(largest: ServingPlan, tmp_path: Path) -> None:
+    replica = largest.replicas[0]
+    stage = replica.stages[0]
+    wide = replace(stage, devices=("l40s-1:2", "l40s-1:3"), host="l40s-1", num_layers=20)
+    narrow = replace(stage, devices=("l40s-1:1",), host="l40s-1", num_layers=12)
+    ours = replace(replica, name="ours", phase="both", stages=(wide, narrow))
+    theirs = replace(replica, name="theirs", phase="both", stages=(replace(
+        stage, devices=("l40s-0:0",), host="l40s-0"),))  # fmt: skip
+    plan = _plan_of(largest, ours, theirs)
+    files = {f.name: f for f in fleet_files(plan, "ssh")[0]}
+    for file in files.values():
+        (tmp_path / file.name).write_text(file.text)
+    assert load_serving_plan(tmp_path / "serve.json") == plan
+    script = files["ours.sh"].text
+    assert "megatron-hetero serve" in script
+    assert "--plan serve.json --replica ours --host l40s-1 --port 8100" in script
+    assert "vllm serve" in files["theirs.sh"].text
+    router = files["router.sh"].text
+    assert "--replica ours=http://l40s-1:8100 --replica theirs=http://l40s-0:8101" in router
+    for name in ("ours.sh", "router.sh", "start.sh"):
+        subprocess.run(["bash", "-n", str(tmp_path / name)], check=True)
+    far = replace(narrow, devices=("l40s-0:1",), host="l40s-0")
+    with pytest.raises(UnsupportedError, match="torchrun"):
+        fleet_files(_plan_of(largest, replace(ours, stages=(wide, far))), "ssh")
+    with pytest.raises(UnsupportedError, match="phase alone"):
+        fleet_files(_plan_of(largest, replace(ours, phase="prefill"),
+                             replace(theirs, phase="decode")), "ssh")  # fmt: skip
 
 
 def test_skyserve_routes_by_what_each_type_serves(cheapest: ServingPlan) -> None:
