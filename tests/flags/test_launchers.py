@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import HeteroError, UsageError
-from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
+from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob, of_kind, without_unused
 from megatron_hetero.flags.launchers.node_script import node_script
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.replanning import OnLoss
@@ -425,3 +425,21 @@ def test_slurm_of_unlike_cards_is_not_shared() -> None:
         read(LaunchJob(replace(plan, hosts=(unlike, *plan.hosts[1:]))), given)
     (note,) = read(LaunchJob(plan), given).notes
     assert "give --cpus-per-task" in note
+
+
+def test_options_of_a_kind_of_gpu_reach_machines_that_have_it_beside_others() -> None:
+    """`init --from-slurm` names partitions by GPU, also those of a machine of unlike ones."""
+    plan = mixed_plan()
+    first, *others = plan.hosts
+    types = ("L4",) * (len(first.gpu_indices) - 1) + ("T4",)
+    unlike = replace(first, gpu_type=None, gpu_types=types)
+    made = LaunchJob(replace(plan, hosts=(unlike, *others)))
+    component = made.components[0]
+    assert of_kind((("T4", "x"), ("L4", "x"), ("", "y")), component) == "x"
+    assert of_kind((("T4", "x"), ("", "y")), component) == "x"
+    assert of_kind((("RTX-4090", "x"), ("", "y")), component) == "y"
+    assert of_kind(((component.gpu_type, "z"), ("T4", "x"), ("L4", "y")), component) == "z"
+    with pytest.raises(UsageError, match="has both; give one value as '[0-9] x L4"):
+        of_kind((("T4", "x"), ("L4", "y")), component)
+    kept, notes = without_unused("--partition", (("T4", "x"), ("V100-16GB", "y")), made)
+    assert kept == (("T4", "x"),) and len(notes) == 1

@@ -48,6 +48,11 @@ class Component:
         """Return the catalogue's name; for unlike GPUs, all names with their numbers."""
         return self.hosts[0].kind
 
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Return the catalogue's names of all GPUs of a node."""
+        return tuple(dict.fromkeys(self.hosts[0].type_by_device.values()))
+
 
 @dataclass(frozen=True)
 class SlurmOptions:
@@ -203,9 +208,24 @@ def by_kind(
 
 
 def of_kind[Value](given: tuple[tuple[str, Value], ...], component: Component) -> Value | None:
-    """Return the value for the nodes of a component."""
+    """Return the value for the nodes of a component; that of one of its GPUs, where it has unlike
+    ones and none of its own.
+
+    Raises:
+        UsageError: two of its GPUs have unlike values.
+    """
     values = dict(given)
-    return values.get(component.gpu_type, values.get(""))
+    if component.gpu_type in values:
+        return values[component.gpu_type]
+    found = {kind: values[kind] for kind in component.gpu_types if kind in values}
+    first = next(iter(found.values()), values.get(""))
+    if any(value != first for value in found.values()):
+        words = ", ".join(f"{kind}={value}" for kind, value in found.items())
+        raise UsageError(
+            f"{words}: machine {component.hosts[0].node} has both; give one value as "
+            f"'{component.gpu_type}=VALUE'"
+        )
+    return first
 
 
 def without_unused[Value](
@@ -225,7 +245,7 @@ def without_unused[Value](
     types = {component.gpu_type for component in job.components}
     kept, notes = [], []
     for kind, value in given:
-        if not kind or kind in types:
+        if not kind or kind in types or any(kind in c.gpu_types for c in job.components):
             kept.append((kind, value))
             continue
         fault = f"the plan's nodes have {', '.join(sorted(types))}, not {kind}"
