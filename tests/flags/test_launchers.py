@@ -439,7 +439,7 @@ def test_options_of_a_kind_of_gpu_reach_machines_that_have_it_beside_others() ->
     assert of_kind((("T4", "x"), ("", "y")), component) == "x"
     assert of_kind((("RTX-4090", "x"), ("", "y")), component) == "y"
     assert of_kind(((component.gpu_type, "z"), ("T4", "x"), ("L4", "y")), component) == "z"
-    with pytest.raises(UsageError, match="has both; give one value as '[0-9] x L4"):
+    with pytest.raises(UsageError, match=r"has both; give one value as '[0-9] x L4"):
         of_kind((("T4", "x"), ("L4", "y")), component)
     kept, notes = without_unused("--partition", (("T4", "x"), ("V100-16GB", "y")), made)
     assert kept == (("T4", "x"),) and len(notes) == 1
