@@ -46,12 +46,14 @@ _SBATCH = {
     "exclusive": "",
     "gpus-per-node": r"[1-9]\d*",
     "job-name": _NAME,
+    "mem": r"\d+[KMGT]?",
     "nodelist": _NAME,
     "nodes": r"[1-9]\d*",
     "ntasks-per-node": r"[1-9]\d*",
     "output": r"[\w.%/-]+",
     "partition": _NAME,
     "qos": _NAME,
+    "requeue": "",
     "time": r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED",
 }
 """Options of sbatch that a launch file of ours may have, and their values

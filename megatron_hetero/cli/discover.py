@@ -26,8 +26,11 @@ or, better, from a log of nccl-tests.  What nobody measured is marked as a guess
 With --hosts the same is asked of other machines over ssh, which must not need a
 password.
 
+  megatron-hetero discover -o cluster.yaml
   megatron-hetero discover --nccl-tests all_reduce.log -o cluster.yaml
-  megatron-hetero discover --hosts a100-0,admin@rtx-0.lab -o cluster.yaml"""
+  nvidia-smi topo -m > topo.txt;  megatron-hetero discover --topology topo.txt
+  megatron-hetero discover --hosts a100-0,admin@rtx-0.lab -o cluster.yaml
+  megatron-hetero discover --hostfile hosts.txt -o cluster.yaml"""
 TAKES_MEGATRON_FLAGS = False
 _HEADING = "Written by megatron-hetero discover; look at what is a guess."
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from megatron_hetero.cli.discover import write_new
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import UsageError
-from megatron_hetero.flags.job_script import MISSING, job_script
+from megatron_hetero.flags.job_script import MISSING, USUAL_BATCH, job_script
 from megatron_hetero.model.load import load_arguments, load_workload
 
 
@@ -24,6 +24,14 @@ def write_job(arguments: argparse.Namespace, output: Output) -> int:
     path = arguments.output or Path("train.sh")
     job = load_arguments(
         arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
+    )
+    # What is wrong is said of the user's own file, before a script is written of it.
+    given = {argument.flag for argument in job.arguments}
+    usual = [words.split() for words in USUAL_BATCH if words.split()[0] not in given]
+    load_workload(
+        arguments.model,
+        [*(arguments.megatron_args or ()), *(word for words in usual for word in words)],
+        environment=dict(arguments.model_env),
     )
     text = job_script(job.arguments, job.source, path.name)
     write_new(path, text)

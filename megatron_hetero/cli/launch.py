@@ -186,7 +186,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
     job.check()
     # What the job's script would lack, as notes.
     parts = unread_parts(job.plan, job.more_flags)
-    for note in (*unread_lines(parts), *unmet_needs(job.plan), *_left_exports(job)):
+    for note in (*job.notes, *unread_lines(parts), *unmet_needs(job.plan), *_left_exports(job)):
         output.note(note)
     left = [part.name for part in parts if part.name.startswith("--")]
     if left:

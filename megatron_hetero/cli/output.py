@@ -164,11 +164,8 @@ class Output:
             yield lambda done: progress.update(task, completed=done)
 
     @contextmanager
-    def search_progress(self) -> Iterator[Progress | None]:
-        """Show a line on stderr that follows a search; yield None when nobody is looking."""
-        if not sys.stderr.isatty():
-            yield None
-            return
+    def search_progress(self) -> Iterator[Progress]:
+        """Show a line on stderr that follows a search, in a pipe every half minute."""
         with self.progress("searching") as say:
 
             def update(

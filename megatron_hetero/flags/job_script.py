@@ -16,6 +16,8 @@ from megatron_hetero.model.flag_table import flag_table
 
 MISSING = "# MISSING:"
 """Beginning of a line that the user has to fill in."""
+USUAL_BATCH = ("--micro-batch-size 1", "--global-batch-size 128")
+"""Arguments of a job that says nothing of its batch."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ _SECTIONS = (
             ("--micro-batch-size", "sequences that a GPU computes at once"),
             ("--global-batch-size", "sequences of one step, of the whole job"),
         ),
-        ("--micro-batch-size 1", "--global-batch-size 128"),
+        USUAL_BATCH,
     ),
     _ScriptSection(
         "TRAINING_ARGS",

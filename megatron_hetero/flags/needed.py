@@ -28,22 +28,27 @@ class Needed:
 NEEDED: tuple[Needed, ...] = (
     Needed(
         ("--train-iters", "--train-samples"),
-        "how long to train, in steps of the global batch",
+        "how long to train, in steps of the global batch, such as 100000",
         "--train-iters STEPS",
     ),
-    Needed(("--lr",), "the learning rate", "--lr RATE"),
+    Needed(("--lr",), "the learning rate, such as 3e-4", "--lr RATE"),
     Needed(
         ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path",
          "--mock-data"),
-        "what to train on, a .bin and an .idx file without these endings",
+        "what to train on, a .bin and an .idx file without these endings, such as "
+        "data/books_text_document",
         "--data-path PREFIX",
     ),
     Needed(
         ("--tokenizer-type",),
-        "the tokenizer that made the data",
+        "the tokenizer that made the data, such as HuggingFaceTokenizer",
         "--tokenizer-type TYPE",
     ),
-    Needed(("--eval-interval",), "steps from one validation to the next", "--eval-interval STEPS"),
+    Needed(
+        ("--eval-interval",),
+        "steps from one validation to the next, such as 1000",
+        "--eval-interval STEPS",
+    ),
 )  # fmt: skip
 
 READ_A_MODEL = frozenset(
@@ -59,7 +64,9 @@ READ_A_MODEL = frozenset(
 """Values of `--tokenizer-type` that are a file or a folder, named by `--tokenizer-model`."""
 
 _TOKENIZER_MODEL = Needed(
-    ("--tokenizer-model",), "the file or folder of the tokenizer", "--tokenizer-model FOLDER"
+    ("--tokenizer-model",),
+    "the file or folder of the tokenizer, such as models/llama",
+    "--tokenizer-model FOLDER",
 )
 _NOT_TO_EVALUATE = ("--train-iters", "--lr")
 

@@ -100,18 +100,31 @@ def recognise(root: Path) -> SourceTree:
         f"{', '.join(found)}. Nothing was changed.\n"
         + "".join(f"  {edit}\n" for edit in edits)
         + "".join(f"  known: {release.carried_by}\n" for release in known)
-        + _what_to_do(version)
+        + _what_to_do(root, version)
     )
 
 
-def _what_to_do(version: str | None) -> str:
-    """Return the advice for an unknown tree.
+def _what_to_do(root: Path, version: str | None) -> str:
+    """Return the advice for an unknown tree: nothing that could not work with what is there.
 
-    It names `megatron_hetero.launch` only if the runtime works with the tree's own Megatron core.
+    It names `megatron_hetero.launch` only if the tree has the script, and the runtime works with
+    the tree's own Megatron core.
     """
+    has_script = (root / "pretrain_gpt.py").is_file()
+    if version is None and not has_script:
+        return (
+            "This is no Megatron-LM checkout: give the root of one, the folder with "
+            "pretrain_gpt.py and megatron/. Without any, `-m megatron_hetero.pretrain_gpt` trains, "
+            "as the lines of `megatron-hetero flags` do"
+        )
     checkout = "check one of these commits out (undo your own changes of that file first)."
     if version is not None and not version.startswith(f"{RELEASE}."):
         return f"The runtime does not work with megatron-core {version}, patched or not: {checkout}"
+    if not has_script:
+        return (
+            "Without that script there is nothing to patch: `-m megatron_hetero.pretrain_gpt` "
+            f"trains in its place; or {checkout}"
+        )
     return (
         "Use `python -m megatron_hetero.launch pretrain_gpt.py …`, which needs no patch, or "
         + checkout

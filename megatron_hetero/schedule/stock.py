@@ -129,7 +129,8 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
     ]
     if ahead:
         name = "replica" if len(ahead) == 1 else "replicas"
-        yield f"launch counts other than 1F1B's ({name} {', '.join(ahead)})"
+        counts = "launch counts (forwards before the first backward)"
+        yield f"{counts} other than 1F1B's ({name} {', '.join(ahead)})"
 
 
 def _rank_reasons(plan: Plan) -> Iterator[str]:

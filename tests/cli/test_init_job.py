@@ -130,3 +130,21 @@ def test_a_job_that_only_evaluates_needs_no_learning_rate() -> None:
     ]  # fmt: skip
     whole = {flag: ("x",) for needed in NEEDED for flag in needed.flags}
     assert missing_flags(whole) == ()
+
+
+def test_errors_name_the_file_that_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the script is written nobody can open it."""
+    output = tmp_path / "train.sh"
+    words = ["init", "--job", "--model", CONFIG, "-o", str(output)]
+    assert main(words) == 4
+    said = capsys.readouterr().err
+    assert "config.json: --seq-length is missing" in said and "-- --seq-length N" in said
+    assert "train.sh" not in said and not output.exists()
+    config = json.loads(Path(CONFIG).read_text())
+    bad = tmp_path / "config.json"
+    bad.write_text(json.dumps({**config, "num_attention_heads": 31}, indent=1))
+    assert main(["init", "--job", "--model", str(bad), "-o", str(output), "--", *SIZES]) == 4
+    said = capsys.readouterr().err
+    assert "config.json:" in said and "train.sh" not in said and not output.exists()

@@ -107,10 +107,17 @@ def test_a_fault_of_the_bound_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr() == ("", "warning: the bound is wrong\n")
 
 
-def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_in_a_pipe_says_now_and_then_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Output().search_progress() as progress:
-        assert progress is None
+        progress(0.25, 40, 0.2)
     assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(output_module, "SAID_EVERY_S", 0.05)
+    with Output().search_progress() as progress:
+        progress(0.25, 40, 0.2)
+        time.sleep(0.2)
+    assert "note: searching: 40 plans, best step time 250 ms" in capsys.readouterr().err
 
 
 def test_progress_says_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +138,6 @@ def test_progress_follows_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Output(color="never").search_progress() as progress:
-        assert progress is not None
         progress(None, 1)
         progress(0.25, 40, 0.2)
     assert "searching: 40 plans, best step time 250 ms, gap at most 25%" in terminal.getvalue()

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import HeteroError, UsageError
-from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
+from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob, of_kind, without_unused
 from megatron_hetero.flags.launchers.node_script import node_script
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.replanning import OnLoss
@@ -386,5 +386,60 @@ def test_skypilot_keeps_where_machines_are_rented() -> None:
     assert all("image_id: docker:registry.example/hetero:1\n" in task for task in tasks)
     with pytest.raises(UsageError, match="--infra 'a b'"):
         sky_options(["a b"], is_spot=False)
-    with pytest.raises(UsageError, match="--infra L4=gcp: the plan's nodes have"):
-        files("skypilot", sky=sky_options(["L4=gcp"], is_spot=False))
+
+
+def test_slurm_takes_the_gpus_that_other_jobs_leave(tmp_path: Path) -> None:
+    options = slurm_options([], ["16"], None, None, None, shares_nodes=True, memory=["400G"])
+    made = {f.name: f.text for f in files("slurm", image=None, slurm=options)}
+    assert "--exclusive" not in made["job.sbatch"]
+    assert made["job.sbatch"].count("#SBATCH --mem=400G\n") == 2
+    # Slurm counts whole machines or its own cards: the plan's third GPU is its third.
+    plan = mixed_plan()
+    first = plan.hosts[0]
+    head, _, rest = made["train.sh"].partition(f"0)  # {first.node}")
+    start = head[head.index("IFS=,") :].partition("if [")[0]
+    line = next(line.strip() for line in rest.splitlines() if "CUDA_VISIBLE_DEVICES=" in line)
+    for given in ("4,5,6,7", "0,1,2,3"):
+        done = subprocess.run(
+            ["bash", "-c", f"set -eu\n{start}\n{line}\necho $CUDA_VISIBLE_DEVICES"],
+            env={"CUDA_VISIBLE_DEVICES": given}, capture_output=True, text=True,
+        )  # fmt: skip
+        wanted = [given.split(",")[i] for i in first.gpu_indices]
+        assert done.stdout.strip() == ",".join(wanted), done.stderr
+    done = subprocess.run(
+        ["bash", "-c", f"set -eu\n{start}\n{line}"], env={}, capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "fewer GPUs than planned" in done.stderr
+
+
+def test_slurm_of_unlike_cards_is_not_shared() -> None:
+    plan = mixed_plan()
+    first = plan.hosts[0]
+    unlike = replace(first, gpu_types=("A100-80GB",) * (len(first.gpu_indices) - 1) + ("T4",))
+    given = {"partition": [], "cpus_per_task": [], "account": None, "qos": None, "time": None,
+             "requeue": False, "container_mounts": None, "share_nodes": True,
+             "mem": []}  # fmt: skip
+    read = LAUNCHERS["slurm"].read_options
+    assert read is not None
+    with pytest.raises(UsageError, match="has unlike GPUs"):
+        read(LaunchJob(replace(plan, hosts=(unlike, *plan.hosts[1:]))), given)
+    (note,) = read(LaunchJob(plan), given).notes
+    assert "give --cpus-per-task" in note
+
+
+def test_options_of_a_kind_of_gpu_reach_machines_that_have_it_beside_others() -> None:
+    """`init --from-slurm` names partitions by GPU, also those of a machine of unlike ones."""
+    plan = mixed_plan()
+    first, *others = plan.hosts
+    types = ("L4",) * (len(first.gpu_indices) - 1) + ("T4",)
+    unlike = replace(first, gpu_type=None, gpu_types=types)
+    made = LaunchJob(replace(plan, hosts=(unlike, *others)))
+    component = made.components[0]
+    assert of_kind((("T4", "x"), ("L4", "x"), ("", "y")), component) == "x"
+    assert of_kind((("T4", "x"), ("", "y")), component) == "x"
+    assert of_kind((("RTX-4090", "x"), ("", "y")), component) == "y"
+    assert of_kind(((component.gpu_type, "z"), ("T4", "x"), ("L4", "y")), component) == "z"
+    with pytest.raises(UsageError, match=r"has both; give one value as '[0-9] x L4"):
+        of_kind((("T4", "x"), ("L4", "y")), component)
+    kept, notes = without_unused("--partition", (("T4", "x"), ("V100-16GB", "y")), made)
+    assert kept == (("T4", "x"),) and len(notes) == 1

@@ -64,7 +64,7 @@ def test_settings_of_single_stages_are_not_stock() -> None:
         "stages with a precision of their own",
     )
     assert reasons_not_stock(with_stage(plan, 0, 0, num_launched_forwards=4)) == (
-        "launch counts other than 1F1B's (replica 0)",
+        "launch counts (forwards before the first backward) other than 1F1B's (replica 0)",
     )
     same = with_stage(plan, 0, 0, num_launched_forwards=2, precision="fp32", recompute="none")
     assert is_stock(same)

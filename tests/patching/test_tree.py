@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cli.main import main
+from megatron_hetero.errors import MegatronVersionError
 from megatron_hetero.patching import tree as patching
 from megatron_hetero.patching.unified_diff import hunks_of
 
@@ -156,3 +157,20 @@ def test_a_real_tree(tmp_path: Path, capsys) -> None:
     compile((tmp_path / "pretrain_gpt.py").read_text(), "pretrain_gpt.py", "exec")
     assert main(["patch", str(tmp_path), "--revert"]) == 0
     assert (tmp_path / "pretrain_gpt.py").read_bytes() == original
+
+
+def test_nothing_is_recommended_that_cannot_work(tmp_path: Path) -> None:
+    """A folder that is no checkout has no script to launch, and no commit to check out."""
+    with pytest.raises(MegatronVersionError, match="This is no Megatron-LM checkout") as raised:
+        patching.recognise(tmp_path)
+    assert "megatron_hetero.launch" not in str(raised.value)
+    assert "one of these commits" not in str(raised.value)
+    package = tmp_path / "megatron" / "core"
+    package.mkdir(parents=True)
+    (package / "package_info.py").write_text("MAJOR = 0\nMINOR = 19\nPATCH = 0\n")
+    with pytest.raises(MegatronVersionError, match=r"-m megatron_hetero\.pretrain_gpt") as raised:
+        patching.recognise(tmp_path)
+    assert "megatron_hetero.launch" not in str(raised.value)
+    (tmp_path / "pretrain_gpt.py").write_text("x = 1\n")
+    with pytest.raises(MegatronVersionError, match=r"python -m megatron_hetero\.launch"):
+        patching.recognise(tmp_path)

@@ -15,7 +15,7 @@ from megatron_hetero.cluster.inventory.draft import (
     NodeDraft,
     link_guess,
 )
-from megatron_hetero.errors import ClusterError
+from megatron_hetero.errors import ClusterError, some_of
 from megatron_hetero.files import Document, read_yaml
 
 _MEANS = {
@@ -30,7 +30,8 @@ _MEANS = {
 }
 """SkyPilot's names that the catalogue lacks, or with several GPUs in the catalogue."""
 _ACCELERATOR = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9. -]{0,63})(?::(?P<count>[0-9.]{1,8}))?")
-_READ = ("accelerators", "any_of", "ordered", "infra", "cloud", "region", "zone", "use_spot")
+_OF_MACHINES = ("name", "num_nodes", "resources", "accelerators", "run")
+"""Keys that a cluster file has a place for, and the command, which `launch` writes itself."""
 _MAX_NODES = 8192
 
 
@@ -52,7 +53,7 @@ def nodes_from_skypilot(paths: Sequence[Path], means: Mapping[str, str]) -> Inve
     notes: list[str] = []
     names = CardNames(means, _MEANS)
     taken: set[str] = set()
-    tasks = [_task(read_yaml(path), notes) for path in paths]
+    tasks = [read_sky_task(path) for path in paths]
     sites = {task.site for task in tasks}
     # One kind of machine for each task; sites only where the tasks have several.
     for number, task in enumerate(tasks):
@@ -60,37 +61,55 @@ def nodes_from_skypilot(paths: Sequence[Path], means: Mapping[str, str]) -> Inve
         if len(nodes) + len(made) > _MAX_NODES:
             _fail(task.document, ("num_nodes",), f"more than {_MAX_NODES} nodes in all")
         nodes += made
-        gpu = made[0].cards[0].gpu
-        if task.infra:
-            # What `launch` will need, as notes.
+        notes += task.notes
+        if task.left:
+            # What a cluster file has no place for, `launch` takes from the task itself.
+            is_spot = " (spot: the cloud may take them away)" if task.is_spot else ""
             notes.append(
-                f"{task.document.path}: for `launch --for skypilot`: --infra {gpu}={task.infra}"
-            )
-        if task.is_spot:
-            notes.append(
-                f"{task.document.path}: its machines are spot, and may be taken away: give --spot "
-                "to `launch --for skypilot`"
+                f"{task.document.path}: of its machines{is_spot} a cluster file has no place for "
+                f"{some_of(task.left)}; `launch --for skypilot` takes them over with --task "
+                f"{made[0].cards[0].gpu}={task.document.path}"
             )
     return Inventory(tuple(nodes), (*names.check(), *notes, num_taken(len(nodes))))
 
 
 @dataclass(frozen=True)
-class _Task:
-    """A task with the choice among its resources made; `keypath` leads to the accelerators."""
+class SkyTask:
+    """A task with the choice among its resources made.
+
+    `keypath` leads to the accelerators; `name` and `count` are SkyPilot's own of them.
+    `infra` is CLOUD/REGION/ZONE as far as the task says so.  `notes` are the choices made.
+    """
 
     document: Document
     keypath: tuple[str | int, ...]
-    accelerator: str
+    name: str
+    count: int
     infra: str
     is_spot: bool
+    notes: tuple[str, ...]
 
     @property
     def site(self) -> str:
+        """Return the name of a site for machines that are rented there."""
         return re.sub(r"[^A-Za-z0-9-]+", "-", self.infra).strip("-")[:63].strip("-") or "main"
 
+    @property
+    def left(self) -> list[str]:
+        """Return the keys of the task that say more than which machines they are."""
+        resources = self.document.data["resources"]
+        keys = [*resources, *self.document.data]
+        return [str(key)[:40] for key in keys if key not in _OF_MACHINES]
 
-def _task(document: Document, notes: list[str]) -> _Task:
-    """Read a task; note each choice, and what of the task a cluster file has no place for."""
+
+def read_sky_task(path: Path) -> SkyTask:
+    """Read a task, and choose the first of its accelerators.
+
+    Raises:
+        FileFormatError: the file cannot be read, or is no YAML.
+        ClusterError: the task has no accelerators, or no whole number of them.
+    """
+    document, notes = read_yaml(path), list[str]()
     if not isinstance(document.data, dict):
         _fail(document, (), "this is not a SkyPilot task: a mapping with `resources`")
     keypath: tuple[str | int, ...] = ("resources",)
@@ -106,24 +125,25 @@ def _task(document: Document, notes: list[str]) -> _Task:
                     f"first is taken: {_short(options[0])}"
                 )
     keypath, accelerator = _accelerator(document, (*keypath, "accelerators"), resources, notes)
-    left = [key for key in resources if key not in _READ]
-    left += [key for key in document.data if key not in ("resources", "num_nodes", "name")]
-    left = [key for key in left if key not in ("run", "setup")]
-    if left:
-        notes.append(
-            f"{document.path}: a cluster file has no place for {', '.join(map(str, left[:12]))}; "
-            "copy them into the tasks that `launch --for skypilot` writes"
-        )
     words = [resources.get(key) for key in ("infra", "cloud", "region", "zone")]
     infra = "/".join(word for word in words if isinstance(word, str))[:120]
-    return _Task(document, keypath, accelerator, infra, resources.get("use_spot") is True)
+    found = _ACCELERATOR.fullmatch(accelerator)
+    count = "1" if found is None else found["count"] or "1"
+    if found is None or not count.isdecimal() or int(count) < 1:
+        _fail(
+            document,
+            keypath,
+            f"{accelerator[:80]!r} is not NAME:COUNT with whole GPUs, as H100:8",
+        )
+    is_spot = resources.get("use_spot") is True
+    return SkyTask(document, keypath, found["name"], int(count), infra, is_spot, tuple(notes))
 
 
 def _nodes(
-    task: _Task, number: int, site: str, names: CardNames, taken: set[str]
+    task: SkyTask, number: int, site: str, names: CardNames, taken: set[str]
 ) -> list[NodeDraft]:
     document, data = task.document, task.document.data
-    # A whole number of nodes, and of GPUs in each.
+    # A whole number of nodes.
     num_nodes = data.get("num_nodes")
     num_nodes = 1 if num_nodes is None else num_nodes
     is_number = isinstance(num_nodes, int) and not isinstance(num_nodes, bool)
@@ -138,16 +158,8 @@ def _nodes(
             ("num_nodes",),
             f"{repr(num_nodes)[:40]} is not a number of nodes, 1 to 8192{hint}",
         )
-    found = _ACCELERATOR.fullmatch(task.accelerator)
-    count = "1" if found is None else found["count"] or "1"
-    if found is None or not count.isdecimal() or int(count) < 1:
-        _fail(
-            document,
-            task.keypath,
-            f"{task.accelerator[:80]!r} is not NAME:COUNT with whole GPUs, as H100:8",
-        )
     where = document.locate(task.keypath)
-    gpu, described = names.find(where, found["name"])
+    gpu, described = names.find(where, task.name)
     # A name that no other task has.
     name = data.get("name")
     name = name if isinstance(name, str) else gpu
@@ -155,7 +167,7 @@ def _nodes(
     if name in taken:
         name = f"{name}-{number}"
     taken.add(name)
-    cards = CardsDraft(gpu, int(count), link_guess(gpu), described=described)
+    cards = CardsDraft(gpu, task.count, link_guess(gpu), described=described)
     return [NodeDraft(f"{name}-{i}", (cards,), site) for i in range(num_nodes)]
 
 

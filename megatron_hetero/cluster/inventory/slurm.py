@@ -197,8 +197,10 @@ def _free_kinds(
         free += [(count - held, kind)] if held < count else []
     total, left = sum(count for count, _ in kinds), sum(count for count, _ in free)
     if left < total:
-        what = "the free part" if left else "nothing of it"
-        reasons[f"has {left} of {total} GPUs free now; {what} is taken"].append(name)
+        what = (
+            "the free part is taken: launch it with --share-nodes" if left else "it is left out"
+        )
+        reasons[f"has {left} of {total} GPUs free now; {what}"].append(name)
     return free
 
 

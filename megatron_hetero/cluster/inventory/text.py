@@ -23,6 +23,10 @@ NIC_GUESS = 100
 _NICS_LATENCY = "10 us"
 SITES_GUESS = ("1 Gb/s", "10 ms")
 _GUESS = "  # a guess: measure it"
+_HINT = (
+    "  # Not in the catalogue: give the dense peaks of its data sheet, as for an RTX 3090:",
+    "  # {memory: 24 GB, memory_bandwidth: 936 GB/s, bf16: 71 TFLOPS, library: NCCL}",
+)
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9.-]*", re.ASCII)
 
 
@@ -42,8 +46,7 @@ def cluster_yaml(
     described = {c.gpu: c.described for n in nodes for c in n.cards if c.described is not None}
     if described:
         if not all(draft.is_complete for draft in described.values()):
-            hint = "  # Not in the catalogue: give the dense peaks of the sheet."
-            lines += ["", "gpu_types:", hint]
+            lines += ["", "gpu_types:", *_HINT]
         else:
             lines += ["", "gpu_types:"]
         lines += [_type_line(name, draft) for name, draft in described.items()]

@@ -14,4 +14,5 @@ slurm        a heterogeneous job
 kubernetes   a JobSet
 pytorchjob   a PyTorchJob of Kubeflow
 skypilot     a task for each kind of node
+sky_tasks    a task of the user's, taken over
 """

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.names import device_place
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import ClusterError, UsageError
 from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT, check_hosts, check_master_port
 from megatron_hetero.flags.launchers.replanning import OnLoss
+from megatron_hetero.flags.launchers.sky_tasks import CarriedTask
 from megatron_hetero.plan.plan import Host, Plan
 
 _JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -46,13 +48,19 @@ class Component:
         """Return the catalogue's name; for unlike GPUs, all names with their numbers."""
         return self.hosts[0].kind
 
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Return the catalogue's names of all GPUs of a node."""
+        return tuple(dict.fromkeys(self.hosts[0].type_by_device.values()))
+
 
 @dataclass(frozen=True)
 class SlurmOptions:
     """Options of a site for a Slurm job.
 
-    `partition` and `cpus_per_task` hold (kind of GPU, value), since unlike machines have unlike
-    partitions and core counts; the kind "" stands for all other nodes.
+    `partition`, `cpus_per_task` and `memory` hold (kind of GPU, value), since unlike machines have
+    unlike partitions and core counts; the kind "" stands for all other nodes.
+    `shares_nodes` if other jobs hold GPUs of the machines.
     """
 
     partition: tuple[tuple[str, str], ...] = ()
@@ -62,15 +70,18 @@ class SlurmOptions:
     time: str | None = None
     requeue: bool = False
     mounts: str | None = None
+    shares_nodes: bool = False
+    memory: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class SkyOptions:
     """Options of SkyPilot: `infra` holds (kind of GPU, cloud/region), `is_spot` rents machines that
-    may be taken away."""
+    may be taken away, `tasks` holds (kind of GPU, task of the user's)."""
 
     infra: tuple[tuple[str, str], ...] = ()
     is_spot: bool = False
+    tasks: tuple[tuple[str, CarriedTask], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ class LaunchJob:
     `interfaces`: (machine, network interface that its ranks talk over); "" stands for all others.
     `takes_public_addresses`: hosts may be named by public addresses.
     `replanning`: how the job goes on when machines are lost; None where a person sees to that.
+    `notes`: parts of the options' files that are not taken over.
     """
 
     plan: Plan
@@ -100,6 +112,7 @@ class LaunchJob:
     takes_public_addresses: bool = False
     replanning: OnLoss | None = None
     sky: SkyOptions = SkyOptions()
+    notes: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Refuse a job that no launcher can start.
@@ -194,7 +207,51 @@ def by_kind(
     return tuple(found.items())
 
 
-def of_kind(given: tuple[tuple[str, str], ...], component: Component) -> str | None:
-    """Return the value for the nodes of a component."""
+def of_kind[Value](given: tuple[tuple[str, Value], ...], component: Component) -> Value | None:
+    """Return the value for the nodes of a component; that of one of its GPUs, where it has unlike
+    ones and none of its own.
+
+    Raises:
+        UsageError: two of its GPUs have unlike values.
+    """
     values = dict(given)
-    return values.get(component.gpu_type, values.get(""))
+    if component.gpu_type in values:
+        return values[component.gpu_type]
+    found = {kind: values[kind] for kind in component.gpu_types if kind in values}
+    first = next(iter(found.values()), values.get(""))
+    if any(value != first for value in found.values()):
+        words = ", ".join(f"{kind}={value}" for kind, value in found.items())
+        raise UsageError(
+            f"{words}: machine {component.hosts[0].node} has both; give one value as "
+            f"'{component.gpu_type}=VALUE'"
+        )
+    return first
+
+
+def without_unused[Value](
+    option: str, given: tuple[tuple[str, Value], ...], job: LaunchJob
+) -> tuple[tuple[tuple[str, Value], ...], tuple[str, ...]]:
+    """Return the values for machines of the plan, and notes on those for other known GPUs.
+
+    A list of machines may have kinds that the plan leaves idle.
+
+    Args:
+        option: its name, for messages.
+        given: values by kind of GPU.
+        job: the job with the plan.
+    Raises:
+        UsageError: a kind is neither one of the plan's nor one of the catalogue's.
+    """
+    types = {component.gpu_type for component in job.components}
+    kept, notes = [], []
+    for kind, value in given:
+        if not kind or kind in types or any(kind in c.gpu_types for c in job.components):
+            kept.append((kind, value))
+            continue
+        fault = f"the plan's nodes have {', '.join(sorted(types))}, not {kind}"
+        try:
+            gpu_type(kind)
+        except ClusterError:
+            raise UsageError(f"{option} {kind}={value}: {fault}") from None
+        notes.append(f"{option} {kind}={value} is not needed: {fault}")
+    return tuple(kept), tuple(notes)

@@ -15,6 +15,7 @@ from megatron_hetero.flags.environment import (
     interface_settings,
     job_settings,
     node_settings,
+    visible_devices_variable,
 )
 from megatron_hetero.flags.launch import HETERO_ENTRY, ONE_MACHINE, STOCK_ENTRY
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
@@ -55,6 +56,11 @@ if ! command -v torchrun >/dev/null; then
     exit 5
 fi
 """
+_GIVEN = """\
+# Other jobs hold GPUs of this machine: the plan's numbers count the GPUs that Slurm gave.
+IFS=, read -r -a given <<<"${CUDA_VISIBLE_DEVICES:-}"
+"""
+_NTH_GIVEN = "${{given[{}]:?fewer GPUs than planned}}"
 _ADVICE_INSTALL = "run bash $here/install.sh here, or once on a disk that all machines share"
 _ADVICE_PATH = "install megatron-hetero with its runtime, or put its environment on the PATH"
 
@@ -79,6 +85,8 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
     yield _FIND_TORCHRUN.format(venv=VENV_NAME, advice=advice)
     yield from _exports((*job_settings(job.plan), *interface_settings(job.interface_of(""))))
     yield ""
+    if job.slurm.shares_nodes:
+        yield _GIVEN
     yield from _rank_by_name(hosts)
     yield 'case "$node_rank" in'
     for node_rank, host in enumerate(hosts):
@@ -86,7 +94,8 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
         yield f"    num_processes={len(host.gpu_indices)}"
         if hosts_are_rented:
             yield f"    export {NODE_VARIABLE}={shlex.quote(host.node)}"
-        yield from (f"    {line}" for line in _exports(_settings_of(job, host)))
+        settings = _settings_of(job, host)
+        yield from (f"    {line}" for line in _exports(settings, job.slurm.shares_nodes))
         yield "    ;;"
     yield "*)"
     yield f'    echo "train.sh: node rank $node_rank; this plan has 0 to {len(hosts) - 1}" >&2'
@@ -123,7 +132,9 @@ def _rank_by_name(hosts: Sequence[Host]) -> Iterator[str]:
     yield "fi"
 
 
-def _exports(settings: Iterable[EnvironmentSetting]) -> Iterator[str]:
+def _exports(
+    settings: Iterable[EnvironmentSetting], gpus_are_given: bool = False
+) -> Iterator[str]:
     reason = ""
     for setting in settings:
         if setting.reason != reason:
@@ -133,6 +144,8 @@ def _exports(settings: Iterable[EnvironmentSetting]) -> Iterator[str]:
         # NCCL's are advice, which a site may know better; the others belong to the plan.
         if setting.name.startswith("NCCL_"):
             value = f"${{{setting.name}:-{value}}}"
+        if gpus_are_given and setting.name == visible_devices_variable("NCCL"):
+            value = ",".join(_NTH_GIVEN.format(i) for i in setting.value.split(","))
         yield f"export {setting.name}={value}"
 
 

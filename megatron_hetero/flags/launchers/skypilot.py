@@ -22,7 +22,9 @@ from megatron_hetero.flags.launchers.job import (
     LaunchJob,
     SkyOptions,
     by_kind,
+    indented,
     of_kind,
+    without_unused,
 )
 from megatron_hetero.flags.launchers.launcher import (
     Action,
@@ -32,15 +34,25 @@ from megatron_hetero.flags.launchers.launcher import (
     LaunchRecord,
 )
 from megatron_hetero.flags.launchers.node_script import node_script
+from megatron_hetero.flags.launchers.sky_tasks import (
+    JOB_FOLDER,
+    CarriedTask,
+    read_carried_task,
+    resources_at,
+    yaml_block,
+    yaml_value,
+)
 
 _ACCELERATORS = {
     "A10": "A10",
+    "A10G": "A10G",
     "A100-40GB": "A100",
     "A100-80GB": "A100-80GB",
     "A100-80GB-PCIe": "A100-80GB",
     "A30": "A30",
     "A40": "A40",
     "B200": "B200",
+    "B300": "B300",
     "GH200-96GB": "GH200",
     "H100-80GB": "H100",
     "H100-PCIe": "H100",
@@ -49,13 +61,18 @@ _ACCELERATORS = {
     "L40": "L40",
     "L40S": "L40S",
     "MI300X": "MI300X",
+    "RTX-3060": "RTX3060",
+    "RTX-3080": "RTX3080",
     "RTX-3090": "RTX3090",
+    "RTX-4070-Ti": "RTX4070Ti",
     "RTX-4090": "RTX4090",
+    "RTX-5080": "RTX5080",
     "RTX-5090": "RTX5090",
     "RTX-6000-Ada": "RTX6000-Ada",
     "RTX-A4000": "RTXA4000",
     "RTX-A5000": "RTXA5000",
     "RTX-A6000": "RTXA6000",
+    "RTX-PRO-6000-Server": "RTXPRO6000",
     "T4": "T4",
     "V100-16GB": "V100",
     "V100-32GB": "V100-32GB",
@@ -63,6 +80,7 @@ _ACCELERATORS = {
 """The catalogue's name -> SkyPilot's (`sky show-gpus --all`)."""
 
 _INFRA = re.compile(r"[A-Za-z0-9][A-Za-z0-9._*-]*(/[A-Za-z0-9._*-]+){0,3}")
+_TASK_FILE = re.compile(r"[^=]{1,4096}")
 _EPHEMERAL_PORTS = "32768-60999"
 """Ephemeral ports of Linux, from which NCCL and gloo take theirs."""
 
@@ -70,25 +88,18 @@ _TASK = """\
 # {count} machine(s) with {gpus} x {gpu_type}: node ranks {first} to {last} of the plan
 name: {name}-{index}
 num_nodes: {count}
-workdir: .
+workdir: {workdir}
 resources:
-  accelerators: {accelerator}:{gpus}{infra}{spot}{image}{ports}
-envs:
+  accelerators: {accelerator}:{gpus}
+{resources}envs:
   # start.sh gives the first machine's address once all are rented; until then nothing runs.
   MASTER_ADDR: not-yet
-{setup}run: |
+{envs}{more}{setup}run: |
   if [ "$MASTER_ADDR" = not-yet ]; then
     exit 0
   fi
-  exec bash train.sh $(({first} + SKYPILOT_NODE_RANK)) "$MASTER_ADDR"
+  exec bash {folder}train.sh $(({first} + SKYPILOT_NODE_RANK)) "$MASTER_ADDR"
 """
-_SETUP = """\
-setup: |
-  bash install.sh
-"""
-_PORTS = """
-  # To every address of the internet: see SECURITY.md.
-  ports: ["{port}", "{ephemeral}"]"""
 _START = """\
 #!/usr/bin/env bash
 # Rents the machines, installs on them, and starts the plan once all are there:   bash start.sh
@@ -102,7 +113,7 @@ mkdir -p logs
 parts=({parts})
 starters=()
 for part in "${{parts[@]}}"; do
-    sky launch --yes -c "{name}-$part" "part-$part.yaml" >"logs/rent-$part.log" 2>&1 &
+    sky launch --yes{passed} -c "{name}-$part" "part-$part.yaml" >"logs/rent-$part.log" 2>&1 &
     starters+=("$!")
 done
 for part in "${{parts[@]}}"; do
@@ -118,29 +129,34 @@ if [ -z "$master" ]; then
     exit 1
 fi
 for part in "${{parts[@]}}"; do
-    sky exec --detach-run --env MASTER_ADDR="$master" "{name}-$part" "part-$part.yaml"
+    sky exec --detach-run{passed} --env MASTER_ADDR="$master" "{name}-$part" "part-$part.yaml"
 done
 sky logs {name}-0
 """
 
 
-def sky_options(infra: Sequence[str], *, is_spot: bool) -> SkyOptions:
+def sky_options(infra: Sequence[str], tasks: Sequence[str] = (), *, is_spot: bool) -> SkyOptions:
     """Return the options of the command line, checked.
 
     Args:
         infra: `CLOUD[/REGION[/ZONE]]` for all nodes, or `GPU-TYPE=...` for those of one kind.
+        tasks: files of SkyPilot tasks in the same form, whose machines and files are taken over.
         is_spot: machines that the cloud may take away.
     Raises:
+        FileFormatError, ClusterError: a task cannot be read.
         UsageError: SkyPilot could not read a value, or the same nodes have two.
     """
-    return SkyOptions(by_kind("--infra", infra, _INFRA, "CLOUD[/REGION]"), is_spot)
+    paths = by_kind("--task", tasks, _TASK_FILE, "a file")
+    read = ((kind, read_carried_task(Path(path), Path.cwd())) for kind, path in paths)
+    return SkyOptions(by_kind("--infra", infra, _INFRA, "CLOUD[/REGION]"), is_spot, tuple(read))
 
 
 def skypilot_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
     """Write `train.sh`, a task for each kind of node, and the script that launches them.
 
     Raises:
-        UsageError: SkyPilot has no name for a type of GPU, or nothing would be installed.
+        UsageError: SkyPilot has no name for a type of GPU, a task has other machines than the plan,
+            or nothing would be installed.
     """
     if job.image is None and not job.is_installed_by_script:
         raise UsageError(
@@ -148,17 +164,16 @@ def skypilot_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
             "--image with it in (`make image`)"
         )
     components = job.components
-    types = {component.gpu_type for component in components}
-    for kind, value in job.sky.infra:
-        if kind and kind not in types:
-            raise UsageError(
-                f"--infra {kind}={value}: the plan's nodes have {', '.join(sorted(types))}, not "
-                f"{kind}"
-            )
     tasks = [LaunchFile(f"part-{c.index}.yaml", _task(job, c)) for c in components]
     parts = [str(c.index) for c in components]
     names = " ".join(f"{job.name}-{part}" for part in parts)
-    text = _START.format(name=job.name, parts=" ".join(parts), names=names)
+    pairs = (pair for _, task in job.sky.tasks for pair in task.passed)
+    text = _START.format(
+        name=job.name,
+        parts=" ".join(parts),
+        names=names,
+        passed="".join(f" {option} {name}" for option, name in dict.fromkeys(pairs)),
+    )
     start = LaunchFile("start.sh", text, executable=True)
     return (node_script(job, hosts_are_rented=True), *tasks, start)
 
@@ -169,26 +184,57 @@ def _task(job: LaunchJob, component: Component) -> str:
             f"machine {component.hosts[0].node} has unlike GPUs ({component.gpu_type}), and a "
             "SkyPilot task asks for one kind. Launch by ssh, Slurm or Kubernetes."
         )
-    accelerator = accelerator_name(component.gpu_type)
-    first, count = component.first_node_rank, len(component.hosts)
-    infra = of_kind(job.sky.infra, component)
+    # The task of the user's, where there is one; else a task of nothing but the plan.
+    carried = of_kind(job.sky.tasks, component)
+    if carried is None:
+        carried = CarriedTask.of_plan(accelerator_name(component.gpu_type), component.gpus_per_node)
+    elif carried.count != component.gpus_per_node:
+        raise UsageError(
+            f"--task {carried.path}: its machines have {carried.accelerator}:{carried.count}, and "
+            f"those of the plan {component.gpus_per_node} x {component.gpu_type}"
+        )
+    image = f"docker:{job.image.removeprefix('docker:')}" if job.image else None
+    resources = resources_at(
+        carried, of_kind(job.sky.infra, component), is_spot=job.sky.is_spot, image=image
+    )
+    if job.opens_ports:
+        own = resources.pop("ports", [])
+        own = own if isinstance(own, list) else [own]
+        resources["ports"] = [*map(str, own), str(job.master_port), _EPHEMERAL_PORTS]
+    # The launch's own folder is the working directory, or is mounted beside the user's.
+    is_beside = carried.workdir is not None
+    mounts = dict(carried.file_mounts) | ({JOB_FOLDER: "."} if is_beside else {})
+    folder = f"{JOB_FOLDER}/" if is_beside else ""
     return _TASK.format(
-        count=count,
+        count=len(component.hosts),
         gpu_type=component.gpu_type,
-        first=first,
-        last=first + count - 1,
+        first=component.first_node_rank,
+        last=component.first_node_rank + len(component.hosts) - 1,
         name=job.name,
         index=component.index,
-        accelerator=accelerator,
+        accelerator=carried.accelerator,
         gpus=component.gpus_per_node,
-        infra="" if infra is None else f"\n  infra: {infra}",
-        spot="\n  use_spot: true" if job.sky.is_spot else "",
-        image=f"\n  image_id: docker:{job.image.removeprefix('docker:')}" if job.image else "",
-        ports=_PORTS.format(port=job.master_port, ephemeral=_EPHEMERAL_PORTS)
-        if job.opens_ports
-        else "",
-        setup=_SETUP if job.is_installed_by_script else "",
+        workdir=yaml_value(carried.workdir) if is_beside else ".",
+        resources=yaml_block(resources, 2),
+        envs=yaml_block({k: v for k, v in carried.envs.items() if k != "MASTER_ADDR"}, 2),
+        more=yaml_block(
+            ({"secrets": dict.fromkeys(carried.secrets)} if carried.secrets else {})
+            | ({"file_mounts": mounts} if mounts else {})
+            | dict(carried.more),
+            0,
+        ),
+        setup=_setup(carried, f"bash {folder}install.sh" if job.is_installed_by_script else None),
+        folder=folder,
     )
+
+
+def _setup(carried: CarriedTask, install: str | None) -> str:
+    """Return the entry of the commands that prepare a machine: the task's own, then ours."""
+    lines = [*(carried.setup or "").splitlines(), *([install] if install else [])]
+    if not lines:
+        return ""
+    mark = "|2" if lines[0].startswith((" ", "\t")) else "|"
+    return f"setup: {mark}\n{indented(lines, by=2)}"
 
 
 def accelerator_name(gpu_type: str) -> str:
@@ -207,8 +253,12 @@ def accelerator_name(gpu_type: str) -> str:
 
 
 def _read_options(job: LaunchJob, given: Mapping[str, Any]) -> LaunchJob:
-    options = sky_options(given["infra"], is_spot=given["spot"])
-    return replace(job, sky=options, opens_ports=given["open_ports"])
+    read = sky_options(given["infra"], given["task"], is_spot=given["spot"])
+    infra, unused = without_unused("--infra", read.infra, job)
+    tasks, without_task = without_unused("--task", read.tasks, job)
+    options = replace(read, infra=infra, tasks=tasks)
+    notes = (*unused, *without_task, *(note for _, task in tasks for note in task.notes))
+    return replace(job, sky=options, opens_ports=given["open_ports"], notes=notes)
 
 
 def _clusters(record: LaunchRecord) -> list[str]:
@@ -240,6 +290,13 @@ SKYPILOT = Launcher(
             "--infra",
             "where all machines are rented, or those with a kind of GPU; may be repeated",
             "[GPU-TYPE=]CLOUD[/REGION]",
+            repeats=True,
+        ),
+        LaunchOption(
+            "--task",
+            "a SkyPilot task of your own, for all machines or those with a kind of GPU: its "
+            "resources, workdir, file_mounts, envs and setup go into the written one; repeatable",
+            "[GPU-TYPE=]TASK.YAML",
             repeats=True,
         ),
         LaunchOption("--spot", "rent machines that the cloud may take away"),

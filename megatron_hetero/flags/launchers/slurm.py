@@ -22,6 +22,7 @@ from megatron_hetero.flags.launchers.job import (
     SlurmOptions,
     by_kind,
     of_kind,
+    without_unused,
 )
 from megatron_hetero.flags.launchers.kept import kept_number
 from megatron_hetero.flags.launchers.launcher import (
@@ -69,6 +70,8 @@ def slurm_options(
     *,
     requeue: bool = False,
     mounts: str | None = None,
+    shares_nodes: bool = False,
+    memory: Sequence[str] = (),
 ) -> SlurmOptions:
     """Return the options of the command line, checked.
 
@@ -80,6 +83,8 @@ def slurm_options(
         time: limit, as MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]].
         requeue: the job goes back into the queue when a node of it fails.
         mounts: folders of the machine in its container, as pyxis takes them.
+        shares_nodes: other jobs hold GPUs of the machines, and keep them.
+        memory: of a machine, in the form of `partition`.
     Raises:
         UsageError: Slurm could not read a value, or the same nodes have two values.
     """
@@ -103,21 +108,13 @@ def slurm_options(
         time,
         requeue,
         mounts,
+        shares_nodes,
+        by_kind("--mem", memory, re.compile("[0-9]+[KMGT]?"), "a size such as 400G, or 0 for all,"),
     )
 
 
 def slurm_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """Write `train.sh`, `job.sbatch`, and the script that submits it.
-
-    Raises:
-        UsageError: an option names a kind of GPU that the plan does not use.
-    """
-    types = {component.gpu_type for component in job.components}
-    for kind, value in (*job.slurm.partition, *job.slurm.cpus_per_task):
-        if kind and kind not in types:
-            raise UsageError(
-                f"{kind}={value}: the plan's nodes have {', '.join(sorted(types))}, not {kind}"
-            )
+    """Write `train.sh`, `job.sbatch`, and the script that submits it."""
     start = LaunchFile("start.sh", _START.format(job_id=JOB_ID_NAME, log=LOG_NAME), executable=True)
     return (node_script(job), LaunchFile("job.sbatch", "".join(_parts(job))), start)
 
@@ -148,8 +145,9 @@ def _resources(job: LaunchJob, component: Component) -> Iterator[str]:
     yield f"#SBATCH --job-name={job.name}\n"
     yield f"#SBATCH --nodes={len(component.hosts)}\n"
     yield "#SBATCH --ntasks-per-node=1\n"
-    # The plan's GPU numbers are those of the whole node.
-    yield "#SBATCH --exclusive\n"
+    if not job.slurm.shares_nodes:
+        # The plan's GPU numbers are those of the whole node.
+        yield "#SBATCH --exclusive\n"
     yield f"#SBATCH --gpus-per-node={component.gpus_per_node}\n"
     # The very machines, whose links the plan was made for.
     yield f"#SBATCH --nodelist={','.join(host.host for host in component.hosts)}\n"
@@ -163,6 +161,7 @@ def _resources(job: LaunchJob, component: Component) -> Iterator[str]:
         ("qos", options.qos),
         ("time", options.time),
         ("cpus-per-task", of_kind(options.cpus_per_task, component)),
+        ("mem", of_kind(options.memory, component)),
     ):
         if value is not None:
             yield f"#SBATCH --{name}={value}\n"
@@ -179,8 +178,36 @@ def _read_options(job: LaunchJob, given: Mapping[str, Any]) -> LaunchJob:
         given["time"],
         requeue=given["requeue"],
         mounts=given["container_mounts"],
+        shares_nodes=given["share_nodes"],
+        memory=given["mem"],
     )
-    return replace(job, slurm=options)
+    partition, unused = without_unused("--partition", options.partition, job)
+    cpus, without_cpus = without_unused("--cpus-per-task", options.cpus_per_task, job)
+    memory, without_memory = without_unused("--mem", options.memory, job)
+    options = replace(options, partition=partition, cpus_per_task=cpus, memory=memory)
+    notes = [*unused, *without_cpus, *without_memory]
+    if options.shares_nodes:
+        notes += _check_shared(job, options)
+    return replace(job, slurm=options, notes=tuple(notes))
+
+
+def _check_shared(job: LaunchJob, options: SlurmOptions) -> Iterator[str]:
+    """Yield notes on a job beside others.
+
+    Raises:
+        UsageError: a machine has unlike GPUs, of which Slurm chooses.
+    """
+    for host in job.plan.hosts:
+        if host.gpu_types:
+            raise UsageError(
+                f"--share-nodes: machine {host.node} has unlike GPUs ({host.kind}), and which of "
+                "them Slurm gives is not known before; launch without, when it is free"
+            )
+    if not options.cpus_per_task:
+        yield (
+            "beside other jobs Slurm gives each machine's task as many cores as the site's default "
+            "says, often a single one: give --cpus-per-task, and --mem"
+        )
 
 
 def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
@@ -217,6 +244,17 @@ SLURM = Launcher(
         LaunchOption("--account", "account that the job is charged to", "ACCOUNT"),
         LaunchOption("--qos", "quality of service", "QOS"),
         LaunchOption("--time", "limit of the job's time", "[DAYS-]HH:MM:SS"),
+        LaunchOption(
+            "--mem",
+            "memory of a node, or of nodes with a kind of GPU, as 400G; 0 is all; repeatable",
+            "[GPU-TYPE=]SIZE",
+            repeats=True,
+        ),
+        LaunchOption(
+            "--share-nodes",
+            "nodes on which other jobs hold GPUs (init --free): without --exclusive, and with the "
+            "GPUs that Slurm gives",
+        ),
         LaunchOption("--requeue", "put the job back into the queue when a node of it fails"),
         LaunchOption(
             "--container-mounts",

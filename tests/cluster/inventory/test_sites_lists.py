@@ -163,16 +163,17 @@ def test_a_long_list_and_a_long_name_are_answered_at_once(tmp_path: Path) -> Non
     [
         ("num_nodes: 2\nresources:\n  any_of:\n  - {cloud: gcp, accelerators: 'A100-80GB:8'}\n"
          "  - {cloud: aws, accelerators: 'H100:8', use_spot: true}\n",
-         "A100-80GB", ("of 2 choices the first is taken: cloud gcp", "--infra A100-80GB=gcp")),
+         "A100-80GB", ("of 2 choices the first is taken: cloud gcp", "no place for any_of; `launch",
+                       "--task A100-80GB=")),
         ("resources: {accelerators: L4:8, any_of: [{infra: aws}, {infra: gcp}]}",
-         "L4", ("of 2 choices the first is taken", "--infra L4=aws")),
+         "L4", ("of 2 choices the first is taken", "--task L4=")),
         ("resources: {infra: k8s/my-context, accelerators: 'RTXPRO6000:8', network_tier: best}",
-         "RTX-PRO-6000-Server", ("has no place for network_tier", "=k8s/my-context")),
+         "RTX-PRO-6000-Server", ("has no place for infra, network_tier",)),
         ("resources: {accelerators: ['A100-80GB:8', 'A100:8', 'V100-32GB:8']}",
          "A100-80GB", ("of 3 accelerators the first is taken: A100-80GB:8",)),
         ("resources: {accelerators: {L4:4, A10G:4}}", "L4", ("of 2 accelerators",)),
         ("resources: {accelerators: L4:1, use_spot: true}\nfile_mounts: {/a: s3://b}\n",
-         "L4", ("spot, and may be taken away: give --spot", "has no place for file_mounts")),
+         "L4", ("(spot: the cloud may take them away)", "no place for use_spot, file_mounts")),
         ("resources: {accelerators: H100:8}", "H100-80GB", ('"H100" is taken for H100-80GB',)),
     ],
 )  # fmt: skip
@@ -244,7 +245,7 @@ def test_only_the_free_gpus_of_nodes_in_use(tmp_path: Path) -> None:
         ("a", 1), ("c", 4), ("d", 2), ("g", 8),
     ]  # fmt: skip
     said = "\n".join(found.notes)
-    assert "a has 1 of 4 GPUs free now; the free part is taken" in said
-    assert "e has 0 of 4 GPUs free now; nothing of it is taken" in said
+    assert "a has 1 of 4 GPUs free now; the free part is taken: launch it with --share" in said
+    assert "e has 0 of 4 GPUs free now; it is left out" in said
     assert "b is left out: no job can start there now" in said
     assert "f is left out: Slurm does not say which of its unlike GPUs are free" in said

@@ -94,6 +94,41 @@ def test_rotation_of_neox_in_both_forms(keys: dict[str, Any], flags: str, tmp_pa
     assert flags in words(tmp_path, NEOX | keys)
 
 
+GLM: dict[str, Any] = {
+    "model_type": "glm4_moe", "vocab_size": 151552, "num_hidden_layers": 46, "hidden_size": 4096,
+    "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_attention_heads": 96,
+    "num_key_value_heads": 8, "head_dim": 128, "partial_rotary_factor": 0.5, "hidden_act": "silu",
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 1000000,
+    "attention_bias": True, "use_qk_norm": False, "n_routed_experts": 128, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "first_k_dense_replace": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keys", "flags", "absent"),
+    [
+        ({}, "--num-experts 128 --moe-ffn-hidden-size 1408 --moe-router-topk 8 "
+             "--moe-layer-freq [0]*1+[1]*45 --moe-shared-expert-intermediate-size 1408",
+         "--qk-layernorm"),
+        ({"first_k_dense_replace": 3}, "--moe-layer-freq [0]*3+[1]*43", "[0]*1"),
+        ({"use_qk_norm": True}, "--qk-layernorm", "--window-size"),
+        ({"routed_scaling_factor": 2.5}, "--moe-router-topk-scaling-factor 2.5", "--num-groups"),
+        ({"n_shared_experts": 2}, "--moe-shared-expert-intermediate-size 2816", " 1408 --moe-sh"),
+        ({"n_group": 8, "topk_group": 4}, "--moe-router-num-groups 8 --moe-router-group-topk 4",
+         "--qk-layernorm"),
+        ({"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+                              "rope_type": "default"}}, "--rotary-percent 0.25", "percent 0.5"),
+    ],
+)  # fmt: skip
+def test_experts_of_glm(
+    keys: dict[str, Any], flags: str, absent: str, tmp_path: Path
+) -> None:
+    said = words(tmp_path, GLM | keys)
+    assert flags in said and absent not in said
+    assert "--moe-router-score-function sigmoid" in said and "--add-qkv-bias" in said
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 

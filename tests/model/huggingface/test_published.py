@@ -8,12 +8,13 @@ classes; layers that predict further tokens are not among them.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_hetero.errors import ModelError
+from megatron_hetero.errors import HeteroError, ModelError
 from megatron_hetero.model.blocks import num_parameters
 from megatron_hetero.model.huggingface.config import HARMLESS_KEYS
 from megatron_hetero.model.load import load_workload
@@ -105,6 +106,30 @@ def test_every_number_counts_or_is_refused(model: dict[str, Any], tmp_path: Path
         *(("use_sliding_window",) if config.get("sliding_window") is None or past else ()),
     }  # fmt: skip
     assert set(silent) <= may_be_silent
+
+
+@pytest.mark.parametrize(
+    "model",
+    {model["config"]["model_type"]: model for model in PUBLISHED}.values(),
+    ids=lambda model: str(model["config"]["model_type"]),
+)
+def test_refusals_end_at_the_line_of_a_key(model: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever value a key gets, the fault is at its line, or at that of a key that it contradicts:
+    never at the first line of the file."""
+    path, config = tmp_path / "config.json", model["config"]
+    for key in config:
+        for value in ("x", -1, 7, [1]):
+            text = json.dumps({**config, key: value}, indent=1)
+            path.write_text(text)
+            try:
+                load_workload(path, BATCH)
+            except HeteroError as error:
+                found = re.match(r".*config\.json:(\d+): ", str(error))
+                assert found is not None, error
+                assert int(found[1]) > 1, f"{key} = {value!r}: {error}"
+                if value in ("x", -1) and key not in ("quantization_config", "rope_scaling"):
+                    line = text.splitlines()[int(found[1]) - 1]
+                    assert line.startswith(f' "{key}":'), f"{key} = {value!r}: {error}"
 
 
 @pytest.mark.parametrize("kind", REFUSED.split())
