@@ -31,9 +31,15 @@ from megatron_hetero.plan.sharding.stage_ranges import StageRanks, crossing_pair
 from megatron_hetero.plan.sharding.token_shares import uneven_tokens
 from megatron_hetero.schedule.of_plan import replica_schedule
 from megatron_hetero.schedule.orders.delivery import StagePosts, arrived_sends, stage_posts
-from megatron_hetero.schedule.programme import Message, Schedule
+from megatron_hetero.schedule.orders.early_gradients import early_gradients
+from megatron_hetero.schedule.programme import Message, Operation, Schedule
 from megatron_hetero.schedule.proof.circle import describe
-from megatron_hetero.schedule.proof.gradients import Gradients, RankGradients
+from megatron_hetero.schedule.proof.gradients import (
+    ALL_LATE,
+    NONE_LATE,
+    Gradients,
+    RankGradients,
+)
 from megatron_hetero.schedule.proof.operations import JobOperations, RankItems
 from megatron_hetero.schedule.proof.rules import blocked_ranks
 from megatron_hetero.schedule.proof.stage import BoundarySide, RankStage, StageItems
@@ -49,13 +55,15 @@ class How:
         aligned: only first stages start gradients within their last backward passes
             (`--align-grad-reduce`).
         full_buckets: as `Gradients.of`.
-        is_first_step: gradients start when all are complete; which are when is learned there.
+        deepest_late: gradients of this layer and of all before it are exchanged after the passes,
+            because a rank has no room for more (`GradientSync`), or all of them, in the first step,
+            which learns when gradients are complete.
     """
 
     variable_lengths: bool = False
     aligned: bool = True
     full_buckets: bool = False
-    is_first_step: bool = False
+    deepest_late: int = NONE_LATE
 
 
 def check_operations(
@@ -74,11 +82,12 @@ def check_operations(
     # Stock Megatron's operations are not ours to prove.
     if is_stock(plan):
         return
-    # Two replicas of each kind show if there is a deadlock at all; the first step may differ.
+    # Two replicas of each kind show if there is a deadlock at all; all gradients within the passes,
+    # and none, stand for the numbers between them (`schedule.orders.early_gradients`).
     few, how = _of_each_kind(plan), how or How()
     steps = [how]
     if workload.training.overlap_grad_reduce:
-        steps.append(replace(how, is_first_step=True))
+        steps.append(replace(how, deepest_late=ALL_LATE))
     for step in steps:
         if not blocked_ranks(job_operations(few, workload, step)):
             continue
@@ -313,7 +322,7 @@ class _Job:
             chunks,
             frozenset(self.gradients.sharded),
             inner,
-            tensor[0] if tensor and not training.sequence_parallel else None,
+            tensor[0] if tensor else None,
             sides,
             training.sequence_parallel,
         )
@@ -326,12 +335,14 @@ class _Job:
         place = self.places[rank]
         of = self._rank_stage(rank)
         num_idle_rounds = self._num_idle_rounds(place.replica)
-        gradients = RankGradients(self.gradients, items, self.number_of)
+        overlaps = training.overlap_grad_reduce
+        late = self.how.deepest_late if overlaps else ALL_LATE
+        gradients = RankGradients(self.gradients, items, self.number_of, late)
         StageItems(
             of,
             items,
             gradients,
-            starts_early=self._starts_early(place.stage),
+            early=self._early(place) if overlaps else {},
             overlaps_gathers=training.overlap_param_gather,
             num_idle_rounds=num_idle_rounds,
         ).run()
@@ -362,15 +373,14 @@ class _Job:
             items.done(losses, "losses of validation")
         items.sync()
 
-    def _starts_early(self, stage: int) -> bool:
-        """Tell if gradients start within the last backward passes of a stage."""
-        counts = {replica.num_micro_batches for replica in self.plan.replicas}
-        idles = bool(self.gradients.sharded) and len(counts) > 1
-        early = self.workload.training.overlap_grad_reduce and not self.how.is_first_step
-        return early and not idles and (stage == 0 or not self.how.aligned)
+    def _early(self, place: Position) -> Mapping[Operation, tuple[int, ...]]:
+        if self.plan.layout.has_idle_rounds:
+            return {}
+        schedule = self.schedules[place.replica]
+        return early_gradients(schedule, place.stage, aligned=self.how.aligned)
 
     def _num_idle_rounds(self, replica: int) -> int:
-        if not self.gradients.sharded:
+        if not self.plan.layout.has_idle_rounds:
             return 0
         counts = [other.num_micro_batches for other in self.plan.replicas]
         return max(counts) - counts[replica]
