@@ -95,6 +95,8 @@ class Recorder:
         file.write_text(json.dumps({"groups": self.groups, "items": self.items}))
 
     def _add_group(self, ranks: list[int], group: Any) -> None:
+        if not self.groups and group is not dist.group.WORLD:
+            self._add_group(list(range(dist.get_world_size())), dist.group.WORLD)
         if len(ranks) > 1:
             if isinstance(group, dist.ProcessGroup):
                 self._number_of[group.group_name] = len(self.groups)
