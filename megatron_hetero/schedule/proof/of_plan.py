@@ -8,7 +8,7 @@ in as many buckets as they can be, so that one waits behind another wherever one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -58,12 +58,15 @@ class How:
         deepest_late: gradients of this layer and of all before it are exchanged after the passes,
             because a rank has no room for more (`GradientSync`), or all of them, in the first step,
             which learns when gradients are complete.
+        dealt: [replica][micro-batch] -> the group of replicas that divide the micro-batch's
+            sequences, as (first, one behind the last) (`--hetero-sequences`); empty without.
     """
 
     variable_lengths: bool = False
     aligned: bool = True
     full_buckets: bool = False
     deepest_late: int = NONE_LATE
+    dealt: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 def check_operations(
@@ -84,7 +87,8 @@ def check_operations(
         return
     # Two replicas of each kind show if there is a deadlock at all; all gradients within the passes,
     # and none, stand for the numbers between them (`schedule.orders.early_gradients`).
-    few, how = _of_each_kind(plan), how or How()
+    how = how or How()
+    few = plan if how.dealt else _of_each_kind(plan)
     steps = [how]
     if workload.training.overlap_grad_reduce:
         steps.append(replace(how, deepest_late=ALL_LATE))
@@ -170,7 +174,27 @@ class _Job:
         size = len(self.places)
         world = (Communicator("world", tuple(range(size))),) if size > 1 else ()
         model = model_communicators(self.plan, self.how.variable_lengths)
-        return (*world, *model, *self.gradients.communicators)
+        dealt = dict.fromkeys(c for columns in self.columns.values() for c in columns if c)
+        return (*world, *model, *dealt, *self.gradients.communicators)
+
+    @cached_property
+    def columns(self) -> Mapping[tuple[int, int], Sequence[Communicator | None]]:
+        """Map each group of replicas that divides sequences to a communicator for each place in
+        them; None is that of the whole job."""
+        of_stage = stage_ranks(self.plan)
+        own = [
+            [rank for s in range(len(replica.stages)) for rank in of_stage[r, s]]
+            for r, replica in enumerate(self.plan.replicas)
+        ]
+        groups = sorted({group for of in self.how.dealt for group in of})
+        found: dict[tuple[int, int], list[Communicator | None]] = {}
+        for first, stop in groups:
+            if stop - first > 1:
+                found[first, stop] = [
+                    None if len(ranks) == len(self.places) else Communicator("sequences", ranks)
+                    for ranks in zip(*own[first:stop], strict=True)
+                ]
+        return found
 
     @cached_property
     def number_of(self) -> Mapping[Communicator, int]:
@@ -214,6 +238,15 @@ class _Job:
             if key not in known:
                 known[key] = replica_schedule(self.plan, r)
             found.append(known[key])
+        return found
+
+    def _divided(self, rank: int) -> Mapping[int, int]:
+        """Map micro-batches of a rank's replica to the communicators of their sequences."""
+        found = {}
+        for k, group in enumerate(self.how.dealt[self.places[rank].replica]):
+            for column in self.columns.get(group, ()):
+                if column is None or rank in column.ranks:
+                    found[k] = 0 if column is None else self.number_of[column]
         return found
 
     @cached_property
@@ -322,6 +355,7 @@ class _Job:
             chunks,
             frozenset(self.gradients.sharded),
             inner,
+            self._divided(rank) if self.how.dealt else {},
             tensor[0] if tensor else None,
             sides,
             training.sequence_parallel,

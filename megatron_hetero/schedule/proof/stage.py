@@ -44,6 +44,7 @@ class RankStage:
         chunks: [chunk] -> its layers, first ones first, with what comes before and behind them.
         sharded: layers that are gathered for each pass.
         inner: communicators inside of the stage that a pass uses.
+        divided: micro-batch -> the communicator of replicas that divide its sequences.
         tensor: that of the tensor-parallel group, if it has several ranks.
         sides: boundary -> this rank's side.
         in_sequence: ranks of a tensor-parallel group have parts of sequences between its products.
@@ -56,6 +57,7 @@ class RankStage:
     chunks: Sequence[Sequence[int]]
     sharded: frozenset[int]
     inner: Sequence[int]
+    divided: Mapping[int, int]
     tensor: int | None
     sides: Mapping[int, BoundarySide]
     in_sequence: bool
@@ -139,11 +141,10 @@ class StageItems:
             self._gradients.start_complete(self._left)
         match operation.kind:
             case "forward":
-                self._pass(layers, f"forward {operation.micro_batch}")
+                self._pass(layers, operation)
             case "backward" | "backward_input":
-                what = f"backward {operation.micro_batch}"
                 completes = operation.chunk in started
-                self._pass(tuple(reversed(layers)), what, backward=True, completes=completes)
+                self._pass(tuple(reversed(layers)), operation, completes=completes)
             case "backward_weight" if self._of.in_sequence and self._of.tensor is not None:
                 # Its linear layers gather their input again.
                 self._items.done(self._of.tensor, str(operation))
@@ -155,14 +156,15 @@ class StageItems:
     def _pass(
         self,
         layers: Sequence[int],
-        what: str,
+        operation: Operation,
         *,
-        backward: bool = False,
         completes: bool = False,
     ) -> None:
         """Write a pass over layers: at once, where nothing else comes in between."""
+        backward = operation.kind != "forward"
+        what = f"{'backward' if backward else 'forward'} {operation.micro_batch}"
         if not completes and self._of.sharded.isdisjoint(layers):
-            self._inner(what)
+            self._inner(what, operation.micro_batch)
             return
         for place, layer in enumerate(layers):
             following = layers[place + 1] if place + 1 < len(layers) else None
@@ -171,16 +173,18 @@ class StageItems:
                 if self._overlaps and following in self._of.sharded:
                     self._ask(following)
             if layer != EMBEDDING or not backward or self._of.in_sequence:
-                self._inner(f"{what}, layer {layer}")
+                self._inner(f"{what}, layer {layer}", operation.micro_batch)
             if layer in self._of.sharded and backward:
                 self._give(layer, waits=not self._overlaps or following not in self._of.sharded)
             if completes:
                 self._left.discard(layer)
                 self._gradients.start_complete(self._left)
 
-    def _inner(self, what: str) -> None:
+    def _inner(self, what: str, micro_batch: int) -> None:
         for group in self._of.inner:
             self._items.done(group, what)
+        if micro_batch in self._of.divided:
+            self._items.done(self._of.divided[micro_batch], what)
 
     def _ask(self, layer: int | None) -> None:
         if layer is not None and layer not in self._arriving:
