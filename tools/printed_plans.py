@@ -58,13 +58,20 @@ def pages() -> list[Path]:
     return [path for path in (*texts, *examples) if path != PAGE]
 
 
-def printed_layouts() -> list[Printed]:
-    """Return every layout once, as it is verified, smallest first."""
+def printed_layouts(most_micro_batches: int = MAX_MICRO_BATCHES) -> list[Printed]:
+    """Return every layout once, as it is verified, smallest first.
+
+    Args:
+        most_micro_batches: of a replica; of more, all replicas have an equal part.
+    """
     found: dict[str, set[str]] = {}
     for page in pages():
         for layout in layouts_of(page.read_text(errors="replace")):
             found.setdefault(format_layout(layout), set()).add(str(page.relative_to(ROOT)))
-    made = [_as_verified(layout, tuple(sorted(places))) for layout, places in found.items()]
+    made = [
+        _as_verified(layout, tuple(sorted(places)), most_micro_batches)
+        for layout, places in found.items()
+    ]
     return sorted(made, key=lambda p: (parse_layout(str(p.layout)).num_devices, str(p.layout)))
 
 
@@ -149,7 +156,7 @@ def _num_gpus(node: Mapping[str, Any]) -> int:
     return sum(int(entry["count"]) for entry in node.get("gpus", (node,)))
 
 
-def _as_verified(line: str, places: Sequence[str]) -> Printed:
+def _as_verified(line: str, places: Sequence[str], most_micro_batches: int) -> Printed:
     layout = parse_layout(line)
     replicas, cuts = list(layout.replicas), []
     while sum(r.num_devices for r in replicas) > MAX_RANKS and len(set(replicas)) < len(replicas):
@@ -160,7 +167,7 @@ def _as_verified(line: str, places: Sequence[str]) -> Printed:
     most = max(r.num_micro_batches for r in replicas)
     common = gcd(*(r.num_micro_batches for r in replicas))
     divisors = [k for k in range(1, common + 1) if common % k == 0]
-    fewer = next((k for k in divisors if most // k <= MAX_MICRO_BATCHES), divisors[-1])
+    fewer = next((k for k in divisors if most // k <= most_micro_batches), divisors[-1])
     if fewer > 1:
         replicas = [replace(r, num_micro_batches=r.num_micro_batches // fewer) for r in replicas]
         cuts.append(f"1/{fewer} of the micro-batches")

@@ -98,7 +98,7 @@ class CostModel(StagePrices):
             lines = {**lines, **nic_seconds(self.cluster, placement, replicas)}
         carried = Carried(path_seconds(placement, replicas), lines)
         pipelines_s = max(carried.busiest_s, *(r.pipeline_s for r in replicas))
-        ends = self._stage_ends(replicas, pipelines_s)
+        ends = self._stage_ends(placement, replicas, pipelines_s)
         return PlacementCost(
             replicas,
             carried.busiest_s,
@@ -161,14 +161,17 @@ class CostModel(StagePrices):
         replicas = [self.replica(replica, vocab_rows) for replica in placement.replicas]
         return self._exchange.alone_s(placement, vocab_rows, self.rooms(replicas))
 
-    def _stage_ends(self, replicas: tuple[ReplicaCost, ...], pipelines_s: float) -> list[StageEnd]:
+    def _stage_ends(
+        self, placement: Placement, replicas: tuple[ReplicaCost, ...], pipelines_s: float
+    ) -> list[StageEnd]:
         """Return the times from which stages may exchange gradients, in the layout's order: their
         passes are done and their sends have arrived.
 
         As in Megatron (`--align-grad-reduce`) only the first stage begins within its last backward
-        pass.  Where the network sets the pace, all end with it.
+        pass, and none does where replicas give sharded layers to others after their passes.  Where
+        the network sets the pace, all end with it.
         """
-        overlap = self.workload.training.overlap_grad_reduce
+        overlap = self.workload.training.overlap_grad_reduce and not placement.has_idle_rounds
         paced = pipelines_s > max(replica.pipeline_s for replica in replicas)
         ends = []
         for replica in replicas:

@@ -243,6 +243,12 @@ class Placement:
         """Return whether replicas divide the weights of some layers."""
         return any(s.sharding is not None for r in self.replicas for s in r.stages)
 
+    @cached_property
+    def has_idle_rounds(self) -> bool:
+        """Return whether a replica that is done gives its parts of sharded layers to others."""
+        counts = {replica.num_micro_batches for replica in self.replicas}
+        return self.has_sharded_layers and len(counts) > 1
+
     def devices(self) -> Iterator[Device]:
         """Yield every device used, in layout order."""
         for replica in self.replicas:

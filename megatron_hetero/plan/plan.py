@@ -148,6 +148,13 @@ class Layout:
         """Return whether the replicas keep parts of the weights of some layers."""
         return any(s.num_sharded_layers for r in self.replicas for s in r.stages)
 
+    @property
+    def has_idle_rounds(self) -> bool:
+        """Return whether a replica that is done gives its parts of sharded layers to others, which
+        have more micro-batches."""
+        counts = {replica.num_micro_batches for replica in self.replicas}
+        return self.has_sharded_layers and len(counts) > 1
+
 
 @dataclass(frozen=True)
 class LayerRange:

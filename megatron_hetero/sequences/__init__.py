@@ -9,5 +9,6 @@ simulated_step  when ranks are done with a dealt step
 job_plan        the plan and the groups of a job
 lengths         files and distributions of lengths
 step_tokens     a dealt step as ranks run it
+proof           its operations end under NCCL's rules
 advice          what flexible groups gain for a file of lengths
 """

@@ -17,17 +17,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_hetero.cost.sync.buckets import EMBEDDING
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 from megatron_hetero.model.spec import TrainingSpec, Workload
 from megatron_hetero.plan.communication.communicators import Communicator
 from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.faults.progress import PROGRESS
 from megatron_hetero.runtime.gradients.groups import rounds
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.parallel.boundary import always_send_parts
+from megatron_hetero.schedule.proof.of_plan import How
 from megatron_hetero.schedule.proof.operations import Item, JobOperations
 from tests.runtime.layout_generator import GLOBAL_BATCH_SIZE
 from tests.runtime.plan_generator import PADDED_VOCABULARY, Case
@@ -92,6 +95,8 @@ class Recorder:
         file.write_text(json.dumps({"groups": self.groups, "items": self.items}))
 
     def _add_group(self, ranks: list[int], group: Any) -> None:
+        if not self.groups and group is not dist.group.WORLD:
+            self._add_group(list(range(dist.get_world_size())), dist.group.WORLD)
         if len(ranks) > 1:
             if isinstance(group, dist.ProcessGroup):
                 self._number_of[group.group_name] = len(self.groups)
@@ -235,6 +240,21 @@ def compared(recorded: Recorded, proved: JobOperations) -> list[str]:
                     f"proved {wanted[at : at + 6]}"
                 )
     return found
+
+
+def proved_steps(plan: Plan, workload: Workload, *, full: bool) -> Iterator[tuple[How, str]]:
+    """Yield every order that a step may have: how far gradients find room within the passes.
+
+    Args:
+        plan: the plan.
+        workload: its model and training.
+        full: one bucket for each set of ranks, as of a small model; else one for each layer.
+    """
+    yield How(full_buckets=full), "as proved"
+    if workload.training.overlap_grad_reduce:
+        for layer in range(EMBEDDING, workload.model.num_layers + 1):
+            words = "embeddings" if layer == EMBEDDING else f"gradients up to layer {layer}"
+            yield How(full_buckets=full, deepest_late=layer), f"as proved, {words} after the passes"
 
 
 def _same_groups(job: JobOperations, proved: JobOperations) -> dict[int, int] | None:

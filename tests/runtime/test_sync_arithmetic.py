@@ -175,20 +175,29 @@ def test_two_replicas_of_unlike_width_clip_to_one_norm(divided: bool, tmp_path: 
 
 
 def test_buckets_start_in_the_backward_pass(tmp_path: Path) -> None:
-    """Buckets start there from the second step on, when the count of each gradient is known."""
+    """Buckets start there from the second step on, when the count of each gradient is known; those
+    of the layers for which every rank has room, and none of deeper layers is left out."""
     layout = "tp2:3,tp1:1 @2 | tp1:4 @3"
 
     def check(rank: int) -> None:
         asked = plan(layout)
-        toy = ToyRank(asked, rank, False, overlap=True)
-        sync = GradientSync([toy.model], toy.groups, asked, max_bucket_elements=200)
-        assert len(sync.buckets) > 3
-        for step, at_least in ((1, 0), (2, 1), (3, 1)):
-            toy.backward(step)
-            started = sync.num_started
-            assert started >= at_least if at_least else started == 0
-            sync.finalize([toy.model])
-            toy.model.zero_grad_buffer()
+        # In the third case one rank alone has no room.
+        enough = 1 << 30
+        cases = ([enough] * 4, True), ([0] * 4, False), ([*[enough] * 3, 0], False)
+        for rooms, may_start in cases:
+            gradient_sync_module.room_of_rank = partial(_same_room, rooms[rank])  # type: ignore[assignment]
+            toy = ToyRank(asked, rank, False, overlap=True)
+            # Divided buckets all take room.
+            sync = GradientSync(
+                [toy.model], toy.groups, asked, [1, 1, 1, 1], 200, aligned=False
+            )
+            assert len(sync.buckets) > 3
+            for step, is_known in ((1, False), (2, True), (3, True)):
+                toy.backward(step)
+                num_started = len(sync.buckets) if may_start and is_known else 0
+                assert sync.num_started == num_started
+                sync.finalize([toy.model])
+                toy.model.zero_grad_buffer()
 
     in_world(layout, check, tmp_path)
 

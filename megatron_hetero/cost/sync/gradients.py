@@ -35,7 +35,7 @@ from megatron_hetero.cost.sync.groups import (
     sync_groups,
     witness_of,
 )
-from megatron_hetero.cost.sync.room import least_rooms
+from megatron_hetero.cost.sync.room import EarlyRoom, least_rooms
 from megatron_hetero.errors import UsageError
 from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.model.spec import ModelSpec
@@ -96,6 +96,9 @@ class Carried:
 NOTHING = Carried({}, {})
 NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
 """No limit on the buckets under way."""
+
+
+_ROUNDING = 1e-9
 
 
 class GradientExchangePrices:
@@ -214,19 +217,23 @@ class GradientExchangePrices:
 
         def ready_s(places: Ints, layer: int) -> float:
             """Return when all holders have the gradients down to `layer`."""
-            ready = end_s[places]
-            if overlaps:
-                ready = ready - layer_s[places] * (layer - firsts[places])
+            ready = end_s[places] - layer_s[places] * (layer - firsts[places])
             return float(ready.max())
 
-        # First and last bucket of each run are ready when all holders have their layers.
+        # First and last bucket of each run are ready when all holders have their layers, or, where
+        # there is no room within the passes, after these.
         steps, gathers = [], []
+        room = EarlyRoom()
         for timed, places in self._timed(placement, vocab_rows, rooms):
             group, common = timed.group, (timed.bucket_share, timed.buffers)
             end = group.first_layer + group.num_layers
             first = max(group.first_layer, end - ceil(timed.bucket_share * group.num_layers))
-            last_s = ready_s(places, group.first_layer)
-            first_s = ready_s(places, first) if overlaps else last_s
+            last_s = first_s = float(end_s[places].max())
+            if overlaps:
+                num_buckets = max(1, ceil(1 / timed.bucket_share - _ROUNDING))
+                num_early = room.take(timed.buffers, num_buckets)
+                first_s = ready_s(places, first) if num_early else first_s
+                last_s = ready_s(places, group.first_layer) if num_early == num_buckets else last_s
             steps.append(ExchangeStep(timed.waiting, timed.gradients, first_s, last_s, *common))
             if timed.weights is not None:
                 gathers.append(ExchangeStep(timed.waiting, timed.weights, 0.0, 0.0, *common))

@@ -21,6 +21,8 @@ LEAST_AT_ONCE = 2
 """Buckets that are under way whatever the room: one is packed while another travels.  The memory
 that plans leave free has them (`cost.memory.libraries`)."""
 
+_ROUNDING = 1e-9
+
 MOST_AT_ONCE = 128
 """Buckets under way at most: a GPU runs as many kernels at a time (resident grids of a device in
 NVIDIA's CUDA C++ programming guide), and each bucket has one."""
@@ -63,6 +65,37 @@ def part_of_room(num_bytes: float, room: float) -> float:
         return 0.0
     part = num_bytes / room if room > 0 else 1.0
     return min(max(part, 1 / MOST_AT_ONCE), 1 / LEAST_AT_ONCE)
+
+
+class EarlyRoom:
+    """Room for buckets that start within the last backward passes of first stages.
+
+    Those that find none on some rank start after the passes, and so do all behind them, on all
+    ranks (`runtime.gradients.sync`).
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[tuple[StageId, int], float] = {}
+        self._is_full = False
+
+    def take(self, parts: Mapping[StageId, float], num_buckets: int = 1, place: int = 0) -> int:
+        """Take room for buckets; return how many may start early.
+
+        Args:
+            parts: of each holder's room for one bucket.
+            num_buckets: of that size.
+            place: of the rank in each holder.
+        """
+        num = 0 if self._is_full else num_buckets
+        for holder, part in parts.items():
+            key = holder, place
+            if part and not holder[1]:
+                left = 1 + _ROUNDING - self._taken.get(key, 0.0)
+                num = min(num, int(left / min(part, 1.0)))
+        for holder, part in parts.items():
+            self._taken[holder, place] = self._taken.get((holder, place), 0.0) + num * min(part, 1)
+        self._is_full |= num < num_buckets
+        return num
 
 
 def least_rooms(rooms: Mapping[StageId, int], witnesses: Sequence[int]) -> dict[StageId, int]:

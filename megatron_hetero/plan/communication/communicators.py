@@ -24,6 +24,7 @@ Use = Literal[
     "context",
     "stage",
     "experts",
+    "sequences",
     "forward",
     "backward",
     "shapes",

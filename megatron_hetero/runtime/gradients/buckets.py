@@ -64,6 +64,11 @@ class Bucket:
     layer: int | None = None
     num_elements: int = field(default=0, compare=False)
 
+    @property
+    def depth(self) -> float:
+        """Return the depth of the last layer of a backward pass that completes the bucket."""
+        return min(depth(piece.name) for piece in self.slices)
+
 
 _BucketKey = tuple[tuple[int, ...], int | None]
 """(holders, sharded layer)."""
@@ -173,7 +178,7 @@ def backward_order(tables: Sequence[Mapping[str, ParameterShard]]) -> list[str]:
     keys: dict[str, tuple[float, int]] = {}
     for table in tables:
         for position, name in enumerate(table):
-            keys.setdefault(name, (_depth(name), position))
+            keys.setdefault(name, (depth(name), position))
     return sorted(keys, key=lambda name: (keys[name], name), reverse=True)
 
 
@@ -184,7 +189,8 @@ def layer_number(name: str) -> int | None:
     return None if layer is None else int(layer.group(1))
 
 
-def _depth(name: str) -> float:
+def depth(name: str) -> float:
+    """Return the number of a parameter's layer; -1 before the layers, infinite behind them."""
     layer = layer_number(name)
     if layer is not None:
         return float(layer)

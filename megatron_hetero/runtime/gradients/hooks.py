@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class ChunkGradients:
         chunk.expert_parallel_bucket_groups = []
         chunk.param_to_bucket_group = dict.fromkeys(chunk.param_to_bucket_group, self)
 
-    def is_ready(self, parameters: set[torch.nn.Parameter]) -> bool:
+    def is_ready(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
         """Tell if all of `parameters` in this chunk have gradients."""
         if self._is_finished:
             return True

@@ -62,10 +62,6 @@ class Reduction:
     def is_under_way(self) -> bool:
         return self._work is not None
 
-    @property
-    def is_completed(self) -> bool:
-        return self._work is None or bool(self._work.is_completed())
-
     def launch(self, weight: float) -> None:
         """Start the collective; gradients may not be touched until `finish`."""
         flat = self.views.pack(main_grad) if self._in_place is None else self._in_place

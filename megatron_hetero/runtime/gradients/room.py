@@ -51,6 +51,16 @@ class RoomUnderWay:
         own = self._parts[reduction]
         return not own or own + sum(self._parts[other] for other in under_way) <= 1 + _ROUNDING
 
+    @property
+    def first_without(self) -> int | None:
+        """Return the place of the first bucket that has no room beside all before it."""
+        before: list[Reduction] = []
+        for place, reduction in enumerate(self._parts):
+            if not self.fits(reduction, before):
+                return place
+            before.append(reduction)
+        return None
+
 
 def _element_bytes(reduction: Reduction) -> int:
     return next(iter(reduction.parameters)).main_grad.element_size()

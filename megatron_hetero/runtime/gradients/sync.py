@@ -1,15 +1,20 @@
 """Gradient sync across replicas that divide the same parameters differently.
 
 `runtime.gradients.buckets` has the buckets and their order, `runtime.gradients.memory` their
-memory; this file moves the numbers. With `--overlap-grad-reduce` a bucket starts as soon as the
-last micro-batch has completed its gradients and every bucket before it has started; without, all
+memory; this file moves the numbers. With `--overlap-grad-reduce` a bucket starts when its layers
+have gradients of the last micro-batch and every bucket before it has started, where the stage may
+start any within its passes (`schedule.orders.early_gradients`) and the job has room; all others
 start after the last backward pass.
+
+What starts when does not depend on how fast anything is: on a GPU the host is ahead of what it
+would look at, and the proof that a job ends (`schedule.proof`) knows the order of each rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -23,6 +28,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.gradients.buckets import (
     Bucket,
+    depth,
     layer_number,
     local_slices,
     plan_buckets,
@@ -71,6 +77,7 @@ class GradientSync:
             (`--use-distributed-optimizer`); None: every holder keeps all.
         overlaps_gathers: the new weights travel until the forward pass needs them, and sharded
             layers' exchanges while other layers compute (`--overlap-param-gather`).
+        aligned: only first stages start buckets within their passes (`--align-grad-reduce`).
         precisions: [rank] -> what it computes in; None: all in one.
     """
 
@@ -83,6 +90,7 @@ class GradientSync:
         max_bucket_elements: int = MAX_BUCKET_ELEMENTS,
         *,
         overlaps_gathers: bool = False,
+        aligned: bool = True,
         precisions: Sequence[Precision] | None = None,
     ) -> None:
         self._groups = groups
@@ -163,6 +171,16 @@ class GradientSync:
             [bucket.num_elements for bucket in self.buckets],
         )
         self._launched = 0
+        self._num_early = self._count_early(aligned)
+        # All parameters of a bucket's layers, the last ones of a backward pass first: buckets start
+        # between layers, where the proof has them.
+        of_depth: dict[float, list[torch.nn.Parameter]] = {}
+        for name, parameter in self.parameters.items():
+            of_depth.setdefault(depth(name), []).append(parameter)
+        self._completing = [
+            [p for at in sorted({depth(s.name) for s in bucket.slices}) for p in of_depth[at]]
+            for bucket in self.buckets
+        ]
         # Megatron divides by the replica's own number of micro-batches; this makes it the job's.
         self._counts = [replica.num_micro_batches for replica in plan.replicas]
         self._weight = self._counts[groups.position.replica] / sum(self._counts)
@@ -188,6 +206,22 @@ class GradientSync:
         if bucket.layer is None and self._exchange is not None and self._exchange.crosses(bucket):
             return Connections(pairs=self._exchange.pairs(bucket, is_divided))
         return ALL_TO_ALL if is_divided or bucket.layer is not None else COLLECTIVES
+
+    def _count_early(self, aligned: bool) -> int:
+        """Count this rank's buckets that may start within its passes; collective.
+
+        Where one rank has no room for a bucket, no rank starts those of the bucket's layer, nor of
+        layers before it: ranks that started a later bucket would wait for those that may not.
+        """
+        if not self._ddp_config.overlap_grad_reduce:
+            return 0
+        deepest_late = -inf
+        place = self._room.first_without
+        if place is not None and not (aligned and self._groups.position.stage):
+            deepest_late = self.buckets[place].depth
+        of_job = torch.tensor(deepest_late, device=torch.cuda.current_device())
+        dist.all_reduce(of_job, op=dist.ReduceOp.MAX)
+        return sum(bucket.depth > of_job.item() for bucket in self.buckets)
 
     def finalize(
         self,
@@ -292,20 +326,17 @@ class GradientSync:
         return 0 if self.weights_under_way is None else self.weights_under_way.num_under_way
 
     def launch_ready(self) -> None:
-        """Start every bucket in turn with complete gradients, without waiting."""
-        while self._launched < len(self._reductions):
-            reduction = self._reductions[self._launched]
-            if not all(chunk.is_ready(reduction.parameters) for chunk in self._chunks):
-                return
-            # To wait here could hold up a stage that the other holders wait for; to look cannot.
-            if not self._find_room(reduction, waits=False):
+        """Start every bucket in turn that may start early and has complete gradients."""
+        while self._launched < self._num_early:
+            parameters = self._completing[self._launched]
+            if not all(chunk.is_ready(parameters) for chunk in self._chunks):
                 return
             self._launch_next()
 
     def reduce(self) -> None:
         """Sum every slice over its holders; of a tensor group's equal copies one counts."""
         while self._launched < len(self._reductions):
-            self._find_room(self._reductions[self._launched], waits=True)
+            self._find_room(self._reductions[self._launched])
             self._launch_next()
         for reduction in self._reductions:
             reduction.finish()
@@ -320,16 +351,11 @@ class GradientSync:
         self._reductions[self._launched].launch(self._weight)
         self._launched += 1
 
-    def _find_room(self, reduction: Reduction, *, waits: bool) -> bool:
-        """Finish the first buckets under way until the next one has room; without waiting, those
-        that are completed.  Tell if it has."""
+    def _find_room(self, reduction: Reduction) -> None:
+        """Finish the first buckets under way until the next one has room."""
         under_way = [r for r in self._reductions if r.is_under_way and r.num_copies]
         while not self._room.fits(reduction, under_way):
-            first = under_way.pop(0)
-            if not (waits or first.is_completed):
-                return False
-            first.finish()
-        return True
+            under_way.pop(0).finish()
 
     def equalise_parameters(self) -> None:
         """Give all holders of a slice the same weights, to the last bit (`equal_weights`)."""

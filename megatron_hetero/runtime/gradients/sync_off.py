@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from megatron_hetero.schedule.programme import Operation
 
 
 class GradientSyncOff(contextlib.ExitStack):
-    """Context that keeps each chunk's gradient sync off until the chunk's last gradient of the
-    step.
+    """Context that keeps each chunk's gradient sync off until the step may start it.
 
-    As in Megatron's schedules, `config.no_sync_func` is one function, or one for each chunk. With a
-    `config.grad_sync_func` (`--align-grad-reduce`) only the first stage lets its last backward pass
-    start the sync; the others start it at the end.
+    As in Megatron's schedules, `config.no_sync_func` and `config.grad_sync_func` are one function,
+    or one for each chunk.
     """
 
     def __init__(
-        self, config: Any, chunks: Sequence[Any], is_first_stage: bool, last: set[Operation]
+        self, config: Any, chunks: Sequence[Any], early: Mapping[Operation, Collection[int]]
     ) -> None:
         """Prepare the switches of all chunks.
 
         Args:
             config: Megatron's configuration of the model.
             chunks: the model chunks of this rank.
-            is_first_stage: this rank is on the first stage.
-            last: the operations that complete the gradients of the step, one for each chunk.
+            early: operations with which chunks start their syncs
+                (`schedule.orders.early_gradients`); all others start at the end of the programme.
         """
         super().__init__()
         self._chunks = chunks
         self._functions = _for_each(config.no_sync_func, self._chunks)
         self._syncs = _for_each(config.grad_sync_func, self._chunks)
+        self._early = early
         self._off: dict[int, contextlib.ExitStack] = {}
-        starts_itself = config.grad_sync_func is None or is_first_stage
-        self.last_gradients = last if starts_itself else set()
 
     def __enter__(self) -> GradientSyncOff:
         for chunk, function in enumerate(self._functions):
@@ -44,17 +41,25 @@ class GradientSyncOff(contextlib.ExitStack):
                 self._off[chunk].enter_context(function())
         return self
 
-    def end(self, chunk: int) -> None:
-        """Turn the sync of a chunk on: its next gradients are the last ones."""
-        self._off.pop(chunk).close()
+    def before(self, operation: Operation) -> None:
+        """Turn on the syncs that an operation starts: of its own chunk, whose next gradients are
+        the last ones, and of chunks that are done."""
+        for chunk in self._early.get(operation, ()):
+            if chunk == operation.chunk:
+                self._off.pop(chunk).close()
+            else:
+                self._start(chunk)
 
     def start_left(self) -> None:
         """Start, at the end of the programme, the syncs that no backward pass has started."""
         for chunk in list(self._off):
-            self.end(chunk)
-            sync = self._syncs[chunk]
-            if sync is not None:
-                sync(self._chunks[chunk].parameters())
+            self._start(chunk)
+
+    def _start(self, chunk: int) -> None:
+        self._off.pop(chunk).close()
+        sync = self._syncs[chunk]
+        if sync is not None:
+            sync(self._chunks[chunk].parameters())
 
 
 def _for_each(value: Any, chunks: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.files import content_hash
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.megatron_release import RELEASE
-from megatron_hetero.model.spec import Precision
+from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
@@ -147,12 +147,15 @@ class AsymmetricJob:
         whole = replace(self._workload, training=training)
         # The plan must be valid for these flags, and must not hang.
         validate_plan(replace(plan, workload=whole, estimates=None))
-        check_operations(plan, whole, How(aligned=args.align_grad_reduce))
+        self._check_operations(whole, aligned=args.align_grad_reduce)
         machine.check_same_model(plan, self._workload)
         if args.fp8 is not None:
             fp8.check_plan(plan, self._workload)
         self._follow_precisions(args)
         return args
+
+    def _check_operations(self, workload: Workload, *, aligned: bool) -> None:
+        check_operations(self._plan, workload, How(aligned=aligned))
 
     def _follow_precisions(self, args: Any) -> None:
         """Set the arguments for the job's single optimizer, whatever the precision of this stage.

@@ -259,6 +259,7 @@ def _model_hooks(context: RankContext) -> None:
         context.groups,
         context.optimizer_weights,
         overlaps_gathers=context.overlaps_gathers,
+        aligned=context.args.align_grad_reduce,
         precisions=[
             context.precisions[place.replica][place.stage] for place in rank_table(context.plan)
         ],

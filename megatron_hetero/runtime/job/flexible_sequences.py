@@ -29,6 +29,7 @@ from megatron_hetero.runtime.job.checks.flexible_sequences import ADDED, REFUSED
 from megatron_hetero.runtime.job.stock import Step
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.sequences.job_plan import job_groups, job_plan
+from megatron_hetero.sequences.proof import check_dealt_steps
 from megatron_hetero.sequences.replica_groups import ReplicaGroups
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ class SequencesJob(AsymmetricJob):
         heading = "These flags do not go with --hetero-sequences yet:"
         support.refuse(REFUSED, args, heading)
         return args
+
+    def _check_operations(self, workload: Workload, *, aligned: bool) -> None:
+        check_dealt_steps(self._plan, workload, self._tree, aligned=aligned)
 
     def _follow_batches(self, args: Any) -> None:
         """Count validation in documents as training is, in batches of any size."""

@@ -89,6 +89,7 @@ def synchronise_hook(
     optimizer_weights: Sequence[int] | None = None,
     *,
     overlaps_gathers: bool = False,
+    aligned: bool = True,
     precisions: Sequence[Precision] | None = None,
 ) -> ModelHook:
     """Return a `post_wrap_hook` that installs the gradient sync and marks parameters for the norm.
@@ -102,6 +103,7 @@ def synchronise_hook(
         groups: the groups of this rank.
         optimizer_weights: as in `GradientSync`.
         overlaps_gathers: as in `GradientSync`.
+        aligned: as in `GradientSync`.
         precisions: as in `GradientSync`.
     """
 
@@ -115,6 +117,7 @@ def synchronise_hook(
             plan,
             optimizer_weights,
             overlaps_gathers=overlaps_gathers,
+            aligned=aligned,
             precisions=precisions,
         )
         sync.equalise_parameters()

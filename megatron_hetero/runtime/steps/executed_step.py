@@ -69,14 +69,11 @@ class ExecutedStep:
             boundary.begin()
         stage = self._stage
         posts = stage.posts(self._forward_only)
-        # Hold Megatron's own gradient sync back until each chunk's last gradients.
-        off = GradientSyncOff(
-            self._config,
-            self._chunks,
-            stage.stage == 0,
-            set() if idle_rounds else stage.last_gradients(),
-        )
-        with off as sync:
+        # Hold Megatron's own gradient sync back until gradients may travel.  Megatron sets
+        # `grad_sync_func` under --align-grad-reduce alone.
+        aligned = self._config.grad_sync_func is not None
+        early = {} if idle_rounds else stage.early_gradients(aligned=aligned)
+        with GradientSyncOff(self._config, self._chunks, early) as sync:
             phases = stage.phases(self._forward_only)
             # Instruction by instruction: post receives ahead, then run the operations.
             for instruction, boundaries, own in zip(self._instructions, posts, phases, strict=True):
@@ -89,10 +86,7 @@ class ExecutedStep:
                     if self._has_own_lengths:
                         for boundary in self._boundaries.values():
                             boundary.ask_for_announced()
-                    # This operation completes its chunk's gradients: from here they may be
-                    # exchanged.
-                    if operation in sync.last_gradients:
-                        sync.end(operation.chunk)
+                    sync.before(operation)
                     with stage.watched(operation.kind):
                         self.do(operation, forward)
             # Other replicas still run passes that need this rank's sharded weights.

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from megatron_hetero.runtime.faults.marks import programme_phases
 from megatron_hetero.runtime.faults.progress import Phase
 from megatron_hetero.schedule.orders.delivery import arrived_sends, stage_posts
+from megatron_hetero.schedule.orders.early_gradients import early_gradients
 from megatron_hetero.schedule.programme import (
     RECEIVES,
     Instruction,
@@ -16,8 +17,6 @@ from megatron_hetero.schedule.programme import (
     Operation,
     Schedule,
 )
-
-_GRADIENTS = ("backward", "backward_weight")
 
 
 class StageProgramme:
@@ -74,15 +73,9 @@ class StageProgramme:
         """Return the message that an operation sends or receives."""
         return self.schedule.message(self.stage, operation)
 
-    def last_gradients(self) -> set[Operation]:
-        """Return, for each chunk, the operation that completes the gradients."""
-        last = {
-            operation.chunk: operation
-            for instruction in self._training
-            for operation in instruction
-            if operation.kind in _GRADIENTS
-        }
-        return set(last.values())
+    def early_gradients(self, *, aligned: bool) -> Mapping[Operation, tuple[int, ...]]:
+        """Return `schedule.orders.early_gradients` of this stage."""
+        return early_gradients(self.schedule, self.stage, aligned=aligned)
 
     def has_loss(self, chunk: int) -> bool:
         """Tell if a model chunk is the last of the chain."""

@@ -30,9 +30,9 @@ from megatron_hetero.schedule.of_plan import replica_schedule
 def _idle_rounds(plan: Plan, groups: RankGroups) -> int | None:
     """Count the micro-batches in which this replica only gives parts of sharded layers; None where
     no replica has idle rounds."""
-    counts = [replica.num_micro_batches for replica in plan.replicas]
-    if not plan.layout.has_sharded_layers or len(set(counts)) == 1:
+    if not plan.layout.has_idle_rounds:
         return None
+    counts = [replica.num_micro_batches for replica in plan.replicas]
     return max(counts) - counts[groups.position.replica]
 
 

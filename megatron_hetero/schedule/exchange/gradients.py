@@ -30,6 +30,7 @@ from megatron_hetero.cost.sync.buckets import (
 )
 from megatron_hetero.cost.sync.gradients import NO_LIMIT
 from megatron_hetero.cost.sync.groups import buffers_of, groups_of
+from megatron_hetero.cost.sync.room import EarlyRoom
 from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.schedule.exchange.by_group import Taken, taken_by_groups
 from megatron_hetero.schedule.exchange.rank_sets import RankSet, rank_sets
@@ -66,6 +67,14 @@ class LastBackward:
             enumerate(self.chunks), key=lambda entry: entry[1][0]
         )
         return Final(chunk, layers_s + before_s)
+
+
+    def in_last_pass(self, layer: int) -> Final:
+        """Return when our runtime may exchange the gradients down to `layer`: within the last pass
+        of the stage, that of its first chunk (`schedule.orders.early_gradients`)."""
+        found = self.final(layer)
+        _, _, layers_s, before_s = self.chunks[0]
+        return found if not found.chunk else Final(early_s=layers_s + before_s)
 
 
 class GradientExchange:
@@ -106,11 +115,27 @@ class GradientExchange:
             self._placement, model, self._vocab_rows, whole_apart=self._is_divided
         )
         if not self._is_divided:
-            return tuple(self._all_reduce(b) for b in buckets), ()
+            return self._with_room([(b, self._all_reduce(b)) for b in buckets]), ()
         sets = [(b, ranks) for b in buckets for ranks in rank_sets(self._placement, b)]
         return (
-            tuple(self._to_owners(b, ranks) for b, ranks in sets),
+            self._with_room([(b, self._to_owners(b, ranks)) for b, ranks in sets]),
             tuple(self._gather(b, ranks) for b, ranks in sets),
+        )
+
+    def _with_room(
+        self, exchanges: Sequence[tuple[StageBucket, Collective]]
+    ) -> tuple[Collective, ...]:
+        """Let gradients of layers start after the passes from the first one on for which a rank of
+        a first stage has no room."""
+        room, late = EarlyRoom(), EMBEDDING - 1
+        for bucket, made in exchanges:
+            parts: dict[int, dict[StageId, float]] = {}
+            for holder, place in made.ranks:
+                parts.setdefault(place, {})[holder] = made.buffers.get(holder, 0.0)
+            if not all(room.take(own, place=place) for place, own in parts.items()):
+                late = max(late, bucket.layer)
+        return tuple(
+            replace(made, final={}) if bucket.layer <= late else made for bucket, made in exchanges
         )
 
     def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
@@ -185,12 +210,12 @@ class GradientExchange:
 
     def _final(self, bucket: StageBucket) -> dict[StageId, Final]:
         """Find the times at which gradients are exchanged before a stage's programme is done."""
-        if not self._overlaps:
+        if not self._overlaps or self._placement.has_idle_rounds:
             return {}
         found = {}
         for holder in bucket.holders:
             own = self._last_backward.get(holder)
-            found[holder] = Final() if own is None else own.final(bucket.layer)
+            found[holder] = Final() if own is None else own.in_last_pass(bucket.layer)
         return found
 
     def _all_reduce(self, bucket: StageBucket) -> Collective:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from megatron_hetero.cost.sync.buckets import EMBEDDING
 from megatron_hetero.cost.sync.communicators import layer_sets, summing_pairs
 from megatron_hetero.exchange.groups.by_group import plan_by_group
 from megatron_hetero.exchange.groups.pairs import pair_sums
@@ -182,36 +183,67 @@ def _rounds_of(
     )
 
 
+NONE_LATE = EMBEDDING - 1
+"""Before all layers: gradients of all may be exchanged within the passes."""
+ALL_LATE = 1 << 20
+"""Behind all layers."""
+
+
 class RankGradients:
-    """Operations of a rank on gradients and weights, written to the rank's items."""
+    """Operations of a rank on gradients and weights, written to the rank's items.
+
+    Args:
+        gradients: of the job.
+        items: where to write.
+        number_of: communicator -> its number.
+        deepest_late: gradients of this layer and of all before it are exchanged after the passes.
+    """
 
     def __init__(
-        self, gradients: Gradients, items: RankItems, number_of: Mapping[Communicator, int]
+        self,
+        gradients: Gradients,
+        items: RankItems,
+        number_of: Mapping[Communicator, int],
+        deepest_late: int = NONE_LATE,
     ) -> None:
         self._gradients, self._items, self._number_of = gradients, items, number_of
+        self._deepest_late = deepest_late
         self._buckets = gradients.of_rank[items.rank]
         self._started: list[int] = []
         self._next = 0
 
     def start_complete(self, layers: Collection[int]) -> None:
-        """Start the next buckets as far as their gradients are complete.
+        """Start the next buckets that may start within the passes, as far as their gradients are
+        complete.
 
         Args:
             layers: of this rank, whose gradients are not complete.
         """
         while self._next < len(self._buckets):
             bucket = self._buckets[self._next]
-            if not bucket.layers.isdisjoint(layers):
+            is_late = min(bucket.layers) <= self._deepest_late
+            if is_late or not bucket.layers.isdisjoint(layers):
                 return
-            self._next += 1
-            purpose: Purpose = "reduce_scatter" if self._gradients.is_divided else "all_reduce"
-            self._started += self._exchange(bucket.holders, purpose, "gradients")
+            self._start_next()
 
     def finish(self) -> None:
-        """Start all buckets that are left, and wait for all."""
-        self.start_complete(())
+        """Start all buckets that are left, each when those before it are done, as on a rank with
+        the least room; then wait for the last."""
+        while self._next < len(self._buckets):
+            self._wait()
+            self._start_next()
+        self._wait()
+
+    def _start_next(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        purpose: Purpose = "reduce_scatter" if self._gradients.is_divided else "all_reduce"
+        self._started += self._exchange(bucket.holders, purpose, "gradients")
+
+    def _wait(self) -> None:
         for operation in self._started:
             self._items.wait(operation)
+        self._started = []
 
     def start_weights(self) -> list[int]:
         """Start to give new weights to their holders; return the operations to wait for."""

@@ -8,7 +8,7 @@ in as many buckets as they can be, so that one waits behind another wherever one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -31,9 +31,15 @@ from megatron_hetero.plan.sharding.stage_ranges import StageRanks, crossing_pair
 from megatron_hetero.plan.sharding.token_shares import uneven_tokens
 from megatron_hetero.schedule.of_plan import replica_schedule
 from megatron_hetero.schedule.orders.delivery import StagePosts, arrived_sends, stage_posts
-from megatron_hetero.schedule.programme import Message, Schedule
+from megatron_hetero.schedule.orders.early_gradients import early_gradients
+from megatron_hetero.schedule.programme import Message, Operation, Schedule
 from megatron_hetero.schedule.proof.circle import describe
-from megatron_hetero.schedule.proof.gradients import Gradients, RankGradients
+from megatron_hetero.schedule.proof.gradients import (
+    ALL_LATE,
+    NONE_LATE,
+    Gradients,
+    RankGradients,
+)
 from megatron_hetero.schedule.proof.operations import JobOperations, RankItems
 from megatron_hetero.schedule.proof.rules import blocked_ranks
 from megatron_hetero.schedule.proof.stage import BoundarySide, RankStage, StageItems
@@ -49,13 +55,18 @@ class How:
         aligned: only first stages start gradients within their last backward passes
             (`--align-grad-reduce`).
         full_buckets: as `Gradients.of`.
-        is_first_step: gradients start when all are complete; which are when is learned there.
+        deepest_late: gradients of this layer and of all before it are exchanged after the passes,
+            because a rank has no room for more (`GradientSync`), or all of them, in the first step,
+            which learns when gradients are complete.
+        dealt: [replica][micro-batch] -> the group of replicas that divide the micro-batch's
+            sequences, as (first, one behind the last) (`--hetero-sequences`); empty without.
     """
 
     variable_lengths: bool = False
     aligned: bool = True
     full_buckets: bool = False
-    is_first_step: bool = False
+    deepest_late: int = NONE_LATE
+    dealt: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 def check_operations(
@@ -74,11 +85,13 @@ def check_operations(
     # Stock Megatron's operations are not ours to prove.
     if is_stock(plan):
         return
-    # Two replicas of each kind show if there is a deadlock at all; the first step may differ.
-    few, how = _of_each_kind(plan), how or How()
+    # Two replicas of each kind show if there is a deadlock at all; all gradients within the passes,
+    # and none, stand for the numbers between them (`schedule.orders.early_gradients`).
+    how = how or How()
+    few = plan if how.dealt else _of_each_kind(plan)
     steps = [how]
     if workload.training.overlap_grad_reduce:
-        steps.append(replace(how, is_first_step=True))
+        steps.append(replace(how, deepest_late=ALL_LATE))
     for step in steps:
         if not blocked_ranks(job_operations(few, workload, step)):
             continue
@@ -161,7 +174,27 @@ class _Job:
         size = len(self.places)
         world = (Communicator("world", tuple(range(size))),) if size > 1 else ()
         model = model_communicators(self.plan, self.how.variable_lengths)
-        return (*world, *model, *self.gradients.communicators)
+        dealt = dict.fromkeys(c for columns in self.columns.values() for c in columns if c)
+        return (*world, *model, *dealt, *self.gradients.communicators)
+
+    @cached_property
+    def columns(self) -> Mapping[tuple[int, int], Sequence[Communicator | None]]:
+        """Map each group of replicas that divides sequences to a communicator for each place in
+        them; None is that of the whole job."""
+        of_stage = stage_ranks(self.plan)
+        own = [
+            [rank for s in range(len(replica.stages)) for rank in of_stage[r, s]]
+            for r, replica in enumerate(self.plan.replicas)
+        ]
+        groups = sorted({group for of in self.how.dealt for group in of})
+        found: dict[tuple[int, int], list[Communicator | None]] = {}
+        for first, stop in groups:
+            if stop - first > 1:
+                found[first, stop] = [
+                    None if len(ranks) == len(self.places) else Communicator("sequences", ranks)
+                    for ranks in zip(*own[first:stop], strict=True)
+                ]
+        return found
 
     @cached_property
     def number_of(self) -> Mapping[Communicator, int]:
@@ -205,6 +238,15 @@ class _Job:
             if key not in known:
                 known[key] = replica_schedule(self.plan, r)
             found.append(known[key])
+        return found
+
+    def _divided(self, rank: int) -> Mapping[int, int]:
+        """Map micro-batches of a rank's replica to the communicators of their sequences."""
+        found = {}
+        for k, group in enumerate(self.how.dealt[self.places[rank].replica]):
+            for column in self.columns.get(group, ()):
+                if column is None or rank in column.ranks:
+                    found[k] = 0 if column is None else self.number_of[column]
         return found
 
     @cached_property
@@ -313,7 +355,8 @@ class _Job:
             chunks,
             frozenset(self.gradients.sharded),
             inner,
-            tensor[0] if tensor and not training.sequence_parallel else None,
+            self._divided(rank) if self.how.dealt else {},
+            tensor[0] if tensor else None,
             sides,
             training.sequence_parallel,
         )
@@ -326,12 +369,14 @@ class _Job:
         place = self.places[rank]
         of = self._rank_stage(rank)
         num_idle_rounds = self._num_idle_rounds(place.replica)
-        gradients = RankGradients(self.gradients, items, self.number_of)
+        overlaps = training.overlap_grad_reduce
+        late = self.how.deepest_late if overlaps else ALL_LATE
+        gradients = RankGradients(self.gradients, items, self.number_of, late)
         StageItems(
             of,
             items,
             gradients,
-            starts_early=self._starts_early(place.stage),
+            early=self._early(place) if overlaps else {},
             overlaps_gathers=training.overlap_param_gather,
             num_idle_rounds=num_idle_rounds,
         ).run()
@@ -362,15 +407,14 @@ class _Job:
             items.done(losses, "losses of validation")
         items.sync()
 
-    def _starts_early(self, stage: int) -> bool:
-        """Tell if gradients start within the last backward passes of a stage."""
-        counts = {replica.num_micro_batches for replica in self.plan.replicas}
-        idles = bool(self.gradients.sharded) and len(counts) > 1
-        early = self.workload.training.overlap_grad_reduce and not self.how.is_first_step
-        return early and not idles and (stage == 0 or not self.how.aligned)
+    def _early(self, place: Position) -> Mapping[Operation, tuple[int, ...]]:
+        if self.plan.layout.has_idle_rounds:
+            return {}
+        schedule = self.schedules[place.replica]
+        return early_gradients(schedule, place.stage, aligned=self.how.aligned)
 
     def _num_idle_rounds(self, replica: int) -> int:
-        if not self.gradients.sharded:
+        if not self.plan.layout.has_idle_rounds:
             return 0
         counts = [other.num_micro_batches for other in self.plan.replicas]
         return max(counts) - counts[replica]

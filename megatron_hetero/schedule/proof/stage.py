@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from megatron_hetero.cost.sync.buckets import EMBEDDING
 from megatron_hetero.schedule.orders.delivery import StagePosts
@@ -43,7 +44,8 @@ class RankStage:
         chunks: [chunk] -> its layers, first ones first, with what comes before and behind them.
         sharded: layers that are gathered for each pass.
         inner: communicators inside of the stage that a pass uses.
-        gathering: the communicator in which parts of an arrived activation are gathered, if any.
+        divided: micro-batch -> the communicator of replicas that divide its sequences.
+        tensor: that of the tensor-parallel group, if it has several ranks.
         sides: boundary -> this rank's side.
         in_sequence: ranks of a tensor-parallel group have parts of sequences between its products.
     """
@@ -55,7 +57,8 @@ class RankStage:
     chunks: Sequence[Sequence[int]]
     sharded: frozenset[int]
     inner: Sequence[int]
-    gathering: int | None
+    divided: Mapping[int, int]
+    tensor: int | None
     sides: Mapping[int, BoundarySide]
     in_sequence: bool
 
@@ -67,7 +70,8 @@ class StageItems:
         of: its stage.
         items: where to write.
         gradients: of the rank; None in validation.
-        starts_early: gradients start within the last backward passes.
+        early: operations with which chunks may start to exchange gradients
+            (`schedule.orders.early_gradients`).
         overlaps_gathers: the next sharded layer is gathered while one computes.
         num_idle_rounds: micro-batches that other replicas have and this one has not, in which it
             gives its parts of sharded layers.
@@ -80,13 +84,13 @@ class StageItems:
         gradients: RankGradients,
         *,
         forward_only: bool = False,
-        starts_early: bool = False,
+        early: Mapping[Operation, Collection[int]] = MappingProxyType({}),
         overlaps_gathers: bool = False,
         num_idle_rounds: int = 0,
     ) -> None:
         self._of, self._items, self._gradients = of, items, gradients
         self._forward_only = forward_only
-        self._early = starts_early and not forward_only
+        self._early = early
         self._overlaps = overlaps_gathers
         self._num_idle_rounds = num_idle_rounds
         self._posted: dict[int, deque[int]] = {number: deque() for number in of.sides}
@@ -106,13 +110,6 @@ class StageItems:
         posts = of.posts.training
         if self._forward_only:
             instructions, posts = of.posts.forwards, of.posts.validation
-        # The last backward pass of each chunk completes the chunk's gradients.
-        last = {
-            operation.chunk: operation
-            for instruction in instructions
-            for operation in instruction
-            if operation.kind in ("backward", "backward_weight")
-        }
         # Receives of each boundary, in order: posts name boundaries only.
         receives: dict[int, deque[Operation]] = {}
         for instruction in instructions:
@@ -125,26 +122,32 @@ class StageItems:
             for boundary in boundaries:
                 self._post(boundary, receives[boundary].popleft())
             for operation in instruction:
-                self._do(operation, is_last=last.get(operation.chunk) == operation)
-        # After the programme: idle rounds, exchanges that may start early, sends still held.
+                self._do(operation)
+        # After the programme: idle rounds, exchanges that have room, sends still held.
         self._idle()
-        if self._early:
+        if not self._forward_only:
             self._gradients.start_complete(())
         for boundary, sent in self._sent.items():
             self._forget(boundary, len(sent))
 
-    def _do(self, operation: Operation, *, is_last: bool) -> None:
+    def _do(self, operation: Operation) -> None:
         layers = self._of.chunks[operation.chunk]
+        started = self._early.get(operation, ())
+        for chunk in started:
+            # Chunks that are done, but for the operation's own.
+            if chunk != operation.chunk:
+                self._left.difference_update(self._of.chunks[chunk])
+        if started:
+            self._gradients.start_complete(self._left)
         match operation.kind:
             case "forward":
-                self._pass(layers, f"forward {operation.micro_batch}")
+                self._pass(layers, operation)
             case "backward" | "backward_input":
-                early = is_last and self._early
-                what = f"backward {operation.micro_batch}"
-                self._pass(tuple(reversed(layers)), what, backward=True, completes=early)
-            case "backward_weight" if self._of.in_sequence:
+                completes = operation.chunk in started
+                self._pass(tuple(reversed(layers)), operation, completes=completes)
+            case "backward_weight" if self._of.in_sequence and self._of.tensor is not None:
                 # Its linear layers gather their input again.
-                self._inner(str(operation))
+                self._items.done(self._of.tensor, str(operation))
             case "send_forward" | "send_backward":
                 self._send(operation)
             case "recv_forward" | "recv_backward":
@@ -153,14 +156,15 @@ class StageItems:
     def _pass(
         self,
         layers: Sequence[int],
-        what: str,
+        operation: Operation,
         *,
-        backward: bool = False,
         completes: bool = False,
     ) -> None:
         """Write a pass over layers: at once, where nothing else comes in between."""
+        backward = operation.kind != "forward"
+        what = f"{'backward' if backward else 'forward'} {operation.micro_batch}"
         if not completes and self._of.sharded.isdisjoint(layers):
-            self._inner(what)
+            self._inner(what, operation.micro_batch)
             return
         for place, layer in enumerate(layers):
             following = layers[place + 1] if place + 1 < len(layers) else None
@@ -169,16 +173,18 @@ class StageItems:
                 if self._overlaps and following in self._of.sharded:
                     self._ask(following)
             if layer != EMBEDDING or not backward or self._of.in_sequence:
-                self._inner(f"{what}, layer {layer}")
+                self._inner(f"{what}, layer {layer}", operation.micro_batch)
             if layer in self._of.sharded and backward:
                 self._give(layer, waits=not self._overlaps or following not in self._of.sharded)
             if completes:
                 self._left.discard(layer)
                 self._gradients.start_complete(self._left)
 
-    def _inner(self, what: str) -> None:
+    def _inner(self, what: str, micro_batch: int) -> None:
         for group in self._of.inner:
             self._items.done(group, what)
+        if micro_batch in self._of.divided:
+            self._items.done(self._of.divided[micro_batch], what)
 
     def _ask(self, layer: int | None) -> None:
         if layer is not None and layer not in self._arriving:
@@ -257,8 +263,9 @@ class StageItems:
         if self._of.sides[boundary].shapes and operation.kind == "recv_forward":
             self._items.sync()
             self._items.wait(self._ask_for(boundary, operation))
-        if self._of.gathering is not None:
-            self._items.done(self._of.gathering, f"gather of {_message(operation)}")
+        if self._of.tensor is not None and not self._of.in_sequence:
+            # Parts of an arrived activation.
+            self._items.done(self._of.tensor, f"gather of {_message(operation)}")
         if not self._forward_only:
             self._forget(boundary, self._of.arrived[message])
 
