@@ -10,9 +10,9 @@ from random import Random
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, recomputes
 from megatron_hetero.cost.memory.device import StateHolders, kept_sends
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.division.counts import moved_counts, with_counts
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
+from megatron_hetero.planner.division.counts import moved_counts, with_counts
 from megatron_hetero.planner.evaluate.canonical import on_devices_of
 from megatron_hetero.planner.problem import Problem
 from tools.referees.annealing.prices import Replicas
