@@ -4,7 +4,8 @@ tree          bash text to the tree of its grammar, by tree-sitter
 values        expanded words, known or in part unknown
 state         variables, arguments and what the script starts; ways that are merged
 expansion     words of the tree to words of a command line
-edges         known words that touch what may be no word
+fields        values cut into words, and words joined, where a word may be none
+merging       values that branches make, merged
 lookup        variables, arguments and elements, and numbers made of them
 parameters    `${X...}` and its operators
 patterns      `*`, `?` and `[a-z]` as regular expressions
@@ -15,7 +16,9 @@ groups        `{ }`, subshells, pipelines, redirections
 branches      `if`, `case`, `!`, `&&` and `||`
 loops         as many runs as the text decides
 statements    kinds of statements, each with what follows it
-commands      assignments, declarations and what is started
+assignments   `NAME=value`, arrays and their elements
+declarations  `export`, `declare`, `local`, `unset`
+commands      calls of functions, and what is started
 builtins      `echo`, `read`, `shift`, `set`, ...
 code          functions, `eval`, `bash -c` and sourced files
 substitution  `$(...)` whose output the text says

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from megatron_hetero.model.shell.edges import doubted, touched_sides
+from megatron_hetero.model.shell.fields import Token, cut, settled, tokens
 from megatron_hetero.model.shell.patterns import regex_of
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import (
@@ -22,7 +22,7 @@ from megatron_hetero.model.shell.tree import (
     parsed,
     source,
 )
-from megatron_hetero.model.shell.values import BLANKS, Word, concatenate, split, unknown
+from megatron_hetero.model.shell.values import BLANKS, Word, concatenate, opaque, unknown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class WordPiece:
     """A part of a word: its value, whether it is quoted, and whether it is plain text of the script
-    (which is not split).  `ends_field`: an element of an array ends here."""
+    (which is not split).  `end` is the blank at which an element of an array ends here."""
 
     word: Word
     is_quoted: bool = False
     is_text: bool = False
-    ends_field: bool = False
+    end: Word | None = None
 
 
 _HOLES = re.compile(f"([{chr(FIRST_HOLE)}-{chr(LAST_HOLE)}])")
@@ -44,6 +44,8 @@ _BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
 _RANGE = re.compile(r"(?P<head>[^{}]*)\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)\}(?P<tail>[^{}]*)")
 _LIST = re.compile(r"(?P<head>[^{}]*)\{(?P<items>[^{}]*,[^{}]*)\}(?P<tail>[^{}]*)")
 _BETWEEN = re.compile(r"\\\n|\\.|[ \t\n]+|[^ \t\n\\]+", re.DOTALL)
+_WITHOUT_QUOTES = re.compile(r'\\.|\$\{[^{}"]*\}|\$\([^()"]*\)|\$\(\([^"]*?\)\)|`[^`"]*`')
+"""Forms of a here-document that have no quotes inside."""
 _MOST_OF_BRACES = 4096
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "e": "\x1b"}
 
@@ -81,12 +83,7 @@ def _pieces(shell: Shell, node: Node | str, is_quoted: bool) -> Iterator[WordPie
         # In a string the grammar gives an expansion the blanks before it.
         before = source(node)[: -len(bare_source(node))]
         yield from _plain(shell, before, is_quoted, where)
-        found = list(EXPANDERS[node.type](shell, node, is_quoted))
-        sides = touched_sides(node) if any(not piece.word.is_known for piece in found) else ()
-        if any(sides):
-            words = doubted([piece.word for piece in found], *sides)
-            found = [replace(p, word=word) for p, word in zip(found, words, strict=True)]
-        yield from found
+        yield from EXPANDERS[node.type](shell, node, is_quoted)
     elif node.is_error or node.is_missing:
         yield WordPiece(unknown(where, source(node), "is not understood"), is_quoted)
     elif node.type == "raw_string" and not is_quoted:
@@ -156,8 +153,8 @@ def joined(found: Iterable[WordPiece], where: str) -> Word:
     words: list[Word] = []
     for piece in found:
         words.append(piece.word)
-        if piece.ends_field:
-            words.append(Word(" ", where))
+        if piece.end is not None:
+            words.append(piece.end)
     return replace(concatenate(words), where=where, may_split=False)
 
 
@@ -238,44 +235,37 @@ def _touching(parent: Node, nodes: Sequence[Node]) -> list[list[Node | str]]:
 
 def assembled(shell: Shell, found: list[WordPiece], where: str) -> tuple[Word, ...]:
     """Split pieces into words as the shell does."""
-    separators = _separators(shell)
-    done: list[Word] = []
-    current: list[Word] = []
-    has_word = False
-
-    def end() -> None:
-        nonlocal current, has_word
-        if has_word:
-            written = [word for word in current if word.text != "" or word.parts]
-            place = written[0].where if len(written) == 1 else where
-            done.append(replace(concatenate(current), where=place))
-        current, has_word = [], False
-
-    for piece in found:
-        word = piece.word
-        if piece.is_text or piece.is_quoted:
-            current.append(replace(word, where=where) if piece.is_text else word)
-            has_word = has_word or piece.is_quoted or word.text != ""
-        else:
-            texts = [part.text for part in word.parts or (word,)]
-            if (texts[0] or "x")[0] in separators:
-                end()
-            for i, part in enumerate(split(word, separators)):
-                if i:
-                    end()
-                current.append(part)
-                has_word = True
-            if (texts[-1] or "x")[-1] in separators:
-                end()
-        if piece.ends_field:
-            end()
-    end()
+    given = [token for piece in found for token in _tokens(shell, piece, where)]
+    knows_separators = isinstance(field_separators(shell), str)
     may_split = any(
-        piece.word.may_split or not (piece.is_quoted or piece.word.is_known) for piece in found
+        piece.word.may_split
+        or not (piece.is_quoted or piece.is_text or (piece.word.is_known and knows_separators))
+        for piece in found
     )
-    return tuple(
-        _globbed(replace(word, may_split=may_split and not word.is_known), found) for word in done
-    )
+    done: list[Word] = []
+    for parts in cut(settled(given)):
+        written = [word for word in parts if word.text != "" or not word.is_known]
+        place = written[0].where if len(written) == 1 else where
+        word = replace(concatenate(parts), where=place)
+        done.append(_globbed(replace(word, may_split=may_split and not word.is_known), found))
+    return tuple(done)
+
+
+def _tokens(shell: Shell, piece: WordPiece, where: str) -> Iterator[Token]:
+    """Yield the parts of a piece, and the ends of words inside of it and behind it."""
+    if piece.is_text or piece.is_quoted:
+        if piece.is_quoted or piece.word.text != "":
+            for part in piece.word.parts or (piece.word,):
+                yield Token(replace(part, where=where) if piece.is_text else part)
+    else:
+        separators = field_separators(shell)
+        if isinstance(separators, str):
+            yield from tokens(piece.word, separators)
+        elif piece.word.text != "":
+            hidden = separators if piece.word.is_known else piece.word
+            yield Token(opaque(hidden, may_split=True))
+    if piece.end is not None:
+        yield Token(piece.end, is_end=True)
 
 
 def _globbed(word: Word, found: list[WordPiece]) -> Word:
@@ -292,11 +282,13 @@ def _globbed(word: Word, found: list[WordPiece]) -> Word:
     return replace(word, reason=f"{text} depends on the files that there are", may_split=True)
 
 
-def _separators(shell: Shell) -> str:
+def field_separators(shell: Shell) -> str | Word:
+    """Return the characters at which values are split, or the word that makes them unknown."""
     variable = shell.variables.get("IFS")
-    if variable is None or not variable.words or not variable.words[0].is_known:
+    if variable is None or not variable.words:
         return BLANKS
-    return variable.words[0].text or ""
+    first = variable.words[0]
+    return first if first.text is None or not first.is_known else first.text
 
 
 def _with_home(shell: Shell, found: list[WordPiece]) -> list[WordPiece]:
@@ -356,3 +348,16 @@ def in_quotes(shell: Shell, text: str) -> Word:
         return concatenate([piece.word for piece in pieces(shell, string)])
     finally:
         shell.line_of_code = outer
+
+
+def in_here_document(shell: Shell, text: str) -> Word:
+    """Expand the text of a here-document, in which double quotes are but characters.
+
+    In the braces of an expansion and in commands they are quotes again: such text is not read.
+    """
+    if '"' not in text:
+        return in_quotes(shell, text)
+    if re.search(r"\$[({]|`", _WITHOUT_QUOTES.sub("", text)):
+        return unknown(shell.where, "a here-document", "has quotes that are not read")
+    quote = shell.hole(Word('"', shell.where))
+    return in_quotes(shell, text.replace('"', quote))

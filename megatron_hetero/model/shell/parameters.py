@@ -188,6 +188,8 @@ def _defaulted(
     if kind == "+":
         if not is_missing:
             yield from _body(shell, body, is_quoted)
+        elif is_quoted and index != "@":
+            yield WordPiece(Word("", shell.where), True)
         return
     if not is_missing:
         yield from elements(shell, values, index or "@", is_quoted)

@@ -12,16 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from megatron_hetero.errors import ModelError
+from megatron_hetero.model.shell.merging import merged, merged_value
 from megatron_hetero.model.shell.tree import FIRST_HOLE, LAST_HOLE, MAX_DEPTH
-from megatron_hetero.model.shell.values import (
-    Word,
-    assigned,
-    atoms,
-    concatenate,
-    merged,
-    same,
-    unknown,
-)
+from megatron_hetero.model.shell.values import Word, assigned, opaque, same, unknown
 from megatron_hetero.model.spec import Unread
 
 if TYPE_CHECKING:
@@ -129,8 +122,9 @@ class Shell:
     `script` the one that was started.  `arguments` are those of the script or function, and
     `knows_arguments` says whether a missing one is really missing.  `unset` are variables that are
     said to be in no environment.  `context` says why what is followed now may not be run;
-    `may_leave_loop`: a branch that may be taken has left the loop.  `output` collects what is
-    printed, where somebody reads it, and is None where that is not known.
+    `loops`: those around, of which `break 2` has two `loops_to_leave`.  `may_leave_loop`: a branch
+    that may be taken has left the loop.  `output` collects what is printed, where somebody reads
+    it, and is None where that is not known.
     """
 
     script: Path
@@ -145,6 +139,8 @@ class Shell:
     locals: list[dict[str, Variable | None]] = field(default_factory=list)
     context: str = ""
     flow: Flow = ""
+    loops: int = 0
+    loops_to_leave: int = 0
     may_leave_loop: bool = False
     returned: list[Shell] = field(default_factory=list)
     output: list[Word] | None = None
@@ -232,9 +228,19 @@ class Shell:
         if any(v.is_array for v in values):
             lists = [v.words if v is not None else () for v in found]
             return Variable(merged(lists, words, where), True)
-        pieces = [atoms(v.words[0]) if v is not None and v.words else () for v in found]
-        joined = merged(pieces, words, where)
-        return Variable((replace(concatenate(joined), where=where, may_split=False),))
+        held = [v.words[0] if v is not None and v.words else None for v in found]
+        return Variable((replace(merged_value(held, words, where), where=where, may_split=False),))
+
+    def write(self, words: Sequence[Word] | None) -> None:
+        """Add to the output of the commands, if somebody reads the output; None if it is not
+        known."""
+        if not self.is_captured or self.output is None:
+            return
+        last = self.output[-1:]
+        if last and last[0].text == "\n" and not last[0].is_known:
+            # A newline that may not be there is now one between words.
+            last = [opaque(last[0])]
+        self.output = None if words is None else [*self.output[:-1], *last, *words]
 
     def step(self, node: Node) -> None:
         """Count one more command, at a node.
