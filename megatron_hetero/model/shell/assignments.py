@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from megatron_hetero.model.shell.expansion import in_quotes, value, words_of
+from megatron_hetero.model.shell.expansion import in_quotes, value
+from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.lookup import calculated
-from megatron_hetero.model.shell.state import Shell, Variable
+from megatron_hetero.model.shell.splitting import words_of
+from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import descendants, source
 from megatron_hetero.model.shell.values import Word, concatenate
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.files import read_text
 from megatron_hetero.model.shell.fields import settled, spaced, tokens
-from megatron_hetero.model.shell.state import Shell, Variable
+from megatron_hetero.model.shell.held import Variable
+from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import parsed, parsed_script
 from megatron_hetero.model.shell.values import Word, concatenate, shown_path
 

@@ -10,12 +10,10 @@ from megatron_hetero.model.shell.assignments import assign
 from megatron_hetero.model.shell.builtins import BUILTINS
 from megatron_hetero.model.shell.code import Runner, call, follow_nested
 from megatron_hetero.model.shell.declarations import DECLARING
-from megatron_hetero.model.shell.expansion import (
-    in_here_document,
-    value,
-    words_of,
-)
-from megatron_hetero.model.shell.state import Shell, Started
+from megatron_hetero.model.shell.expansion import in_here_document, value
+from megatron_hetero.model.shell.held import Started
+from megatron_hetero.model.shell.splitting import words_of
+from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.substitution import FILTERS
 from megatron_hetero.model.shell.tree import REDIRECTIONS, parsed, source
 from megatron_hetero.model.shell.values import Word, concatenate

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.assignments import assign
-from megatron_hetero.model.shell.expansion import fields
+from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.names import assigned_names
-from megatron_hetero.model.shell.state import Shell, Variable
+from megatron_hetero.model.shell.splitting import fields
+from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import REDIRECTIONS, source, text_between
 from megatron_hetero.model.shell.values import Word, concatenate
 

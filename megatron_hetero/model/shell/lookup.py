@@ -9,7 +9,8 @@ from dataclasses import replace
 from megatron_hetero.model.shell.arithmetic import evaluated
 from megatron_hetero.model.shell.expansion import WordPiece, in_quotes
 from megatron_hetero.model.shell.fields import spaced
-from megatron_hetero.model.shell.state import Shell, Variable
+from megatron_hetero.model.shell.held import Variable
+from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.values import Word, concatenate, opaque, unknown
 
 

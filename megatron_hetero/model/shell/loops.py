@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.branches import condition
-from megatron_hetero.model.shell.expansion import (
-    fields,
-)
 from megatron_hetero.model.shell.follow import (
     Status,
     either_way,
@@ -19,6 +16,7 @@ from megatron_hetero.model.shell.follow import (
 )
 from megatron_hetero.model.shell.lookup import calculated
 from megatron_hetero.model.shell.names import assigned_names
+from megatron_hetero.model.shell.splitting import fields
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import source
 from megatron_hetero.model.shell.values import Word

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from megatron_hetero.errors import ModelError
+from megatron_hetero.model.shell.held import Records, Variable
 from megatron_hetero.model.shell.merging import merged, merged_value
 from megatron_hetero.model.shell.tree import FIRST_HOLE, LAST_HOLE, MAX_DEPTH
-from megatron_hetero.model.shell.values import Word, assigned, opaque, same, unknown
+from megatron_hetero.model.shell.values import Word, assigned, opaque, unknown
 from megatron_hetero.model.spec import Unread
 
 if TYPE_CHECKING:
@@ -24,94 +25,15 @@ MAX_STEPS = 20_000
 """Commands that are followed; a script that goes on longer loops."""
 MAX_VALUE = 1 << 20
 """Characters of a variable, and words of an array."""
-OF_BASH = frozenset(
-    [
-        "PWD",
-        "OLDPWD",
-        "RANDOM",
-        "SECONDS",
-        "LINENO",
-        "HOSTNAME",
-        "UID",
-        "EUID",
-        "PPID",
-        "OPTIND",
-        "SHLVL",
-        "HOSTTYPE",
-        "OSTYPE",
-        "MACHTYPE",
-        "PATH",
-        "TERM",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "FUNCNAME",
-        "SRANDOM",
-        "EPOCHSECONDS",
-        "EPOCHREALTIME",
-        "GROUPS",
-        "PS4",
-        "BASH_VERSION",
-        "BASH_VERSINFO",
-        "BASHPID",
-        "BASH",
-        "SHELLOPTS",
-        "BASHOPTS",
-        "BASH_REMATCH",
-        "REPLY",
-        "_",
-        "OPTERR",
-        "DIRSTACK",
-        "BASH_LINENO",
-        "BASH_COMMAND",
-        "BASH_SUBSHELL",
-        "PIPESTATUS",
-    ]
-)
+OF_BASH = frozenset({
+    "PWD", "OLDPWD", "RANDOM", "SECONDS", "LINENO", "HOSTNAME", "UID", "EUID", "PPID", "OPTIND",
+    "SHLVL", "HOSTTYPE", "OSTYPE", "MACHTYPE", "PATH", "TERM", "HOME", "USER", "LOGNAME", "SHELL",
+    "FUNCNAME", "SRANDOM", "EPOCHSECONDS", "EPOCHREALTIME", "GROUPS", "PS4", "BASH_VERSION",
+    "BASH_VERSINFO", "BASHPID", "BASH", "SHELLOPTS", "BASHOPTS", "BASH_REMATCH", "REPLY", "_",
+    "OPTERR", "DIRSTACK", "BASH_LINENO", "BASH_COMMAND", "BASH_SUBSHELL", "PIPESTATUS",
+})  # fmt: skip
 """Variables that are never unset, or set by bash itself."""
 Flow = Literal["", "break", "continue", "return", "exit"]
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A shell variable: one value, or the elements of an array; `keys` are those of a table."""
-
-    words: tuple[Word, ...]
-    is_array: bool = False
-    keys: tuple[str, ...] | None = None
-
-    def equals(self, other: Variable) -> bool:
-        """Return whether two variables have the same value, wherever written."""
-        return (
-            (self.is_array, self.keys) == (other.is_array, other.keys)
-            and len(self.words) == len(other.words)
-            and all(map(same, self.words, other.words))
-        )
-
-
-@dataclass(frozen=True)
-class Started:
-    """A command that the script starts, in words; a `reason` says why it may not."""
-
-    words: tuple[Word, ...]
-    where: str
-    reason: str = ""
-    settings: tuple[tuple[str, Word], ...] = ()
-
-
-@dataclass
-class Records:
-    """What all copies of a shell share: commands started, parts not read, and work done."""
-
-    started: list[Started] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
-    sourced: list[str] = field(default_factory=list)
-    holes: list[Word] = field(default_factory=list)
-    ended: str = ""
-    files: int = 0
-    steps: int = 0
-    depth: int = 0
 
 
 @dataclass
