@@ -199,7 +199,9 @@ class Shell:
     def assign(self, name: str, words: Sequence[Word], is_array: bool = False) -> None:
         """Set a variable; of an array, without `is_array`, its first element."""
         size = sum(len(w.text or "") + sum(len(p.text or "") for p in w.parts) for w in words)
-        self.records.steps += size >> 8  # long values take long
+        # Long values, and those with many parts, take long.
+        num_parts = sum(len(word.parts) for word in words)
+        self.records.steps += (size + 128 * num_parts + 4 * len(words)) >> 8
         if size > MAX_VALUE or len(words) > MAX_VALUE >> 4:
             raise ModelError(f"{self.where}: {name} grows beyond {MAX_VALUE} characters")
         if name == "SHELLOPTS":

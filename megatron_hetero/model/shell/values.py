@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 BLANKS = " \t\n"
@@ -58,7 +59,7 @@ def opaque(word: Word, *, may_split: bool = False) -> Word:
 
 def concatenate(words: Sequence[Word]) -> Word:
     """Join words to one; what is known of it stays in `parts`."""
-    parts = tuple(part for word in words for part in (word.parts or (word,)))
+    parts = tuple(_with_known_joined(part for word in words for part in (word.parts or (word,))))
     if len(parts) == 1:
         return parts[0]
     hidden = next((part for part in parts if not part.is_known), None)
@@ -66,6 +67,16 @@ def concatenate(words: Sequence[Word]) -> Word:
         text = "".join(part.text or "" for part in parts)
         return Word(text, parts[0].where if parts else "")
     return replace(hidden, text=None, parts=parts if parts[1:] else ())
+
+
+def _with_known_joined(parts: Iterable[Word]) -> Iterator[Word]:
+    """Join known parts that stand beside one another."""
+    for is_known, run in itertools.groupby(parts, key=lambda part: part.is_known):
+        first, *rest = run
+        if is_known and rest:
+            yield replace(first, text="".join(part.text or "" for part in (first, *rest)))
+        else:
+            yield from (first, *rest)
 
 
 def assigned(word: Word, name: str, line: int) -> Word:

@@ -230,7 +230,8 @@ environments = st.dictionaries(
 def by_bash(
     script: str, folder: Path, given: Mapping[str, str] | None = None
 ) -> list[list[str]] | None:
-    """Return the arguments of each start of `torchrun`; None where bash fails or prints more.
+    """Return the arguments of each start of `torchrun`; None where bash fails, prints more, or does
+    not end.
 
     Bash leaves a statement whose arithmetic meets a text that is no number: what is not known is
     taken for a number here.
@@ -240,14 +241,17 @@ def by_bash(
     """
     command = ["/bin/bash", "--noprofile", "--norc", "-c", _STUB + script, "train.sh"]
     environment = {"PATH": "/usr/bin:/bin", **(given or {})}
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        cwd=folder,
-        timeout=20,
-        stdin=subprocess.DEVNULL,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            cwd=folder,
+            timeout=5,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return None  # a loop without an end
     if b"(error token is" in done.stderr:
         return None
     fields = done.stdout.decode(errors="surrogateescape").split("\0")
