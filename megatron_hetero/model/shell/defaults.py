@@ -65,7 +65,11 @@ def defaulted(
         return
     default = list(_body(shell, body, is_quoted))
     if kind == "=" and not index and not name.isdecimal():
-        shell.assign(name, [joined(default, shell.where)])
+        # What is assigned is split, also where the default has quotes.
+        held = joined(default, shell.where)
+        shell.assign(name, [held])
+        yield WordPiece(held, is_quoted)
+        return
     yield from default
 
 
