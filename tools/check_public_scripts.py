@@ -11,6 +11,7 @@ kept but names and counts.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import re
@@ -214,7 +215,12 @@ def main() -> None:
         total.update({k: v for k, v in row.items() if isinstance(v, int)})
     print(dict(total))
     if arguments.output is not None:
-        arguments.output.write_text(json.dumps({"rows": rows, "total": total}, indent=2) + "\n")
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, check=True, text=True
+        ).stdout.strip()
+        day = datetime.date.today().isoformat()
+        found = {"commit": commit, "day": day, "rows": rows, "total": total}
+        arguments.output.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

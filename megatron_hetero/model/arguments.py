@@ -58,18 +58,20 @@ class Argument:
         An unknown word after a known value (`--split 949,50,1 $MORE`) is taken to be empty, which
         to the shell is no word at all; so is one after a flag without values.
         """
+        return tuple(v for v in self.values[self._most_values :] if v.text is None)
+
+    @property
+    def _most_values(self) -> int:
         flag = flag_table().by_name.get(self.flag)
         most = 1 if flag is None else flag.bounds[1]
-        values = list(self.values)
-        while len(values) > (1 if most is None else most) and values[-1].text is None:
-            values.pop()
-        return self.values[len(values) :]
+        return 1 if most is None else most
 
     @property
     def words(self) -> tuple[str, ...] | None:
         """Return the argument as Megatron gets it; None when the script has to be run to know
         it."""
-        values = self.values[: len(self.values) - len(self.holes)]
+        most = self._most_values
+        values = [v for i, v in enumerate(self.values) if i < most or v.text is not None]
         if self.reason or any(v.reason for v in values):
             return None
         return (self.flag, *(v.text for v in values if v.text is not None))
@@ -105,6 +107,13 @@ def leading_holes(words: Sequence[Word]) -> tuple[Unread, ...]:
     """Return the unknown words before the first flag."""
     leading = itertools.takewhile(lambda word: not word.is_flag, words)
     return tuple(Unread("", w.where, w.reason) for w in leading if w.text is None)
+
+
+def dropped_holes(arguments: Sequence[Argument], kept: Sequence[Argument]) -> Iterator[Unread]:
+    """Yield the unknown words behind flags that another flag, or the plan, takes the place of."""
+    for argument in arguments:
+        if not any(argument is other for other in kept):
+            yield from (Unread("", hole.where, hole.reason) for hole in argument.holes)
 
 
 def group_arguments(words: Sequence[Word]) -> tuple[Argument, ...]:

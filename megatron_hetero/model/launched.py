@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.model.flag_table import flag_table
-from megatron_hetero.model.shell.state import Started
+from megatron_hetero.model.shell.held import Started
 from megatron_hetero.model.shell.values import Word
 from megatron_hetero.model.spec import Unread
 

@@ -13,6 +13,7 @@ from megatron_hetero.model.arguments import (
     COMMAND_LINE,
     JobText,
     command_line_words,
+    dropped_holes,
     group_arguments,
     leading_holes,
     merge_arguments,
@@ -61,7 +62,9 @@ def load_arguments(
     """
     read = JobText(COMMAND_LINE, ()) if path is None else _read(Path(path), environment or {})
     typed = group_arguments(command_line_words(megatron_args))
-    return replace(read, arguments=merge_arguments(read.arguments, typed))
+    merged = merge_arguments(read.arguments, typed)
+    unread = (*read.unread, *dropped_holes(read.arguments, merged))
+    return replace(read, arguments=merged, unread=unread)
 
 
 def workload_hash(workload: Workload) -> str:

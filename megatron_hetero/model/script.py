@@ -15,8 +15,10 @@ from pathlib import Path
 from megatron_hetero.errors import ModelError
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.launched import training_command
-from megatron_hetero.model.shell.state import Shell, Variable
-from megatron_hetero.model.shell.values import Word, split
+from megatron_hetero.model.shell.fields import split
+from megatron_hetero.model.shell.held import Variable
+from megatron_hetero.model.shell.state import Shell
+from megatron_hetero.model.shell.values import Word
 from megatron_hetero.model.spec import Unread
 
 OF_LIBRARIES = re.compile(

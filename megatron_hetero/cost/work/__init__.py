@@ -6,6 +6,7 @@ ends         the same of the embedding and the head
 layer_work   products and memory traffic of the parts of a layer
 launches     operators that the host launches for a piece
 products     seconds of a matrix product, by measured tables
+under_products  exchanges of a tensor-parallel group that hide under products
 calibration  what GPUs reach of their peaks, from published tables
 profile      profile.json
 stage_precision  what a group computes in where stages have precisions of their own

@@ -2,10 +2,14 @@
 
 tree          bash text to the tree of its grammar, by tree-sitter
 values        expanded words, known or in part unknown
-state         variables, arguments and what the script starts; ways that are merged
-expansion     words of the tree to words of a command line
-edges         known words that touch what may be no word
+fields        values cut into words, and words joined, where a word may be none
+held          variables, and the records that all copies of a shell share
+merging       values that branches make, merged
+state         a shell at a place of its script; ways that are merged
+expansion     words of the tree to pieces, each with its quotes
+splitting     words of the tree to words of a command line
 lookup        variables, arguments and elements, and numbers made of them
+defaults      `${X:-a}` and the like
 parameters    `${X...}` and its operators
 patterns      `*`, `?` and `[a-z]` as regular expressions
 arithmetic    `$((...))` over known whole numbers
@@ -15,8 +19,11 @@ groups        `{ }`, subshells, pipelines, redirections
 branches      `if`, `case`, `!`, `&&` and `||`
 loops         as many runs as the text decides
 statements    kinds of statements, each with what follows it
-commands      assignments, declarations and what is started
-builtins      `echo`, `read`, `shift`, `set`, ...
+assignments   `NAME=value`, arrays and their elements
+declarations  `export`, `declare`, `local`, `unset`
+commands      calls of functions, and what is started
+builtins      `read`, `shift`, `set`, ...
+printing      `echo` and `printf`
 code          functions, `eval`, `bash -c` and sourced files
 substitution  `$(...)` whose output the text says
 names         variables that a piece of a script may set

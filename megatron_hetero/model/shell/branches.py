@@ -9,11 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.conditions import both, either, negated
-from megatron_hetero.model.shell.expansion import (
-    pattern,
-    pieces,
-    value,
-)
+from megatron_hetero.model.shell.expansion import pattern, pieces, value
 from megatron_hetero.model.shell.follow import (
     SEPARATORS,
     Status,

@@ -8,101 +8,23 @@ from dataclasses import replace
 
 from megatron_hetero.model.shell.code import evaluated_code, source_file, unknown_array
 from megatron_hetero.model.shell.conditions import tested_words
+from megatron_hetero.model.shell.declarations import DECLARING, declare_words, unset_words
+from megatron_hetero.model.shell.fields import split
 from megatron_hetero.model.shell.lookup import calculated
-from megatron_hetero.model.shell.state import Shell
+from megatron_hetero.model.shell.printing import echo, may_be_option, printf
+from megatron_hetero.model.shell.splitting import field_separators
+from megatron_hetero.model.shell.state import Flow, Shell
 from megatron_hetero.model.shell.values import (
     BLANKS,
     Word,
-    concatenate,
     opaque,
     shown_path,
-    split,
     unknown,
 )
 
 Status = bool | None
 Words = tuple[Word, ...]
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_DIRECTIVE = re.compile(r"%(?P<width>-?\d*)(?P<kind>[sdi%])|\\(?P<escape>.)")
-_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", '"': '"', "'": "'"}
-
-
-def print_words(shell: Shell, words: list[Word]) -> None:
-    """Add words to the output of the commands, if the output is captured and known."""
-    if shell.is_captured and shell.output is not None:
-        shell.output = [*shell.output, *words]
-
-
-def _echo(shell: Shell, words: Words) -> Status:
-    ends, reads_escapes = True, False
-    while words and re.fullmatch(r"-[neE]+", words[0].text or "") and words[0].is_known:
-        options = words[0].text or ""
-        ends, reads_escapes = ends and "n" not in options, reads_escapes or "e" in options
-        words = words[1:]
-    spaced = [part for word in words for part in (Word(" ", shell.where), word)][1:]
-    if reads_escapes and any("\\" in (w.text or "\\") for w in words):
-        spaced = [unknown(shell.where, "echo -e", "prints escapes that are not read")]
-    print_words(shell, [*spaced, *([Word("\n", shell.where)] if ends else [])])
-    return True
-
-
-def _printf(shell: Shell, words: Words) -> Status:
-    name = ""
-    if len(words) > 1 and words[0].text == "-v":
-        name, words = words[1].text or "", words[2:]
-    elif words and words[0].text == "--":
-        words = words[1:]
-    made = _formatted(shell, words)
-    if not name:
-        print_words(shell, made)
-    elif _NAME.fullmatch(name):
-        shell.assign(name, [replace(concatenate(made), where=shell.where)])
-    else:
-        shell.note("", "printf -v sets a variable whose name is not read")
-    return True
-
-
-def _formatted(shell: Shell, words: Words) -> list[Word]:
-    """Return what `printf FORMAT WORDS` prints; the format is used again while words are left."""
-    not_read = unknown(shell.where, "printf", "has a format that is not read")
-    if not words or not words[0].is_known or any(word.may_split for word in words):
-        return [not_read]
-    form, rest = words[0].text or "", list(words[1:])
-    if re.sub(_DIRECTIVE, "", form).count("%"):
-        return [not_read]
-    made: list[Word] = []
-    while True:
-        before, position = len(rest), 0
-        for match in _DIRECTIVE.finditer(form):
-            made.append(Word(form[position : match.start()], shell.where))
-            position = match.end()
-            word = _directive(shell, match, rest)
-            if word is None:
-                return [not_read]
-            made.append(word)
-        made.append(Word(form[position:], shell.where))
-        if not rest or len(rest) == before:
-            return made
-
-
-def _directive(shell: Shell, match: re.Match[str], rest: list[Word]) -> Word | None:
-    if match["escape"] is not None:
-        text = _ESCAPES.get(match["escape"])
-        return None if text is None else Word(text, shell.where)
-    if match["kind"] == "%":
-        return Word("%", shell.where)
-    word = rest.pop(0) if rest else Word("" if match["kind"] == "s" else "0", shell.where)
-    if not word.is_known:
-        return word if match["kind"] == "s" and not match["width"] else opaque(word)
-    text = word.text or ""
-    if match["kind"] != "s" and not re.fullmatch(r"-?(0|[1-9]\d{0,17})", text):
-        return None
-    width = match["width"]
-    if width.startswith("0") or len(width) > 4:
-        return None
-    size = abs(int(width)) if width not in ("", "-") else 0
-    padded = text.ljust(size) if width.startswith("-") else text.rjust(size)
-    return Word(padded, word.where)
 
 
 def _cd(shell: Shell, words: Words) -> Status:
@@ -125,35 +47,32 @@ def _pwd(shell: Shell, words: Words) -> Status:
     from megatron_hetero.model.shell.substitution import FILTERS
 
     made = FILTERS["pwd"](shell, words)
-    if shell.is_captured:
-        shell.output = None if made is None or shell.output is None else [*shell.output, made]
+    shell.write(None if made is None else [made])
     return True
 
 
 def _read(shell: Shell, words: Words) -> Status:
-    given = shell.given
-    reason = "is read from the input of the script"
-    options = "".join(w.text or "?" for w in words if (w.text or "").startswith("-"))
-    names = [w.text or "" for w in words if not (w.text or "").startswith("-")]
-    names = names or ["REPLY"]
-    if given is None or not given.is_known or options not in ("", "-r", "-ra", "-r-a", "-a"):
-        shell.forget([n for n in names if _NAME.fullmatch(n)], reason)
-        return None
-    variable = shell.variables.get("IFS")
-    separators = BLANKS if variable is None else variable.words[0].text or ""
-    if not set(separators) <= set(BLANKS) or ("r" not in options and "\\" in (given.text or "")):
-        shell.forget([n for n in names if _NAME.fullmatch(n)], reason)
-        return None
-    line = (given.text or "").partition("\n")[0]
-    found = split(Word(line, shell.where), separators or BLANKS)
-    if "a" in options:
+    options = "".join(w.text or "?" for w in words if may_be_option(w))
+    names = [w.text or "" for w in words if not may_be_option(w)] or ["REPLY"]
+    names = [name for name in names if _NAME.fullmatch(name)]
+    given, separators = shell.given, field_separators(shell)
+    found: tuple[Word, ...] | None = None
+    line = ""
+    if given is not None and given.is_known and isinstance(separators, str):
+        line = (given.text or "").partition("\n")[0]
+        is_plain = "r" in options or "\\" not in line
+        if options in ("", "-r", "-ra", "-r-a", "-a") and is_plain:
+            found = split(Word(line, shell.where), separators)
+    # The last name gets the rest of the line, with the separators in it.
+    ends_in_mark = found and line[-1] not in BLANKS and line[-1] in str(separators)
+    if found is not None and "a" in options and names:
         shell.assign(names[0], found, is_array=True)
-        return True
-    if len(found) > len(names):
-        shell.forget([n for n in names if _NAME.fullmatch(n)], reason)
+    elif found is None or len(found) > len(names) or ends_in_mark:
+        shell.forget(names, "is read from the input of the script")
         return None
-    for i, name in enumerate(names):
-        shell.assign(name, [found[i] if i < len(found) else Word("", shell.where)])
+    else:
+        for i, name in enumerate(names):
+            shell.assign(name, [found[i] if i < len(found) else Word("", shell.where)])
     return True
 
 
@@ -208,11 +127,25 @@ def _set(shell: Shell, words: Words) -> Status:
     return True
 
 
-def _leave(flow: str) -> Callable[[Shell, Words], Status]:
+def _leave_loop(flow: Flow) -> Callable[[Shell, Words], Status]:
+    def leave(shell: Shell, words: Words) -> Status:
+        if not shell.loops:
+            return True
+        count = words[0].text if words else "1"
+        if not re.fullmatch(r"[1-9]\d?", count or "") or (count != "1" and shell.context):
+            shell.note("", f"`{flow}` of loops that are not known is not followed")
+            count = "1"
+        shell.flow, shell.loops_to_leave = flow, min(int(count or "1"), shell.loops)
+        return True
+
+    return leave
+
+
+def _leave(flow: Flow) -> Callable[[Shell, Words], Status]:
     def leave(shell: Shell, words: Words) -> Status:
         if flow == "exit" and not shell.context and not shell.is_captured:
             shell.records.ended = f"{shell.where}: exit"
-        shell.flow = "exit" if flow == "exit" else "return" if flow == "return" else flow  # type: ignore[assignment]
+        shell.flow = flow
         code = words[0].text if words and words[0].is_known else None
         return code == "0" if code is not None else None
 
@@ -239,6 +172,14 @@ def _quiet(names: str, status: Status) -> Iterator[tuple[str, Callable[[Shell, W
         yield name, _always(status)
 
 
+def _declared(keyword: str) -> Callable[[Shell, Words], Status]:
+    def declare(shell: Shell, words: Words) -> Status:
+        declare_words(shell, keyword, words)
+        return True
+
+    return declare
+
+
 def _bracket(shell: Shell, words: Words) -> Status:
     return tested_words(words[:-1]) if words and words[-1].text == "]" else None
 
@@ -247,8 +188,8 @@ BUILTINS: dict[str, Callable[[Shell, Words], Status]] = {
     **dict(_quiet("true :", True)),
     **dict(_quiet("trap ulimit umask wait shopt hash alias pushd popd jobs kill", None)),
     "false": _always(False),
-    "echo": _echo,
-    "printf": _printf,
+    "echo": echo,
+    "printf": printf,
     "cd": _cd,
     "pwd": _pwd,
     "read": _read,
@@ -259,11 +200,13 @@ BUILTINS: dict[str, Callable[[Shell, Words], Status]] = {
     "set": _set,
     "exit": _leave("exit"),
     "return": _leave("return"),
-    "break": _leave("break"),
-    "continue": _leave("continue"),
+    "break": _leave_loop("break"),
+    "continue": _leave_loop("continue"),
     "let": _let,
     "test": lambda shell, words: tested_words(words),
     "[": _bracket,
+    **{keyword: _declared(keyword) for keyword in DECLARING},
+    "unset": unset_words,
     "eval": evaluated_code,
     "source": source_file,
     ".": source_file,

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.files import read_text
-from megatron_hetero.model.shell.state import Shell, Variable
+from megatron_hetero.model.shell.fields import settled, spaced, tokens
+from megatron_hetero.model.shell.held import Variable
+from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import parsed, parsed_script
-from megatron_hetero.model.shell.values import Word, atoms, concatenate, shown_path
+from megatron_hetero.model.shell.values import Word, concatenate, shown_path
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -39,9 +41,9 @@ def call(shell: Shell, name: str, words: tuple[Word, ...]) -> Status:
     """Follow the body of a function with its arguments."""
     body, path = shell.functions[name]
     arguments, knows, own = shell.arguments, shell.knows_arguments, (shell.path, shell.line_of_code)
-    outer_returned, where = shell.returned, shell.where
+    outer_returned, where, loops = shell.returned, shell.where, shell.loops
     shell.arguments, shell.knows_arguments, shell.returned = words, True, []
-    shell.path, shell.line_of_code = path, ""
+    shell.path, shell.line_of_code, shell.loops = path, "", 0
     shell.locals = [*shell.locals, {}]
     shell.deeper(1)
     status = Runner.run(shell, body)
@@ -56,7 +58,7 @@ def call(shell: Shell, name: str, words: tuple[Word, ...]) -> Status:
     shell.locals = shell.locals[:-1]
     shell.arguments, shell.knows_arguments = arguments, knows
     (shell.path, shell.line_of_code), shell.where = own, where
-    shell.returned = outer_returned
+    shell.returned, shell.loops = outer_returned, loops
     return status
 
 
@@ -77,17 +79,29 @@ def _gather(shell: Shell, reason: str) -> None:
     shell.flow = ""
 
 
-def text_of(shell: Shell, word: Word) -> str:
-    """Return the text of a word that is read again, with a character for each unknown part."""
-    return "".join(
-        atom.text or "" if atom.is_known or atom.text == " " else shell.hole(atom)
-        for atom in atoms(word)
-    )
+def text_of(shell: Shell, word: Word) -> str | None:
+    """Return the text of a word that is read again, with a character for each unknown part.
+
+    Returns:
+        None where an operator or a quote of the code may touch other text.
+    """
+    given = list(tokens(word))
+    made = ""
+    for before, token in zip(given, settled(given), strict=True):
+        is_doubted = before.word.is_known and not token.word.is_known
+        if is_doubted and not re.fullmatch(r"[\w./=:,@%+-]*", token.word.text or ""):
+            return None
+        is_text = token.is_end or token.word.is_known
+        made += token.word.text or "" if is_text else shell.hole(token.word)
+    return made
 
 
 def run_code(shell: Shell, word: Word) -> Status:
     """Follow the code in a word."""
     text = text_of(shell, word)
+    if text is None:
+        shell.note("", "code whose quotes or operators depend on what is not known is not followed")
+        return None
     outer, shell.line_of_code = shell.line_of_code, shell.where
     shell.deeper(1)
     status = Runner.run(shell, parsed(text))
@@ -107,7 +121,7 @@ def _child(shell: Shell, words: tuple[Word, ...], sees_variables: bool = True) -
     child.functions, child.locals, child.returned = {}, [], []
     child.arguments, child.knows_arguments = words, True
     child.is_captured, child.output, child.given = False, None, None
-    child.stops_at_errors = False
+    child.stops_at_errors, child.loops = False, 0
     return child
 
 
@@ -208,8 +222,7 @@ def _run_file(shell: Shell, path: Path, text: str) -> Status:
 
 def evaluated_code(shell: Shell, words: tuple[Word, ...]) -> Status:
     """Follow `eval`."""
-    spaced = [part for word in words for part in (Word(" ", shell.where), word)]
-    code = concatenate(spaced[1:] or [Word("", shell.where)])
+    code = concatenate(spaced(words, Word(" ", shell.where)) or [Word("", shell.where)])
     if code.text is None and not code.parts:
         shell.note("", f"eval runs code that is not known: {code.reason}")
         return None

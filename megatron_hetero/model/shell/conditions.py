@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from megatron_hetero.model.shell.expansion import WordPiece, fields, joined, pattern, pieces
+from megatron_hetero.model.shell.expansion import WordPiece, joined, pattern, pieces
 from megatron_hetero.model.shell.lookup import calculated
 from megatron_hetero.model.shell.patterns import matches
+from megatron_hetero.model.shell.splitting import fields
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import source
 from megatron_hetero.model.shell.values import Word

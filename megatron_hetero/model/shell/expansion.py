@@ -1,17 +1,14 @@
-"""Words of the grammar's tree to words of a command line: quotes, expansions, splitting.
-
-A word is read as pieces first, each with its quotes, because splitting and patterns ask for them.
-"""
+"""Words of the grammar's tree to pieces, each with its quotes: splitting and patterns ask for
+quotes."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from megatron_hetero.model.shell.edges import doubted, touched_sides
 from megatron_hetero.model.shell.patterns import regex_of
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import (
@@ -22,7 +19,7 @@ from megatron_hetero.model.shell.tree import (
     parsed,
     source,
 )
-from megatron_hetero.model.shell.values import BLANKS, Word, concatenate, split, unknown
+from megatron_hetero.model.shell.values import Word, concatenate, unknown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -31,20 +28,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class WordPiece:
     """A part of a word: its value, whether it is quoted, and whether it is plain text of the script
-    (which is not split).  `ends_field`: an element of an array ends here."""
+    (which is not split).  `end` is the blank at which an element of an array ends here."""
 
     word: Word
     is_quoted: bool = False
     is_text: bool = False
-    ends_field: bool = False
+    end: Word | None = None
 
 
-_HOLES = re.compile(f"([{chr(FIRST_HOLE)}-{chr(LAST_HOLE)}])")
-_BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
-_RANGE = re.compile(r"(?P<head>[^{}]*)\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)\}(?P<tail>[^{}]*)")
-_LIST = re.compile(r"(?P<head>[^{}]*)\{(?P<items>[^{}]*,[^{}]*)\}(?P<tail>[^{}]*)")
-_BETWEEN = re.compile(r"\\\n|\\.|[ \t\n]+|[^ \t\n\\]+", re.DOTALL)
-_MOST_OF_BRACES = 4096
+HOLES = re.compile(f"([{chr(FIRST_HOLE)}-{chr(LAST_HOLE)}])")
+_WITHOUT_QUOTES = re.compile(r'\\.|\$\{[^{}"]*\}|\$\([^()"]*\)|\$\(\([^"]*?\)\)|`[^`"]*`')
+"""Forms of a here-document that have no quotes inside."""
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "e": "\x1b"}
 
 Expander = Callable[[Shell, "Node", bool], Iterator[WordPiece]]
@@ -55,8 +49,8 @@ EXPANDERS: dict[str, Expander] = {}
 
 def literal(shell: Shell, text: str, is_quoted: bool, where: str = "") -> Iterator[WordPiece]:
     """Yield text of the script, with words in the place of holes."""
-    for part in _HOLES.split(text):
-        if _HOLES.fullmatch(part):
+    for part in HOLES.split(text):
+        if HOLES.fullmatch(part):
             word = shell.records.holes[ord(part) - FIRST_HOLE]
             yield WordPiece(word, is_quoted)
         elif part:
@@ -81,12 +75,7 @@ def _pieces(shell: Shell, node: Node | str, is_quoted: bool) -> Iterator[WordPie
         # In a string the grammar gives an expansion the blanks before it.
         before = source(node)[: -len(bare_source(node))]
         yield from _plain(shell, before, is_quoted, where)
-        found = list(EXPANDERS[node.type](shell, node, is_quoted))
-        sides = touched_sides(node) if any(not piece.word.is_known for piece in found) else ()
-        if any(sides):
-            words = doubted([piece.word for piece in found], *sides)
-            found = [replace(p, word=word) for p, word in zip(found, words, strict=True)]
-        yield from found
+        yield from EXPANDERS[node.type](shell, node, is_quoted)
     elif node.is_error or node.is_missing:
         yield WordPiece(unknown(where, source(node), "is not understood"), is_quoted)
     elif node.type == "raw_string" and not is_quoted:
@@ -156,15 +145,15 @@ def joined(found: Iterable[WordPiece], where: str) -> Word:
     words: list[Word] = []
     for piece in found:
         words.append(piece.word)
-        if piece.ends_field:
-            words.append(Word(" ", where))
+        if piece.end is not None:
+            words.append(piece.end)
     return replace(concatenate(words), where=where, may_split=False)
 
 
 def value(shell: Shell, node: Node | str, where: str = "") -> Word:
     """Expand a word that is not split: the value of an assignment, a word of `[[ ]]`."""
     found = list(pieces(shell, node))
-    return joined(_with_home(shell, found), where or shell.where)
+    return joined(with_home(shell, found), where or shell.where)
 
 
 def pattern(shell: Shell, found: Iterable[WordPiece]) -> str | Word:
@@ -180,126 +169,7 @@ def pattern(shell: Shell, found: Iterable[WordPiece]) -> str | Word:
     return unknown(shell.where, "a pattern", "is not read") if expression is None else expression
 
 
-def fields(shell: Shell, node: Node | str) -> tuple[Word, ...]:
-    """Expand a word to words: none, one, or many.
-
-    The words of one variable were written where it is assigned.
-    """
-    if not isinstance(node, str):
-        spread = _spread(shell, node)
-        if spread is not None:
-            return spread
-    found = _with_home(shell, list(pieces(shell, node)))
-    return assembled(shell, found, shell.where if isinstance(node, str) else shell.line_at(node))
-
-
-def words_of(shell: Shell, parent: Node, nodes: Sequence[Node]) -> list[Word]:
-    """Expand the words of a command or an array, among which comments may stand.
-
-    The grammar cuts a word at the end of a continued line, and at `\\ ` and `$1` behind quotes;
-    bash goes on with it.
-    """
-    done: list[Word] = []
-    for group in _touching(parent, nodes):
-        first = group[0]
-        if len(group) == 1:
-            done += fields(shell, first)
-            continue
-        where = shell.where if isinstance(first, str) else shell.line_at(first)
-        text = "".join(node if isinstance(node, str) else source(node) for node in group)
-        if any(not isinstance(n, str) and source(n).endswith("$") for n in group[:-1]):
-            word = unknown(where, text, "is not understood")
-            done.append(replace(word, may_split=True))
-            continue
-        found = [piece for node in group for piece in pieces(shell, node)]
-        done += assembled(shell, _with_home(shell, found), where)
-    return done
-
-
-def _touching(parent: Node, nodes: Sequence[Node]) -> list[list[Node | str]]:
-    """Group nodes, and the text between nodes, that touch without a blank."""
-    text = parent.text or b""
-    groups: list[list[Node | str]] = [[]]
-    end = nodes[0].start_byte if nodes else 0
-    for node in nodes:
-        between = text[end - parent.start_byte : node.start_byte - parent.start_byte].decode()
-        for part in _BETWEEN.findall(between) if node.start_byte > end else ():
-            if not part.strip(" \t\n"):
-                groups.append([])
-            elif part != "\\\n":
-                groups[-1].append(part)
-        if node.type == "comment" or node.start_byte < end:
-            groups.append([])
-        if node.type != "comment":
-            groups[-1].append(node)
-        end = max(end, node.end_byte)
-    return [group for group in groups if group]
-
-
-def assembled(shell: Shell, found: list[WordPiece], where: str) -> tuple[Word, ...]:
-    """Split pieces into words as the shell does."""
-    separators = _separators(shell)
-    done: list[Word] = []
-    current: list[Word] = []
-    has_word = False
-
-    def end() -> None:
-        nonlocal current, has_word
-        if has_word:
-            written = [word for word in current if word.text != "" or word.parts]
-            place = written[0].where if len(written) == 1 else where
-            done.append(replace(concatenate(current), where=place))
-        current, has_word = [], False
-
-    for piece in found:
-        word = piece.word
-        if piece.is_text or piece.is_quoted:
-            current.append(replace(word, where=where) if piece.is_text else word)
-            has_word = has_word or piece.is_quoted or word.text != ""
-        else:
-            texts = [part.text for part in word.parts or (word,)]
-            if (texts[0] or "x")[0] in separators:
-                end()
-            for i, part in enumerate(split(word, separators)):
-                if i:
-                    end()
-                current.append(part)
-                has_word = True
-            if (texts[-1] or "x")[-1] in separators:
-                end()
-        if piece.ends_field:
-            end()
-    end()
-    may_split = any(
-        piece.word.may_split or not (piece.is_quoted or piece.word.is_known) for piece in found
-    )
-    return tuple(
-        _globbed(replace(word, may_split=may_split and not word.is_known), found) for word in done
-    )
-
-
-def _globbed(word: Word, found: list[WordPiece]) -> Word:
-    """Take a word with unquoted `*` and a path for unknown: it depends on the files there are, of
-    which there may be any number."""
-    text = "".join(part.text or "" for part in word.parts or (word,))
-    if not re.search(r"[*?]", text) or "/" not in text:
-        return word
-    parts = [q.text or "" for p in found if not p.is_quoted for q in p.word.parts or (p.word,)]
-    if not re.search(r"[*?]", "".join(parts)):
-        return word
-    if not word.is_known:
-        return replace(word, may_split=True)
-    return replace(word, reason=f"{text} depends on the files that there are", may_split=True)
-
-
-def _separators(shell: Shell) -> str:
-    variable = shell.variables.get("IFS")
-    if variable is None or not variable.words or not variable.words[0].is_known:
-        return BLANKS
-    return variable.words[0].text or ""
-
-
-def _with_home(shell: Shell, found: list[WordPiece]) -> list[WordPiece]:
+def with_home(shell: Shell, found: list[WordPiece]) -> list[WordPiece]:
     """Replace a `~` at the start, for the home folder of whoever runs the script."""
     first = found[0] if found else None
     if first is None or not first.is_text or first.is_quoted:
@@ -311,34 +181,6 @@ def _with_home(shell: Shell, found: list[WordPiece]) -> list[WordPiece]:
     head = unknown(first.word.where, home, "is the home folder of whoever runs the script")
     rest_pieces = literal(shell, text[len(home) :], False, first.word.where)
     return [WordPiece(head, True), *rest_pieces, *found[1:]]
-
-
-def _spread(shell: Shell, node: Node) -> tuple[Word, ...] | None:
-    """Expand braces, `{0..3}` and `{a,b}`; None for a word without any."""
-    if node.type not in ("word", "concatenation", "brace_expression"):
-        return None
-    text = source(node)
-    if not _BRACES.search(re.sub(r"\$\{[^}]*\}", "", text)):
-        return None
-    where = shell.line_at(node)
-    not_read = replace(unknown(where, text, "has braces that are not read"), may_split=True)
-    if re.search(r"[\\'\"$`]|\{[^{}]*\{", text) or _HOLES.search(text):
-        return (not_read,)
-    match = _RANGE.fullmatch(text)
-    if match is not None:
-        first, last = int(match["first"]), int(match["last"])
-        is_padded = any(re.match(r"-?0\d", match[name]) for name in ("first", "last"))
-        if is_padded or abs(last - first) > _MOST_OF_BRACES:
-            return (not_read,)
-        step = 1 if first <= last else -1
-        items = [str(number) for number in range(first, last + step, step)]
-    else:
-        match = _LIST.fullmatch(text)
-        if match is None:
-            return (not_read,)
-        items = match["items"].split(",")
-    words = (f"{match['head']}{item}{match['tail']}" for item in items)
-    return tuple(Word(word, where) for word in words if word)
 
 
 def in_quotes(shell: Shell, text: str) -> Word:
@@ -356,3 +198,16 @@ def in_quotes(shell: Shell, text: str) -> Word:
         return concatenate([piece.word for piece in pieces(shell, string)])
     finally:
         shell.line_of_code = outer
+
+
+def in_here_document(shell: Shell, text: str) -> Word:
+    """Expand the text of a here-document, in which double quotes are but characters.
+
+    In the braces of an expansion and in commands they are quotes again: such text is not read.
+    """
+    if '"' not in text:
+        return in_quotes(shell, text)
+    if re.search(r"\$[({]|`", _WITHOUT_QUOTES.sub("", text)):
+        return unknown(shell.where, "a here-document", "has quotes that are not read")
+    quote = shell.hole(Word('"', shell.where))
+    return in_quotes(shell, text.replace('"', quote))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from megatron_hetero.model.shell.arithmetic import evaluated
 from megatron_hetero.model.shell.expansion import WordPiece, in_quotes
-from megatron_hetero.model.shell.state import Shell, Variable
+from megatron_hetero.model.shell.fields import spaced
+from megatron_hetero.model.shell.held import Variable
+from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.values import Word, concatenate, opaque, unknown
 
 
@@ -85,14 +88,14 @@ def elements(
     shell: Shell, words: Sequence[Word], which: str, is_quoted: bool
 ) -> Iterator[WordPiece]:
     """Yield the elements of an array: `"${A[*]}"` joins them."""
+    blank = Word(" ", shell.where)
+    variable = shell.variables.get("IFS")
+    if which == "*" and variable is not None and variable.words:
+        first = variable.words[0]
+        blank = replace(first, text=first.text[:1]) if first.text is not None else first
+    parts = spaced(words, blank)
     if which == "*" and is_quoted:
-        variable = shell.variables.get("IFS")
-        separator = Word(" ", shell.where)
-        if variable is not None and variable.words:
-            first = variable.words[0]
-            separator = replace(first, text=first.text[:1]) if first.text is not None else first
-        spaced = [word for element in words for word in (separator, element)]
-        yield WordPiece(concatenate(spaced[1:] or [Word("", shell.where)]), True)
+        yield WordPiece(concatenate(parts or [Word("", shell.where)]), True)
         return
-    for i, word in enumerate(words):
-        yield WordPiece(word, is_quoted, ends_field=i + 1 < len(words))
+    for word, end in itertools.zip_longest(parts[::2], parts[1::2]):
+        yield WordPiece(word, is_quoted, end=end)

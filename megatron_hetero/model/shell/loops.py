@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.branches import condition
-from megatron_hetero.model.shell.expansion import (
-    fields,
-)
 from megatron_hetero.model.shell.follow import (
     Status,
     either_way,
@@ -19,6 +16,7 @@ from megatron_hetero.model.shell.follow import (
 )
 from megatron_hetero.model.shell.lookup import calculated
 from megatron_hetero.model.shell.names import assigned_names
+from megatron_hetero.model.shell.splitting import fields
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import source
 from megatron_hetero.model.shell.values import Word
@@ -43,23 +41,31 @@ def follow_for(shell: Shell, node: Node) -> Status:
     if not any(word.may_split for word in words):
         for word in words:
             shell.assign(name, [word])
-            run(shell, body)
+            _run_body(shell, body)
             if shell.may_leave_loop or _leaves_loop(shell):
                 break
         if not shell.may_leave_loop:
             return None
     shell.take(before)
-    return _uncertain_loop(shell, node, lambda s: run(s, body), [name])
+    return _uncertain_loop(shell, node, lambda s: _run_body(s, body), [name])
+
+
+def _run_body(shell: Shell, body: Node) -> None:
+    shell.loops += 1
+    run(shell, body)
+    shell.loops -= 1
 
 
 def _leaves_loop(shell: Shell) -> bool:
     """Return whether the loop ends here, after `break`, `return` or `exit`."""
-    if shell.flow == "continue":
-        shell.flow = ""
-    if shell.flow == "break":
-        shell.flow = ""
-        return True
-    return bool(shell.flow)
+    if shell.flow not in ("break", "continue"):
+        return bool(shell.flow)
+    shell.loops_to_leave -= 1
+    if shell.loops_to_leave:
+        return True  # the loop around goes on, or ends, in the same way
+    is_end = shell.flow == "break"
+    shell.flow = ""
+    return is_end
 
 
 def follow_c_for(shell: Shell, node: Node) -> Status:
@@ -76,7 +82,7 @@ def follow_c_for(shell: Shell, node: Node) -> Status:
                 break
             if holds.text == "0":
                 return None
-            run(shell, body)
+            _run_body(shell, body)
             if shell.may_leave_loop:
                 break
             if _leaves_loop(shell):
@@ -84,7 +90,7 @@ def follow_c_for(shell: Shell, node: Node) -> Status:
             if not calculated(shell, head[2]).is_known:
                 break
     shell.take(before)
-    return _uncertain_loop(shell, node, lambda s: run(s, body), [])
+    return _uncertain_loop(shell, node, lambda s: _run_body(s, body), [])
 
 
 def follow_while(shell: Shell, node: Node) -> Status:
@@ -103,13 +109,18 @@ def follow_while(shell: Shell, node: Node) -> Status:
             break
         if holds is not wanted:
             return None
-        run(shell, body)
+        _run_body(shell, body)
         if shell.may_leave_loop:
             break
         if _leaves_loop(shell):
             return None
     shell.take(before)
-    return _uncertain_loop(shell, node, lambda s: (run_all(s, head), run(s, body)), [])
+
+    def once(branch: Shell) -> None:
+        run_all(branch, head)
+        _run_body(branch, body)
+
+    return _uncertain_loop(shell, node, once, [])
 
 
 def _uncertain_loop(

@@ -33,6 +33,20 @@ _IN_ARITHMETIC = re.compile(
 )
 
 
+def _is_for_a_command(assignment: Node) -> bool:
+    """Return whether an assignment stands before a command of its line, and holds for it alone."""
+    parent = assignment.parent
+    if parent is None or parent.type != "command":
+        return False
+    name = next((child for child in parent.children if child.type == "command_name"), None)
+    if name is None or name.start_byte < assignment.end_byte:
+        return False
+    between = (parent.text or b"")[assignment.end_byte - parent.start_byte :][
+        : name.start_byte - assignment.end_byte
+    ]
+    return b"\n" not in between.replace(b"\\\n", b"")
+
+
 def assigned_names(node: Node, functions: Mapping[str, tuple[Node, Any]]) -> tuple[str, ...]:
     """Return the variables that a piece of a script may set, itself or in functions."""
     found: dict[str, None] = {}
@@ -41,6 +55,8 @@ def assigned_names(node: Node, functions: Mapping[str, tuple[Node, Any]]) -> tup
         for child in descendants(waiting.pop()):
             kind = child.type
             if kind == "variable_assignment" and child.children:
+                if _is_for_a_command(child):
+                    continue
                 found[source(child.children[0]).partition("[")[0]] = None
             elif kind == "for_statement":
                 found[source(child.children[1])] = None

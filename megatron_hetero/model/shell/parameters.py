@@ -7,16 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from megatron_hetero.model.shell.expansion import (
-    WordPiece,
-    in_quotes,
-    joined,
-    pattern,
-    pieces,
-)
+from megatron_hetero.model.shell.defaults import defaulted
+from megatron_hetero.model.shell.expansion import WordPiece, in_quotes, joined, pattern, pieces
+from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.lookup import calculated, elements, lookup, scalar, unset_value
 from megatron_hetero.model.shell.patterns import matches, trimmed
-from megatron_hetero.model.shell.state import Shell, Variable
+from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import bare_source, covered, source
 from megatron_hetero.model.shell.values import Word, opaque, unknown
 
@@ -148,7 +144,7 @@ def _operated(
     """
     (name, index, operator), (found, not_read) = what, otherwise
     if operator.lstrip(":") in ("-", "=", "+", "?") and operator != ":":
-        yield from _defaulted(shell, values, what, body, is_quoted, found)
+        yield from defaulted(shell, values, what, body, is_quoted, found)
         return
     if found is None and any(not word.is_known for word in values):
         yield WordPiece(values[0], is_quoted)
@@ -158,80 +154,6 @@ def _operated(
         return
     done = [_changed(shell, word, operator, body, not_read) for word in values]
     yield from elements(shell, done, index or "@", is_quoted)
-
-
-def _defaulted(
-    shell: Shell,
-    values: tuple[Word, ...],
-    what: tuple[str, str, str],
-    body: list[Node | str],
-    is_quoted: bool,
-    found: Variable | None,
-) -> Iterator[WordPiece]:
-    name, index, operator = what
-    if not index and (name in ("PWD", "HOME") or (found is None and shell.is_of_bash(name))):
-        yield WordPiece(unset_value(shell, name) if found is None else values[0], is_quoted)
-        return
-    kind = operator[-1]
-    is_missing = _is_missing(values, index, operator, found)
-    if is_missing is None:
-        # The word behind the operator may or may not stand here.
-        subject = f"${{{name}[{index}]}}"
-        hidden = next((word for word in values if not word.is_known), None)
-        if hidden is None:
-            hidden = unknown(shell.where, subject, "may be empty or not set")
-        elif kind == "+":
-            hidden = opaque(hidden)
-        of_many = kind == "+" or index == "@"
-        yield WordPiece(replace(hidden, may_split=hidden.may_split or of_many), is_quoted)
-        return
-    if kind == "+":
-        if not is_missing:
-            yield from _body(shell, body, is_quoted)
-        return
-    if not is_missing:
-        yield from elements(shell, values, index or "@", is_quoted)
-        return
-    if kind == "?":
-        word = unset_value(shell, name)
-        yield WordPiece(
-            unknown(shell.where, f"${name}", "is needed") if word.is_known else word, True
-        )
-        return
-    default = list(_body(shell, body, is_quoted))
-    if kind == "=" and not index and not name.isdecimal():
-        shell.assign(name, [joined(default, shell.where)])
-    yield from default
-
-
-def _is_missing(
-    values: tuple[Word, ...], index: str, operator: str, found: Variable | None
-) -> bool | None:
-    """Return whether a default takes the place of a value; None where that is not known."""
-    is_array_without_elements = found is not None and found.is_array and not found.words
-    if found is None or is_array_without_elements or not values:
-        return True
-    parts = [part for word in values for part in word.parts or (word,)]
-    # Blanks between words that a branch adds count as known: see `values.merged`.
-    if any(part.is_known and (part.text or "").strip() for part in parts):
-        return False
-    if ":" in operator:
-        is_blank = len(values) == 1 and values[0].is_known
-        return values[0].text == "" if is_blank else None
-    if index not in ("", "@", "*"):
-        return None  # an empty element and one that is not set look alike here
-    return None if all(word.is_conditional or word.may_split for word in values) else False
-
-
-def _body(shell: Shell, body: list[Node | str], is_quoted: bool) -> Iterator[WordPiece]:
-    """Yield the word behind an operator, in which blanks stand for themselves."""
-    for part in body:
-        if is_quoted and not isinstance(part, str) and part.type == "raw_string":
-            yield from pieces(shell, source(part), True)
-            continue
-        for piece in pieces(shell, part, is_quoted):
-            # Unquoted text of a default is split like the value of a variable.
-            yield replace(piece, is_text=False) if not piece.is_quoted else piece
 
 
 def _sliced(

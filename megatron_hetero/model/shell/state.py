@@ -12,16 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from megatron_hetero.errors import ModelError
+from megatron_hetero.model.shell.held import Records, Variable
+from megatron_hetero.model.shell.merging import merged, merged_value
 from megatron_hetero.model.shell.tree import FIRST_HOLE, LAST_HOLE, MAX_DEPTH
-from megatron_hetero.model.shell.values import (
-    Word,
-    assigned,
-    atoms,
-    concatenate,
-    merged,
-    same,
-    unknown,
-)
+from megatron_hetero.model.shell.values import Word, assigned, opaque, unknown
 from megatron_hetero.model.spec import Unread
 
 if TYPE_CHECKING:
@@ -31,94 +25,15 @@ MAX_STEPS = 20_000
 """Commands that are followed; a script that goes on longer loops."""
 MAX_VALUE = 1 << 20
 """Characters of a variable, and words of an array."""
-OF_BASH = frozenset(
-    [
-        "PWD",
-        "OLDPWD",
-        "RANDOM",
-        "SECONDS",
-        "LINENO",
-        "HOSTNAME",
-        "UID",
-        "EUID",
-        "PPID",
-        "OPTIND",
-        "SHLVL",
-        "HOSTTYPE",
-        "OSTYPE",
-        "MACHTYPE",
-        "PATH",
-        "TERM",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "FUNCNAME",
-        "SRANDOM",
-        "EPOCHSECONDS",
-        "EPOCHREALTIME",
-        "GROUPS",
-        "PS4",
-        "BASH_VERSION",
-        "BASH_VERSINFO",
-        "BASHPID",
-        "BASH",
-        "SHELLOPTS",
-        "BASHOPTS",
-        "BASH_REMATCH",
-        "REPLY",
-        "_",
-        "OPTERR",
-        "DIRSTACK",
-        "BASH_LINENO",
-        "BASH_COMMAND",
-        "BASH_SUBSHELL",
-        "PIPESTATUS",
-    ]
-)
+OF_BASH = frozenset({
+    "PWD", "OLDPWD", "RANDOM", "SECONDS", "LINENO", "HOSTNAME", "UID", "EUID", "PPID", "OPTIND",
+    "SHLVL", "HOSTTYPE", "OSTYPE", "MACHTYPE", "PATH", "TERM", "HOME", "USER", "LOGNAME", "SHELL",
+    "FUNCNAME", "SRANDOM", "EPOCHSECONDS", "EPOCHREALTIME", "GROUPS", "PS4", "BASH_VERSION",
+    "BASH_VERSINFO", "BASHPID", "BASH", "SHELLOPTS", "BASHOPTS", "BASH_REMATCH", "REPLY", "_",
+    "OPTERR", "DIRSTACK", "BASH_LINENO", "BASH_COMMAND", "BASH_SUBSHELL", "PIPESTATUS",
+})  # fmt: skip
 """Variables that are never unset, or set by bash itself."""
 Flow = Literal["", "break", "continue", "return", "exit"]
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A shell variable: one value, or the elements of an array; `keys` are those of a table."""
-
-    words: tuple[Word, ...]
-    is_array: bool = False
-    keys: tuple[str, ...] | None = None
-
-    def equals(self, other: Variable) -> bool:
-        """Return whether two variables have the same value, wherever written."""
-        return (
-            (self.is_array, self.keys) == (other.is_array, other.keys)
-            and len(self.words) == len(other.words)
-            and all(map(same, self.words, other.words))
-        )
-
-
-@dataclass(frozen=True)
-class Started:
-    """A command that the script starts, in words; a `reason` says why it may not."""
-
-    words: tuple[Word, ...]
-    where: str
-    reason: str = ""
-    settings: tuple[tuple[str, Word], ...] = ()
-
-
-@dataclass
-class Records:
-    """What all copies of a shell share: commands started, parts not read, and work done."""
-
-    started: list[Started] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
-    sourced: list[str] = field(default_factory=list)
-    holes: list[Word] = field(default_factory=list)
-    ended: str = ""
-    files: int = 0
-    steps: int = 0
-    depth: int = 0
 
 
 @dataclass
@@ -129,8 +44,9 @@ class Shell:
     `script` the one that was started.  `arguments` are those of the script or function, and
     `knows_arguments` says whether a missing one is really missing.  `unset` are variables that are
     said to be in no environment.  `context` says why what is followed now may not be run;
-    `may_leave_loop`: a branch that may be taken has left the loop.  `output` collects what is
-    printed, where somebody reads it, and is None where that is not known.
+    `loops`: those around, of which `break 2` has two `loops_to_leave`.  `may_leave_loop`: a branch
+    that may be taken has left the loop.  `output` collects what is printed, where somebody reads
+    it, and is None where that is not known.
     """
 
     script: Path
@@ -145,6 +61,8 @@ class Shell:
     locals: list[dict[str, Variable | None]] = field(default_factory=list)
     context: str = ""
     flow: Flow = ""
+    loops: int = 0
+    loops_to_leave: int = 0
     may_leave_loop: bool = False
     returned: list[Shell] = field(default_factory=list)
     output: list[Word] | None = None
@@ -232,9 +150,19 @@ class Shell:
         if any(v.is_array for v in values):
             lists = [v.words if v is not None else () for v in found]
             return Variable(merged(lists, words, where), True)
-        pieces = [atoms(v.words[0]) if v is not None and v.words else () for v in found]
-        joined = merged(pieces, words, where)
-        return Variable((replace(concatenate(joined), where=where, may_split=False),))
+        held = [v.words[0] if v is not None and v.words else None for v in found]
+        return Variable((replace(merged_value(held, words, where), where=where, may_split=False),))
+
+    def write(self, words: Sequence[Word] | None) -> None:
+        """Add to the output of the commands, if somebody reads the output; None if it is not
+        known."""
+        if not self.is_captured or self.output is None:
+            return
+        last = self.output[-1:]
+        if last and last[0].text == "\n" and not last[0].is_known:
+            # A newline that may not be there is now one between words.
+            last = [opaque(last[0])]
+        self.output = None if words is None else [*self.output[:-1], *last, *words]
 
     def step(self, node: Node) -> None:
         """Count one more command, at a node.
@@ -271,7 +199,9 @@ class Shell:
     def assign(self, name: str, words: Sequence[Word], is_array: bool = False) -> None:
         """Set a variable; of an array, without `is_array`, its first element."""
         size = sum(len(w.text or "") + sum(len(p.text or "") for p in w.parts) for w in words)
-        self.records.steps += size >> 8  # long values take long
+        # Long values, and those with many parts, take long.
+        num_parts = sum(len(word.parts) for word in words)
+        self.records.steps += (size + 128 * num_parts + 4 * len(words)) >> 8
         if size > MAX_VALUE or len(words) > MAX_VALUE >> 4:
             raise ModelError(f"{self.where}: {name} grows beyond {MAX_VALUE} characters")
         if name == "SHELLOPTS":

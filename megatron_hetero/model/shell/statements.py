@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.branches import follow_case, follow_if, follow_list, follow_negated
 from megatron_hetero.model.shell.code import Runner
-from megatron_hetero.model.shell.commands import run_command, run_declaration, run_unset
+from megatron_hetero.model.shell.commands import run_command
 from megatron_hetero.model.shell.conditions import tested
-from megatron_hetero.model.shell.expansion import (
-    EXPANDERS,
-    WordPiece,
-)
+from megatron_hetero.model.shell.declarations import run_declaration, run_unset
+from megatron_hetero.model.shell.expansion import EXPANDERS, WordPiece
 from megatron_hetero.model.shell.follow import STATEMENTS, Status, run, run_all
 from megatron_hetero.model.shell.groups import (
     follow_group,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.arithmetic import evaluated
 from megatron_hetero.model.shell.code import beside
+from megatron_hetero.model.shell.fields import as_unknown
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import bare_source
 from megatron_hetero.model.shell.values import Word, concatenate, shown_path, unknown
@@ -39,12 +40,33 @@ def substituted(
         return not_run
     if not output:
         return Word("", where) if _only_prints(node) else not_run
-    printed = concatenate(output)
-    last = (printed.parts or (printed,))[-1]
-    if last.text is not None:
-        trimmed = replace(last, text=last.text.rstrip("\n"))
-        printed = concatenate((*printed.parts[:-1], trimmed))
-    return replace(printed, where=where)
+    return replace(concatenate(_without_newlines(output)), where=where)
+
+
+def _without_newlines(output: Sequence[Word]) -> list[Word]:
+    """Drop the newlines at the end of an output.
+
+    If what is printed last may be nothing, the newlines before may be at the end, too.
+    """
+    parts = [part for word in output for part in word.parts or (word,)]
+    hidden: Word | None = None
+    for i in range(len(parts))[::-1]:
+        part = parts[i]
+        text = (part.text or "").rstrip("\n")
+        if not part.is_known:
+            if part.text is not None and hidden is None:
+                parts[i] = part = replace(part, text=text)
+            if text or part.text is None:
+                hidden = hidden or part
+            continue
+        newlines = (part.text or "")[len(text) :]
+        kept = [replace(part, text=text)]
+        if newlines and hidden is not None:
+            kept.append(as_unknown(replace(part, text=newlines), hidden))
+        parts[i : i + 1] = kept
+        if text:
+            break
+    return [part for part in parts if part.text != "" or part.is_known]
 
 
 def _only_prints(node: Node) -> bool:

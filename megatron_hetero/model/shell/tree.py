@@ -20,6 +20,7 @@ MAX_DEPTH = 64
 FIRST_HOLE = 0xE000
 LAST_HOLE = 0xF8FF
 """Characters for private use: each stands for a word of which the text is not known."""
+REDIRECTIONS = ("file_redirect", "herestring_redirect", "heredoc_redirect")
 _HOLE = re.compile(f"[{chr(FIRST_HOLE)}-{chr(LAST_HOLE)}]")
 
 
@@ -94,6 +95,11 @@ def covered(node: Node, start: int, end: int) -> Iterator[Node | str]:
 
 def _between(text: bytes, origin: int, start: int, end: int) -> str:
     return text[start - origin : end - origin].decode("utf-8", "surrogatepass")
+
+
+def text_between(parent: Node, before: Node, behind: Node) -> str:
+    """Return the text between two children of a node."""
+    return _between(parent.text or b"", parent.start_byte, before.end_byte, behind.start_byte)
 
 
 def descendants(node: Node) -> Iterator[Node]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 BLANKS = " \t\n"
@@ -58,7 +59,7 @@ def opaque(word: Word, *, may_split: bool = False) -> Word:
 
 def concatenate(words: Sequence[Word]) -> Word:
     """Join words to one; what is known of it stays in `parts`."""
-    parts = tuple(part for word in words for part in (word.parts or (word,)))
+    parts = tuple(_with_known_joined(part for word in words for part in (word.parts or (word,))))
     if len(parts) == 1:
         return parts[0]
     hidden = next((part for part in parts if not part.is_known), None)
@@ -66,6 +67,16 @@ def concatenate(words: Sequence[Word]) -> Word:
         text = "".join(part.text or "" for part in parts)
         return Word(text, parts[0].where if parts else "")
     return replace(hidden, text=None, parts=parts if parts[1:] else ())
+
+
+def _with_known_joined(parts: Iterable[Word]) -> Iterator[Word]:
+    """Join known parts that stand beside one another."""
+    for is_known, run in itertools.groupby(parts, key=lambda part: part.is_known):
+        first, *rest = run
+        if is_known and rest:
+            yield replace(first, text="".join(part.text or "" for part in (first, *rest)))
+        else:
+            yield from (first, *rest)
 
 
 def assigned(word: Word, name: str, line: int) -> Word:
@@ -92,29 +103,6 @@ def assigned(word: Word, name: str, line: int) -> Word:
     return replace(word, reason=reason, subject="")
 
 
-def split(word: Word, separators: str = BLANKS) -> tuple[Word, ...]:
-    """Split the value of an unquoted expansion as the shell does, at blanks by default.
-
-    What only a shell knows is taken for part of one word.
-    """
-    fields: list[list[Word]] = [[]]
-    for part in word.parts or (word,):
-        if part.text is None:
-            fields[-1].append(part)
-            continue
-        for i, text in enumerate(_cut(part.text, separators)):
-            if i:
-                fields.append([])
-            if text:
-                fields[-1].append(replace(part, text=text))
-    return tuple(replace(concatenate(field), where=word.where) for field in fields if field)
-
-
-def _cut(text: str, separators: str) -> list[str]:
-    """Cut at runs of separators."""
-    return re.split(f"[{re.escape(separators)}]+", text) if separators else [text]
-
-
 def shown_path(word: Word) -> str | None:
     """Return the path in a word, for a script started where it lies; None if unknown."""
     texts = [part.text for part in word.parts or (word,)]
@@ -126,43 +114,6 @@ def same(one: Word, other: Word) -> bool:
     if len(one.parts) != len(other.parts) or (one.text, one.reason) != (other.text, other.reason):
         return False
     return all(map(same, one.parts, other.parts))
-
-
-def merged(branches: Sequence[tuple[Word, ...]], reason: str, where: str) -> tuple[Word, ...]:
-    """Merge the lists of words that the branches of a script make.
-
-    The words at both ends that all branches share are known.  Those between keep their text, with
-    `reason`, where they hold flags, so that a refusal can name these; else they are one unknown.
-    """
-    first, rest = branches[0], branches[1:]
-    shortest = min(map(len, branches))
-    head = 0
-    while head < shortest and all(same(first[head], other[head]) for other in rest):
-        head += 1
-    tail = 0
-    while tail < shortest - head and all(
-        same(first[-1 - tail], other[-1 - tail]) for other in rest
-    ):
-        tail += 1
-    middles = [branch[head : len(branch) - tail] for branch in branches]
-    if not any(middles):
-        return first
-    middle: tuple[Word, ...] = (Word(None, where, reason, is_conditional=True, may_split=True),)
-    if any(word.is_flag for words in middles for word in words):
-        middle = tuple(
-            word
-            if word.text == " "
-            else _perhaps(word, reason)
-            for words in middles
-            for word in words
-        )
-    return (*first[:head], *middle, *first[len(first) - tail :])
-
-
-def _perhaps(word: Word, reason: str) -> Word:
-    """Return a word, and all that is known of it, that a branch may make."""
-    parts = tuple(_perhaps(part, reason) for part in word.parts)
-    return replace(word, reason=reason, is_conditional=True, may_split=True, parts=parts)
 
 
 def atoms(word: Word) -> tuple[Word, ...]:

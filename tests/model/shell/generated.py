@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from hypothesis import strategies as st
 
 NAMES = ("A", "B", "C_1", "UNSET")
+GIVEN = ("U", "V")
+"""Variables of the environment that no statement sets and that have no default: ours knows nothing
+of their values."""
 ARRAYS = ("R", "S")
 FLAGS = ("--num-layers", "--bf16", "--lr", "--x-y")
 _STUB = 'torchrun() { printf "%s\\0" "$#" "$@"; }\nsrun() { "$@"; }\nexport -f torchrun srun\n'
@@ -40,6 +44,12 @@ def _expansion(name: str, inner: str, form: int) -> str:
         f"`echo ${name}`",
         f'$(basename "${name}")',
         f'$(printf "%s-%d" {inner} 3)',
+        f"$(echo {inner} ${name} $U)",
+        f'$(echo "${name}" {inner})',
+        f"$(echo {inner}; echo ${name})",
+        f"$(echo -n ${name}; echo $U {inner} | cat)",
+        f"$(cat <<EOF\n{inner} ${name}\n$U\nEOF\n)",
+        f'$(f2() {{ echo {inner}; [ -n "${name}" ] && echo z; }}; f2)',
     )[form]
 
 
@@ -48,11 +58,13 @@ defaults = st.one_of(
     plain.map(lambda text: f'"{text}"'),
     plain.map(lambda text: f"'{text}'"),
     names.map(lambda name: f"${name}"),
+    st.sampled_from(["$U", "$U$A", "'a '$U", '$U"$A"', '"$U"']),
     st.tuples(names, bare).map(lambda pair: f'"{pair[1]} ${pair[0]}  z"'),
 )
-expansions = st.builds(_expansion, names, defaults, st.integers(0, 19))
+expansions = st.builds(_expansion, names, defaults, st.integers(0, 25))
 array_forms = st.tuples(
-    arrays, st.sampled_from(["[@]", "[*]", "[0]", "[1]", "[-1]", "[@]:1", "[@]:0:2"])
+    arrays,
+    st.sampled_from(["[@]", "[*]", "[0]", "[1]", "[-1]", "[@]:1", "[@]:0:2", "[@]/a/z", "[@]%b"]),
 ).map(lambda pair: f"${{{pair[0]}{pair[1]}}}")
 counts = st.one_of(
     arrays.map(lambda name: f"${{#{name}[@]}}"),
@@ -86,6 +98,7 @@ conditions = st.one_of(
         st.sampled_from(["a*", "12", "0", "[a-c]*", "'b c'", "^a", "$A"]),
     ),
     st.builds("[ {} ${} ]".format, st.sampled_from(["-z", "-n", "! -z"]), names),
+    st.sampled_from(['[ -n "$U" ]', '[ "$U" = x ]', '[[ $U == x* ]]', '[ -z "$U$A" ]']),
     st.builds("[[ -z ${} || ! -n ${} && 1 -lt 2 ]]".format, names, names),
     st.builds("(( {} > 3 ))".format, names),
     st.sampled_from(["true", "false", "! true", "[ $# -gt 0 ]"]),
@@ -107,6 +120,13 @@ def _block(kind: str, condition: str, name: str, body: str, other: str) -> str:
         "subshell": f"( {body} )\n{other}",
         "group": f"{{ {body}\n}} > /dev/null",
         "continue": f"for i in 1 2 3; do if {condition}; then continue; fi\n{body}\ndone",
+        "break": f"for i in 1 2; do for j in x y; do {body}\n{condition} && break 2\ndone\n"
+        f"{other}\ndone",
+        "next": f"for i in 1 2; do until false; do {body}\ncontinue 2\ndone\n{other}\ndone",
+        "ifs": f"IFS=,\n{body}\nunset IFS\n{other}",
+        "local": f"h() {{\nlocal IFS=${name}\n{body}\n}}\nh 1 2\n{other}",
+        "appended": f'if {condition}; then {name}="${name} --q 1"; fi\n{body}\n{name}+=b',
+        "elements": f"if {condition}; then R+=(--q 'a b'); fi\n{body}\nR+=($U{name})",
     }[kind]
 
 
@@ -124,12 +144,23 @@ KINDS = [
     "subshell",
     "group",
     "continue",
+    "break",
+    "next",
+    "ifs",
+    "local",
+    "appended",
+    "elements",
 ]
 simple = st.one_of(
     st.builds("{}={}".format, names, parts),
     st.builds('{}="{} {}"'.format, names, bare, any_form),
     st.builds('{0}="${0} {1}"'.format, names, st.sampled_from(FLAGS)),
     st.builds("{}+={}".format, names, parts),
+    st.builds("{}+=b".format, names),
+    st.builds("{0}=x$(echo a ${1}); {0}+={2}".format, names, st.sampled_from((*NAMES, "U")), parts),
+    st.builds("{}=${{{}[*]}}".format, names, arrays),
+    st.builds('{}="${{{}[*]}}"{}'.format, names, arrays, st.sampled_from(["", "b", "$U"])),
+    st.builds("{}=($(echo {} $U))".format, arrays, parts),
     st.builds("export {}={}".format, names, parts),
     st.builds("{}={} {}={}".format, names, parts, names, bare),
     st.builds("{}=({} {})".format, arrays, flags, words),
@@ -142,7 +173,17 @@ simple = st.one_of(
     st.builds("(( {} = 2 * 3 ))".format, names),
     st.builds('eval "{}={}"'.format, names, bare),
     st.builds("read {} C_1 <<< {}".format, names, st.sampled_from(["'a b'", '"$A"', "x"])),
+    st.builds(
+        "IFS={} read -ra {} <<< {}".format,
+        st.sampled_from([",", "' '", ":,"]),
+        arrays,
+        st.sampled_from(["'a,b c'", '"$A"', "a:,b"]),
+    ),
+    st.builds("IFS=, read {} B <<< {}".format, names, st.sampled_from(["'a,b,c'", '"$A,x"', "a"])),
     st.builds("set -- {} {}".format, words, words),
+    st.builds("set -- $U {}".format, words),
+    st.builds('eval "{}=\\"${{{}}}b\\""'.format, names, names),
+    st.builds("eval {}=$U".format, names),
     st.sampled_from(["shift", "set -e", "cat <<EOF >/dev/null\n--junk $A\nEOF", "# it's", ""]),
 )
 statements = st.recursive(
@@ -168,30 +209,51 @@ def _launch(kind: str, given: list[str]) -> str:
         "eval": f'X="torchrun pretrain_gpt.py --a {bare_words}"\neval $X',
         "logged": 'X="torchrun pretrain_gpt.py --a $A"\nX="$X |& cat"\neval "$X"',
         "function": f'run() {{ torchrun pretrain_gpt.py --a "$@" $1; }}\nrun {tail}',
+        "touching": f'X=$(echo {bare_words} $U)\ntorchrun pretrain_gpt.py --a x$X"${{R[@]}}"b $@b',
         "bash": 'bash -c "torchrun pretrain_gpt.py --a ${R[*]} $A"',
         "module": f"srun torchrun -m megatron.training.pretrain_gpt --a {tail}",
     }[kind]
 
 
-LAUNCHES = ["plain", "redirected", "eval", "logged", "function", "bash", "module"]
+LAUNCHES = ["plain", "redirected", "eval", "logged", "function", "bash", "module", "touching"]
 scripts = st.builds(
     lambda body, launch: "\n".join([*body, launch]),
     st.lists(statements, min_size=1, max_size=6),
     st.builds(_launch, st.sampled_from(LAUNCHES), st.lists(words, min_size=1, max_size=3)),
 )
+environments = st.dictionaries(
+    st.sampled_from(GIVEN),
+    st.sampled_from(["", "x", "x y", "-n", "--f", " a", "a ", "1", ",", "a,b"]),
+)
 
 
-def by_bash(script: str, folder: Path) -> list[list[str]] | None:
-    """Return the arguments of each start of `torchrun`; None where bash fails or prints more."""
-    command = ["env", "-i", "/bin/bash", "--noprofile", "--norc", "-c", _STUB + script, "train.sh"]
-    path = "PATH=/usr/bin:/bin"
-    done = subprocess.run(
-        [*command[:2], path, *command[2:]],
-        capture_output=True,
-        cwd=folder,
-        timeout=20,
-        stdin=subprocess.DEVNULL,
-    )
+def by_bash(
+    script: str, folder: Path, given: Mapping[str, str] | None = None
+) -> list[list[str]] | None:
+    """Return the arguments of each start of `torchrun`; None where bash fails, prints more, or does
+    not end.
+
+    Bash leaves a statement whose arithmetic meets a text that is no number: what is not known is
+    taken for a number here.
+
+    Args:
+        given: variables of the environment, which ours knows nothing of.
+    """
+    command = ["/bin/bash", "--noprofile", "--norc", "-c", _STUB + script, "train.sh"]
+    environment = {"PATH": "/usr/bin:/bin", **(given or {})}
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            cwd=folder,
+            timeout=5,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return None  # a loop without an end
+    if b"(error token is" in done.stderr:
+        return None
     fields = done.stdout.decode(errors="surrogateescape").split("\0")
     starts: list[list[str]] = []
     position = 0

@@ -1,0 +1,165 @@
+"""Words of the grammar's tree to words of a command line: none, one, or many of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from megatron_hetero.model.shell.expansion import HOLES, WordPiece, pieces, with_home
+from megatron_hetero.model.shell.fields import Token, cut, settled, tokens
+from megatron_hetero.model.shell.state import Shell
+from megatron_hetero.model.shell.tree import source
+from megatron_hetero.model.shell.values import BLANKS, Word, concatenate, opaque, unknown
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
+_RANGE = re.compile(r"(?P<head>[^{}]*)\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)\}(?P<tail>[^{}]*)")
+_LIST = re.compile(r"(?P<head>[^{}]*)\{(?P<items>[^{}]*,[^{}]*)\}(?P<tail>[^{}]*)")
+_BETWEEN = re.compile(r"\\\n|\\.|[ \t\n]+|[^ \t\n\\]+", re.DOTALL)
+_MOST_OF_BRACES = 4096
+
+
+def fields(shell: Shell, node: Node | str) -> tuple[Word, ...]:
+    """Expand a word to words: none, one, or many.
+
+    The words of one variable were written where it is assigned.
+    """
+    if not isinstance(node, str):
+        spread = _spread(shell, node)
+        if spread is not None:
+            return spread
+    found = with_home(shell, list(pieces(shell, node)))
+    return assembled(shell, found, shell.where if isinstance(node, str) else shell.line_at(node))
+
+
+def words_of(shell: Shell, parent: Node, nodes: Sequence[Node]) -> list[Word]:
+    """Expand the words of a command or an array, among which comments may stand.
+
+    The grammar cuts a word at the end of a continued line, and at `\\ ` and `$1` behind quotes;
+    bash goes on with it.
+    """
+    done: list[Word] = []
+    for group in _touching(parent, nodes):
+        first = group[0]
+        if len(group) == 1:
+            done += fields(shell, first)
+            continue
+        where = shell.where if isinstance(first, str) else shell.line_at(first)
+        text = "".join(node if isinstance(node, str) else source(node) for node in group)
+        if any(not isinstance(n, str) and source(n).endswith("$") for n in group[:-1]):
+            word = unknown(where, text, "is not understood")
+            done.append(replace(word, may_split=True))
+            continue
+        found = [piece for node in group for piece in pieces(shell, node)]
+        done += assembled(shell, with_home(shell, found), where)
+    return done
+
+
+def _touching(parent: Node, nodes: Sequence[Node]) -> list[list[Node | str]]:
+    """Group nodes, and the text between nodes, that touch without a blank."""
+    text = parent.text or b""
+    groups: list[list[Node | str]] = [[]]
+    end = nodes[0].start_byte if nodes else 0
+    for node in nodes:
+        between = text[end - parent.start_byte : node.start_byte - parent.start_byte].decode()
+        for part in _BETWEEN.findall(between) if node.start_byte > end else ():
+            if not part.strip(" \t\n"):
+                groups.append([])
+            elif part != "\\\n":
+                groups[-1].append(part)
+        if node.type == "comment" or node.start_byte < end:
+            groups.append([])
+        if node.type != "comment":
+            groups[-1].append(node)
+        end = max(end, node.end_byte)
+    return [group for group in groups if group]
+
+
+def assembled(shell: Shell, found: list[WordPiece], where: str) -> tuple[Word, ...]:
+    """Split pieces into words as the shell does."""
+    given = [token for piece in found for token in _tokens(shell, piece, where)]
+    knows_separators = isinstance(field_separators(shell), str)
+    may_split = any(
+        piece.word.may_split
+        or not (piece.is_quoted or piece.is_text or (piece.word.is_known and knows_separators))
+        for piece in found
+    )
+    done: list[Word] = []
+    for parts in cut(settled(given)):
+        written = [word for word in parts if word.text != "" or not word.is_known]
+        place = written[0].where if len(written) == 1 else where
+        word = replace(concatenate(parts), where=place)
+        done.append(_globbed(replace(word, may_split=may_split and not word.is_known), found))
+    return tuple(done)
+
+
+def _tokens(shell: Shell, piece: WordPiece, where: str) -> Iterator[Token]:
+    """Yield the parts of a piece, and the ends of words inside of it and behind it."""
+    if piece.is_text or piece.is_quoted:
+        if piece.is_quoted or piece.word.text != "":
+            for part in piece.word.parts or (piece.word,):
+                yield Token(replace(part, where=where) if piece.is_text else part)
+    else:
+        separators = field_separators(shell)
+        if isinstance(separators, str):
+            yield from tokens(piece.word, separators)
+        elif piece.word.text != "":
+            hidden = separators if piece.word.is_known else piece.word
+            yield Token(opaque(hidden, may_split=True))
+    if piece.end is not None:
+        yield Token(piece.end, is_end=True)
+
+
+def _globbed(word: Word, found: list[WordPiece]) -> Word:
+    """Take a word with unquoted `*` and a path for unknown: it depends on the files there are, of
+    which there may be any number."""
+    text = "".join(part.text or "" for part in word.parts or (word,))
+    if not re.search(r"[*?]", text) or "/" not in text:
+        return word
+    parts = [q.text or "" for p in found if not p.is_quoted for q in p.word.parts or (p.word,)]
+    if not re.search(r"[*?]", "".join(parts)):
+        return word
+    if not word.is_known:
+        return replace(word, may_split=True)
+    return replace(word, reason=f"{text} depends on the files that there are", may_split=True)
+
+
+def field_separators(shell: Shell) -> str | Word:
+    """Return the characters at which values are split, or the word that makes them unknown."""
+    variable = shell.variables.get("IFS")
+    if variable is None or not variable.words:
+        return BLANKS
+    first = variable.words[0]
+    return first if first.text is None or not first.is_known else first.text
+
+
+def _spread(shell: Shell, node: Node) -> tuple[Word, ...] | None:
+    """Expand braces, `{0..3}` and `{a,b}`; None for a word without any."""
+    if node.type not in ("word", "concatenation", "brace_expression"):
+        return None
+    text = source(node)
+    if not _BRACES.search(re.sub(r"\$\{[^}]*\}", "", text)):
+        return None
+    where = shell.line_at(node)
+    not_read = replace(unknown(where, text, "has braces that are not read"), may_split=True)
+    if re.search(r"[\\'\"$`]|\{[^{}]*\{", text) or HOLES.search(text):
+        return (not_read,)
+    match = _RANGE.fullmatch(text)
+    if match is not None:
+        first, last = int(match["first"]), int(match["last"])
+        is_padded = any(re.match(r"-?0\d", match[name]) for name in ("first", "last"))
+        if is_padded or abs(last - first) > _MOST_OF_BRACES:
+            return (not_read,)
+        step = 1 if first <= last else -1
+        items = [str(number) for number in range(first, last + step, step)]
+    else:
+        match = _LIST.fullmatch(text)
+        if match is None:
+            return (not_read,)
+        items = match["items"].split(",")
+    words = (f"{match['head']}{item}{match['tail']}" for item in items)
+    return tuple(Word(word, where) for word in words if word)
