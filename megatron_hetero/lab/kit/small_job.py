@@ -45,8 +45,12 @@ class Machine:
         has_kernels = importlib.util.find_spec("transformer_engine_torch") is not None
         return None if has_kernels else "Transformer Engine is not installed here"
 
-    def model(self) -> tuple[str, ...]:
-        """Return the flags of a GPT that takes some milliseconds a pass."""
+    def model(self, named: str = layers.LOCAL) -> tuple[str, ...]:
+        """Return the flags of a GPT that takes some milliseconds a pass: in fp32 with local layers,
+        in bf16 with Transformer Engine's."""
+        own = self.flags
+        if named == layers.TRANSFORMER_ENGINE:
+            own = ("--bf16", f"--transformer-impl={named}")
         hidden, heads, sequence = (192, 4, 128) if self.num_gpus == 0 else (1024, 16, 1024)
         return (
             "--num-layers=4",
@@ -59,7 +63,7 @@ class Machine:
             "--global-batch-size=4",
             "--attention-dropout=0",
             "--hidden-dropout=0",
-            *self.flags,
+            *own,
         )
 
 

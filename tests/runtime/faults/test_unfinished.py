@@ -27,7 +27,7 @@ def test_each_thread_has_its_own_messages(tmp_path: Path) -> None:
         groups = [dist.new_group([0, 1], group_desc=name) for name in ("first", "second")]
         if number == 0:
             for place, group in enumerate(groups):
-                until(lambda seen=tmp_path / f"seen-{place}": seen.exists())
+                until((tmp_path / f"seen-{place}").exists)
                 dist.send(torch.ones(1), 1, group)
             return
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 SEED = 20
 
@@ -63,3 +64,27 @@ def tried_case(name: str, folder: str) -> tuple[bool, str]:
     case = next(case for case in CASES if case.name == name)
     found = try_case(case, Machine("CPU", 0), Path(folder), lambda what, step: None)
     return found["ok"], found["layers"]
+
+
+def forecast_parts(folder: str) -> tuple[dict[str, tuple[int, int]], str]:
+    """Predict and measure the kit's memory; return the parts, and the layers that the probe named.
+    """
+    from megatron_hetero.lab.kit.forecast import forecast
+    from megatron_hetero.lab.kit.small_job import Machine
+    from megatron_hetero.lab.probe import command
+    from megatron_hetero.runtime.transformer_engine.layers import TRANSFORMER_ENGINE
+
+    logs = []
+    run_ranks = command.run_ranks
+
+    def kept(module: str, arguments: list[str], num: int, place: Path, *more: Any) -> None:
+        run_ranks(module, arguments, num, place, *more)
+        logs.append((place / "rank-0.log").read_text())
+
+    command.run_ranks = kept  # type: ignore[assignment]
+    at = Path(folder)
+    found = forecast(
+        Machine("CPU", 0), at / "profile.json", at / "runs", print, TRANSFORMER_ENGINE
+    )
+    (said,) = [line for line in logs[0].splitlines() if line.startswith("> layers")]
+    return found.parts, said
