@@ -24,7 +24,7 @@ from megatron_hetero import __version__
 from megatron_hetero.cluster.inventory.discovery import find_gpus
 from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
 from megatron_hetero.files import write_json
-from megatron_hetero.lab.kit.cases import Case, cases_for
+from megatron_hetero.lab.kit.cases import FP8, Case, cases_for
 from megatron_hetero.lab.kit.documents import NUM_RANKS, try_documents
 from megatron_hetero.lab.kit.equality import try_case
 from megatron_hetero.lab.kit.forecast import Forecast, forecast
@@ -190,7 +190,8 @@ def _checks(
             return _equality(try_case(case, machine, folder / f"equal-{number}", on_step, fault))
 
         what = f"equal to one process: {case.name} ({case.layout}, {case.precision})"
-        yield what, _if_there(case.layers, lacking, equal)
+        missing = machine.lacks_fp8() if set(FP8) <= set(case.flags) else None
+        yield what, _if_there(case.layers, lacking or missing, equal)
     if cases and not request.is_short:
 
         def dealt() -> Found:

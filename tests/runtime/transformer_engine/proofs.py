@@ -36,6 +36,7 @@ def tried(flags: list[str]) -> str:
     from megatron_hetero.lab.verify.options import Options
     from megatron_hetero.lab.verify.run import verify
     from megatron_hetero.model.load import load_workload
+    from megatron_hetero.model.spec import Precision
     from megatron_hetero.plan.build import plan_from_layout
     from megatron_hetero.plan.layout import parse_layout
 
@@ -46,7 +47,8 @@ def tried(flags: list[str]) -> str:
         "--micro-batch-size=1", "--global-batch-size=3",
     )  # fmt: skip
     workload = load_workload(None, (*sizes, *flags), is_planned=False)
-    options = Options(steps=2, optimizers=("adam",))
+    precision: Precision = "bf16" if "--bf16" in flags else "fp32"
+    options = Options(steps=2, optimizers=("adam",), precision=precision)
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = verify(plan_from_layout(layout, workload), workload, options, Path(folder))
