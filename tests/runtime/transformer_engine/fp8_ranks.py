@@ -109,3 +109,68 @@ def _trained(rank: int, size: int, recipe: str, is_reduced: bool) -> dict[str, A
         outs.append(out.detach())
     assert given.grad is not None and layer.weight.grad is not None
     return {"out": outs, "weight": layer.weight.grad, "input": given.grad}
+
+
+def casts() -> dict[str, bool]:
+    """Cast tensors with Transformer Engine's own quantizers; return what holds, by name."""
+    import torch
+
+    from megatron_hetero.errors import UnsupportedError
+    from megatron_hetero.runtime import backend
+
+    backend.activate_cpu_backend()
+    import transformer_engine_torch as compiled
+    from transformer_engine.pytorch.constants import DType
+    from transformer_engine.pytorch.tensor.float8_blockwise_tensor import Float8BlockQuantizer
+    from transformer_engine.pytorch.tensor.float8_tensor import (
+        Float8CurrentScalingQuantizer,
+        Float8Quantizer,
+    )
+
+    x = torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(1)) * 5
+    largest = x.abs().max()
+    found = {}
+    for name, kind, most, bits in (
+        ("e4m3", DType.kFloat8E4M3, 448.0, 3),
+        ("e5m2", DType.kFloat8E5M2, 57344.0, 2),
+    ):
+        cast = Float8CurrentScalingQuantizer(kind, device="cpu")(x)
+        found[f"{name} scale"] = torch.allclose(cast._scale_inv, largest / most, rtol=1e-6)
+        wide = cast.dequantize()
+        # Half of the last bit, and of the least number for numbers near 0.
+        near = x.abs() * 2.0 ** -(bits + 1) + cast._scale_inv * 2.0**-9
+        found[f"{name} rounds to nearest"] = bool(((x - wide).abs() <= near).all())
+        found[f"{name} transpose"] = torch.equal(cast._transpose.movedim(0, -1), cast._data)
+    power = Float8CurrentScalingQuantizer(DType.kFloat8E4M3, device="cpu", force_pow_2_scales=True)
+    scale = 1 / power(x)._scale_inv
+    found["power of two"] = torch.frexp(scale).mantissa.item() == 0.5 and bool(
+        448 / largest / 2 < scale <= 448 / largest
+    )
+    zero = Float8CurrentScalingQuantizer(DType.kFloat8E4M3, device="cpu")(torch.zeros(16, 16))
+    found["zeros"] = zero._scale_inv.item() == 1 and not zero.dequantize().any()
+    # A delayed scale is used as it is, saturates, and notes the largest of several casts.
+    delayed = Float8Quantizer(torch.full((1,), 200.0), torch.zeros(1), DType.kFloat8E4M3)
+    late = delayed(x)
+    delayed(x / 2)
+    found["delayed scale"] = late._scale_inv.item() == torch.tensor(1 / 200.0).item()
+    found["delayed saturates"] = abs(late.dequantize().abs().max().item() - 448 / 200) < 1e-6
+    found["delayed amax"] = delayed.amax.item() == largest.item()
+    before = late._data.clone()
+    compiled.quantize(-x, delayed, late, torch.ones(1))
+    found["noop"] = torch.equal(before, late._data)
+    try:
+        Float8BlockQuantizer(DType.kFloat8E4M3, rowwise=True, columnwise=True)(x)
+        found["blocks refused"] = False
+    except UnsupportedError as error:
+        found["blocks refused"] = "tensorwise" in str(error)
+    # A product takes the form that a GPU takes, or says that it is missing.
+    rows = Float8CurrentScalingQuantizer(DType.kFloat8E4M3, device="cpu", columnwise=False)(x)
+    try:
+        compiled.generic_gemm(
+            rows, False, x, False, None, None, None, None, None, False, None, False, None, 0, False,
+            False,
+        )  # fmt: skip
+        found["missing transpose"] = False
+    except RuntimeError as error:
+        found["missing transpose"] = "transpose" in str(error)
+    return found

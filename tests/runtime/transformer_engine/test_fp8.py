@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.transformer_engine.fp8_ranks import divided_beside_whole
+from tests.runtime.transformer_engine.fp8_ranks import casts, divided_beside_whole
 from tests.runtime.transformer_engine.proofs import tried
 from tests.runtime.transformer_engine.with_layers import TRANSFORMER_ENGINE, call
 
@@ -29,6 +29,11 @@ def test_ranks_scale_as_one_process_does(num_ranks: int, recipe: str, tmp_path: 
     assert same_out and same_weight
     # Ranks add their parts of the input's gradient in bf16.
     assert far < num_ranks * 2**-8
+
+
+def test_casts_are_those_of_the_compiled_part() -> None:
+    found = call(TRANSFORMER_ENGINE, casts)
+    assert len(found) == 14 and [name for name, holds in found.items() if not holds] == []
 
 
 @pytest.mark.slow

@@ -63,16 +63,15 @@ def _whole(function: _Function, is_gated: bool) -> _Function:
 
 def _pair(name: str, function: _Function) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     def forward(x: Tensor, quantizer: Any = None) -> Tensor:
-        return in_fp8(function(wide(x)).to(x.dtype), quantizer)
+        return in_fp8(function(wide(x)).to(x.dtype), quantizer, name)
 
     def backward(dy: Tensor, x: Tensor, quantizer: Any = None) -> Tensor:
         point = wide(x).detach().requires_grad_()
         with torch.enable_grad():
             value = function(point)
         (gradient,) = torch.autograd.grad(value, point, wide(dy).reshape(value.shape))
-        return in_fp8(gradient.to(x.dtype), quantizer)
+        return in_fp8(gradient.to(x.dtype), quantizer, f"d{name}")
 
-    forward.__name__, backward.__name__ = name, f"d{name}"
     return forward, backward
 
 

@@ -114,9 +114,16 @@ def create_empty_quantized_tensor(
     return Float8Tensor(shape=tuple(shape), dtype=kind, device=torch.device("cpu"), **parts)
 
 
-def in_fp8(result: Tensor, quantizer: Any) -> Any:
-    """Return a result as it is, or where there is a quantizer in fp8."""
-    return result if quantizer is None else quantize(result, quantizer)
+def in_fp8(result: Tensor, quantizer: Any, function: str) -> Any:
+    """Return the result of a function as it is, or where there is a quantizer in fp8.
+
+    Raises:
+        UnsupportedError: the quantizer has scales of blocks; the message names the function.
+    """
+    if quantizer is None:
+        return result
+    refuse_blocks(quantizer, function)
+    return quantize(result, quantizer)
 
 
 def bgrad_quantize(gradient: Tensor, quantizer: Any) -> tuple[Tensor, Any]:

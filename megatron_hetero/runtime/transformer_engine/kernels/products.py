@@ -97,7 +97,7 @@ def generic_gemm(
     if before_gelu is not None:
         before_gelu = before_gelu.reshape(result.shape)
     if D is None:
-        result = in_fp8(result.to(torch_type(out_dtype, _type(A))), quantizer)
+        result = in_fp8(result.to(torch_type(out_dtype, _type(A))), quantizer, "generic_gemm")
         return result, bias_gradient, before_gelu, extra_output
     if accumulate:
         kept = wide(D) if beta in (None, 1.0) else wide(D) * beta
