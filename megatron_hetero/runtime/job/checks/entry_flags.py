@@ -106,8 +106,8 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
             and not backend.cuda_is_usable()
             and (bool(a.fp4) or a.fp8_recipe not in ON_A_CPU or not layers.is_provided())
         ),
-        "train in bf16; on a CPU fp8 runs with Transformer Engine's layers and --fp8-recipe "
-        "tensorwise or delayed",
+        "train in bf16; on a CPU fp8 runs with Transformer Engine's layers and one scale for a "
+        "tensor (tensorwise, delayed)",
     ),
     (
         "--async-save without a GPU",
