@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.chunks < 2:
         raise UsageError(f"--chunks {arguments.chunks}: interleaving takes 2 or more")
     found = read_plan_on_cluster(arguments)
-    made = candidates(found.plan, found.cluster, found.profile, arguments.chunks)
+    made = candidates(found.plan, found.cluster, found.profile, arguments.chunks, says_loss=True)
     if arguments.output is not None:
         chosen = next(c for c in made if c.name == arguments.kind)
         if chosen.plan is None:

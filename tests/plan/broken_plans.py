@@ -52,6 +52,12 @@ def with_orders(order: str) -> Plan:
     return with_stage(with_stage(PLAN, 0, 0, order=order), 0, 1, order=order)
 
 
+def _named_flags(plan: Plan) -> Plan:
+    """Give the plan's job flags, by which its layers are Megatron's default ones."""
+    assert plan.workload is not None
+    return replace(plan, workload=replace(plan.workload, megatron_args=("--swiglu",)))
+
+
 def with_table(plan: Plan, table: tuple[int, ...]) -> Plan:
     """Replica 0's first stage deals its experts out."""
     return with_shape(plan, 0, 0, expert_shares=table)
@@ -409,6 +415,12 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
         (
             with_training(_with_context(PLAN, 2, (3, 1)), flash_attention=True),
             "Transformer Engine divides sequences equally. Add --transformer-impl local",
+        ),
+    ],
+    check_workload.split_passes_are_of_local_layers: [
+        (
+            _named_flags(with_training(with_orders("FIW" * 12), flash_attention=True)),
+            "splits backward passes .* --transformer-impl local",
         ),
     ],
     check_workload.sequence_parallel_divides: [

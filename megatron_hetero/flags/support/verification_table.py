@@ -46,6 +46,8 @@ OF_STATUS: dict[Status, Entry] = {
 
 _KERNELS = "kernels of Transformer Engine or of another library for GPUs"
 _FP8 = "fp8 products need Transformer Engine and a GPU"
+FP8 = "fp8 products with a scale for each tensor"
+"""Note of flags that are kept only where the layers and the small model's sizes have them."""
 _OVERLAP = "communication overlap and transports of GPUs"
 _GRAPHS = "CUDA graphs"
 _OFFLOAD = "memory of GPUs that is moved to the host"
@@ -125,7 +127,13 @@ TABLE: tuple[Entry, ...] = (
         "--moe-enable-deepep --fp32-residual-connection --qk-clip --qk-clip-*",
         _KERNELS,
     ),
-    Entry("left out", "--fp8-* --no-fp8-wgrad --first-last-layers-bf16", _FP8),
+    Entry(
+        "kept in half precision",
+        "--fp8-format --fp8-recipe --fp8-margin --fp8-amax-history-len --fp8-amax-compute-algo "
+        "--no-fp8-wgrad",
+        FP8,
+    ),
+    Entry("left out", "--fp8-* --first-last-layers-bf16", _FP8),
     Entry("left out", "--num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16", _FP8),
     Entry(
         "left out",

@@ -3,6 +3,7 @@
 command     the checks in order, and what they found as data
 cases       the asymmetric plans
 equality    such a plan beside one process
+documents   flexible sequences beside one process
 orders      schedules of their own for a plan's replicas
 lost_rank   a job that loses a rank
 shared_card ranks that share a GPU

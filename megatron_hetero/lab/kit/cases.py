@@ -75,6 +75,7 @@ def _with_transformer_engine(
 
 
 _DIVIDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+FP8 = ("--fp8-format=hybrid", "--fp8-recipe=tensorwise")
 _EXPERTS = ("--num-experts=4", "--moe-router-topk=2", "--disable-bias-linear")
 CASES = (
     Case("replicas of unlike work", "tp1:4 @2 | tp1:4 @1"),
@@ -123,6 +124,9 @@ CASES = (
         "--moe-grouped-gemm",
         *_EXPERTS,
         precision="bf16",
+    ),
+    _with_transformer_engine(
+        "fp8 tensorwise", "tp2:1,tp1:1 @2 | tp1:2 @1", "--sequence-parallel", *FP8, precision="bf16"
     ),
 )
 """Local layers from few ranks to many, then Transformer Engine's."""

@@ -24,7 +24,8 @@ from megatron_hetero import __version__
 from megatron_hetero.cluster.inventory.discovery import find_gpus
 from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
 from megatron_hetero.files import write_json
-from megatron_hetero.lab.kit.cases import Case, cases_for
+from megatron_hetero.lab.kit.cases import FP8, Case, cases_for
+from megatron_hetero.lab.kit.documents import NUM_RANKS, try_documents
 from megatron_hetero.lab.kit.equality import try_case
 from megatron_hetero.lab.kit.forecast import Forecast, forecast
 from megatron_hetero.lab.kit.lost_rank import LAYOUT, LOSSES, lose
@@ -36,7 +37,7 @@ from megatron_hetero.lab.verify.small.text import tokenizer_arguments
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.runtime.job.local_launch import preload
-from megatron_hetero.runtime.transformer_engine.layers import TRANSFORMER_ENGINE
+from megatron_hetero.runtime.transformer_engine.layers import LOCAL, TRANSFORMER_ENGINE
 from megatron_hetero.units import format_bytes
 
 MEMORY_FAULT = "memory-underpredicted"
@@ -51,8 +52,15 @@ RATIO_LIMIT, SHARED_RATIO_LIMIT = 1.05, 1.5
 """Most that the lower end of the interval of the own runtime over stock Megatron may be."""
 NEEDED_BYTES = 8 << 30
 """Memory of a card for six ranks, a CUDA context of 750 MiB each, and their small models."""
-PROFILE, REPORT, RUNS = "profile.json", "report.json", "runs"
-"""Names in the folder of the results."""
+RACE_LIMIT_S = 240.0
+"""Seconds of a race; one takes 30."""
+PROFILE, REPORT, RUNS = "profile", "report.json", "runs"
+"""Names in the folder of the results; that of a profile without its ending."""
+_TRAINED = (
+    (LOCAL, "", ""),
+    (TRANSFORMER_ENGINE, "-transformer-engine", ", Transformer Engine, bf16"),
+)
+"""Layers whose memory and speed are measured, their names of files, and words for them."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,7 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
         },
         "profile": None
         if request.is_short or request.fault is not None
-        else str(request.output / PROFILE),
+        else str(request.output / f"{PROFILE}.json"),
     }
     write_json(request.output / REPORT, data)
     return data
@@ -176,15 +184,21 @@ def _checks(
     for number, case in enumerate(cases):
 
         def equal(case: Case = case, number: int = number) -> Found:
-            if case.layers == TRANSFORMER_ENGINE and lacking is not None:
-                return Found(True, f"not tried: {lacking}", {}, is_tried=False)
-
-            def on_step(what: str, step: int) -> None:
-                on_progress(f"{case.name}: {what}, step {step}")
+            def on_step(run: str, step: int) -> None:
+                on_progress(f"{case.name}: {run}, step {step}")
 
             return _equality(try_case(case, machine, folder / f"equal-{number}", on_step, fault))
 
-        yield f"equal to one process: {case.name} ({case.layout}, {case.precision})", equal
+        what = f"equal to one process: {case.name} ({case.layout}, {case.precision})"
+        missing = machine.lacks_fp8() if set(FP8) <= set(case.flags) else None
+        yield what, _if_there(case.layers, lacking or missing, equal)
+    if cases and not request.is_short:
+
+        def dealt() -> Found:
+            return _equality(try_documents(machine, folder / "documents", fault))
+
+        words = f"flexible sequences, {NUM_RANKS} ranks, documents dealt in parts, fp32"
+        yield f"equal to one process: {words}", dealt
     if request.is_short or fault is not None:
         return
     for how in LOSSES if request.fault is None else ():
@@ -195,16 +209,30 @@ def _checks(
 
         yield f"a rank that is {how} is named, and all leave ({LAYOUT})", lost
 
-    def predicted() -> Found:
-        profile = request.output / PROFILE
-        profile.unlink(missing_ok=True)
-        found = forecast(machine, profile, folder / "forecast", on_progress)
-        return judged(found, machine, request.fault == MEMORY_FAULT)
+    for named, short, words in _TRAINED:
 
-    yield "memory and step as predicted (tp1:4 @4, profile.json)", predicted
-    if request.fault is None:
-        name = "own runtime beside stock Megatron (tp1:4 @4)"
-        yield name, lambda: _race(machine, folder / "race")
+        def predicted(named: str = named, short: str = short) -> Found:
+            profile = request.output / f"{PROFILE}{short}.json"
+            profile.unlink(missing_ok=True)
+            found = forecast(machine, profile, folder / f"forecast{short}", on_progress, named)
+            return judged(found, machine, request.fault == MEMORY_FAULT)
+
+        what = f"memory and step as predicted (tp1:4 @4, {PROFILE}{short}.json){words}"
+        yield what, _if_there(named, lacking, predicted)
+    for named, short, words in _TRAINED if request.fault is None else ():
+
+        def raced(named: str = named, short: str = short) -> Found:
+            return _race(machine, folder / f"race{short}", named)
+
+        what = f"own runtime beside stock Megatron (tp1:4 @4){words}"
+        yield what, _if_there(named, lacking, raced)
+
+
+def _if_there(named: str, lacking: str | None, check: _Check) -> _Check:
+    """Return a check, or without the layers that it trains one that says why they are not there."""
+    if named == LOCAL or lacking is None:
+        return check
+    return lambda: Found(True, f"not tried: {lacking}", {}, is_tried=False)
 
 
 def _run(name: str, check: _Check, on_progress: Callable[[str], None]) -> dict[str, Any]:
@@ -235,6 +263,8 @@ def _equality(data: dict[str, Any]) -> Found:
     )
     if data["unequal_initial_weights"]:
         what += f"; unequal initial weights of {data['unequal_initial_weights']}"
+    if data.get("unequal_holders"):
+        what += f"; {data['unequal_holder']}"
     # JSON has no numbers for a diverged run: they become null.
     distances = {key: data[key] if math.isfinite(data[key]) else None for key in keys}
     return Found(data["ok"], what, {"distances": distances})
@@ -264,8 +294,8 @@ def judged(found: Forecast, machine: Machine, is_planted: bool) -> Found:
     return Found(fits and is_timely, f"{memory}; {step}", data)
 
 
-def _race(machine: Machine, folder: Path) -> Found:
-    flags = [flag for flag in machine.model() if not flag.startswith("--vocab-size")]
+def _race(machine: Machine, folder: Path, named: str) -> Found:
+    flags = [flag for flag in machine.model(named) if not flag.startswith("--vocab-size")]
     more = (
         *tokenizer_arguments(folder / TEXT),
         "--lr=3e-4",
@@ -278,7 +308,9 @@ def _race(machine: Machine, folder: Path) -> Found:
     )
     plan = plan_from_layout(parse_layout("tp1:4 @4"))
     pairs = 40 if machine.num_gpus else 12
-    found = race(plan, (*flags, *more), (), pairs, folder, forced=True)
+    found = race(
+        plan, (*flags, *more), (), pairs, folder, forced=True, limit_s=RACE_LIMIT_S
+    )
     low, high = found.interval
     limit = RATIO_LIMIT if machine.num_gpus else SHARED_RATIO_LIMIT
     what = f"step times {found.ratio:.3f} ({low:.3f} to {high:.3f}), at most {limit:.2f} allowed"

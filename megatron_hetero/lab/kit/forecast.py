@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -39,11 +39,13 @@ from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.megatron import training_log
+from megatron_hetero.runtime.transformer_engine import layers
 from megatron_hetero.schedule.estimate import estimate_plan
 
 _LAYOUT = "tp1:4 @4"
 _WARM_UP, _STEPS = 3, 6
-_LIMIT_S = 300.0
+_LIMIT_S = 120.0
+"""Seconds of the measurement of the profile, and of each training."""
 _CPU = GpuType(
     "CPU", 1 << 40, 1e10, dict.fromkeys(("bf16", "fp16", "fp32"), 1e11), "8.0", "not a GPU"
 )
@@ -62,19 +64,31 @@ class Forecast:
 
 
 def forecast(
-    machine: Machine, profile: Path, folder: Path, on_progress: Callable[[str], None]
+    machine: Machine,
+    profile: Path,
+    folder: Path,
+    on_progress: Callable[[str], None],
+    named: str = layers.LOCAL,
 ) -> Forecast:
-    """Measure a profile, plan with it, train and compare; `profile` is written.
+    """Measure a profile, plan with it, train and compare.
 
+    Args:
+        machine: the GPUs of the machine, or none.
+        profile: the file that is written.
+        folder: for the files of the training.
+        on_progress: called with the present activity, in words.
+        named: Megatron's local layers in fp32, or Transformer Engine's in bf16.
     Raises:
         CheckFailedError, RankFailedError: a process of the probe, or of the training, failed.
     """
-    workload = load_workload(None, machine.model())
+    flags = machine.model(named)
+    workload = load_workload(None, flags)
     seconds = 0.5 if machine.num_gpus == 0 else 2.0
-    probe(ProbeRequest(workload, machine.gpu, (1,), (1,), 4, seconds, profile, 1), on_progress)
+    asked = ProbeRequest(workload, machine.gpu, (1,), (1,), 4, seconds, profile, 1)
+    probe(replace(asked, limit_s=_LIMIT_S), on_progress)
     on_progress("training with what was measured")
     plan, estimate = _predicted(machine, workload, profile)
-    measured = _train(plan, machine, folder)
+    measured = _train(plan, machine, flags, folder)
     parts = {
         name: (estimate.parts_bytes[name], measured["parts"][name]) for name in measured["parts"]
     }
@@ -89,12 +103,17 @@ def forecast(
 
 
 def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Plan, DeviceEstimate]:
-    """Return the plan on a single device with the device's estimate, for Megatron's own layers."""
+    """Return the plan on a single device with the device's estimate."""
     gpu = gpu_type(machine.gpu) if machine.num_gpus else _CPU
     link = Link(1e9, 1e-5)
     limits = Limits(memory_reserve_bytes=0, as_given=CHOICES)
     cluster = Cluster((Node("here", gpu, 1, "here", "localhost", link),), {}, limits)
-    training = replace(workload.training, flash_attention=False, fused_activation=False)
+    # Local layers store scores, and a CPU has no fused activation, whatever the flags say.
+    training = workload.training
+    if layers.names(workload.megatron_args) == layers.LOCAL or not machine.num_gpus:
+        training = replace(training, fused_activation=False)
+    if layers.names(workload.megatron_args) == layers.LOCAL:
+        training = replace(training, flash_attention=False)
     priced = replace(workload, training=training)
     plan = place_in_order(plan_from_layout(parse_layout(_LAYOUT), priced), cluster)
     estimates = estimate_plan(plan, cluster, load_profile(profile), bounded=False)
@@ -103,14 +122,14 @@ def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Pla
     return plan, plan.estimates.devices["here:0"]
 
 
-def _train(plan: Plan, machine: Machine, folder: Path) -> dict[str, Any]:
+def _train(plan: Plan, machine: Machine, flags: Sequence[str], folder: Path) -> dict[str, Any]:
     """Train on one rank of the own runtime; return the median step and the memory.
 
     The memory is torch's peak on a GPU, else the live bytes by part.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_plan(plan_from_layout(plan.layout), folder / "plan.json")
-    argv = (*machine.model(), *TRAINING, f"--data-cache-path={folder / 'cache'}")
+    argv = (*flags, *TRAINING, f"--data-cache-path={folder / 'cache'}")
 
     # One run for the time, one for the bytes by part.
     def paced(rank: int) -> None:
@@ -140,7 +159,7 @@ def _train(plan: Plan, machine: Machine, folder: Path) -> dict[str, Any]:
 def _run(plan: Plan, folder: Path, argv: tuple[str, ...], observer: LiveBytes | None) -> None:
     if not backend.cuda_is_usable():
         backend.activate_cpu_backend()
-        argv = (*argv, *backend.CPU_FLAGS)
+        argv = (*argv, *layers.cpu_flags(argv))
     arguments = HeteroArguments(None, folder / "plan.json", "layout-independent", argv)
     bare = plan_from_layout(plan.layout)
     entry.train_asymmetric(bare, arguments, World.from_environment(), observer)

@@ -27,12 +27,12 @@ from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.megatron import training_log
+from megatron_hetero.runtime.transformer_engine import layers
 
 WARM_UP = 3
 TEXT = "text"
 """Name of the data set in the folder of a race."""
 _NUM_TOKENS = 200_000
-_LIMIT_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ def race(
     folder: Path,
     *,
     forced: bool,
+    limit_s: float = 3600.0,
 ) -> Race:
     """Train `plan` both ways in turns, `num_steps` pairs of steps after a few to warm up.
 
@@ -75,6 +76,7 @@ def race(
         stock: those with which plain Megatron runs the plan.
         forced: in this project's own groups, schedule, gradient sync and optimizer; else as the
             entry has it, which hands a plan of stock Megatron over to it.
+        limit_s: seconds after which the race has failed.
     Raises:
         RankFailedError: a process refused the job, or died.
     """
@@ -108,7 +110,7 @@ def race(
         LocalJob("plain", num_ranks, on_this_backend(plain), folder / "plain"),
         LocalJob("plan", num_ranks, on_this_backend(on_the_plan), folder / "plan"),
     ]
-    run_jobs(jobs, _LIMIT_S)
+    run_jobs(jobs, limit_s)
     return Race(*(_steps(folder, job.name, num_ranks) for job in jobs))
 
 
@@ -117,7 +119,7 @@ def _bridged(argv: Sequence[str]) -> tuple[str, ...]:
     if backend.cuda_is_usable():
         return tuple(argv)
     backend.activate_cpu_backend()
-    return (*argv, *backend.CPU_FLAGS)
+    return (*argv, *layers.cpu_flags(argv))
 
 
 class Turns:

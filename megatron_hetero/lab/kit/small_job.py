@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.flags.gpu_needs import FP8_CAPABILITY
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.transformer_engine import layers
 
@@ -45,8 +47,22 @@ class Machine:
         has_kernels = importlib.util.find_spec("transformer_engine_torch") is not None
         return None if has_kernels else "Transformer Engine is not installed here"
 
-    def model(self) -> tuple[str, ...]:
-        """Return the flags of a GPT that takes some milliseconds a pass."""
+    def lacks_fp8(self) -> str | None:
+        """Return the reason why products in fp8 cannot be tried; None if they can.
+
+        A CPU has them where it has Transformer Engine's layers.
+        """
+        needed = FP8_CAPABILITY["tensorwise"]
+        if self.num_gpus and (gpu_type(self.gpu).capability or 0.0) < needed:
+            return f"fp8 needs compute capability {needed}, and {self.gpu} has less"
+        return None
+
+    def model(self, named: str = layers.LOCAL) -> tuple[str, ...]:
+        """Return the flags of a GPT that takes some milliseconds a pass: in fp32 with local layers,
+        in bf16 with Transformer Engine's."""
+        own = self.flags
+        if named == layers.TRANSFORMER_ENGINE:
+            own = ("--bf16", f"--transformer-impl={named}")
         hidden, heads, sequence = (192, 4, 128) if self.num_gpus == 0 else (1024, 16, 1024)
         return (
             "--num-layers=4",
@@ -59,7 +75,7 @@ class Machine:
             "--global-batch-size=4",
             "--attention-dropout=0",
             "--hidden-dropout=0",
-            *self.flags,
+            *own,
         )
 
 

@@ -53,7 +53,7 @@ class ProbeRequest:
 
     Plans look the times up under the name `gpu`. `num_busy` GPUs compute at the same time, as in
     training, where they share power, memory and cooling. `cards` are those of this type, none on a
-    CPU.
+    CPU. `limit_s`: seconds after which the processes of one width have failed.
     """
 
     workload: Workload
@@ -65,6 +65,7 @@ class ProbeRequest:
     output: Path
     num_busy: int = 1
     cards: tuple[ProbedCard, ...] = ()
+    limit_s: float = 900.0
 
     def num_ranks(self, width: int) -> int:
         """Return the processes for one width: whole groups within `num_busy`, at least one."""
@@ -256,7 +257,7 @@ def _launch(request: ProbeRequest, width: int, sizes: Sequence[int]) -> dict[str
         folder = Path(name)
         (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         files = [str(folder / "spec.json"), str(folder / "result.json")]
-        run_ranks(RANK_MODULE, files, num_ranks, folder, only(request.cards))
+        run_ranks(RANK_MODULE, files, num_ranks, folder, only(request.cards), request.limit_s)
         result: dict[str, Any] = read_json(folder / "result.json").data
         return result
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.runtime.job.local_launch import rank_environment
 
-_LIMIT_S = 900.0
 _POLL_S = 0.1
 
 
@@ -26,12 +25,14 @@ def run_ranks(
     num_ranks: int,
     folder: Path,
     variables: Mapping[str, str],
+    limit_s: float = 900.0,
 ) -> None:
     """Run `python -m MODULE ARGUMENTS` as so many ranks, and wait for all of them.
 
     Args:
         folder: for the store and the ranks' logs; empty before.
         variables: of their environment, beside this process's own.
+        limit_s: limit for all of them, in seconds.
     Raises:
         CheckFailedError: a process ended badly or not at all; carries the end of its log.
     """
@@ -39,7 +40,7 @@ def run_ranks(
     words = (module, *arguments)
     ranks = [_start(words, rank, num_ranks, folder, variables) for rank in range(num_ranks)]
     try:
-        _wait(ranks, folder)
+        _wait(ranks, folder, limit_s)
     finally:
         for process in ranks:
             if process.poll() is None:
@@ -65,8 +66,8 @@ def _start(
         )
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
-    deadline = time.monotonic() + _LIMIT_S
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
     while any(process.poll() is None for process in ranks):
         codes = [process.poll() for process in ranks]
         if any(codes) or time.monotonic() > deadline:
@@ -77,7 +78,9 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
             process.wait(timeout=2.0)
         if process.poll() != 0:
             log = (folder / f"rank-{rank}.log").read_text(errors="replace").splitlines()
+            code = process.poll()
+            how = f"did not end in {limit_s:.0f} s" if code is None else f"ended with {code}"
             raise CheckFailedError(
-                f"rank {rank} of the probe ended with {process.poll()}; it last wrote:\n"
+                f"rank {rank} of the probe {how}; it last wrote:\n"
                 + "\n".join("  " + line for line in log[-12:])
             )

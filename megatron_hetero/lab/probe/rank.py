@@ -15,20 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.files import read_json
-from megatron_hetero.lab.probe import machine
-from megatron_hetero.lab.probe.launching import measured_launch_s
-from megatron_hetero.lab.probe.pieces import PieceProbe, ProbeDoneError, TooLarge
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.transformer_engine import layers
 
 
 def main(spec_path: Path, result_path: Path) -> None:
     """Measure as the specification says; rank 0 writes the result."""
     spec = read_json(spec_path).data
+    # The layers that the job names have to be there before the first import of Megatron.
+    layers.provide_for(spec["megatron"])
+    from megatron.core import parallel_state
+
+    from megatron_hetero.lab.probe import machine
+    from megatron_hetero.lab.probe.launching import measured_launch_s
+    from megatron_hetero.lab.probe.pieces import PieceProbe, ProbeDoneError, TooLarge
+    from megatron_hetero.runtime.job import entry
+
     rank = int(os.environ["RANK"])
     if not backend.cuda_is_usable():
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

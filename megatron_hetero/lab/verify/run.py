@@ -198,7 +198,7 @@ def _compare_in_half_precision(
         rounding=start_rounding(plan, jobs.options.precision_of(optimizer)),
     )
     # Bounds, and the floor's own distance beside them.
-    bounds = half_precision_tolerances(reference, single, model, optimizer)
+    bounds = half_precision_tolerances(reference, single, model, optimizer, jobs.has_fp8)
     loss, gradients, norm, weights = rounding_of(reference, single, model, optimizer)
     rounding = replace(
         distances, loss=loss, gradients=gradients, gradient_norm=norm, weights=weights

@@ -186,6 +186,23 @@ def unlike_sequence_shares_are_gathered(plan: Plan) -> Iterator[Violation]:
             )
 
 
+def split_passes_are_of_local_layers(plan: Plan) -> Iterator[Violation]:
+    """Find backward passes in two parts in a job with Transformer Engine's layers, which make
+    weight gradients at once. A job without flags does not say which layers it has."""
+    workload = plan.workload
+    if workload is None or not workload.megatron_args or not workload.training.flash_attention:
+        return
+    for r, s, stage in stages(plan):
+        if "I" in (stage.order or ""):
+            yield Violation(
+                stage_key(r, s, "order"),
+                f"{stage_name(r, s)}: its order splits backward passes (I and W), for which only "
+                "Megatron's local layers can put off weight gradients. Add --transformer-impl "
+                "local to the Megatron flags, or take an order without I and W; `schedule` says "
+                "what that loses.",
+            )
+
+
 def sequence_parallel_divides(plan: Plan) -> Iterator[Violation]:
     """Find widths that do not divide the tokens of a rank under `--sequence-parallel`."""
     if plan.workload is None or not plan.workload.training.sequence_parallel:
@@ -262,6 +279,7 @@ INVARIANTS = (
     experts_over_replicas_meet,
     context_parallel_divides,
     unlike_sequence_shares_are_gathered,
+    split_passes_are_of_local_layers,
     sequence_parallel_divides,
     micro_batches_make_the_global_batch,
     unlike_sizes_are_weighted_by_token,

@@ -25,20 +25,21 @@ RECORD = {"TORCH_FR_BUFFER_SIZE": "256"}
 _MOST_LINES = 3
 
 
-class _Waited:
-    messages: Sequence[dist.P2POp] = ()
-
-
-_WAITED = _Waited()
+_WAITED: dict[object, Sequence[dist.P2POp]] = {}
+"""Messages of each wait that goes on. Threads wait side by side: a checkpoint's, or a prefetch's,
+must not wipe out what the training thread waits for, nor the other way."""
 
 
 def wait_for(works: Sequence[Any], messages: Sequence[dist.P2POp] = ()) -> None:
     """Wait for operations; let a report name the messages meanwhile, and the watch of this rank
     know that it waits for others (`beat.where`), which a call of torch's own does not show."""
-    _WAITED.messages = messages
-    for work in works:
-        work.wait()
-    _WAITED.messages = ()
+    this = object()
+    _WAITED[this] = messages
+    try:
+        for work in works:
+            work.wait()
+    finally:
+        del _WAITED[this]
 
 
 def unfinished() -> list[str]:
@@ -66,7 +67,8 @@ def report_on_signal(number: signal.Signals) -> None:
 
 
 def _messages() -> Iterator[str]:
-    for message in _WAITED.messages:
+    # A list at once: waits of other threads begin and end meanwhile.
+    for message in [message for messages in list(_WAITED.values()) for message in messages]:
         if message.group is not None:
             way = "to" if message.op is dist.isend else "from"
             where = f"{_named(message.group)} ({message.group.group_desc})"

@@ -22,6 +22,8 @@ from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Plan, Stage
 
 _RECIPE = "tensorwise"
+ON_A_CPU = (_RECIPE, "delayed")
+"""Recipes that the CPU's Transformer Engine has: a scale for each tensor."""
 _COLUMNS, _ROWS = 16, 8
 """Divisors of the last size of each factor, and of the number of tokens."""
 

@@ -42,6 +42,13 @@ BRIDGES = (
         "our module is imported in the place of the compiled one",
     ),
     Bridge(
+        "transformer_engine.pytorch.quantization",
+        "    if get_device_compute_capability() >= (9, 0):  # hopper and above\n"
+        "        return True, \"\"\n",
+        "    return True, \"\"\n",
+        "fp8 with one scale for a tensor is there, in torch's own types",
+    ),
+    Bridge(
         "transformer_engine.pytorch.module.base", "if not inp.is_cuda:", "if False:", _ON_THE_CPU
     ),
     Bridge(

@@ -15,6 +15,7 @@ from megatron_hetero.runtime.transformer_engine.kernels import (
     activations,
     attention,
     enums,
+    float8,
     machine,
     norms,
     optimizers,
@@ -22,19 +23,19 @@ from megatron_hetero.runtime.transformer_engine.kernels import (
     softmax,
 )
 
-_ROOMS = (attention, enums, machine, norms, optimizers, products, softmax)
+_ROOMS = (attention, enums, float8, machine, norms, optimizers, products, softmax)
 
 MISSING: Mapping[str, str] = {
-    "fp8 (--fp8-format, --fp4-format)": """
-        bgrad_group_quantize bgrad_quantize compute_amax create_empty_quantized_tensor dbias_dgelu
-        dbias_dqgelu dbias_drelu dbias_dsilu dbias_dsrelu dequantize fp8_transpose
+    "fp8 and fp4 with scales of blocks (--fp8-recipe blockwise, mxfp8; --fp4-format)": """
+        bgrad_group_quantize compute_amax dbias_dgelu
+        dbias_dqgelu dbias_drelu dbias_dsilu dbias_dsrelu
         fp8_block_scaling_compute_partial_amax fp8_block_scaling_partial_cast
         fused_amax_and_scale_update_after_reduction fused_multi_row_padding
         fused_multi_row_unpadding group_quantize group_requantize_inplace
         grouped_swizzle_for_gemm multi_tensor_adam_fp8 multi_tensor_compute_scale_and_scale_inv
         multi_tensor_compute_scale_inv_e8m0 mxfp8_scaling_compute_partial_amax
         mxfp8_scaling_partial_cast nvfp4_2d_scale_transpose nvfp4_compute_global_scale
-        nvfp4_data_transpose nvfp4_group_quantize_with_amax nvfp4_quantize_with_amax quantize
+        nvfp4_data_transpose nvfp4_group_quantize_with_amax nvfp4_quantize_with_amax
         split_quantize swizzle_scales_for_gemm_ nvfp4_2d_multi_tensor_transpose
         nvfp4_multi_tensor_2d_partial_cast nvfp4_multi_tensor_compute_partial_amax
         nvfp4_multi_tensor_fused_scale multi_tensor_swizzle_scales_for_gemm_unchecked_

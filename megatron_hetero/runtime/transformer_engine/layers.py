@@ -76,6 +76,8 @@ def _provide() -> str | None:
     installed.forget()
     finder.install()
     os.environ.setdefault("NVTE_TORCH_COMPILE", "0")
+    # Delayed scales of fp8 are then updated by the package's own lines, not by a compiled function.
+    os.environ.setdefault("NVTE_UNFUSED_FP8_UPDATE", "1")
     try:
         importlib.import_module("transformer_engine.pytorch")
     except (ImportError, MegatronVersionError) as error:

@@ -60,22 +60,25 @@ class ScheduledPlan:
 
 
 def candidates(
-    plan: Plan, cluster: Cluster, profile: Profile | None = None, num_chunks: int = 2
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    num_chunks: int = 2,
+    says_loss: bool = False,
 ) -> tuple[ScheduledPlan, ...]:
     """Make 1F1B with the plan's launch counts, and every other kind of schedule for the plan.
 
     Args:
         plan: valid on `cluster`, with a workload and devices; orders and chunks are left aside.
         num_chunks: chunks on each stage of an interleaved pipeline.
+        says_loss: of a kind that the job's layers cannot run, say what is lost with it.
     """
     plain = _without_orders(plan)
     maker = _Maker(plain, cluster, profile)
-    return (
-        maker.candidate("1f1b", plain),
-        maker.interleaved(num_chunks),
-        maker.candidate("zero-bubble", plain),
-        maker.candidate("synthesised", plain),
-    )
+    first, split = maker.candidate("1f1b", plain), maker.candidate("zero-bubble", plain)
+    if says_loss and maker.whole_only:
+        split = replace(split, held=f"{split.held}; {maker.loss_of_whole(plain, first)}")
+    return first, maker.interleaved(num_chunks), split, maker.candidate("synthesised", plain)
 
 
 def _without_orders(plan: Plan) -> Plan:
@@ -107,6 +110,19 @@ class _Maker:
         """Make the plan with orders of one kind on all replicas of several stages."""
         if name == "zero-bubble" and self.whole_only:
             return ScheduledPlan(name, None, held=self.whole_only)
+        return self._candidate(name, plan)
+
+    def loss_of_whole(self, plan: Plan, first: ScheduledPlan) -> str:
+        """Say how much shorter the pipelines would be with split backward passes than `first`."""
+        split = self._candidate("zero-bubble", plan)
+        if split.plan is None:
+            return f"nothing is lost, as without that {split.held}"
+        gain = 1 - split.slowest_s / first.slowest_s
+        if gain <= 0:
+            return "nothing is lost: it would be no shorter than 1F1B"
+        return f"it would be {gain:.1%} shorter than 1F1B, with layers as fast as these"
+
+    def _candidate(self, name: ScheduleName, plan: Plan) -> ScheduledPlan:
         times_s, peaks = [], []
         made = plan
         for r, replica in enumerate(plan.replicas):

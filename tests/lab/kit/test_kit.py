@@ -14,6 +14,7 @@ from rich.console import Console
 from megatron_hetero.cli.main import main
 from megatron_hetero.lab.kit.cases import CASES, Case, cases_for
 from megatron_hetero.lab.kit.command import MEMORY_FAULT, KitRequest, examine, judged
+from megatron_hetero.lab.kit.documents import NUM_RANKS, deal, try_documents
 from megatron_hetero.lab.kit.equality import try_case
 from megatron_hetero.lab.kit.forecast import Forecast
 from megatron_hetero.lab.kit.lost_rank import LOSSES, Lost, lose
@@ -23,7 +24,7 @@ from megatron_hetero.lab.kit.small_job import Machine
 from megatron_hetero.report.text.trials.kit import kit_report
 from megatron_hetero.runtime.transformer_engine.layers import LOCAL, TRANSFORMER_ENGINE
 from tests.runtime.transformer_engine import with_layers
-from tests.runtime.transformer_engine.proofs import tried_case
+from tests.runtime.transformer_engine.proofs import forecast_parts, tried_case
 
 
 def tried(folder: Path, **asked: Any) -> dict[str, Any]:
@@ -77,6 +78,32 @@ def test_local_layers_train_where_transformer_engine_is_installed(tmp_path: Path
         TRANSFORMER_ENGINE, tried_case, "sequence parallel", str(tmp_path)
     )
     assert is_equal and said.startswith("Megatron's local ones"), said
+
+
+@pytest.mark.parametrize("fault", [None, pytest.param("slice-not-reduced", marks=pytest.mark.slow)])
+def test_dealt_documents_train_as_one_process(fault: str | None, tmp_path: Path) -> None:
+    found = try_documents(Machine("CPU", 0), tmp_path, fault)
+    assert found["ok"] == (fault is None), found
+
+
+def test_the_deal_of_the_kit_has_all_that_a_deal_can() -> None:
+    lengths = (30, 41, 8, 64, 5, 13)
+    step, note = deal(None, [{"tokens": range(length)} for length in lengths])
+    groups = [group for groups in step.micro_batches for group in groups]
+    dealt = {k: sum(own) for g in groups for k, own in zip(g.sequences, g.tokens, strict=True)}
+    assert dealt == dict(enumerate(lengths)) and not note
+    assert any(group.domains for group in groups)
+    assert any(group.size == NUM_RANKS and not group.domains for group in groups)
+    assert any(len(step.of_rank(rank)) < len(step.micro_batches) for rank in range(NUM_RANKS))
+
+
+@pytest.mark.slow
+def test_memory_with_transformer_engines_layers_is_as_predicted(tmp_path: Path) -> None:
+    parts, said = with_layers.call(TRANSFORMER_ENGINE, forecast_parts, str(tmp_path))
+    for predicted, held in parts.values():
+        assert held == pytest.approx(predicted, rel=0.005)
+    # The profile was measured with the layers that it is for.
+    assert said.startswith("> layers: Transformer Engine")
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
@@ -166,10 +193,11 @@ def test_planted_faults_are_found(fault: str, tmp_path: Path) -> None:
 def test_the_whole_kit_on_a_cpu(tmp_path: Path) -> None:
     assert main(["doctor", "--train", "-o", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "report.json").read_text())
-    assert len(data["checks"]) == len(CASES) + len(LOSSES) + 2
+    # One of documents, and memory and speed with local layers and with Transformer Engine's.
+    assert len(data["checks"]) == len(CASES) + 1 + len(LOSSES) + 4
     # Megatron was imported in this process without Transformer Engine.
     untried = [check["name"] for check in data["checks"] if not check["tried"]]
-    assert len(untried) == sum(case.layers == TRANSFORMER_ENGINE for case in CASES)
+    assert len(untried) == sum(case.layers == TRANSFORMER_ENGINE for case in CASES) + 2
     forecast = next(check for check in data["checks"] if "held_bytes" in check)
     for predicted, held in forecast["parts_bytes"].values():
         assert held == pytest.approx(predicted, rel=0.005)

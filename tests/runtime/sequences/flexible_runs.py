@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,13 @@ import torch
 from megatron.core import parallel_state as mpu
 from megatron.training import get_args
 
+from megatron_hetero.lab.kit.documents import train_whole
+from megatron_hetero.lab.kit.documents import write_documents as write_indexed
 from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
-from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob
-from megatron_hetero.runtime.job.stock import StockJob
-from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
-from megatron_hetero.runtime.model import gpt
-from megatron_hetero.runtime.model.initial_weights import initialise
-from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
 from megatron_hetero.runtime.sequences import schedule, steps
-from megatron_hetero.runtime.sequences.documents import document_datasets
 from megatron_hetero.runtime.sequences.own_batch import OwnBatch
 from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens
 from megatron_hetero.sequences.tree import GroupTree
@@ -65,18 +59,7 @@ SMALL = (
 
 def write_documents(prefix: Path, lengths: Sequence[int], seed: int = 0) -> list[numpy.ndarray]:
     """Write an indexed data set of random documents, each with an end; return them."""
-    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
-
-    drawn = numpy.random.default_rng(seed)
-    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=DType.optimal_dtype(EOD + 1))
-    written = []
-    for length in lengths:
-        tokens = numpy.r_[drawn.integers(0, EOD, length - 1), EOD]
-        builder.add_item(torch.from_numpy(tokens))
-        builder.end_document()
-        written.append(tokens)
-    builder.finalize(f"{prefix}.idx")
-    return written
+    return write_indexed(prefix, lengths, EOD, seed)
 
 
 def write_cluster(path: Path, between: str = "10 us", **nodes: tuple[str, int]) -> Path:
@@ -211,51 +194,10 @@ def token_losses(folder: Path, num_ranks: int) -> numpy.ndarray:
 def stock_job(folder: Path, flags: Sequence[str]) -> LocalJob:
     """One process of stock Megatron with attention of its own, one document a micro-batch."""
 
-    def forward_step(losses: _TokenLosses, data_iterator: Any, model: Any) -> Any:
-        document = torch.from_numpy(next(data_iterator)["tokens"].astype(numpy.int64))
-        places = torch.arange(len(document))[None]
-        labels = torch.cat([document[1:], document[:1]])[None]
-        mask = (places < len(document) - 1).float()
-        output = model(document[None], places, None, labels=labels, loss_mask=mask)
-        losses.note(output, document, places, mask)
-        return output, partial(gpt.loss_func, mask)
-
-    def provide(num_samples: Any) -> tuple[Any, ...]:
-        train = document_datasets(num_samples, 1 << 30).splits[0]
-        return iter(train[i] for i in range(len(train))), None, None
-
     def train(rank: int) -> None:
-        from megatron.core.enums import ModelType
-        from megatron.training import pretrain
-        from megatron.training.argument_utils import (
-            gpt_config_from_args,
-            pretrain_cfg_container_from_args,
-        )
-        from megatron.training.arguments import parse_and_validate_args
-
-        backend.activate_cpu_backend()
         recorder, losses = Recorder(), _TokenLosses()
-        argv = [
-            *SMALL, *flags, *backend.CPU_FLAGS, "--micro-batch-size=1",
-            "--calculate-per-token-loss", "--dataloader-type=external",
-            f"--data-cache-path={folder / 'cache'}",
-        ]  # fmt: skip
-        job = StockJob(argv, World.from_environment())
-        args = job.parse(parse_and_validate_args, args_defaults={})
-        model = job.configure(gpt_config_from_args, args)
-
-        def same_start(chunks: list[Any]) -> list[Any]:
-            initialise(chunks, get_args().seed)
-            return chunks
-
-        model.post_wrap_hooks.append(same_start)
-        config = pretrain_cfg_container_from_args(args, model)
-        recorder.observe_log()
-        model.post_wrap_hooks.append(recorder.post_wrap_hook)
-        job.pretrain(
-            pretrain, config, EveryRankProvider(provide), ModelType.encoder_or_decoder,
-            partial(forward_step, losses),
-        )  # fmt: skip
+        argv = (*SMALL, *flags, f"--data-cache-path={folder / 'cache'}")
+        train_whole(argv, recorder, losses.note)
         recorder.save(folder / f"record-{rank}")
         losses.save(folder / f"losses-{rank}.npz")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 SEED = 20
 
@@ -35,6 +36,7 @@ def tried(flags: list[str]) -> str:
     from megatron_hetero.lab.verify.options import Options
     from megatron_hetero.lab.verify.run import verify
     from megatron_hetero.model.load import load_workload
+    from megatron_hetero.model.spec import Precision
     from megatron_hetero.plan.build import plan_from_layout
     from megatron_hetero.plan.layout import parse_layout
 
@@ -45,7 +47,8 @@ def tried(flags: list[str]) -> str:
         "--micro-batch-size=1", "--global-batch-size=3",
     )  # fmt: skip
     workload = load_workload(None, (*sizes, *flags), is_planned=False)
-    options = Options(steps=2, optimizers=("adam",))
+    precision: Precision = "bf16" if "--bf16" in flags else "fp32"
+    options = Options(steps=2, optimizers=("adam",), precision=precision)
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = verify(plan_from_layout(layout, workload), workload, options, Path(folder))
@@ -63,3 +66,27 @@ def tried_case(name: str, folder: str) -> tuple[bool, str]:
     case = next(case for case in CASES if case.name == name)
     found = try_case(case, Machine("CPU", 0), Path(folder), lambda what, step: None)
     return found["ok"], found["layers"]
+
+
+def forecast_parts(folder: str) -> tuple[dict[str, tuple[int, int]], str]:
+    """Predict and measure the kit's memory; return the parts, and the layers that the probe named.
+    """
+    from megatron_hetero.lab.kit.forecast import forecast
+    from megatron_hetero.lab.kit.small_job import Machine
+    from megatron_hetero.lab.probe import command
+    from megatron_hetero.runtime.transformer_engine.layers import TRANSFORMER_ENGINE
+
+    logs = []
+    run_ranks = command.run_ranks
+
+    def kept(module: str, arguments: list[str], num: int, place: Path, *more: Any) -> None:
+        run_ranks(module, arguments, num, place, *more)
+        logs.append((place / "rank-0.log").read_text())
+
+    command.run_ranks = kept  # type: ignore[assignment]
+    at = Path(folder)
+    found = forecast(
+        Machine("CPU", 0), at / "profile.json", at / "runs", print, TRANSFORMER_ENGINE
+    )
+    (said,) = [line for line in logs[0].splitlines() if line.startswith("> layers")]
+    return found.parts, said

@@ -98,3 +98,19 @@ def test_a_schedule_that_the_limits_keep_is_kept() -> None:
     limits = replace(CLUSTER.limits, as_given=("schedule",))
     with pytest.raises(UsageError, match=r"limits\.as_given"):
         plan_cluster(replace(CLUSTER, limits=limits), _workload(), schedules="best")
+
+
+def test_what_layers_lose_that_cannot_split_a_backward_pass() -> None:
+    """Transformer Engine's have no zero bubble: the refusal says how much shorter it would be."""
+    flags = ("--num-layers=12", "--global-batch-size=16")  # fewer layers, which leave room
+    plan = plan_cluster(CLUSTER, load_workload(ROOT / "examples/a100-rtx4090/gpt-7b.sh", flags))
+    assert plan.workload is not None
+    split = candidates(plan, CLUSTER, says_loss=True)[2]
+    assert split.plan is None and "only --transformer-impl local" in split.held
+    # The same prices, of a job that does not say which layers it has.
+    unsaid = replace(plan, workload=replace(plan.workload, megatron_args=()))
+    plain, _, able, _ = candidates(unsaid, CLUSTER, says_loss=True)
+    assert able.plan is not None, able.held
+    gain = 1 - able.slowest_s / plain.slowest_s
+    assert gain > 0
+    assert f"it would be {gain:.1%} shorter than 1F1B" in split.held

@@ -7,5 +7,6 @@ start    the initial weights of all ranks, compared bit by bit
 initial  the distribution of initial weights, beside Megatron's own
 holders  the weights of all holders of an element, compared bit by bit
 log      what Megatron's log prints of both runs
+fp8      the change of the loss by the rounding of weights to fp8
 traffic  bytes handed to the transport, beside the least possible
 """

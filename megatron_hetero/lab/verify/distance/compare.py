@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.lab.verify.distance.adam import AdamSettings
+from megatron_hetero.lab.verify.distance.fp8 import loss_rounding
 from megatron_hetero.lab.verify.distance.holders import first_unequal_holder
 from megatron_hetero.lab.verify.distance.initial import first_unlike_draw
 from megatron_hetero.lab.verify.distance.measure import FLOOR_FACTOR, Measure, key_bias_rows
@@ -193,20 +194,25 @@ def compare(
 
 
 def half_precision_tolerances(
-    reference: RankRecord, single: RankRecord, model: ModelSpec, optimizer: str
+    reference: RankRecord,
+    single: RankRecord,
+    model: ModelSpec,
+    optimizer: str,
+    has_fp8: bool = False,
 ) -> Tolerances:
     """Return the bounds of a plan in half precision, from the one-process run in half precision and
     in fp32.
 
     The latter is `single`. Tensors are held to the same factor by `compare` with `single` for its
-    floor.
+    floor. With `has_fp8` the loss may move by what the rounding of weights to fp8 does too.
     """
     loss, _, norm, _ = rounding_of(reference, single, model, optimizer)
     fp32 = tolerances(model, optimizer)
+    of_loss = max(loss.value, loss_rounding(reference)) if has_fp8 else loss.value
     # A floor of equal casts may be below what fp32 sums in another order differ by.
     return replace(
         fp32,
-        loss=max(fp32.loss, FLOOR_FACTOR * loss.value),
+        loss=max(fp32.loss, FLOOR_FACTOR * of_loss),
         gradient_norm=max(fp32.gradient_norm, FLOOR_FACTOR * norm.value),
     )
 

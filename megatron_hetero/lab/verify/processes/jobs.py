@@ -99,6 +99,11 @@ class VerifyJobs:
         table = stage_precisions(self.plan_of(optimizer), self.options.precision_of(optimizer))
         return {precision for replica in table for precision in replica}
 
+    @property
+    def has_fp8(self) -> bool:
+        """Tell if the products of runs in half precision are in fp8."""
+        return "--fp8-format" in self._flags.half
+
     def mixes_precisions(self, optimizer: str) -> bool:
         return len(self.precisions_of(optimizer)) > 1
 

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.emit import check_user_flags, tokens_of
 from megatron_hetero.flags.support.lookup import refused_options, support_of
 from megatron_hetero.flags.support.verification import treat
+from megatron_hetero.flags.support.verification_table import FP8
 from megatron_hetero.lab.verify.small.shrink import RECOMPUTE_FLAGS, Shrunk, decides_recompute
 from megatron_hetero.model.flag_table import Option
 from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.model import fp8
+from megatron_hetero.runtime.transformer_engine import layers
 
 ADDED = "--eod-mask-loss"
 """Flag that every verification adds: micro-batches then count unlike numbers of tokens."""
@@ -95,6 +99,13 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
     in_half = treated.of("kept in half precision")
     precisions = [o for o in in_half if o.name in PRECISIONS]
     half = [o for o in in_half if o.name not in PRECISIONS]
+    lost = [(o, entry) for o, entry in treated.options if entry.treatment == "left out"]
+    left_out = [(str(o), entry.note) for o, entry in lost]
+    of_fp8 = [o for o, entry in treated.options if entry.note == FP8]
+    no_fp8 = _why_no_fp8(of_fp8, workload, shrunk) if of_fp8 else None
+    if no_fp8 is not None:
+        half = [o for o in half if o not in of_fp8]
+        left_out += [(str(o), no_fp8) for o in of_fp8]
     if workload.training.precision == "fp32":
         lines += [f"{option} -> {_OFF}, in fp32" for option in half]
         half = []
@@ -107,13 +118,27 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
         kept=tuple(map(str, (*treated.of("kept"), *by_plan, *precisions, *half))),
         shrunk=tuple(lines),
         no_effect=no_effect,
-        left_out=tuple(
-            (str(option), entry.note)
-            for option, entry in treated.options
-            if entry.treatment == "left out"
-        ),
+        left_out=tuple(left_out),
         added=() if any(o.name == ADDED for o in options) else (ADDED,),
     )
+
+
+def _why_no_fp8(options: Sequence[Option], workload: Workload, shrunk: Shrunk) -> str | None:
+    """Return the reason why the small model's products are not in fp8; None if they can be."""
+    recipes = [o.values[0] for o in options if o.name == "--fp8-recipe"]
+    if not any(o.name == "--fp8-format" for o in options):
+        return "there is no --fp8-format"
+    if not backend.cuda_is_usable():
+        reason = layers.why_local(workload.megatron_args)
+        if reason is not None:
+            return f"fp8 products need Transformer Engine's layers: {reason}"
+        if recipes and recipes[-1] not in fp8.ON_A_CPU:
+            return f"a CPU has no --fp8-recipe {recipes[-1]}"
+    try:
+        fp8.check_plan(shrunk.plan, replace(workload, model=shrunk.model))
+    except UnsupportedError as error:
+        return f"the small model has sizes without fp8 products: {error}"
+    return None
 
 
 def without_flags(argv: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

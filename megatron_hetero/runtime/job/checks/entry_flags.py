@@ -6,7 +6,9 @@ from megatron_hetero.model.megatron_release import MEGATRON
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks.refused_flags import Rule
 from megatron_hetero.runtime.model.attention.reported_logits import reports_logits
+from megatron_hetero.runtime.model.fp8 import ON_A_CPU
 from megatron_hetero.runtime.model.samples.packed import is_packed
+from megatron_hetero.runtime.transformer_engine import layers
 
 NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     (
@@ -99,8 +101,13 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     ),
     (
         "--fp8-format / --fp4-format without a GPU",
-        lambda a: bool(a.fp8 or a.fp4) and not backend.cuda_is_usable(),
-        "train in bf16; products in fp8 have no counterpart on a CPU",
+        lambda a: (
+            bool(a.fp8 or a.fp4)
+            and not backend.cuda_is_usable()
+            and (bool(a.fp4) or a.fp8_recipe not in ON_A_CPU or not layers.is_provided())
+        ),
+        "train in bf16; on a CPU fp8 runs with Transformer Engine's layers and one scale for a "
+        "tensor (tensorwise, delayed)",
     ),
     (
         "--async-save without a GPU",

@@ -1,7 +1,8 @@
-"""Compiled functions of Transformer Engine in plain torch: what its layers call without fp8.
+"""Compiled functions of Transformer Engine in plain torch: what its layers call.
 
 enums        names of layouts, masks and types
 widths       types of numbers, and the width in which a function computes
+float8       casts to fp8 with one scale for a tensor
 products     matrix products with bias, GELU and accumulation, alone and in groups
 norms        LayerNorm and RMSNorm
 activations  GELU and its kind, gated and not

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from megatron_hetero.runtime.transformer_engine.kernels.widths import refuse_quantizer, wide
+from megatron_hetero.runtime.transformer_engine.kernels.float8 import in_fp8
+from megatron_hetero.runtime.transformer_engine.kernels.widths import wide
 
 _Function = Callable[[Tensor], Tensor]
 
@@ -62,16 +63,14 @@ def _whole(function: _Function, is_gated: bool) -> _Function:
 
 def _pair(name: str, function: _Function) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     def forward(x: Tensor, quantizer: Any = None) -> Tensor:
-        refuse_quantizer(quantizer, name)
-        return function(wide(x)).to(x.dtype)
+        return in_fp8(function(wide(x)).to(x.dtype), quantizer, name)
 
     def backward(dy: Tensor, x: Tensor, quantizer: Any = None) -> Tensor:
-        refuse_quantizer(quantizer, f"d{name}")
         point = wide(x).detach().requires_grad_()
         with torch.enable_grad():
             value = function(point)
         (gradient,) = torch.autograd.grad(value, point, wide(dy).reshape(value.shape))
-        return gradient.to(x.dtype)
+        return in_fp8(gradient.to(x.dtype), quantizer, f"d{name}")
 
     return forward, backward
 

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_hetero.runtime.transformer_engine.kernels.widths import (
-    refuse_quantizer,
-    torch_type,
-    wide,
-)
+from megatron_hetero.runtime.transformer_engine.kernels.float8 import quantize
+from megatron_hetero.runtime.transformer_engine.kernels.widths import torch_type, wide
 
 
 def layernorm_fwd(
@@ -35,19 +32,19 @@ def layernorm_fwd(
         weight: [h].
         bias: [h].
         eps: added to the variance.
-        ln_out: tensor to write into; None makes one of type `otype`.
-        quantizer: fp8 of the result, which is refused.
+        ln_out: tensor to write into, plain or fp8; None makes one of type `otype`.
+        quantizer: casts the result to fp8; None leaves it in `otype`.
         otype: type of a new result; None is that of `x`.
         sm_margin: multiprocessors of a GPU to leave alone.
         zero_centered_gamma: `weight` is kept minus 1.
     """
-    refuse_quantizer(quantizer, "layernorm_fwd")
     rows = wide(x)
     mean = rows.mean(-1)
     inverse = torch.rsqrt(rows.var(-1, unbiased=False) + eps)
     normed = (rows - mean[..., None]) * inverse[..., None]
     result = normed * _gamma(weight, zero_centered_gamma) + wide(bias)
-    return _written(result, ln_out, torch_type(otype, x.dtype)), mean.flatten(), inverse.flatten()
+    written = _written(result, ln_out, torch_type(otype, x.dtype), quantizer)
+    return written, mean.flatten(), inverse.flatten()
 
 
 def layernorm_bwd(
@@ -101,11 +98,11 @@ def rmsnorm_fwd(
         sm_margin: as there.
         zero_centered_gamma: as there.
     """
-    refuse_quantizer(quantizer, "rmsnorm_fwd")
     rows = wide(x)
     inverse = torch.rsqrt(rows.pow(2).mean(-1) + eps)
     result = rows * inverse[..., None] * _gamma(weight, zero_centered_gamma)
-    return _written(result, ln_out, torch_type(otype, x.dtype)), None, inverse.flatten()
+    written = _written(result, ln_out, torch_type(otype, x.dtype), quantizer)
+    return written, None, inverse.flatten()
 
 
 def rmsnorm_bwd(
@@ -175,7 +172,9 @@ def _gamma(weight: Tensor, is_zero_centered: bool) -> Tensor:
     return wide(weight) + 1 if is_zero_centered else wide(weight)
 
 
-def _written(result: Tensor, out: Tensor | None, kind: torch.dtype) -> Tensor:
+def _written(result: Tensor, out: Any, kind: torch.dtype, quantizer: Any) -> Any:
+    if quantizer is not None:
+        return quantize(result.to(kind), quantizer, out)
     if out is None:
         return result.to(kind)
     out.copy_(result)

@@ -10,11 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.runtime.transformer_engine.kernels.widths import (
-    refuse_quantizer,
-    torch_type,
-    wide,
-)
+from megatron_hetero.runtime.transformer_engine.kernels.float8 import in_fp8, rows_of
+from megatron_hetero.runtime.transformer_engine.kernels.widths import torch_type, wide
 
 Product = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 """(product, gradient of the bias, input of GELU, the other output), as `generic_gemm` returns."""
@@ -47,12 +44,13 @@ def generic_gemm(
     """Multiply `B` by `A` in fp32: `x @ w.T` forward, `g @ w` and `g.T @ x` backward.
 
     Args:
-        A: the weight, or in the product of weight gradients the input; 2 dimensions or more.
+        A: the weight, or in the product of weight gradients the input; 2 dimensions or more, plain
+            or fp8.
         transa: `A` is transposed.
         B: the input, or in a backward pass the gradient of the output.
         transb: `B` is transposed.
         D: tensor to write into; None makes one of `out_dtype`.
-        quantizer: fp8 of the result, which is refused.
+        quantizer: casts the result to fp8; None leaves it in `out_dtype`.
         out_dtype: type of a new result; None is that of `A`.
         bias: added forward; backward it asks for the gradient of a bias, of type `bias_type`.
         bias_type: type of the bias.
@@ -70,36 +68,37 @@ def generic_gemm(
         alpha: factor of the product.
         beta: factor of `D`; None is 1.
     Raises:
-        UnsupportedError: fp8, or an exchange under the product.
+        UnsupportedError: fp8 with scales of blocks, or an exchange under the product.
     """
-    refuse_quantizer(quantizer, "generic_gemm")
     if comm_overlap is not None:
         raise UnsupportedError(
             "Transformer Engine's exchange under a product (--tp-comm-overlap) has no counterpart "
             "on a CPU. Leave the flag out."
         )
-    rows_a, rows_b = wide(_plain(A)), wide(_plain(B))
+    # A product of fp8 reads the rows of a factor, or the transpose that was made with them.
+    rows_a, rows_b = rows_of(A, not transa), rows_of(B, transb)
     product = (rows_b.t() if transb else rows_b) @ (rows_a.t() if transa else rows_a)
     if alpha != 1.0:
         product = product * alpha
     bias_gradient = before_gelu = None
     if grad:
         if bias is not None:
-            bias_gradient = rows_b.sum(0).to(torch_type(bias_type, B.dtype))
+            bias_gradient = rows_b.sum(0).to(torch_type(bias_type, _type(B)))
         if gelu and gelu_in is not None:
             product = _gelu_backward(product, gelu_in)
     else:
         if bias is not None and bias.numel():
             product = product + wide(bias)
         if gelu:
-            before_gelu = product.to(torch_type(out_dtype, A.dtype))
+            before_gelu = product.to(torch_type(out_dtype, _type(A)))
             product = functional.gelu(wide(before_gelu), approximate="tanh")
-    lead = (B.shape[-1],) if transb else B.shape[:-1]
+    lead = (B.size()[-1],) if transb else B.size()[:-1]
     result = product.reshape(*lead, product.shape[-1])
     if before_gelu is not None:
         before_gelu = before_gelu.reshape(result.shape)
     if D is None:
-        return result.to(torch_type(out_dtype, A.dtype)), bias_gradient, before_gelu, extra_output
+        result = in_fp8(result.to(torch_type(out_dtype, _type(A))), quantizer, "generic_gemm")
+        return result, bias_gradient, before_gelu, extra_output
     if accumulate:
         kept = wide(D) if beta in (None, 1.0) else wide(D) * beta
         D.copy_(kept + result.reshape(D.shape))
@@ -108,18 +107,10 @@ def generic_gemm(
     return D, bias_gradient, before_gelu, extra_output
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor as a matrix of rows.
-
-    Raises:
-        UnsupportedError: it is no plain tensor, but one in fp8 or narrower.
-    """
-    if not isinstance(tensor, Tensor):
-        raise UnsupportedError(
-            f"Transformer Engine's generic_gemm of a {type(tensor).__name__} has no counterpart on "
-            "a CPU. Leave --fp8-format out to train on a CPU."
-        )
-    return tensor.reshape(-1, tensor.shape[-1])
+def _type(tensor: Any) -> torch.dtype:
+    """Return the type of a plain tensor, or the type that an fp8 tensor stands for."""
+    kind: torch.dtype = getattr(tensor, "_dtype", None) or tensor.dtype
+    return kind
 
 
 def _gelu_backward(gradient: Tensor, gelu_in: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.runtime.transformer_engine.kernels.enums import DType
 
 TORCH_TYPES = {
@@ -30,16 +29,3 @@ def torch_type(named: Any, default: torch.dtype) -> torch.dtype:
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the width in which a compiled function computes: fp32, or wider."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def refuse_quantizer(quantizer: Any, function: str) -> None:
-    """Refuse a result in fp8.
-
-    Raises:
-        UnsupportedError: there is a quantizer; the message names the function.
-    """
-    if quantizer is not None:
-        raise UnsupportedError(
-            f"Transformer Engine's {function} with a result in {type(quantizer).__name__} has no "
-            "counterpart on a CPU. Leave --fp8-format out to train on a CPU."
-        )

@@ -112,7 +112,7 @@ def test_grouped_products_are_those_of_each_group() -> None:
 
 def test_fp8_and_exchanges_under_products_are_refused_by_name() -> None:
     x = drawn(2, 2)
-    with pytest.raises(UnsupportedError, match="generic_gemm with a result in object"):
+    with pytest.raises(UnsupportedError, match="generic_gemm for a object"):
         gemm(x, x, "TN", quantizer=object())
     with pytest.raises(UnsupportedError, match="--tp-comm-overlap"):
         gemm(x, x, "TN", overlap=object())
