@@ -1,0 +1,55 @@
+"""Checks before a verification starts: memory, and a checkpoint between the steps."""
+
+from __future__ import annotations
+
+import os
+
+from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.small.shrink import Shrunk
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.schedule.stock import is_stock
+
+RANK_BYTES = 400 << 20
+"""Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
+
+
+def check_resumed(shrunk: Shrunk, workload: Workload, options: Options) -> None:
+    """Refuse a checkpoint between the steps where nothing could be compared behind it.
+
+    Raises:
+        UnsupportedError: stock Megatron cannot resume the job on a CPU, or choices of experts would
+            have to be replayed from the middle.
+    """
+    if not options.resumes_after:
+        return
+    if not 0 < options.resumes_after < options.steps:
+        raise UsageError("--resume needs a step before and behind it; give --steps 2 or more")
+    if is_stock(shrunk.plan) and workload.training.use_distributed_optimizer:
+        raise UnsupportedError(
+            "--resume: stock Megatron, which runs this plan, does not resume "
+            "--use-distributed-optimizer with the Adam that a CPU has. Leave out the one or the "
+            "other."
+        )
+    half = any(options.precision_of(o) != "fp32" for o in options.optimizers)
+    if half and workload.model.num_experts:
+        raise UnsupportedError(
+            "--resume: in half precision the plan replays the one process's choices of experts, "
+            "from the first step on. Add --precision fp32."
+        )
+
+
+def check_capacity(num_processes: int) -> None:
+    """Refuse a run that this machine's memory cannot hold.
+
+    Raises:
+        EnvironmentMismatchError: there are too many processes; the message says how many fit.
+    """
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = max(available // RANK_BYTES, 1)
+    if num_processes > most:
+        raise EnvironmentMismatchError(
+            f"verifying this plan takes {num_processes} processes of about "
+            f"{RANK_BYTES >> 20} MiB each; {available / 2**30:.1f} GiB are free here, enough for "
+            f"{most}. Verify on a larger machine, or a plan for fewer devices."
+        )
