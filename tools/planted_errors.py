@@ -38,7 +38,7 @@ BROKEN_CODE = {
     "rows-rolled": "def attend(",
     "mask-shifted": "def positions_of",
     "expert-copies-counted": "def _expert_groups",
-    "steps-counted-anew": "def _translate",
+    "steps-miscounted": "def _translate",
     "moments-forgotten": "def _translate",
     "second-moments-doubled": "def _translate",
 }

@@ -50,6 +50,12 @@ _SIZES = ("--num-layers", "--encoder-num-layers")
 FAULTS = ("--error-injection-rate", "--error-injection-type")
 """Flags that make faults; a job file that has them is started without."""
 STEPS = 2
+MARKS = (
+    "same_samples", "same_norm_bits_on_all_ranks", "same_random_states_in_groups",
+    "same_loss_scales", "unequal_initial_weights", "unlike_distribution_of_initial_weights",
+    "unequal_holders", "unlike_log", "later_gradients", "routing",
+)  # fmt: skip
+"""What a verification says of a run beside its distances."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +113,14 @@ def small_job(path: Path, name: str) -> Small:
 def start(job: Small) -> dict[str, Any]:
     """Train a small job on its plan and beside one process; return what happened."""
     from megatron_hetero.lab.verify.options import Options
-    from megatron_hetero.lab.verify.run import verify
+    from megatron_hetero.lab.verify.run import outcome_to_data, verify
+    from megatron_hetero.lab.verify.small.shrink import balances_by_choice
 
     training = job.workload.training
-    options = Options(STEPS, (training.optimizer,), precision=training.precision, limit_s=300.0)
+    # Choices of sinkhorn cannot be held alike in half precision.
+    has_routes = job.workload.model.num_experts > 0 and balances_by_choice(job.workload)
+    precision = "fp32" if has_routes else training.precision
+    options = Options(STEPS, (training.optimizer,), precision=precision, limit_s=300.0)
     with tempfile.TemporaryDirectory(prefix="megatron-hetero-nvidia-") as folder:
         try:
             found = verify(job.plan, job.workload, options, Path(folder))
@@ -118,7 +128,16 @@ def start(job: Small) -> dict[str, Any]:
             kind = "refused" if error.exit_code in (2, 4, 5) else "died"
             return {"outcome": kind, "why": str(error)}
     left_out = [flag for flag, _ in found.flags.left_out]
-    return {"outcome": "equal" if found.ok else "unequal", "left_out": left_out}
+    if found.ok:
+        return {"outcome": "equal", "left_out": left_out}
+    run = outcome_to_data(found)["runs"][training.optimizer]
+    unlike = [
+        f"{key} {run[key]:.1e}, allowed {allowed:.1e}, {run['worst'][key]}"
+        for key, allowed in run["tolerance"].items()
+        if not run[key] <= allowed
+    ]
+    unlike += [f"{key}: {run[key]}" for key in MARKS if run[key] not in (True, None)]
+    return {"outcome": "unequal", "left_out": left_out, "why": "; ".join(unlike)}
 
 
 def _run(tree: Path, only: str, out: Path) -> None:
@@ -135,6 +154,8 @@ def _run(tree: Path, only: str, out: Path) -> None:
     files: dict[str, dict[str, Any]] = {}
     jobs: dict[str, Small] = {}
     keys: dict[str, str] = {}
+    if out.exists():
+        files = json.loads(out.read_text(encoding="utf-8"))["files"] if only else {}
     for path in job_files(tree):
         name = str(path.parent.relative_to(tree / "tests" / "functional_tests" / "test_cases"))
         if only not in name:

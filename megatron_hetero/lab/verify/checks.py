@@ -6,12 +6,26 @@ import os
 
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
 from megatron_hetero.lab.verify.options import Options
-from megatron_hetero.lab.verify.small.shrink import Shrunk
+from megatron_hetero.lab.verify.small.shrink import BALANCING, Shrunk, balances_by_choice
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.schedule.stock import is_stock
 
 RANK_BYTES = 400 << 20
 """Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
+
+
+def check_routing(workload: Workload, options: Options) -> None:
+    """Refuse routing whose choices could not be held alike in half precision.
+
+    Raises:
+        UnsupportedError: experts are balanced by sinkhorn.
+    """
+    half = any(options.precision_of(o) != "fp32" for o in options.optimizers)
+    if half and workload.model.num_experts and balances_by_choice(workload):
+        raise UnsupportedError(
+            f"{BALANCING} sinkhorn: in half precision a plan has to be given the one process's "
+            "choices of experts, and Megatron's sinkhorn takes none. Add --precision fp32."
+        )
 
 
 def check_resumed(shrunk: Shrunk, workload: Workload, options: Options) -> None:
@@ -25,13 +39,17 @@ def check_resumed(shrunk: Shrunk, workload: Workload, options: Options) -> None:
         return
     if not 0 < options.resumes_after < options.steps:
         raise UsageError("--resume needs a step before and behind it; give --steps 2 or more")
+    if "adam" not in options.optimizers:
+        raise UnsupportedError(
+            "--resume: Megatron cannot load the state of SGD. Leave out --optimizer sgd."
+        )
     if is_stock(shrunk.plan) and workload.training.use_distributed_optimizer:
         raise UnsupportedError(
             "--resume: stock Megatron, which runs this plan, does not resume "
             "--use-distributed-optimizer with the Adam that a CPU has. Leave out the one or the "
             "other."
         )
-    half = any(options.precision_of(o) != "fp32" for o in options.optimizers)
+    half = options.precision_of("adam") != "fp32"
     if half and workload.model.num_experts:
         raise UnsupportedError(
             "--resume: in half precision the plan replays the one process's choices of experts, "

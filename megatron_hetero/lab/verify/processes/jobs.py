@@ -283,7 +283,7 @@ class VerifyJobs:
     def plan_jobs(self, optimizer: str) -> tuple[LocalJob, ...]:
         """Return the jobs of the plan, to be run one after the other: one, or two where its
         processes end after a checkpoint and others go on from there."""
-        if not self.options.resumes_after:
+        if not self.options.resumes(optimizer):
             return (self.plan_job(optimizer),)
         shrunk = replace(self.shrunk, plan=self.plan_of(optimizer))
         return self.interrupted_jobs(optimizer, shrunk, self.options.resumes_after)

@@ -38,7 +38,7 @@ BROKEN = {
     "learns-faster-alone": {"weights"},
 }
 """Errors of a plain job -> what of `found` is broken, with SGD and with Adam."""
-FLAGS = {
+FLAGS: dict[str, tuple[str, ...]] = {
     "weights-not-gathered": ("--use-distributed-optimizer",),
     "clip-forgotten": ("--clip-grad=0.1",),
 }
@@ -85,7 +85,7 @@ FEATURES: dict[str, _Feature] = {
     "expert-copies-counted": (OVER_REPLICAS, MIXTRAL_LIKE, (), ("norm",)),
     "started-unequal": (LAYOUT, {}, (), ("holders",)),
     "last-slice-forgotten": (LAYOUT, {}, (), ("gradients",)),
-    "steps-counted-anew": (LAYOUT, {}, (), ("weights",)),
+    "steps-miscounted": (LAYOUT, {}, (), ("weights",)),
     "moments-forgotten": (LAYOUT, {}, (), ("weights",)),
     "second-moments-doubled": (LAYOUT, {}, (), ("weights",)),
 }
@@ -125,11 +125,11 @@ def planted(fault: str) -> Planted:
         of_plan = tuple(f for f in flags if f not in of_job)
         due = frozenset(BROKEN[fault])
         return Planted(fault, due, LAYOUT, (), of_plan, of_job, ("sgd", "adam"))
-    layout, changes, flags, due_ = FEATURES[fault]
-    of_job = LOCAL if layout == CONTEXT else ()
+    layout, changes, flags, found = FEATURES[fault]
+    given: tuple[str, ...] = LOCAL if layout == CONTEXT else ()
     if fault == "mask-shifted":
-        of_job = UNFUSED
-    return Planted(fault, frozenset(due_), layout, tuple(changes.items()), flags, of_job)
+        given = UNFUSED
+    return Planted(fault, frozenset(found), layout, tuple(changes.items()), flags, given)
 
 
 def find(error: Planted, folder: Path, optimizer: str, reuses: bool = False) -> set[str]:
