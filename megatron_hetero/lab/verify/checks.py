@@ -7,24 +7,41 @@ import os
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.small.shrink import BALANCING, Shrunk, balances_by_choice
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.schedule.stock import is_stock
 
+PACKED = {"--sft", "--dataloader-inter-document-masking"}
+"""Flags that put several documents into a sequence, each by itself."""
 RANK_BYTES = 400 << 20
 """Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
 
 
-def check_routing(workload: Workload, options: Options) -> None:
-    """Refuse routing whose choices could not be held alike in half precision.
+def check_alike(workload: Workload, options: Options) -> None:
+    """Refuse what the one process does otherwise, which would look like an error of the plan's.
 
     Raises:
-        UnsupportedError: experts are balanced by sinkhorn.
+        UnsupportedError: experts are balanced by sinkhorn, or drop tokens, in half precision; or
+            further tokens of packed documents are predicted.
     """
+    given = {o.name for o in last_of_each(flag_table().split(workload.megatron_args))}
+    if workload.model.mtp_num_layers and given & PACKED:
+        raise UnsupportedError(
+            "--mtp-num-layers with packed documents: on a CPU the one process masks documents in "
+            "the place of packing them, and its further tokens cross their edges. Leave out "
+            f"{' and '.join(sorted(given & PACKED))} to compare the rest."
+        )
     half = any(options.precision_of(o) != "fp32" for o in options.optimizers)
     if half and workload.model.num_experts and balances_by_choice(workload):
         raise UnsupportedError(
             f"{BALANCING} sinkhorn: in half precision a plan has to be given the one process's "
             "choices of experts, and Megatron's sinkhorn takes none. Add --precision fp32."
+        )
+    if half and "--moe-expert-capacity-factor" in given:
+        raise UnsupportedError(
+            "--moe-expert-capacity-factor: in half precision the order in which tokens are dropped "
+            "hangs on rounding, and a plan cannot be given the one process's drops. Add "
+            "--precision fp32."
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
-from megatron_hetero.lab.verify.checks import check_capacity, check_resumed, check_routing
+from megatron_hetero.lab.verify.checks import check_alike, check_capacity, check_resumed
 from megatron_hetero.lab.verify.distance.compare import (
     Distances,
     Tolerances,
@@ -64,7 +64,7 @@ def verify(
     """
     shrunk = shrink(plan, workload)
     flags = job_flags(replace(plan, workload=workload), workload, shrunk, options.steps)
-    check_routing(workload, options)
+    check_alike(workload, options)
     check_resumed(shrunk, workload, options)
     check_capacity(shrunk.plan.layout.num_devices + 1 + options.floor)
     jobs = VerifyJobs(shrunk, options, folder.resolve(), flags)
