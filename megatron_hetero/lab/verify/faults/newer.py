@@ -40,12 +40,11 @@ def shift_the_mask() -> None:
     masked_attention.positions_of = lambda *given: positions_of(*given) + 1
 
 
-def count_expert_copies() -> None:
-    """Take every rank for the first that holds its experts, which several replicas deal out."""
-    from megatron_hetero.runtime.parallel import groups
+def forget_experts_elsewhere() -> None:
+    """Take experts that other replicas do not have for copies of theirs, in the norm."""
+    from megatron_hetero.runtime.model import hooks
 
-    found = groups._expert_groups
-    groups._expert_groups = lambda *given: {**found(*given), "expert_copy": 0}
+    hooks.is_expert = lambda name: False
 
 
 def start_unequal() -> None:
@@ -139,7 +138,7 @@ NEWER_FAULTS: dict[str, Callable[[], None]] = {
     "rows-sharpened": sharpen_rows,
     "rows-rolled": roll_rows,
     "mask-shifted": shift_the_mask,
-    "expert-copies-counted": count_expert_copies,
+    "experts-uncounted": forget_experts_elsewhere,
     "started-unequal": start_unequal,
     "last-slice-forgotten": forget_the_last_slice,
     "steps-miscounted": count_more_steps,
