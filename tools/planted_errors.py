@@ -102,6 +102,8 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def _lines(results: Mapping[str, Any]) -> Iterator[str]:
+    from megatron_hetero.lab.verify.faults.catalogue import FAULTS
+
     errors = results["errors"]
     found = sum(map(is_found, errors.values()))
     by_option = sum(bool(error["option"]) for error in errors.values())
@@ -132,6 +134,13 @@ def _lines(results: Mapping[str, Any]) -> Iterator[str]:
         option = f" (`{error['option']}`)" if error["option"] else ""
         mark = " *" if is_newer(error) else ""
         yield f"| {name}{mark} | {error['what']} | {shown} | {words or error['failed']}{option} |"
+    absent = [name for name in FAULTS if name not in errors]
+    if absent:
+        yield ""
+        yield (
+            f"Not run for this page ({len(absent)}; `pytest -m '' tests/lab/verify/faults` has "
+            f"each): {', '.join(absent)}."
+        )
     yield ""
     yield f"An asterisk marks errors in code that came into the package after {NEWER_THAN}."
 

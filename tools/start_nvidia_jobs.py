@@ -53,7 +53,7 @@ STEPS = 2
 MARKS = (
     "same_samples", "same_norm_bits_on_all_ranks", "same_random_states_in_groups",
     "same_loss_scales", "unequal_initial_weights", "unlike_distribution_of_initial_weights",
-    "unequal_holders", "unlike_log", "later_gradients", "routing",
+    "unequal_holders", "unlike_log",
 )  # fmt: skip
 """What a verification says of a run beside its distances."""
 
@@ -216,6 +216,7 @@ OUTCOMES = {
     "refused": "refused by name at the start",
     "stopped": "refused by name, by a flag",
     "unreadable": "not arguments of Megatron's parser",
+    "free": "stopped by no flag, not started for this page",
 }
 """Outcome -> what a table says of it."""
 
