@@ -233,7 +233,7 @@ def _lines(results: Mapping[str, Any]) -> Iterator[str]:
     yield "# NVIDIA's own job files on an asymmetric plan"
     yield ""
     yield (
-        "Every `tests/functional_tests/test_cases/*/*/model_config.yaml` of a GPT-like model in "
+        "Every `model_config.yaml` of a GPT-like model in the functional tests of "
         f"Megatron-LM (commit {results['megatron'][:8]}) is judged by its flags, and what no flag "
         "stops is started: shrunk as `megatron-hetero verify` shrinks a job, with the file's own "
         f"flags, optimizer and precision, under the plan `{results['layout']}` on three CPU "
