@@ -5,6 +5,7 @@
 Reads the arguments of every `tests/functional_tests/test_cases/*/*/model_config.yaml` of a GPT-like
 model, and judges them by the table of flags (`flags.support`), by which the runtime refuses too.
 Flags of parallelism are the plan's, and flags that Megatron does not know are a script's own.
+`tools/start_nvidia_jobs.py` starts those that nothing stops.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ KINDS = ("common", "gpt", "gpt-nemo", "mixtral", "moe", "nemotron")
 REASONS = {
     "another kind of job or model": (
         "--perform-rl-step", "--experimental-attention-variant", "--hybrid-layer-pattern",
-        "--hybrid-context-parallel", "--inprocess-restart", "--moe-latent-size",
+        "--hybrid-context-parallel", "--inprocess-restart", "--moe-latent-size", "MODE",
     ),
     "another way to divide the model or its state": (
         "--use-megatron-fsdp", "--use-torch-fsdp2", "--optimizer", "--optimizer-cpu-offload",
@@ -48,7 +49,11 @@ REASONS = {
         "--fp8-param-gather", "--fp8-recipe", "--first-last-layers-bf16", "--fp4-format",
     ),
 }  # fmt: skip
-"""Reason -> the flags that are refused for it."""
+"""Reason -> the flags that are refused for it; MODE is the file's own word for what it starts."""
+TRAINING = "pretraining"
+"""The mode of a file that names none."""
+OPTIMIZERS = ("adam", "sgd")
+"""Optimizers whose update of a number does not depend on the matrix around it."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +91,37 @@ def arguments_of(text: str) -> list[str]:
         elif value is not True:
             flag = flag_table().by_name.get(name)
             takes_one = flag is not None and flag.bounds[1] == 1
-            argv += [str(value)] if takes_one else str(value).split()
+            text = str(value)
+            argv += [text] if takes_one else _words(text)
     return argv
+
+
+def _words(text: str) -> list[str]:
+    """Split a value as NVIDIA's launcher does, which takes the brackets off a list."""
+    is_list = text.startswith("[") and text.endswith("]")
+    return text[1:-1].split() if is_list else text.split()
+
+
+def mode_of(text: str) -> str:
+    """Return what a job file starts: `pretraining`, `inference` or `rl`."""
+    return str((yaml.safe_load(text) or {}).get("MODE") or TRAINING)
 
 
 def judge(path: Path) -> Judged:
     """Judge one job file under an asymmetric plan."""
-    table = flag_table()
+    table, text = flag_table(), path.read_text(encoding="utf-8")
     # A variable of the launcher stands for a number.
-    argv = [w.replace("${REPEAT}", "1") for w in arguments_of(path.read_text(encoding="utf-8"))]
+    argv = table.known_part([word.replace("${REPEAT}", "1") for word in arguments_of(text)])
     try:
-        refused = refused_among(table.known_part(argv))
+        options, refused = table.split(argv), [str(option) for option in refused_among(argv)]
     except UsageError as error:
         return Judged(path, unreadable=str(error))
-    return Judged(path, tuple(map(str, refused)))
+    # What the table of flags does not say: another script, another optimizer.
+    if (mode := mode_of(text)) != TRAINING:
+        refused.insert(0, f"MODE {mode}")
+    chosen = (option for option in options if option.name == "--optimizer")
+    refused += [str(option) for option in chosen if option.values[0] not in OPTIMIZERS]
+    return Judged(path, tuple(refused))
 
 
 def table_of(found: Sequence[Judged]) -> str:

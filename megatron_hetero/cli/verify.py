@@ -10,6 +10,7 @@
     optimizer: "adam" | "sgd" | None    None: both
     precision: "fp32" | "bf16" | "fp16" | "mixed" | None    None: the job's and its stages'
     floor: bool                   also measure the rounding floor
+    resume: bool                  the plan's processes end at a checkpoint, and others go on
     json: bool                    one JSON object on stdout, text for people on stderr
     plant: str | None             name of a planted error, which must make the check fail
     keep: Path | None             folder that keeps what the runs wrote
@@ -71,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--floor",
         action="store_true",
         help="also compare one process with one process that sums in another order",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="after half of the steps the plan saves a checkpoint and ends; new processes load it "
+        "and go on, beside the one process, which never stops",
     )
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep what the runs wrote: logs, tensors"

@@ -8,7 +8,10 @@ from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import Workload
 
 _BALANCED = "aux_loss"
-"""Megatron's `--moe-router-load-balancing-type` that balances experts within a micro-batch."""
+"""Megatron's `--moe-router-load-balancing-type` that balances experts within a micro-batch by a
+loss."""
+_SHARED_OUT = "sinkhorn"
+"""The one that balances them within a micro-batch by the choice itself."""
 
 
 @lru_cache(maxsize=64)
@@ -21,8 +24,7 @@ def size_changes_objective(workload: Workload) -> bool:
         return True
     kinds = given.get("--moe-router-load-balancing-type", (_BALANCED,))
     coefficients = given.get("--moe-aux-loss-coeff", ())
-    return (
-        workload.model.num_experts > 0
-        and _BALANCED in kinds
-        and any(float(value) > 0 for value in coefficients)
-    )
+    if not workload.model.num_experts:
+        return False
+    has_loss = any(float(value) > 0 for value in coefficients)
+    return _SHARED_OUT in kinds or (_BALANCED in kinds and has_loss)

@@ -43,6 +43,7 @@ def test_defaults() -> None:
         "keep": None,
         "json": False,
         "plant": None,
+        "resume": False,
     }
 
 

@@ -120,6 +120,7 @@ EFFECTS: tuple[Effect, ...] = (
     _effect("--mscale=3", YARN),
     _effect("--mscale-all-dim=1", YARN),
     _effect("--moe-router-load-balancing-type=none", EXPERTS),
+    _effect("--moe-router-load-balancing-type=sinkhorn", EXPERTS, "--moe-aux-loss-coeff=0"),
     _effect("--moe-router-pre-softmax", EXPERTS),
     _effect("--moe-router-topk-scaling-factor=2.5", EXPERTS, "--moe-router-pre-softmax"),
     _effect("--moe-router-score-function=sigmoid", EXPERTS),

@@ -72,6 +72,7 @@ def verify_arguments(
             () if arguments.optimizer or arguments.precision not in (None, "mixed") else others
         ),
         fault=arguments.plant,
+        resumes_after=max(arguments.steps // 2, 1) if arguments.resume else 0,
     )
 
     def on_step(what: str, step: int) -> None:

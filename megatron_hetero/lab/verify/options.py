@@ -20,7 +20,9 @@ class Options:
     `optimizers` train one after the other; `fault` names an error of `faults` that is planted in
     the plan's runs. `plan_flags` are Megatron flags of the plan's runs only. `precision` is that of
     all runs but those of `fp32_optimizers`. `reuses` takes what one process has trained in the same
-    folder, for the same job, as it is. `limit_s`: seconds after which a run has failed.
+    folder, for the same job, as it is. `resumes_after`: step after which the plan's processes save
+    and end, and others load and go on, with Adam; 0 for none. `limit_s`: seconds after which a run
+    has failed.
     """
 
     steps: int = 5
@@ -29,9 +31,15 @@ class Options:
     fault: str | None = None
     plan_flags: tuple[str, ...] = ()
     reuses: bool = False
+    resumes_after: int = 0
     precision: Precision = "fp32"
     fp32_optimizers: tuple[str, ...] = ()
     limit_s: float = 900.0
+
+    def resumes(self, optimizer: str) -> bool:
+        """Tell if the plan's run with `optimizer` has a checkpoint between its steps; Megatron
+        cannot load the state of SGD."""
+        return self.resumes_after > 0 and optimizer == "adam"
 
     def precision_of(self, optimizer: str) -> Precision:
         """Return the precision of the runs with `optimizer`, but for stages with their own."""

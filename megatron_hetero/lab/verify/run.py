@@ -6,12 +6,12 @@ Megatron, then one process of stock Megatron and the plan's processes train from
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
-from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.lab.verify.checks import check_alike, check_capacity, check_resumed
 from megatron_hetero.lab.verify.distance.compare import (
     Distances,
     Tolerances,
@@ -29,19 +29,16 @@ from megatron_hetero.lab.verify.outcome import Verification as Verification
 from megatron_hetero.lab.verify.outcome import outcome_to_data as outcome_to_data
 from megatron_hetero.lab.verify.processes.casts import start_rounding
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
-from megatron_hetero.lab.verify.processes.record import RankRecord, read_record
+from megatron_hetero.lab.verify.processes.record import RankRecord, joined, read_record
 from megatron_hetero.lab.verify.processes.routing import UNIT_ROUNDOFF, Flips
 from megatron_hetero.lab.verify.small.job_flags import job_flags
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local_launch import LocalJob, log_of, run_jobs
 from megatron_hetero.runtime.transformer_engine import layers
 from megatron_hetero.schedule.stock import is_stock
-
-RANK_BYTES = 400 << 20
-"""Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
 
 
 def verify(
@@ -67,6 +64,8 @@ def verify(
     """
     shrunk = shrink(plan, workload)
     flags = job_flags(replace(plan, workload=workload), workload, shrunk, options.steps)
+    check_alike(workload, options)
+    check_resumed(shrunk, workload, options)
     check_capacity(shrunk.plan.layout.num_devices + 1 + options.floor)
     jobs = VerifyJobs(shrunk, options, folder.resolve(), flags)
     _run([jobs.seed_job()], jobs.options.limit_s, on_progress)
@@ -90,27 +89,13 @@ def _notes(jobs: VerifyJobs, workload: Workload) -> Iterator[str]:
             yield f"--adam-eps -> {HALF_PRECISION_EPSILON} in {precision}"
         if jobs.mixes_precisions(optimizer):
             yield f"the one process casts where the plan does ({optimizer})"
+    if options.resumes_after:
+        yield f"saved, ended and resumed after step {options.resumes_after} (adam)"
     divided = training.use_distributed_optimizer and is_stock(shrunk.plan)
     if divided and "sgd" in options.optimizers:
         yield (
             "SGD runs without --use-distributed-optimizer, in which stock Megatron, which runs "
             "this plan, has no SGD"
-        )
-
-
-def check_capacity(num_processes: int) -> None:
-    """Refuse a run that this machine's memory cannot hold.
-
-    Raises:
-        EnvironmentMismatchError: there are too many processes; the message says how many fit.
-    """
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    most = max(available // RANK_BYTES, 1)
-    if num_processes > most:
-        raise EnvironmentMismatchError(
-            f"verifying this plan takes {num_processes} processes of about "
-            f"{RANK_BYTES >> 20} MiB each; {available / 2**30:.1f} GiB are free here, enough for "
-            f"{most}. Verify on a larger machine, or a plan for fewer devices."
         )
 
 
@@ -123,22 +108,25 @@ def _compare(
     If a bound is exceeded, the floor of rounding decides, so it is then measured in any case.
     """
     # Replayed choices have to be made first; otherwise both run at once.
-    running = [jobs.plan_job(optimizer), jobs.reference_job(optimizer)]
+    of_plan, one = jobs.plan_jobs(optimizer), jobs.reference_job(optimizer)
     if jobs.replays_routing(optimizer):
-        _run(running[1:], jobs.options.limit_s, on_progress)
-        _run(running[:1], jobs.options.limit_s, on_progress)
+        _run([one], jobs.options.limit_s, on_progress)
+        _run([of_plan[0]], jobs.options.limit_s, on_progress)
     else:
-        _run(running, jobs.options.limit_s, on_progress)
+        _run([of_plan[0], one], jobs.options.limit_s, on_progress)
+    # Others go on from the checkpoint of the first.
+    for job in of_plan[1:]:
+        _run([job], jobs.options.limit_s, on_progress)
     # Half precision has bounds of its own.
     model, bounds = jobs.shrunk.model, tolerances(jobs.shrunk.model, optimizer, True)
     if jobs.precisions_of(optimizer) != {"fp32"}:
-        return _compare_in_half_precision(jobs, optimizer, running, on_progress)
-    ranks, (reference,) = [records(job) for job in running]
+        return _compare_in_half_precision(jobs, optimizer, of_plan, one, on_progress)
+    ranks, (reference,) = records_of_plan(of_plan), records(one)
     # Compare with the bounds of rounding.
     at = data_ranks(jobs.shrunk.plan)
     groups = tensor_groups(jobs.shrunk.plan)
     adam, alike = jobs.adam_settings(), is_drawn_alike(jobs.shrunk.plan, jobs.shrunk.model)
-    log = _unlike_log(running, bounds)
+    log = _unlike_log(of_plan, one, bounds, jobs.options.resumes_after)
     distances = compare(reference, ranks, at, model, optimizer, None, None, groups, adam, alike)
     floor = None
     # Measure the floor if it is asked for, or if a bound is exceeded.
@@ -153,19 +141,24 @@ def _compare(
     return _comparison(replace(distances, unlike_log=log), bounds, reference, ranks, floor)
 
 
-def _unlike_log(running: Sequence[LocalJob], bounds: Tolerances) -> str | None:
+def _unlike_log(
+    of_plan: Sequence[LocalJob], one: LocalJob, bounds: Tolerances, resumed_after: int
+) -> str | None:
     """Compare what the plan's last rank and the one process have printed."""
-    plan, one = ((job.directory / f"rank-{job.num_ranks - 1}.log").read_text() for job in running)
-    return first_unlike_entry(one, plan, bounds.loss)
+    # The second step behind each start, if there are two starts.
+    averaged = (2, resumed_after + 2) if len(of_plan) > 1 else ()
+    printed = "\n".join(log_of(job, job.num_ranks - 1) for job in of_plan)
+    return first_unlike_entry(log_of(one, 0), printed, bounds.loss, averaged)
 
 
 def _compare_in_half_precision(
     jobs: VerifyJobs,
     optimizer: str,
-    trained: list[LocalJob],
+    of_plan: Sequence[LocalJob],
+    one: LocalJob,
     on_progress: Callable[[str, int], None],
 ) -> Comparison:
-    """Measure the plan and one process, both `trained` in bf16 or fp16, against the same in fp32.
+    """Measure the plan and one process, both in bf16 or fp16, against the same in fp32.
 
     No bound on the effect of rounding to 8 or 11 bits is both sound and tight, but its effect on
     the one process can be measured. The plan rounds the same numbers at other places, so it may be
@@ -176,7 +169,7 @@ def _compare_in_half_precision(
     that of fp32: the one process in another order.
     """
     model, plan = jobs.shrunk.model, jobs.plan_of(optimizer)
-    ranks, (reference,) = [records(job) for job in trained]
+    ranks, (reference,) = records_of_plan(of_plan), records(one)
     # The floor: another order of summation, or the same training in fp32.
     if jobs.rounds_alike(optimizer):
         job = jobs.floor_job(optimizer)
@@ -246,6 +239,12 @@ def is_drawn_alike(plan: Plan, model: ModelSpec) -> bool:
 def records(job: LocalJob) -> list[RankRecord]:
     """Read the record of every rank of a job."""
     return [read_record(job.directory / f"record-{rank}") for rank in range(job.num_ranks)]
+
+
+def records_of_plan(jobs: Sequence[LocalJob]) -> list[RankRecord]:
+    """Read the record of every rank of a plan, whose training may be divided into two jobs."""
+    parts = [records(job) for job in jobs]
+    return [reduce(joined, of_rank) for of_rank in zip(*parts, strict=True)]
 
 
 def _run(jobs: list[LocalJob], limit_s: float, on_progress: Callable[[str, int], None]) -> None:

@@ -138,6 +138,8 @@ class AsymmetricJob:
         # The norm of the weights would be taken while they are under way.
         self._overlaps_gathers = args.overlap_param_gather and not args.log_params_norm
         args.overlap_param_gather = False
+        # Without effect on a plan, but Megatron's configuration wants interleaving with it.
+        args.overlap_p2p_comm_warmup_flush = False
         # The job as the plan's checks see it, with its true optimizer.
         self._check_optimizer_shares()
         self._workload = workload_of(args, megatron, self._job_size)

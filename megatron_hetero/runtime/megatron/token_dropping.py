@@ -32,8 +32,8 @@ def apply(group: dist.ProcessGroup) -> None:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the probabilities and choices `[tokens, experts]` of this rank that are kept."""
         _, kept = REPLACEMENT.original()(
-            _gathered(routing_probs.detach(), group),
-            _gathered(routing_map.to(torch.uint8), group).bool(),
+            gathered(routing_probs.detach(), group),
+            gathered(routing_map.to(torch.uint8), group).bool(),
             **settings,
         )
         own = kept.chunk(group.size())[group.rank()]
@@ -42,7 +42,7 @@ def apply(group: dist.ProcessGroup) -> None:
     REPLACEMENT.apply(drop)
 
 
-def _gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Concatenate the equally many rows of all ranks of `group`."""
     whole = part.new_empty((group.size() * len(part), *part.shape[1:]))
     dist.all_gather_into_tensor(whole, part.contiguous(), group=group)

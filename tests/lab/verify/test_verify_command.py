@@ -29,6 +29,7 @@ def asked(layout: str, *flags: str, **changes: Any) -> argparse.Namespace:
         "optimizer": "sgd",
         "precision": None,
         "floor": False,
+        "resume": False,
         "keep": None,
         "json": False,
         "plant": None,
@@ -60,6 +61,42 @@ def test_an_optimizer_that_stock_megatron_divides_is_seen_whole() -> None:
     flags = "--use-distributed-optimizer --overlap-param-gather --overlap-grad-reduce"
     data = verify_arguments(asked("tp1:2 @1 | tp1:2 @1", *flags.split(), optimizer="adam"))
     assert data["ok"], data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "flags"),
+    [
+        ("tp2:3,tp1:1 @4 | tp1:4 @2", "--transformer-impl=local"),
+        ("tp2:3,tp1:1 @4 | tp1:4 @2", "--use-distributed-optimizer --bf16"),
+    ],
+)
+def test_a_plan_that_stops_and_goes_on_is_compared_whole(layout: str, flags: str) -> None:
+    data = verify_arguments(asked(layout, *flags.split(), optimizer="adam", resume=True, steps=5))
+    assert data["ok"], data
+    assert "saved, ended and resumed after step 2 (adam)" in data["shrunk"]
+
+
+EXPERTS = "--num-experts=4 --moe-router-topk=2 --sequence-parallel --disable-bias-linear"
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes", "word"),
+    [
+        ("", {}, "state of SGD"),
+        ("", {"optimizer": "adam", "steps": 1}, "--steps 2"),
+        (EXPERTS, {"optimizer": "adam", "precision": "bf16"}, "--precision fp32"),
+    ],
+)
+def test_what_cannot_be_resumed_is_said(flags: str, changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(HeteroError, match=word):
+        verify_arguments(asked("tp2:1,tp1:1 @2", *flags.split(), resume=True, **changes))
+
+
+def test_choices_of_sinkhorn_are_compared_in_fp32_alone() -> None:
+    flags = f"{EXPERTS} --moe-router-load-balancing-type sinkhorn --bf16"
+    with pytest.raises(UnsupportedError, match="--precision fp32"):
+        verify_arguments(asked("tp2:1,tp1:1 @2", *flags.split(), optimizer="adam"))
 
 
 @pytest.mark.parametrize(

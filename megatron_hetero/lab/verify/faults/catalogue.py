@@ -12,6 +12,7 @@ from collections.abc import Callable
 from megatron_hetero.errors import UsageError
 from megatron_hetero.lab.verify.faults import between_ranks, within_rank
 from megatron_hetero.lab.verify.faults.features import FEATURE_FAULTS, IN_EVERY_RUN
+from megatron_hetero.lab.verify.faults.newer import NEWER_FAULTS
 
 
 def plant(name: str) -> None:
@@ -55,5 +56,6 @@ FAULTS: dict[str, Callable[[], None]] = {
     "unequal-starts": within_rank.start_apart,
     "learns-faster-alone": within_rank.learn_faster_on_one_rank,
     **FEATURE_FAULTS,
+    **NEWER_FAULTS,
 }
 """`weights-not-gathered` needs `--use-distributed-optimizer`."""

@@ -1,6 +1,6 @@
 """Errors planted in single features: exchange groups, experts, latent attention, context, logs.
 
-Each needs a job that has the feature (the JOBS of `tests/lab/verify/faults/test_catalogue.py`).
+Each needs a job that has the feature (`tests/lab/verify/faults/jobs.py`).
 """
 
 from __future__ import annotations

@@ -285,6 +285,14 @@ class VerifyJobs:
         shrunk = replace(self.shrunk, plan=self.plan_of(optimizer))
         return self._plan_job("the plan", optimizer, shrunk, arguments)
 
+    def plan_jobs(self, optimizer: str) -> tuple[LocalJob, ...]:
+        """Return the jobs of the plan, to be run one after the other: one, or two where its
+        processes end after a checkpoint and others go on from there."""
+        if not self.options.resumes(optimizer):
+            return (self.plan_job(optimizer),)
+        shrunk = replace(self.shrunk, plan=self.plan_of(optimizer))
+        return self.interrupted_jobs(optimizer, shrunk, self.options.resumes_after)
+
     def interrupted_jobs(
         self, optimizer: str, resumed: Shrunk, after: int
     ) -> tuple[LocalJob, LocalJob]:
@@ -302,7 +310,10 @@ class VerifyJobs:
         going_on = tuple(flag for flag in given if not flag.startswith(start))
         return (
             self._plan_job(
-                "the plan", optimizer, self.shrunk, (*given, f"--exit-interval={after}")
+                "the plan",
+                optimizer,
+                replace(self.shrunk, plan=self.plan_of(optimizer)),
+                (*given, f"--exit-interval={after}"),
             ),
             self._plan_job(
                 "the resumed plan",

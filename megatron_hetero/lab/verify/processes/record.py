@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,23 @@ class RankRecord:
     def skipped(self) -> tuple[int, ...]:
         """Return the steps that moved no weight, because a gradient was infinite or NaN."""
         return tuple(step for step in self.steps if self.norms[step] == SKIPPED)
+
+
+def joined(before: RankRecord, after: RankRecord) -> RankRecord:
+    """Join the records of a rank and of the one that has resumed its training.
+
+    The weights that the second has loaded take the place of those that the first has saved.
+    """
+    return replace(
+        before,
+        arrays={**before.arrays, **after.arrays},
+        losses={**before.losses, **after.losses},
+        norms={**before.norms, **after.norms},
+        samples=[*before.samples, *after.samples],
+        loss_scales={**before.loss_scales, **after.loss_scales},
+        random_state=after.random_state,
+        rounded={**before.rounded, **after.rounded},
+    )
 
 
 class Recorder:

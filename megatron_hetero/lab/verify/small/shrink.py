@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
 
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.chunks import chain, stage_chunks
 from megatron_hetero.plan.plan import LayerRange, Layout, Plan, Replica
@@ -24,6 +25,7 @@ _MIN_HIDDEN = 32
 _MAX_EXPERTS = 8
 """Of the small model, unless a stage deals more of them out."""
 _MIN_SEQUENCE = 32
+BALANCING = "--moe-router-load-balancing-type"
 _MAX_UNIT = 32
 """Query groups that shares may ask for; each is four heads at most, and all of them the width of
 the model."""
@@ -104,7 +106,7 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
     args += _switches(model, workload.megatron_args)
     pattern = _sparse_layers(model, num_layers) if model.moe_layer_freq else ()
     num_experts = _num_experts(plan, model)
-    args += _experts(model, num_experts, ffn, pattern)
+    args += _experts(model, num_experts, ffn, pattern, balances_by_choice(workload))
     latents = _latent_sizes(model, unit)
     args += _latent_attention(latents)
     if model.mtp_num_layers:
@@ -250,8 +252,16 @@ def _num_experts(plan: Plan, model: ModelSpec) -> int:
     return min(model.num_experts, _multiple(_MAX_EXPERTS, unit))
 
 
-def _experts(model: ModelSpec, num_experts: int, columns: int, pattern: Sequence[int]) -> list[str]:
-    """Return the flags of experts, with a balancing loss."""
+def balances_by_choice(workload: Workload) -> bool:
+    """Tell if the job's routers balance experts by sinkhorn, which takes no balancing loss."""
+    given = last_of_each(flag_table().split(workload.megatron_args))
+    return any(o.name == BALANCING and "sinkhorn" in o.values for o in given)
+
+
+def _experts(
+    model: ModelSpec, num_experts: int, columns: int, pattern: Sequence[int], by_choice: bool
+) -> list[str]:
+    """Return the flags of experts, with a balancing loss unless they are balanced `by_choice`."""
     if not model.num_experts:
         return []
     more = []
@@ -266,7 +276,7 @@ def _experts(model: ModelSpec, num_experts: int, columns: int, pattern: Sequence
         f"--num-experts={num_experts}",
         f"--moe-router-topk={min(model.moe_router_topk, num_experts)}",
         f"--moe-ffn-hidden-size={columns}",
-        "--moe-aux-loss-coeff=0.01",
+        *(() if by_choice else ("--moe-aux-loss-coeff=0.01",)),
         "--moe-z-loss-coeff=0.001",
     ]
 

@@ -172,6 +172,11 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
         "leave it out, or use a plan without cp; each part of a sequence would drop by itself",
     ),
     (
+        "--moe-router-load-balancing-type sinkhorn",
+        lambda a: "sinkhorn" in a.moe_router_load_balancing_type,
+        "use aux_loss, or a plan without cp; each part of a sequence would be balanced by itself",
+    ),
+    (
         "--hierarchical-context-parallel-sizes",
         lambda a: a.hierarchical_context_parallel_sizes is not None,
         "leave it out",

@@ -4,7 +4,8 @@ Each stage holds all experts of its layers, every expert divided over the stage'
 group as a dense MLP is (expert parallelism of 1), and so is a shared expert; or experts are dealt
 out (`runtime.model.moe.dealt_experts`). Routers are copies. A
 router sees the tokens of one micro-batch, over the whole group, so it chooses as one process does
-under any plan, drops the same tokens (`runtime.megatron.token_dropping`), and is biased by the
+under any plan, drops the same tokens (`runtime.megatron.token_dropping`), shares experts out alike
+(`runtime.megatron.sinkhorn_routing`), and is biased by the
 tokens of the whole job (`runtime.model.moe.expert_bias`).
 """
 
@@ -21,10 +22,10 @@ from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support.dealt_experts import check_dealt_experts
 from megatron_hetero.model.megatron_release import MEGATRON
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.megatron import token_dropping
+from megatron_hetero.runtime.megatron import sinkhorn_routing, token_dropping
 from megatron_hetero.runtime.parallel.groups import RankGroups
 
-_BALANCED_BY = {"aux_loss", "seq_aux_loss", "none"}
+_BALANCED_BY = {"aux_loss", "seq_aux_loss", "sinkhorn", "none"}
 
 REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
@@ -46,7 +47,8 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "--moe-router-load-balancing-type",
         lambda a: not _BALANCED_BY.issuperset(_names(a.moe_router_load_balancing_type)),
-        "use aux_loss, seq_aux_loss or none; the others count tokens over data-parallel groups",
+        "use aux_loss, seq_aux_loss, sinkhorn or none; the others count tokens over data-parallel "
+        "groups",
     ),
     (
         "--moe-pad-expert-input-to-capacity",
@@ -96,11 +98,13 @@ def check_micro_batches(plan: Plan, args: Any) -> None:
             "--moe-expert-capacity-factor gives each expert a capacity within a micro-batch: they "
             "would drop differently. Leave it out, or use one size for all."
         )
-    if len(sizes) > 1 and "aux_loss" in _names(args.moe_router_load_balancing_type):
+    within = {"aux_loss", "sinkhorn"}.intersection(_names(args.moe_router_load_balancing_type))
+    if len(sizes) > 1 and within:
         raise UnsupportedError(
             f"replicas have micro-batches of {' and '.join(map(str, sizes))} sequences, and "
-            "--moe-router-load-balancing-type aux_loss balances experts within a micro-batch: they "
-            "would be balanced differently. Use seq_aux_loss, or one size for all."
+            f"--moe-router-load-balancing-type {min(within)} balances experts within a "
+            "micro-batch: they would be balanced differently. Use seq_aux_loss, or one size for "
+            "all."
         )
 
 
@@ -157,7 +161,10 @@ class JobMoEMetrics(MoEMetricsTracker):
 
 
 def follow_routing(plan: Plan, groups: RankGroups, args: Any) -> None:
-    """Sum the routing losses of Megatron's log, and drop tokens, as the whole job does."""
+    """Sum the routing losses of Megatron's log, drop tokens and share experts out, as the whole job
+    does."""
     set_moe_metrics_tracker(JobMoEMetrics(plan, groups))
     if args.moe_expert_capacity_factor is not None and groups.tensor.size() > 1:
         token_dropping.apply(groups.tensor)
+    if "sinkhorn" in _names(args.moe_router_load_balancing_type) and groups.tensor.size() > 1:
+        sinkhorn_routing.apply(groups.tensor)

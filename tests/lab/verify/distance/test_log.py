@@ -46,3 +46,11 @@ def test_what_differs_is_named(other: str, found: str) -> None:
 
 def test_logs_without_steps_are_no_agreement() -> None:
     assert "no line of a step" in str(first_unlike_entry("noise\n", "noise\n", 1e-6))
+
+
+def test_losses_that_megatron_prints_as_means_are_left_to_the_record() -> None:
+    one, plan = line(1) + line(2), line(1) + line(2, loss="5.6E+00")
+    assert "lm loss 5.6 in step 2" in str(first_unlike_entry(one, plan, 1e-6))
+    assert first_unlike_entry(one, plan, 1e-6, averaged=(2,)) is None
+    worse = plan.replace("grad norm: 2.410", "grad norm: 2.510")
+    assert "grad norm" in str(first_unlike_entry(one, worse, 1e-6, averaged=(2,)))

@@ -112,6 +112,14 @@ def test_the_floor_is_a_column_of_its_own() -> None:
     ]
 
 
+def test_a_row_in_which_rounding_hides_all_says_so() -> None:
+    floor = {"loss": 1e-8, "gradients": 1e-7, "gradient_norm": 1e-8, "weights": 2.4e3}
+    text = printed(changed(floor=floor), width=120)
+    assert text.count("checks little: rounding alone is this far") == 1
+    (line,) = [line for line in text.splitlines() if "checks little" in line]
+    assert "weights" in line and "2.4e+03" in line
+
+
 @pytest.mark.parametrize("found", [6e-6, float("nan"), float("inf")])
 def test_what_is_too_far_apart_says_where(found: float) -> None:
     text = printed(changed(gradients=found, ok=False), width=100)

@@ -66,7 +66,7 @@ def _routing_losses(folder: Path) -> list[list[tuple[str, float]]]:
     "flags",
     [
         ["--moe-latent-size=16"],
-        ["--moe-router-load-balancing-type=sinkhorn"],
+        ["--moe-router-load-balancing-type=global_aux_loss"],
         ["--moe-pad-expert-input-to-capacity", "--moe-expert-capacity-factor=1.0"],
     ],
     ids=lambda flags: flags[0],
