@@ -5,5 +5,6 @@ Rooms: `small` (a model for this machine), `processes` (both trainings and their
 command  options in, data out, behind the command line
 options  steps, optimizers, precision and a planted error
 run      both trainings side by side, and their distance
+checks   memory and the room for a checkpoint, before a verification starts
 outcome  distances and bounds of every optimizer, also as JSON data
 """
