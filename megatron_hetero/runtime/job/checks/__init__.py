@@ -7,4 +7,5 @@ needs          packages and partners that flags need
 attention_variables  Transformer Engine's variables beside `--attention-backend`
 machine        the process against the place and the model of the plan
 bus            cards by their places on the PCI bus
+flexible_sequences  flags that documents dealt to groups cannot follow yet
 """
