@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from megatron_hetero.bounds import counting as bound_counting
 from megatron_hetero.bounds.chains import levels as bound_levels
 from megatron_hetero.bounds.divided import divided_bound_s
+from megatron_hetero.bounds.free_groups import free_groups_bound_s
 from megatron_hetero.bounds.step_time import step_time_bound, step_time_bound_s
 from megatron_hetero.cluster.spec import CHOICES, Cluster, Device, Line, Link
 from megatron_hetero.cost.model import CostModel
@@ -75,14 +76,18 @@ def free_jobs(draw: st.DrawFn) -> tuple[Cluster, Workload]:
 
 def check_no_plan_beats_it(cluster: Cluster, workload: Workload) -> None:
     """No plan that any strategy prices on its way, with settings of its own or without; those whose
-    groups divide sequences have a bound of their own."""
+    groups divide sequences have a bound of their own, and so have those with unlike shares or with
+    experts dealt out over replicas."""
     problem = make_problem(cluster, workload)
     found_s: dict[bool, list[float]] = {False: [], True: []}
+    costs = CostModel(problem.cluster, workload)
+    of_any_groups_s = free_groups_bound_s(costs)
+    assert of_any_groups_s is not None
     for candidate in search(problem).ranking_of_all:
         placement = candidate.placement
-        if not any(s.shares for r in placement.replicas for s in r.stages):
+        assert of_any_groups_s <= candidate.step_time_s * (1 + 1e-9)
+        if not any(s.shares or s.expert_groups for r in placement.replicas for s in r.stages):
             found_s[placement.has_context_parallel].append(candidate.step_time_s)
-    costs = CostModel(problem.cluster, workload)
     if found_s[False]:
         check_bounds(costs, min(found_s[False]))
     assert divided_bound_s(costs) <= min(found_s[True], default=inf) * (1 + 1e-9)

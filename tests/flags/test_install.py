@@ -182,6 +182,6 @@ def test_options_that_slurm_could_not_read(
     assert words in str(caught.value)
 
 
-def test_a_partition_for_gpus_that_the_plan_does_not_use_is_refused() -> None:
-    with pytest.raises(UsageError, match="the plan's nodes have A100-80GB, RTX-4090, not H200"):
-        files("slurm", slurm=slurm_options(["H200=x"], [], None, None, None))
+def test_a_partition_for_gpus_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(UsageError, match="the plan's nodes have A100-80GB, RTX-4090, not H2000"):
+        files("slurm", slurm=slurm_options(["H2000=x"], [], None, None, None))
