@@ -11,9 +11,10 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launchers.install import Wheel, find_wheel, install_script
+from megatron_hetero.flags.launchers.job import without_unused
 from megatron_hetero.flags.launchers.slurm import slurm_options
 from megatron_hetero.plan.file import save_plan
-from tests.flags.test_launchers import SHOW, files, mixed_plan, run_script, written
+from tests.flags.test_launchers import SHOW, files, job, mixed_plan, run_script, written
 
 NAME = "megatron_hetero-0.1.0-py3-none-any.whl"
 URL = f"https://files.example/wheels/{NAME}"
@@ -184,4 +185,4 @@ def test_options_that_slurm_could_not_read(
 
 def test_a_partition_for_gpus_that_nobody_knows_is_refused() -> None:
     with pytest.raises(UsageError, match="the plan's nodes have A100-80GB, RTX-4090, not H2000"):
-        files("slurm", slurm=slurm_options(["H2000=x"], [], None, None, None))
+        without_unused("--partition", (("H2000", "x"),), job())
