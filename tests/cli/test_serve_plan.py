@@ -41,8 +41,9 @@ def test_launch_and_doctor_know_the_plan(plan: Path, tmp_path: Path, capsys) -> 
     assert main(["doctor", str(plan), "--cluster", str(EXAMPLE / "cluster.yaml")]) == 0
     assert main(["launch", str(plan), "--for", "vllm", "-o", str(tmp_path / "fleet")]) == 0
     assert "vllm serve" in (tmp_path / "fleet" / "replica-0.sh").read_text()
-    capsys.readouterr()
-    assert main(["launch", str(plan), "--for", "llm-d", "-o", str(tmp_path / "b")]) == 2
+    assert main(["launch", str(plan), "--for", "llm-d", "-o", str(tmp_path / "pods")]) == 0
+    pods = "".join(path.read_text() for path in (tmp_path / "pods").iterdir())
+    assert "kind: Deployment" in pods
     assert main(["launch", str(plan), "--for", "slurm", "-o", str(tmp_path / "b")]) == 2
     assert "is a serving plan" in capsys.readouterr().err
     assert main(["explain", str(plan)]) == 4
