@@ -214,13 +214,18 @@ class GradientSync:
         layers before it: ranks that started a later bucket would wait for those that may not.
         """
         if not self._ddp_config.overlap_grad_reduce:
+            # Nothing is late so far: every bucket is deeper than minus infinity.
             return 0
         deepest_late = -inf
+        # Under --align-grad-reduce later stages start no bucket early, so their lack of room stops
+        # nobody.
         place = self._room.first_without
         if place is not None and not (aligned and self._groups.position.stage):
             deepest_late = self.buckets[place].depth
+        # The deepest layer without room on any rank decides for the whole job.
         of_job = torch.tensor(deepest_late, device=torch.cuda.current_device())
         dist.all_reduce(of_job, op=dist.ReduceOp.MAX)
+        # Buckets of that layer are late as well, hence the strict comparison.
         return sum(bucket.depth > of_job.item() for bucket in self.buckets)
 
     def finalize(
@@ -256,6 +261,8 @@ class GradientSync:
     def count_tokens(self, num_tokens: torch.Tensor) -> int:
         """Count the tokens of the whole job's step; one rank counts each micro-batch."""
         total = num_tokens.to(torch.int64)
+        # Tensor-parallel ranks of a last stage count the same tokens; context-parallel ranks count
+        # their own.
         if not self._groups.is_last_stage or self._groups.tensor.rank() != 0:
             total.zero_()
         dist.all_reduce(total)
@@ -296,6 +303,8 @@ class GradientSync:
         These are weights after the optimizer's step, or gradients for code that reads all of them.
         """
         under_way: list[tuple[Reduction, Callable[[], None]]] = []
+        # Each gather has a buffer: where the next one finds no room, the oldest under way ends
+        # first.
         for reduction in self.divided:
             while not self._room.fits(reduction, [other for other, _ in under_way]):
                 under_way.pop(0)[1]()
@@ -328,6 +337,7 @@ class GradientSync:
     def launch_ready(self) -> None:
         """Start every bucket in turn that may start early and has complete gradients."""
         while self._launched < self._num_early:
+            # Only in order: a complete bucket waits for every bucket before.
             parameters = self._completing[self._launched]
             if not all(chunk.is_ready(parameters) for chunk in self._chunks):
                 return
@@ -335,6 +345,7 @@ class GradientSync:
 
     def reduce(self) -> None:
         """Sum every slice over its holders; of a tensor group's equal copies one counts."""
+        # Buckets that did not start within the passes, in order, as far as there is room.
         while self._launched < len(self._reductions):
             self._find_room(self._reductions[self._launched])
             self._launch_next()
@@ -342,6 +353,7 @@ class GradientSync:
             reduction.finish()
         self._launched = 0
         self.traffic.num_steps += 1
+        # Local slices need no exchange, but the weight of this rank's gradients all the same.
         for _, view in self._local.views(main_grad):
             check_gradients(view, self._ddp_config)
             if self._weight != 1.0:
@@ -367,12 +379,15 @@ class GradientSync:
 
         Every rank of the job takes part; each hears of its own buckets.
         """
+        # Weights that are still under way would be compared half old, half new.
         self.finish_weights()
         return are_equal((*self._reductions, *self.sharded.buckets))
 
     def take_main_weights(self, owned: Iterable[torch.nn.Parameter]) -> None:
         """Take the optimizer's pieces of the divided buckets, in order: holders of unlike
         precisions get the new weights from their main weights."""
+        # The optimizer has one parameter for each owned piece, divided buckets first, in their
+        # order.
         tensors = iter(owned)
         for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
             if isinstance(reduction, DividedReduction):
