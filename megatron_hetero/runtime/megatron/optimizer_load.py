@@ -54,6 +54,7 @@ def apply_if_needed(args: Any) -> None:
         write(self, model_param, {**tensors, "step": None})
         group, place = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][place]]
+        # A tensor of its own, or every parameter's update would count the shared one.
         state["step"] = state["step"].clone()
 
     DESCRIBED.apply(state_dict)

@@ -79,12 +79,15 @@ def fill(groups: RankGroups) -> None:
     mpu.set_tensor_model_parallel_rank(groups.tensor.rank())
     mpu.set_pipeline_model_parallel_world_size(groups.pipeline.size())
     mpu.set_pipeline_model_parallel_rank(groups.pipeline.rank())
+    # Model chunks of this stage; Megatron writes a single one as None.
     num_chunks = groups.chain.count(groups.pipeline.stage)
     mpu.set_virtual_pipeline_model_parallel_world_size(num_chunks if num_chunks > 1 else None)
     mpu.set_expert_model_parallel_world_size(groups.experts.size())
     mpu.set_expert_model_parallel_rank(groups.experts.rank())
     mpu.set_expert_tensor_parallel_world_size(groups.expert_parts.size())
     mpu.set_expert_tensor_parallel_rank(groups.expert_parts.rank())
+    # Every data-parallel group is this rank alone.
     mpu.set_data_parallel_rank(0)
+    # Megatron makes this buffer together with its groups, which it does not make here.
     if mpu._GLOBAL_MEMORY_BUFFER is None:
         mpu._set_global_memory_buffer()

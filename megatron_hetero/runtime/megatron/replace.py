@@ -35,6 +35,7 @@ class Replacement(Guarded):
 
     def _put(self, function: Any, original: Any) -> None:
         owner, name = self.place()
+        # A static method must stay one, or an instance would become its first argument.
         is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
         if original is not None:
             setattr(function, ORIGINAL, original)

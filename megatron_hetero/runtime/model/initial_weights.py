@@ -34,6 +34,7 @@ def initialise(model: Sequence[torch.nn.Module], seed: int) -> None:
             continue
         shard = shard_of(name, parameter, config)
         whole = torch.empty(shard.global_shape, dtype=torch.float32, device="cpu")
+        # The rank's own random state stays as it is.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(_seed_of(name, seed))
             _distribution(name, config)(whole)

@@ -31,6 +31,7 @@ class SequenceParallelTorchNorm:
     def __new__(
         cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any
     ) -> torch.nn.Module:
+        # Megatron's wrapper refuses sequence parallelism; its parameters get the mark below.
         enabled, config.sequence_parallel = config.sequence_parallel, False
         try:
             norm = WrappedTorchNorm(config, hidden_size, eps, **kwargs)

@@ -117,6 +117,7 @@ def follow_optimizer(args: Any, plan: Plan, job: Precision) -> None:
     precision = narrowest(p for replica in stage_precisions(plan, job) for p in replica)
     args.fp16, args.bf16 = precision == "fp16", precision == "bf16"
     args.params_dtype = DTYPES[precision]
+    # As Megatron's parser has it for bf16; unlike precisions are summed in fp32 too.
     if mixes_precisions(plan, job) or precision == "bf16":
         args.accumulate_allreduce_grads_in_fp32 = True
     if precision == "fp16" and not args.loss_scale:

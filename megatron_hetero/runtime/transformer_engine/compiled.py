@@ -87,6 +87,7 @@ def compiled_module(name: str) -> types.ModuleType:
     for purpose, names in MISSING.items():
         for missing in names.split():
             setattr(module, missing, _missing(missing, purpose))
+    # A room's own functions and enumerations; what it imports stays out.
     for room in _ROOMS:
         vars(module).update(
             (key, value)

@@ -56,6 +56,7 @@ class CpuFinder(importlib.abc.MetaPathFinder):
             )
         if fullname not in bridged_modules():
             return None
+        # Python's own finder knows where the module's source is.
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is not None and spec.origin is not None:
             spec.loader = _Bridged(fullname, spec.origin)

@@ -23,6 +23,7 @@ _CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 def why_unusable() -> str | None:
     """Hide a package that cannot be used here; return the reason, or None if it is usable."""
+    # None among the modules is what `hide` leaves, and what stops an import.
     if any(sys.modules.get(name, ...) is None for name in PACKAGES):
         return HIDDEN_BEFORE
     if _has_gpu():

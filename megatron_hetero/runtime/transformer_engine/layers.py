@@ -73,6 +73,7 @@ def _provide() -> str | None:
         )
     if found != bridges.VERSION:
         return f"version {found} is installed; {bridges.VERSION} runs on a CPU"
+    # The package comes back, with our modules for its compiled ones.
     installed.forget()
     finder.install()
     os.environ.setdefault("NVTE_TORCH_COMPILE", "0")
@@ -80,6 +81,7 @@ def _provide() -> str | None:
     os.environ.setdefault("NVTE_UNFUSED_FP8_UPDATE", "1")
     try:
         importlib.import_module("transformer_engine.pytorch")
+    # Local layers remain, as if the package were not there.
     except (ImportError, MegatronVersionError) as error:
         finder.remove()
         installed.hide()

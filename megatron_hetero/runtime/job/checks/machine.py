@@ -69,10 +69,12 @@ def _check_gpu(host: Host, wanted: str, rank: int, found: str) -> None:
 
 def _check_place(host: Host, rank: int, device: str, local_rank: int) -> None:
     """Check the bus place of a card; the names of two cards of one type cannot tell them apart."""
+    # Bus places of the visible cards, in the order of the plan's indices.
     seen = bus.visible_bus_ids()
     here = [bus_id for _, bus_id in sorted(zip(host.gpu_indices, seen, strict=False))]
     in_order = here == sorted(here)
     wanted = device_place(device)[1]
+    # CUDA numbers the cards as the bus does, so an index means the planned card.
     if in_order and bus.order_is_of_the_bus():
         return
     order = (
@@ -84,6 +86,7 @@ def _check_place(host: Host, rank: int, device: str, local_rank: int) -> None:
             f"rank {rank} is the plan's {device}, but CUDA numbers the cards of {host.host} "
             f"otherwise than the PCI bus, as the plan does: {', '.join(here)}. {order}"
         )
+    # Where the system shows all cards of the bus, the card can be found by its place.
     cards = bus.machine_bus_ids()
     if cards and local_rank < len(seen):
         if seen[local_rank] in cards and cards.index(seen[local_rank]) == wanted:

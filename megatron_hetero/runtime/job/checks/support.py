@@ -183,6 +183,7 @@ def check_orders(plan: Plan, args: Any) -> None:
     Raises:
         UnsupportedError: the message names every such flag, with advice.
     """
+    # An order with I passes has W passes as well: looking for one kind is enough.
     split = any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)
     if split:
         refuse(NOT_WITH_SPLIT_PASSES, args, "These flags do not go with a plan's I and W passes:")

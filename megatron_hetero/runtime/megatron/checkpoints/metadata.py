@@ -40,6 +40,7 @@ def _checked(original: Callable[..., Any], read: Callable[[Path], Any]) -> Calla
 
         def read_metadata(*_: Any, **__: Any) -> Any:
             found = read(Path(checkpoint_dir) / ".metadata")
+            # torch's own reader leaves its number in the metadata too.
             if getattr(found, "storage_meta", None) is None:
                 found.storage_meta = StorageMeta()
             found.storage_meta.load_id = reader.load_id

@@ -26,10 +26,12 @@ def apply(name: str, write: Callable[[Path, str], None]) -> None:
 
     save.REPLACEMENT.check()
     files = checkpointing.maybe_msc
+    # An earlier substitute goes first, so that none wraps another.
     vars(files).pop("open", None)
     original = files.open
 
     def open_file(path: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
+        # The tracker alone; an address with `://` is an object store's.
         if mode == "w" and Path(str(path)).name == name and "://" not in str(path):
             return _Whole(Path(path), write)
         return original(path, mode, *given, **named)

@@ -61,6 +61,7 @@ def other_documents(starts: Tensor) -> Tensor:
     Example: documents that begin at 0, 2 and end at 3 hide 1 and 2 from token 0, 2 from 1, and 0
     and 1 from token 2.
     """
+    # Tokens of each document; then each token's document and place.
     lengths = starts.diff().long()
     document = torch.repeat_interleave(torch.arange(len(lengths), device=starts.device), lengths)
     place = torch.arange(len(document), device=starts.device)
@@ -90,5 +91,6 @@ class PackedAttention(MaskedAttention):
         a micro-batch; the result `[t, heads * d]`.
         """
         mask = other_documents(packed_seq_params.cu_seqlens_q)
+        # Megatron's local attention wants an axis of the batch: [t, 1, heads, d].
         parts = (part.unsqueeze(1) for part in (query, key, value))
         return super().forward(*parts, mask, None, attention_bias).squeeze(1)

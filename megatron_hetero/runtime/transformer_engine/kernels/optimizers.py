@@ -171,6 +171,7 @@ def multi_tensor_adam_param_remainder(
     for g, w, m, v, rest in zip(*lists, strict=True):
         bits = (w.view(torch.int16).int() << 16) + rest.int()
         updated = _adam(wide(g), bits.view(torch.float32), m, v, settings).view(torch.int32)
+        # The low 16 bits, read as a signed number; the high ones are what is left without them.
         low = updated.to(torch.int16)
         rest.copy_(low)
         w.view(torch.int16).copy_(((updated - low.int()) >> 16).to(torch.int16))

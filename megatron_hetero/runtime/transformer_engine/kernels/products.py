@@ -92,6 +92,7 @@ def generic_gemm(
         if gelu:
             before_gelu = product.to(torch_type(out_dtype, _type(A)))
             product = functional.gelu(wide(before_gelu), approximate="tanh")
+    # The product has the leading axes of `B`; a weight's gradient has a single one.
     lead = (B.size()[-1],) if transb else B.size()[:-1]
     result = product.reshape(*lead, product.shape[-1])
     if before_gelu is not None:
@@ -169,6 +170,7 @@ def te_general_grouped_gemm(
         raise UnsupportedError(
             "Transformer Engine's te_general_grouped_gemm with GELU has no counterpart on a CPU."
         )
+    # Row at which the next result begins in a single output.
     first = 0
     for i, (a, b) in enumerate(zip(A, B, strict=True)):
         if single_output:
@@ -177,6 +179,7 @@ def te_general_grouped_gemm(
         else:
             result = out[i]
         own = bias[i] if bias[i] is not None and bias[i].numel() else None
+        # An expert without tokens: its product is 0, and so is its bias's gradient.
         if a.numel() == 0 or b.numel() == 0:
             if not accumulate:
                 result.zero_()
