@@ -148,8 +148,8 @@ def _gathers_unlike(gather: Callable[..., Any]) -> Callable[..., Any]:
         async_op: bool = False,
     ) -> Any:
         longest = max(tensor_list, key=len) if tensor.dim() else tensor
-        # Equal parts go as they are; so does a call that does not wait, whose parts could not be
-        # copied after.
+        # Parts of a call that does not wait cannot be copied afterwards, so such a call goes as it
+        # is.
         if async_op or all(part.shape == longest.shape for part in tensor_list):
             return gather(tensor_list, tensor, group=group, async_op=async_op)
         # Zeros fill each part up to the longest, and are cut off on arrival.

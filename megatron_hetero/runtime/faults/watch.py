@@ -339,8 +339,7 @@ class Watch:
 
     def _terminated(self) -> None:
         """SIGTERM: a launcher that ends all because one is dead deserves the reason."""
-        # A launcher sends SIGTERM to all ranks when one has died: look for the dead one for a
-        # moment.
+        # A launcher ends all ranks when one has died: look a moment for the dead one.
         deadline = time.monotonic() + (0.0 if self._saves_on_sigterm else _GRACE_S / 2)
         while True:
             self._end_if_told()

@@ -214,10 +214,10 @@ class GradientSync:
         layers before it: ranks that started a later bucket would wait for those that may not.
         """
         if not self._ddp_config.overlap_grad_reduce:
-            # Nothing is late so far: every bucket is deeper than minus infinity.
+            # Without --overlap-grad-reduce every bucket starts after the passes.
             return 0
         deepest_late = -inf
-        # Under --align-grad-reduce later stages start no bucket early, so their lack of room stops
+        # Under --align-grad-reduce later stages start no bucket early: their lack of room stops
         # nobody.
         place = self._room.first_without
         if place is not None and not (aligned and self._groups.position.stage):
@@ -261,8 +261,7 @@ class GradientSync:
     def count_tokens(self, num_tokens: torch.Tensor) -> int:
         """Count the tokens of the whole job's step; one rank counts each micro-batch."""
         total = num_tokens.to(torch.int64)
-        # Tensor-parallel ranks of a last stage count the same tokens; context-parallel ranks count
-        # their own.
+        # Tensor-parallel ranks have the same tokens, context-parallel ranks tokens of their own.
         if not self._groups.is_last_stage or self._groups.tensor.rank() != 0:
             total.zero_()
         dist.all_reduce(total)
@@ -303,8 +302,7 @@ class GradientSync:
         These are weights after the optimizer's step, or gradients for code that reads all of them.
         """
         under_way: list[tuple[Reduction, Callable[[], None]]] = []
-        # Each gather has a buffer: where the next one finds no room, the oldest under way ends
-        # first.
+        # Each gather has a buffer: the oldest under way ends first where the next has no room.
         for reduction in self.divided:
             while not self._room.fits(reduction, [other for other, _ in under_way]):
                 under_way.pop(0)[1]()
@@ -386,8 +384,7 @@ class GradientSync:
     def take_main_weights(self, owned: Iterable[torch.nn.Parameter]) -> None:
         """Take the optimizer's pieces of the divided buckets, in order: holders of unlike
         precisions get the new weights from their main weights."""
-        # The optimizer has one parameter for each owned piece, divided buckets first, in their
-        # order.
+        # The optimizer has a parameter for each owned piece, of divided buckets first, in order.
         tensors = iter(owned)
         for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
             if isinstance(reduction, DividedReduction):

@@ -283,8 +283,7 @@ def pipeline_layout(plan: Plan, position: Position, further_tokens: int = 0) -> 
     else:
         chunks = stage_chunks(replica.stages[s])
         places = [""] * (num_stages * len(chunks))
-        # `due`: first layer that is not yet at a place; `at`: the place behind this rank's newest
-        # chunk.
+        # `due`: first layer without a place yet; `at`: the place behind this rank's newest chunk.
         due = at = 0
         for i, chunk in enumerate(chunks):
             places[at] += "t" * (chunk.first_layer - due)

@@ -193,8 +193,7 @@ class AsymmetricJob:
             own = validation.replicas[self._position.replica].micro_batch_size
             args.eval_micro_batch_size = own
             return
-        # Growing batches: each batch has a plan of its own, whose schedule is checked like the
-        # first.
+        # Growing batches: each batch has a plan of its own, whose schedule is checked as well.
         self._batches = batch_schedule(args.step_batch_size_schedule, args.seq_length, self._plan)
         for plan in self._batches.plans:
             check_schedules(plan)
@@ -214,8 +213,7 @@ class AsymmetricJob:
         from megatron_hetero.runtime.model.moe.dealt_experts import deal_experts, experts_hook
         from megatron_hetero.runtime.parallel.tensor_place import TensorPlace, set_tensor_place
 
-        # Experts dealt out over several replicas have groups of ranks that are no tensor-parallel
-        # groups.
+        # Experts dealt out over replicas have groups of their own, beside the tensor-parallel ones.
         group = expert_group_of(self._plan, self._world.rank)
         place = TensorPlace.of_stage(
             self._stage.shape,
@@ -223,8 +221,7 @@ class AsymmetricJob:
             args,
             (0, 0) if group is None else group.place(self._world.rank),
         )
-        # Megatron builds the model from `args` alone: meanwhile `args` have this rank's sizes and
-        # precision.
+        # Megatron builds from `args` alone, which therefore have this rank's sizes and precision.
         with place.own_sizes(args), precision.in_precision(args, self._precision):
             model = with_layer_spec(configured(gpt_config_from_args, args, given))
         support.check_own_lengths(self._plan, model.transformer.variable_seq_lengths)

@@ -122,7 +122,7 @@ def _straggler_detector(context: RankContext) -> None:
 
 
 def _schedule(context: RankContext) -> None:
-    # Steps are dealt to groups of replicas: the balance counts what each of them does.
+    # Steps are dealt to groups of replicas, and the balance counts what each replica does.
     if context.pipelines is not None:
         replicas = [place.replica for place in rank_table(context.plan)]
         context.balance = Balance(replicas, context.pipelines)
@@ -229,7 +229,7 @@ def _masks(context: RankContext) -> None:
 
 def _log(context: RankContext) -> None:
     training_log.add_observer(marks.after_a_step)
-    # Rates count tokens; dealt steps have a number of tokens of their own.
+    # Every dealt step has its own number of tokens, which the balance counts.
     if context.balance is None:
         training_log.add_observer(TokenRate().observe)
     else:

@@ -234,8 +234,7 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
         print(f"left by sys.exit({leaving.code!r})", flush=True)
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
-        # Any other error is the rank's: the end of the log, with the trace, goes into the parent's
-        # message.
+        # The parent's message quotes the end of the log, and so this trace.
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -263,7 +262,7 @@ def rank_environment(
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % num_cards if shared else rank),
         "WORLD_SIZE": str(num_ranks),
-        # With an `NCCL_HOSTID` each sharing rank is a host of its own.
+        # Ranks that share a card count as hosts of one rank each (`NCCL_HOSTID`).
         "LOCAL_WORLD_SIZE": str(1 if shared else num_ranks),
         "MEGATRON_HETERO_STORE": store,
         "GLOO_SOCKET_IFNAME": "lo",

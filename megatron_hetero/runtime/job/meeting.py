@@ -165,8 +165,7 @@ class StartMeeting:
 
     def _verdict(self, timeout: timedelta) -> dict[str, Any]:
         began = told = time.monotonic()
-        # Between two questions look for dead processes, and from time to time name the missing
-        # ranks.
+        # Between two questions look for dead processes, and now and then name the missing ranks.
         while not self._comes(_VERDICT, _LOOK_S):
             self._look_for_the_dead()
             now = time.monotonic()
@@ -214,8 +213,7 @@ class StartMeeting:
         assert self._store is not None
         here = Place.here(self._rank, "")
         for rank in self._neighbours():
-            # A rank with a hash has arrived; a rank without a place has not said which process it
-            # is.
+            # A rank with a hash has arrived; the process of a rank without a place is unknown.
             if self._store.check([f"hash/{rank}"]) or not self._store.check([f"place/{rank}"]):
                 continue
             place = Place.of(self._get(f"place/{rank}"))

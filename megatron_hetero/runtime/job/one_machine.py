@@ -31,7 +31,7 @@ def meeting_file() -> str | None:
         EnvironmentMismatchError: the folder of such files is not the user's own.
     """
     given = os.environ
-    # `torchrun` sets this variable, and no other launcher that we know does.
+    # `torchrun` sets this variable for every process that it starts.
     if "TORCHELASTIC_RESTART_COUNT" not in given:
         return None
     if given.get("LOCAL_WORLD_SIZE") != given.get("WORLD_SIZE"):

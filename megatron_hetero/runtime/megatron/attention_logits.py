@@ -53,8 +53,7 @@ def apply(num_heads: int) -> None:
         dist.all_reduce(table, op=dist.ReduceOp.MAX)
         for number, attention in layers.items():
             core = attention.core_attention
-            # Megatron's own function clips by what stands here; after a step without clipping
-            # nothing does.
+            # Megatron's own function clips by these; a step that only logs begins anew.
             core.current_max_attn_logits = None if log_max_only else table[number, own]
             if not log_max_only:
                 with _own_projections(attention, place.width):

@@ -51,6 +51,7 @@ def apply_if_needed(args: Any) -> None:
 
     @torch.no_grad()
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+        # The step is saved with the groups, so Megatron must not look for one here.
         write(self, model_param, {**tensors, "step": None})
         group, place = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][place]]

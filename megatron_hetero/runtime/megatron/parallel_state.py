@@ -67,6 +67,7 @@ def fill(groups: RankGroups) -> None:
         (("_GTP_WEIGHT_REMAT_GLOBAL_RANKS", "_EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS"), [rank]),
         (("_MODEL_PARALLEL_GLOBAL_RANKS",), list(range(dist.get_world_size()))),
     )
+    # Most of these globals have no setter.
     for names, value in values:
         for name in names:
             if not hasattr(mpu, name):

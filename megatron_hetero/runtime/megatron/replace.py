@@ -37,6 +37,7 @@ class Replacement(Guarded):
         owner, name = self.place()
         # A static method must stay one, or an instance would become its first argument.
         is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+        # Guards and later substitutes find Megatron's own function through this attribute.
         if original is not None:
             setattr(function, ORIGINAL, original)
         setattr(owner, name, staticmethod(function) if is_static else function)

@@ -84,6 +84,7 @@ def _shown_alone(group: dist.ProcessGroup, backend: str) -> Iterator[None]:
     """
 
     def whole_job(*args: Any, **named: Any) -> dist.ProcessGroup:
+        # The one call with which `initialize_ub` makes a group of the whole job.
         if args or named != {"backend": backend}:
             refuse()
         return group

@@ -37,6 +37,7 @@ def apply(group: dist.ProcessGroup) -> None:
             **settings,
         )
         own = kept.chunk(group.size())[group.rank()]
+        # The probabilities keep their gradients: detached copies decided, and nothing else.
         return routing_probs * own, own
 
     REPLACEMENT.apply(drop)

@@ -65,6 +65,7 @@ def marks_hook(groups: RankGroups) -> ModelHook:
     """
 
     def hook(model: list[Any]) -> list[Any]:
+        # First the marks that Megatron leaves out, then the check for marks.
         mark_offsets(model)
         check_marked(model, groups.tensor.size())
         return model

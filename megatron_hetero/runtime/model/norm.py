@@ -71,6 +71,7 @@ def local_block_spec(
     """
     parts: dict[Any, Any] = {WrappedTorchNorm: SequenceParallelTorchNorm}
     spec = with_parts(spec, parts)
+    # Either the stage's layers one by one, or one spec for every layer.
     if isinstance(spec, TransformerBlockSubmodules):
         layers, final = list(spec.layer_specs or ()), spec.layer_norm
     else:

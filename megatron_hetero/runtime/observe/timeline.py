@@ -96,7 +96,7 @@ class _Recording:
         self._marks: list[tuple[str, Any, Any]] = []
         self._on_gpu = backend.cuda_is_usable()
         self._replaced: list[tuple[Any, str, Any]] = []
-        # A pass is a call of one of these functions, whoever's schedule calls them.
+        # Stock Megatron's schedules and ours call the same functions for a pass.
         self._replace(schedules, "forward_step", "pass")
         self._replace(schedules, "backward_step", "pass")
         self._replace(WeightGradients, "make", "pass")

@@ -83,8 +83,7 @@ class Boundary:
         self._width = groups.tensor.size()
         self._peers = peers
         self._stage = stage or StageRanks(tuple(range(self._width)))
-        # With context parallelism a stage has several tensor-parallel groups: the place is among
-        # all ranks.
+        # Place among all ranks of the stage, which context parallelism makes several groups.
         self._index = groups.tensor.rank()
         if stage is not None and len(stage.ranks) > self._width:
             self._index = stage.ranks.index(dist.get_rank())
@@ -160,8 +159,7 @@ class Boundary:
         for place, posted in enumerate(self._posted):
             if isinstance(posted, UnderWay):
                 continue
-            # A transport matches the messages of a group in order, so no receive may overtake this
-            # one.
+            # A transport matches the messages of a group in order: no receive may overtake another.
             if not is_due(place, posted.works):
                 return
             wait_for(posted.works, posted.messages)

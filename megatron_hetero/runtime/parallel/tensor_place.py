@@ -99,7 +99,7 @@ class TensorPlace:
             size, parts = shape.expert_groups
             experts = shard_edges(args.num_experts, size, None)
             dealt = DealtExperts(experts, expert_place[0], parts, expert_place[1], is_apart=True)
-        # Experts that are dealt out whole are not cut by columns.
+        # Experts that are dealt out have edges of their own: shares do not cut their columns.
         if dealt is not None:
             units.pop("expert_columns")
         # Equal shares that divide everything are Megatron's own division.

@@ -44,7 +44,7 @@ def load_checkpoint(
     args = get_args()
     folder = getattr(args, load_arg)
     has_tracker = folder is not None and checkpoint_exists(folder)
-    # Another format, or no checkpoint at all: Megatron says what is to be said.
+    # Megatron by itself handles other formats, and says that a checkpoint is missing.
     if args.ckpt_format != "torch_dist" or not (has_tracker or (folder and args.ckpt_step)):
         return original(model, *given, load_arg=load_arg, **named)
     with _step_for_megatron(args, sound_step(Path(folder), args.ckpt_step, _may_fall_back(args))):

@@ -88,7 +88,7 @@ class FolderLock:
             process = Place(
                 0, holder["host"], holder["machine"], "", holder["pid"], holder["started"]
             )
-            # A lock of this very process is left over from an earlier attempt.
+            # A lock with the number of this very process keeps nobody else away.
             is_alive = process.pid != self._place.pid and process.is_alive()
         else:
             print(

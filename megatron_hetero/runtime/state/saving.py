@@ -196,8 +196,7 @@ class _Save:
 
     def steps(self, megatron: Sequence[Function]) -> _UntilFailure:
         """Megatron's steps (metadata, then its configuration), guarded, and then the publishing."""
-        # The first step collects what the ranks wrote; in the others rank 0 writes before a
-        # barrier.
+        # The first step collects what the ranks wrote; in all others rank 0 writes, then all meet.
         first, *rest = megatron
         guarded = [partial(self._with_metadata, first)]
         guarded += [partial(self._behind_a_barrier, step) for step in rest]
@@ -266,8 +265,7 @@ def _write(write: Function, folder: str, rank: int, buckets: Any, results: Any) 
     answers: queue.Queue[Any] = queue.Queue()
     try:
         PROGRESS.enter(Phase.SAVE_DATA)
-        # The answer goes into a queue of ours first: the digests come before anyone hears of
-        # success.
+        # The writer answers into a queue of ours, so that digests come before any word of success.
         write(rank, buckets, answers)
         answer = answers.get_nowait()
         if not isinstance(answer, Exception):

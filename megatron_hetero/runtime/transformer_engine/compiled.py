@@ -105,6 +105,7 @@ def apex_module(name: str) -> types.ModuleType:
     module = types.ModuleType(name, apex_module.__doc__)
     for function in (products.wgrad_gemm_accum_fp32, products.wgrad_gemm_accum_fp16):
         setattr(module, function.__name__, function)
+    # Both names stand for one function, whose `__name__` is the other.
     module.wgrad_gemm_accum_fp16 = products.wgrad_gemm_accum_fp16
     return module
 

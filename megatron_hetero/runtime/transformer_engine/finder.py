@@ -38,6 +38,7 @@ class _Bridged(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> types.CodeType:
         path = self.get_filename(fullname)
         source = bridged(fullname, self.get_data(path).decode())
+        # The module's own future imports count, not this file's.
         return compile(source, path, "exec", dont_inherit=True)
 
 
@@ -72,6 +73,7 @@ def install() -> None:
 def remove() -> None:
     """Take the hook away, and forget the modules made by the hook."""
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, CpuFinder)]
+    # Modules read through the hook have words exchanged: nobody may find them later.
     for name in list(sys.modules):
         if name in _MADE or name.partition(".")[0] == "transformer_engine":
             del sys.modules[name]

@@ -66,6 +66,7 @@ def hide_if_broken() -> str | None:
 
 def hide() -> None:
     """Hide the package from all later imports."""
+    # Modules that are imported already would stay usable.
     forget()
     for name in PACKAGES:
         sys.modules[name] = None  # type: ignore[assignment]

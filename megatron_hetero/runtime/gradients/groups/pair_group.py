@@ -23,8 +23,7 @@ class Turn:
         """Sum a tensor over the pair, in place, when the turn has come."""
         if self._before is not None:
             self._before.wait()
-        # The order of beginnings is all that a library needs: the next one need not wait for this
-        # sum.
+        # A library needs the order of beginnings alone, so the next one does not wait for this sum.
         work = all_reduce(part, group=group, async_op=True)
         self.end()
         work.wait()

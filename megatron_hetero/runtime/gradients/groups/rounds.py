@@ -73,8 +73,7 @@ class HolderRounds:
         self.plan, self.pair, self._holder = plan, pair, holder
         expanded = plan.expanded()
         programme = programmes(expanded)[holder]
-        # The pair's sum stands for two rounds, `first` and the next: all others come before or
-        # after.
+        # The pair's sum stands for two rounds, `first` and the next; the others come around it.
         self._sum = None if pair is None else pair_sums(expanded)[holder]
         first = inf if self._sum is None else self._sum.round
         self._before = [_compiled(own) for own in programme if own.number < first]

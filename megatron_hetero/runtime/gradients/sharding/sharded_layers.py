@@ -202,8 +202,7 @@ class ShardedLayer:
     def _before_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        # Recomputation runs forward passes inside of a backward pass, which goes on to the layer
-        # before.
+        # A recomputed forward pass runs inside a backward pass, which goes on to the layer before.
         self.begin(backward=_is_in_backward())
         # Validation, or the first pass of a recomputed layer: no backward pass begins here.
         if not torch.is_grad_enabled():

@@ -23,6 +23,7 @@ def visible_bus_ids() -> tuple[str, ...]:
     found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     if not all(hasattr(properties, "pci_bus_id") for properties in found):
         return ()
+    # As NVIDIA's driver writes them: domain, bus and device in hexadecimal.
     return tuple(f"{p.pci_domain_id:08x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0" for p in found)
 
 

@@ -36,6 +36,7 @@ def check_binding(plan: Plan, rank: int, position: Position) -> None:
         return
     host = next(h for h in plan.hosts if h.node == device_place(position.device)[0])
     _check_host(host, rank, position.device)
+    # Megatron computes on the card of this number.
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     found = torch.cuda.get_device_name(local_rank)
     _check_gpu(host, plan.type_by_device[position.device], rank, found)
@@ -46,6 +47,7 @@ def _check_host(host: Host, rank: int, device: str) -> None:
     # On rented machines, whose names nobody knew before, the launch file says which node it is.
     if os.environ.get(NODE_VARIABLE) == host.node:
         return
+    # A plan may name a host by any of its names, or by an address.
     names = {socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
     addresses = local_addresses()
     if host.host not in names and host.host not in addresses:
@@ -153,6 +155,7 @@ def check_same_model(plan: Plan, workload: Workload) -> None:
     """
     if plan.workload is None:
         return
+    # Sizes that the plan was made for; all other flags are the user's to change.
     pairs = [
         (field, getattr(plan.workload.model, field), getattr(workload.model, field))
         for field in _PLANNED_MODEL

@@ -42,6 +42,7 @@ def check_needs(
         EnvironmentMismatchError: a package is missing; the message names it.
         UsageError: a flag without which another cannot work is missing.
     """
+    # The last word of each flag counts, as in Megatron's parser.
     options = {option.flag.names[0]: option for option in last_of_each(given)}
     kind = _word(options, "--tokenizer-type") or default_tokenizer
     if kind is not None:
@@ -122,6 +123,7 @@ def _check_profiler(options: Mapping[str, Option], *, cuda: bool) -> None:
 def _tensorboard_warnings(options: Mapping[str, Option]) -> Iterator[str]:
     if not _word(options, "--tensorboard-dir") or _is_installed("tensorboard"):
         return
+    # The profiler uses the folder without the package; every log needs the package.
     if "--use-pytorch-profiler" not in options:
         _need_package("--tensorboard-dir", "tensorboard")
     yield (

@@ -65,6 +65,7 @@ def check_arguments(args: Any, plan: Plan) -> None:
     Raises:
         UnsupportedError: the message names every such flag, with advice.
     """
+    # Devices of a stage stand in any order, so rank 0 may have any place of its group.
     if args.full_validation and rank_table(plan)[0].tensor_rank != 0:
         raise UnsupportedError(
             "--full-validation: Megatron asks rank 0 how long the sets are, and expects the first "
@@ -85,6 +86,7 @@ def check_arguments(args: Any, plan: Plan) -> None:
                 "GPUs alone, and this process has none. Leave the flag out."
             )
         check_tensor_overlap(plan, transformer_impl=args.transformer_impl, is_bf16=args.bf16)
+    # The flag holds for the whole job: one stage with shares is enough.
     has_shares = any(stage.shape.shares for r in plan.replicas for stage in r.stages)
     if has_shares and args.cross_entropy_loss_fusion and args.cross_entropy_fusion_impl == "te":
         raise UnsupportedError(

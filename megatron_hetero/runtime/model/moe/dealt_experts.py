@@ -117,6 +117,7 @@ class DealtMoELayer(MoELayer):
 
     def _in_slots(self, columns: torch.Tensor) -> torch.Tensor:
         assert self._slots is not None
+        # [tokens, slots]; a slot without an expert stays 0.
         padded = columns.new_zeros(len(columns), self.token_dispatcher.config.num_moe_experts)
         return padded.index_copy(1, self._slots.to(columns.device), columns)
 

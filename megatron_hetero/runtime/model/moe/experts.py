@@ -147,6 +147,7 @@ class JobMoEMetrics(MoEMetricsTracker):
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
         super().__init__()
         self._num_micro_batches = sum(replica.num_micro_batches for replica in plan.replicas)
+        # Ranks of this stage, each with its own part of the tokens.
         self._num_parts = groups.stage.size()
 
     def _sync_metrics(self, metric_names: list[str], pg_collection: Any = None) -> None:

@@ -38,6 +38,7 @@ def packed_parameters(batch: dict[str, Tensor | None], seq_length: int) -> Packe
     starts, longest = batch["cu_seqlens"], batch["max_seqlen"]
     if starts is None or longest is None:
         raise UsageError("a batch of packed sequences lacks cu_seqlens or max_seqlen")
+    # First token of each document, and the end of the last one.
     starts = starts[0]
     total = int(starts[-1])
     if int(starts[0]) or bool((starts.diff() < 0).any()) or total % seq_length or not total:

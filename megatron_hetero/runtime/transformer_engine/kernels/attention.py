@@ -190,11 +190,13 @@ def fused_attn_fwd(
         The output as `q`, but with the width of `v`; the log-sums; with `return_max_logit` the
         largest scores, shaped as the log-sums; a random state that nothing drew from.
     """
+    # Whatever is given of these asks for something that these kernels do not do.
     given = (attn_bias, softmax_offset, page_table_k, page_table_v, s_quantizer, o_quantizer)
     declined = (dropout, *(thing is not None for thing in given))
     shape = _shape(
         qkv_layout, attn_scale, attn_mask_type, window_size, bottom_right_diagonal, declined
     )
+    # Running sums of the lengths of queries and keys, and both with padding.
     ends = cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded
     # Padding belongs to no sequence: its output stays 0, its log-sum -inf.
     out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
@@ -277,6 +279,7 @@ def fused_attn_bwd(
         qkv_layout, attn_scale, attn_mask_type, window_size, bottom_right_diagonal, declined
     )
     ends = cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded
+    # The forward pass hands on log-sums first, then a random state.
     log_sums = aux_ctx_tensors[0]
     # One number for each query and head, in whatever shape the forward pass handed it on.
     if log_sums.numel() == q.numel() // q.shape[-1]:
@@ -293,8 +296,7 @@ def fused_attn_bwd(
             log_sum = log_sum.transpose(0, 1)
         # Probabilities come again from the log-sums: the forward pass kept nothing of [h, q, k].
         probability = torch.exp(_scores(query, key, shape) - _finite(log_sum))
-        # Sum of output times gradient, which the softmax's derivative subtracts (FlashAttention's
-        # D).
+        # Output times gradient, which the derivative of the softmax subtracts (FlashAttention's D).
         along = (gradient * out).sum(-1, keepdim=True)
         d_scores = probability * (gradient @ value.transpose(-1, -2) - along) * shape.scale
         # Gradients of shared keys and values are sums over the query heads of a group.

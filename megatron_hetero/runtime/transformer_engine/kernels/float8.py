@@ -60,6 +60,7 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
 
 def _scale_of(tensor: Tensor, quantizer: Any) -> Tensor:
     """Return the factor of a cast, shape [1]; a delayed one notes the largest number for later."""
+    # A tensor without elements has no largest one.
     largest = tensor.abs().amax().float() if tensor.numel() else tensor.new_zeros(()).float()
     if hasattr(quantizer, "amax"):
         quantizer.amax.copy_(torch.maximum(quantizer.amax, largest.reshape(quantizer.amax.shape)))
@@ -102,6 +103,7 @@ def create_empty_quantized_tensor(
     if quantizer.rowwise_usage:
         rows = torch.empty(list(shape), dtype=torch.uint8)
     if quantizer.columnwise_usage:
+        # The last axis comes first, as `fp8_transpose` has it.
         turned = [shape[-1], *shape[:-1]] if len(shape) else []
         transpose = torch.empty(turned, dtype=torch.uint8)
     kind = torch_type(dtype, torch.float32)

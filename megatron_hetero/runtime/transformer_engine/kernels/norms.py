@@ -176,6 +176,7 @@ def _gamma(weight: Tensor, is_zero_centered: bool) -> Tensor:
 
 def _written(result: Tensor, out: Any, kind: torch.dtype, quantizer: Any) -> Any:
     if quantizer is not None:
+        # The compiled function casts what it has rounded to this type.
         return quantize(result.to(kind), quantizer, out)
     if out is None:
         return result.to(kind)

@@ -110,6 +110,7 @@ def multi_tensor_adam(
         weight_decay: the decay.
     """
     gradients, weights, firsts, seconds, *masters = lists
+    # Without main weights the weights themselves are the exact ones.
     mains = masters[0] if masters else weights
     settings = lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay
     for g, w, m, v, main in zip(gradients, weights, firsts, seconds, mains, strict=True):
