@@ -148,8 +148,7 @@ def _gathers_unlike(gather: Callable[..., Any]) -> Callable[..., Any]:
         async_op: bool = False,
     ) -> Any:
         longest = max(tensor_list, key=len) if tensor.dim() else tensor
-        # Parts of a call that does not wait cannot be copied afterwards, so such a call goes as it
-        # is.
+        # Equal parts need no filling; a call that does not wait could not cut the filling off.
         if async_op or all(part.shape == longest.shape for part in tensor_list):
             return gather(tensor_list, tensor, group=group, async_op=async_op)
         # Zeros fill each part up to the longest, and are cut off on arrival.

@@ -164,8 +164,7 @@ def _pieces(
             holders = tuple(rank for rank, shard in shards.items() if shard.holds(start, stop))
             if not holders:
                 continue
-            # Equal copies inside a tensor-parallel group stay equal by themselves; partial sums are
-            # added.
+            # Copies inside a tensor-parallel group stay equal by themselves, partial sums do not.
             one_group = len({stages[rank] for rank in holders}) == 1
             partial = any(shards[rank].is_partial for rank in holders)
             is_local = len(holders) == 1 or (one_group and not partial)

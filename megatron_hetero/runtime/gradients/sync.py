@@ -217,8 +217,7 @@ class GradientSync:
             # Without --overlap-grad-reduce every bucket starts after the passes.
             return 0
         deepest_late = -inf
-        # Under --align-grad-reduce later stages start no bucket early: their lack of room stops
-        # nobody.
+        # Under --align-grad-reduce later stages start nothing early: their room does not count.
         place = self._room.first_without
         if place is not None and not (aligned and self._groups.position.stage):
             deepest_late = self.buckets[place].depth

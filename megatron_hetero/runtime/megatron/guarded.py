@@ -78,6 +78,7 @@ class Guarded:
         """Return Megatron's own, also while it is replaced."""
         owner, name = self.place()
         current = getattr(owner, name)
+        # A stand-in says what it stands for.
         return getattr(current, ORIGINAL, current)
 
     def check(self) -> None:

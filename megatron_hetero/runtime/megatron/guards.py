@@ -135,6 +135,7 @@ _checked: set[tuple[str, str]] = set()
 
 def replaced() -> tuple[Guarded, ...]:
     """Return every `Replacement` of the files of this folder, by the files' names."""
+    # All files of this folder and of the folders in it.
     found = pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     modules = [import_module(name) for name in sorted(module.name for module in found)]
     values = [value for module in modules for value in vars(module).values()]

@@ -26,6 +26,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def _controller(detector: Any) -> None:
+    # Rank 0 switches the detectors of all ranks.
     if detector.rank != 0:
         return
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -153,6 +153,7 @@ def loss_func(
     Returns:
         The sum, the number of tokens, and `{"lm loss": [sum, tokens]}` for the log.
     """
+    # [b * s], losses and mask alike.
     mask = loss_mask.view(-1).float()
     loss = torch.sum(output_tensor.view(-1).float() * mask)
     num_tokens = mask.sum().detach().to(torch.int)

@@ -137,6 +137,7 @@ def _missing(name: str, purpose: str) -> Callable[..., Any]:
             "Leave that out, or use --transformer-impl local."
         )
 
+    # A class has to be a type, for annotations and `isinstance`.
     if name[0].isupper():
         return type(name, (), {"__init__": refuse})
     refuse.__name__ = refuse.__qualname__ = name

@@ -52,6 +52,7 @@ class CpuFinder(importlib.abc.MetaPathFinder):
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname in _MADE:
+            # These modules come from no file.
             return importlib.machinery.ModuleSpec(
                 fullname, _StandInLoader(), origin=compiled.__file__
             )

@@ -36,6 +36,7 @@ def _has_gpu() -> bool:
     """Tell if torch sees a GPU, without starting CUDA, since forking processes must not start CUDA.
     """
     before = os.environ.get(_CHECK)
+    # torch then asks the driver (NVML), which starts nothing.
     os.environ[_CHECK] = "1"
     try:
         return torch.cuda.is_available()

@@ -78,6 +78,7 @@ def _provide() -> str | None:
     # The package comes back, with our modules for its compiled ones.
     installed.forget()
     finder.install()
+    # Functions that the package would compile by torch run as they are written.
     os.environ.setdefault("NVTE_TORCH_COMPILE", "0")
     # Delayed scales of fp8 are then updated by the package's own lines, not by a compiled function.
     os.environ.setdefault("NVTE_UNFUSED_FP8_UPDATE", "1")

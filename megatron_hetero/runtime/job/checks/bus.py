@@ -36,6 +36,7 @@ def machine_bus_ids() -> tuple[str, ...]:
 
 def normal_bus_id(text: str) -> str:
     """Normalize a bus id: a domain of eight digits, as `nvidia-smi` prints it, in lower case."""
+    # Tools write the domain with four digits or with eight.
     domain, _, rest = text.lower().partition(":")
     return f"{domain:0>8}:{rest}"
 

@@ -122,6 +122,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
 
 
 def _has_checkpoint(folder: str) -> bool:
+    # Without a checkpoint in the folder the job begins anew, whatever its optimizer.
     from megatron.training.checkpointing import checkpoint_exists
 
     return bool(checkpoint_exists(folder))

@@ -65,6 +65,7 @@ def check_tokenizer(kind: str, model: str | None) -> None:
     Raises:
         EnvironmentMismatchError, UsageError: as `check_needs`.
     """
+    # A tokenizer without an entry needs no package.
     package = PACKAGE_OF_TOKENIZER.get(kind)
     if package is not None and not _is_installed(package):
         raise EnvironmentMismatchError(
@@ -80,6 +81,7 @@ def check_tokenizer(kind: str, model: str | None) -> None:
 
 
 def _check_wandb(options: Mapping[str, Option]) -> None:
+    # An empty project switches W&B off, as in Megatron.
     if not _word(options, "--wandb-project"):
         return
     _need_package("--wandb-project", "wandb")
@@ -141,6 +143,7 @@ def _need_package(flag: str, package: str) -> None:
 
 
 def _is_installed(package: str) -> bool:
+    # A package's name has dashes where its module has underscores.
     return find_spec(package.replace("-", "_")) is not None
 
 

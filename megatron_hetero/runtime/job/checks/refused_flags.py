@@ -89,7 +89,7 @@ REFUSED: tuple[Rule, ...] = (
         lambda a: a.qk_clip and a.use_distributed_optimizer,
         "leave one of them out; Megatron clips whole main weights, of which a rank has pieces",
     ),
-    # Its groups are a single rank each here.
+    # Groups that divide weights in this way are a single rank each here.
     (
         "--tensor-parallel-num-weight-shards",
         lambda a: a.gtp_weight_remat_size > 1,
@@ -172,6 +172,7 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
         lambda a: a.reset_attention_mask,
         "leave it out, or use a plan without cp; its attention makes the causal mask itself",
     ),
+    # Each rank routes a part of every sequence.
     (
         "--moe-expert-capacity-factor",
         lambda a: a.moe_expert_capacity_factor is not None,

@@ -44,6 +44,7 @@ def check_plan(plan: Plan) -> None:
     """
     found = []
     batch = global_batch_size(plan)
+    # Megatron's loop counts the global batch in the micro-batches of each replica.
     for r, replica in enumerate(plan.replicas):
         if batch % (replica.micro_batch_size or 1):
             found.append(
@@ -72,6 +73,7 @@ def check_arguments(args: Any, plan: Plan) -> None:
             "place of a tensor-parallel group there; the plan's rank 0 is another. List the "
             "devices of its stage with that node's first GPU first, or leave the flag out."
         )
+    # Experts: their flags first, then what the plan says about them.
     if args.num_experts is not None:
         refuse(experts.REFUSED, args, "With --num-experts, an asymmetric plan cannot honour yet:")
         experts.check_micro_batches(plan, args)
@@ -167,6 +169,7 @@ def check_precisions(plan: Plan, args: Any) -> None:
     Raises:
         UnsupportedError: the message names every such flag, with advice.
     """
+    # All stages compute in the job's precision.
     if not any(precision.own_precisions(plan)):
         return
     if plan.layout.has_sharded_layers:

@@ -24,6 +24,7 @@ SERIALIZATION = Replacement(f"{_MODULES}.serialization", _NAME, _WHY, _KNOWN, is
 
 def apply(read: Callable[[Path], Any]) -> None:
     """`read(path)` reads the metadata of every checkpoint in a file system from now on."""
+    # Each of the two modules has the function under a name of its own.
     for replacement in (STRATEGY, SERIALIZATION):
         replacement.apply(_checked(replacement.original(), read))
 

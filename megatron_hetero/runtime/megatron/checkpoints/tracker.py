@@ -24,6 +24,7 @@ def apply(name: str, write: Callable[[Path, str], None]) -> None:
     """
     from megatron.training import checkpointing
 
+    # Only the opening is replaced, but the function around it has to be the known one.
     save.REPLACEMENT.check()
     files = checkpointing.maybe_msc
     # An earlier substitute goes first, so that none wraps another.
@@ -52,6 +53,7 @@ class _Whole(io.StringIO):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # A failed block leaves the old tracker as it is.
         if kind is None:
             self._write_file(self._path, self.getvalue())
         self.close()

@@ -91,6 +91,7 @@ def check_micro_batches(plan: Plan, args: Any) -> None:
     Raises:
         UnsupportedError: the message has the sizes, and advice.
     """
+    # A replica without a size of its own has the job's.
     sizes = sorted({replica.micro_batch_size or args.micro_batch_size for replica in plan.replicas})
     if len(sizes) > 1 and args.moe_expert_capacity_factor is not None:
         raise UnsupportedError(

@@ -175,6 +175,7 @@ def rows_of(tensor: Any, is_transposed: bool) -> Tensor:
     if chosen is None:
         form = "transpose" if is_transposed else "rows"
         raise RuntimeError(f"an fp8 product without the {form} of its factor, which a GPU needs")
+    # The transpose has the columns first: turned, it is the matrix of rows.
     if is_transposed:
         return unscaled(chosen.reshape(chosen.shape[0], -1), tensor).t()
     return unscaled(chosen.reshape(-1, chosen.shape[-1]), tensor)

@@ -30,6 +30,7 @@ def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, lists: _Lists, scale:
     """
     for source, target in zip(*lists, strict=True):
         scaled = wide(source) * scale
+        # The flag tells the caller that this step is no good.
         if not bool(torch.isfinite(scaled).all()):
             noop_flag.fill_(1)
         target.copy_(scaled)

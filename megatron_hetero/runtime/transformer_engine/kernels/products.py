@@ -90,6 +90,7 @@ def generic_gemm(
         if bias is not None and bias.numel():
             product = product + wide(bias)
         if gelu:
+            # The backward pass reads GELU's input in the type of a result.
             before_gelu = product.to(torch_type(out_dtype, _type(A)))
             product = functional.gelu(wide(before_gelu), approximate="tanh")
     # The product has the leading axes of `B`; a weight's gradient has a single one.
@@ -100,6 +101,7 @@ def generic_gemm(
     if D is None:
         result = in_fp8(result.to(torch_type(out_dtype, _type(A))), quantizer, "generic_gemm")
         return result, bias_gradient, before_gelu, extra_output
+    # The gradient of a weight is summed over micro-batches.
     if accumulate:
         kept = wide(D) if beta in (None, 1.0) else wide(D) * beta
         D.copy_(kept + result.reshape(D.shape))
