@@ -148,8 +148,10 @@ def _gathers_unlike(gather: Callable[..., Any]) -> Callable[..., Any]:
         async_op: bool = False,
     ) -> Any:
         longest = max(tensor_list, key=len) if tensor.dim() else tensor
+        # Equal parts need no filling; a call that does not wait could not cut the filling off.
         if async_op or all(part.shape == longest.shape for part in tensor_list):
             return gather(tensor_list, tensor, group=group, async_op=async_op)
+        # Zeros fill each part up to the longest, and are cut off on arrival.
         padded = torch.zeros_like(longest)
         padded[: len(tensor)] = tensor
         received = [torch.empty_like(longest) for _ in tensor_list]
@@ -171,6 +173,7 @@ def _replacements(mode: TorchFunctionMode) -> Iterator[tuple[Any, str, Any]]:
     yield cuda, "is_available", lambda: True
     yield cuda, "device_count", lambda: 1
     yield cuda, "current_device", lambda: CPU
+    # These have nothing to do on a CPU.
     for name in (
         "set_device",
         "synchronize",
@@ -179,6 +182,7 @@ def _replacements(mode: TorchFunctionMode) -> Iterator[tuple[Any, str, Any]]:
         "reset_peak_memory_stats",
     ):
         yield cuda, name, _nothing
+    # A CPU counts no device memory.
     for name in (
         "memory_allocated",
         "max_memory_allocated",

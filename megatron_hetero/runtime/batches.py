@@ -107,6 +107,7 @@ def batch_schedule(text: str, seq_length: int, plan: Plan) -> BatchSchedule:
     from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
 
     try:
+        # Only the reading of the text is wanted: rank and sizes are placeholders.
         read = StepBatchsizeNumMicroBatchesCalculator(1, 1, False, 1, text, seq_length).schedule
     except (AssertionError, ValueError) as error:
         raise UsageError(f"--step-batch-size-schedule {text!r}: {error}") from error
@@ -135,6 +136,7 @@ def with_micro_batches(plan: Plan, size: int, job_size: int) -> Plan:
     for r, (replica, old) in enumerate(zip(plan.replicas, micro_batch_sizes(plan), strict=True)):
         if any(stage.order is not None for stage in replica.stages):
             raise UnsupportedError(f"{flag}: {_MADE_FOR_ITS_NUMBER.format(r)}")
+        # The replica's samples stay the same; only their division into micro-batches changes.
         own, rest = divmod(old * size, job_size)
         count, left = divmod(replica.num_micro_batches * job_size, size)
         if rest or left or not count:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron_hetero.runtime.faults import unfinished
 from megatron_hetero.runtime.faults.progress import Phase
 
+# Words of gloo, NCCL and torch's stores about a connection that is gone.
 _LOST_CONNECTION = re.compile(
     r"gloo|nccl|connection (was )?(reset|closed|refused|lost)|broken pipe|socket|tcpstore|"
     r"timed out|process group|remote peer",
@@ -51,18 +52,21 @@ def where(thread: int | None) -> tuple[bool, str]:
     frame = sys._current_frames().get(thread or 0)
     if frame is None:
         return False, "-"
+    # A wait shows in the innermost calls: torch's own, or our `wait_for`.
     stack = traceback.extract_stack(frame)
     waits = any(
         "torch/distributed" in entry.filename or entry.filename == unfinished.__file__
         for entry in stack[-3:]
     )
     others = ("torch/", unfinished.__file__)
+    # People are told the nearest line outside of torch.
     own = next((e for e in reversed(stack) if not any(o in e.filename for o in others)), stack[-1])
     return waits, f"{os.path.basename(own.filename)}:{own.lineno} ({own.name})"
 
 
 def is_lost_connection(error: BaseException) -> bool:
     """Tell if an error, or a cause of the error, is a lost connection."""
+    # Errors may be chained in a circle, which `seen` ends.
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:

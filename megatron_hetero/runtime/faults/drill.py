@@ -82,6 +82,7 @@ def arm(drill: Drill, rank: int, num_ranks: int) -> None:
             _happen(drill)
 
     PROGRESS.listen(on_stamp)
+    # The process was in this phase before anybody listened.
     if drill.phase is Phase.START:
         PROGRESS.enter(Phase.START)
 

@@ -9,7 +9,9 @@ PERIOD_S = 1.0
 LOST_S = 4.0
 """Seconds of silence after which a training machine counts as gone."""
 DEFAULT_STALL_S = 40.0
+# Seconds without a publication, in a phase that announces no pause.
 _FROZEN_S = 30.0
+# Seconds in an announced phase: of the training thread, and without a publication.
 _ANNOUNCED_S = 1800.0
 _ANNOUNCED_SILENCE_S = 600.0
 CONNECT_S = 60.0

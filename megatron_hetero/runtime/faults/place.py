@@ -27,6 +27,7 @@ class Place:
     @staticmethod
     def here(rank: int, what: str) -> Place:
         """The place of this process."""
+        # One boot and one namespace of processes: there a number means one process.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
         started = _life(os.getpid())[1]
@@ -57,7 +58,9 @@ class Place:
 def _life(pid: int) -> tuple[str, str]:
     """(state, start time) of a process as Linux says them; empty where there is none."""
     try:
+        # A program's name may have spaces and parentheses, so count from behind the last one.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return "", ""
+    # Fields 3 and 22 of proc(5); the start time tells a number's later owner apart.
     return fields[0], fields[19]

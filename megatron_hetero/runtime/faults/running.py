@@ -13,6 +13,7 @@ from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.store import side_store
 from megatron_hetero.runtime.faults.watch import Watch
 
+# Seconds for the watch to speak, after a launcher's SIGTERM.
 _EXPLAINED_S = 10.0
 
 _running: Watch | None = None

@@ -35,6 +35,7 @@ from megatron_hetero.runtime.faults.store import launcher_serves
 _VERDICT = "verdict"
 _STOPPED_S = 20.0
 """A process of this machine that Linux calls stopped for so long does not go on by itself."""
+# Seconds between two looks at the store or at a process, while this rank waits.
 _LOOK_S = 0.05
 _SILENT_S = 3 * PERIOD_S
 """A rank that published nothing for so long, while all others wait, is what these wait for."""
@@ -65,12 +66,18 @@ class Watch:
     ) -> None:
         self._store, self._own, self._num_ranks = store, place, num_ranks
         self._limits, self._saves_on_sigterm = limits, saves_on_sigterm
+        # Number of this rank's newest beat.
         self._number = 0
+        # Rank -> (number of the newest beat seen, when it was first seen, by this rank's clock).
         self._seen: dict[int, tuple[int, float]] = {}
+        # (what, rank) -> since when it has been so, by this rank's clock (`_lasts`).
         self._odd_since: dict[tuple[str, int], float] = {}
+        # Rank -> number of its beat when all ranks were first found waiting.
         self._numbers: dict[int, int] = {}
         self._places: list[Place] = []
         self._main = threading.main_thread().ident
+        # Signals wake the thread through a pipe: Python runs handlers on the training thread alone,
+        # which may stand in a collective.
         self._woken, self._wake = os.pipe()
         self._is_over = threading.Event()
         self._ending = threading.Lock()
@@ -79,11 +86,13 @@ class Watch:
     def start(self) -> None:
         """Meet the other ranks' watches, and watch.  Collective."""
         self._store.set(f"place/{self._own.rank}", self._own.text())
+        # `get` blocks until the other rank has published its place.
         self._places = [
             Place.of(self._store.get(f"place/{rank}").decode()) for rank in range(self._num_ranks)
         ]
         PROGRESS.listen(self._limits.learn)
         os.set_blocking(self._wake, False)
+        # A signal without a Python handler would end the process before the watch could say why.
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -107,6 +116,7 @@ class Watch:
         """Keep the store of a job without `torchrun` until all ranks have reached the end."""
         if not self._serves:
             return
+        # A rank that hangs at its end does not hold up rank 0 for longer.
         deadline = time.monotonic() + 30.0
         while time.monotonic() < deadline:
             beats = [self._newest(rank) for rank in range(self._num_ranks)]
@@ -152,6 +162,7 @@ class Watch:
             # Whoever loses the connection to this rank from now on knows why.
             text = self._accusation(self._own.rank, f"failed with {said}")
             self._store.compare_set(_VERDICT, "", text)
+        # The store is gone as well, which says more than the error.
         except RuntimeError as gone:
             self._end(self._without_store(gone))
 
@@ -189,6 +200,7 @@ class Watch:
         """Return what the loss of the store says: its server was on the machine of rank 0."""
         first = self._places[0]
         own = "Start the job again with --load to go on from its newest complete checkpoint."
+        # Where rank 0 serves the store and is on this machine, its death shows after a moment.
         if not launcher_serves():
             deadline = time.monotonic() + _GRACE_S
             while first.machine == self._own.machine and time.monotonic() < deadline:
@@ -204,15 +216,19 @@ class Watch:
         try:
             while not self._is_over.is_set():
                 self._tick()
+                # Sleep for a period, or until a signal comes.
                 woken, _, _ = select.select([self._woken], [], [], PERIOD_S)
                 if woken and signal.SIGTERM in os.read(self._woken, 64):
                     self._terminated()
+            # The last beat: from here on the silence of this rank is no fault.
             self._store.set(f"beat/{self._own.rank}", self._beat(Phase.END).text())
         except RuntimeError as error:
+            # At the end of a job the store may be gone before this thread is.
             if not self._is_over.is_set():
                 self._end(self._without_store(error))
 
     def _tick(self) -> None:
+        # Publish, listen, then look at the others.
         self._number += 1
         beat = self._beat(PROGRESS.current.phase)
         self._store.set(f"beat/{self._own.rank}", beat.text())
@@ -221,17 +237,22 @@ class Watch:
             fault = self._fault_of(rank)
             if fault is not None:
                 self._accuse(rank, fault)
+        # This rank's own training thread stands in its phase for longer than the phase may take.
         if beat.age_s > self._limits.of(beat.phase, beat.step):
             self._look_for_the_cause()
         else:
+            # Training goes on: forget what an earlier wait has left.
             self._lasts("waiting", self._own.rank, False, 0.0)
             self._numbers = {}
 
     def _looked_at(self) -> Sequence[int]:
         """The next rank of this machine; and for one rank of it all of the next machine."""
+        # Machines in the order of their first ranks, the same on all ranks.
         machines = list(dict.fromkeys(place.machine for place in self._places))
         here = [p.rank for p in self._places if p.machine == self._own.machine]
+        # Every rank of a machine is looked at by the rank before, in a ring.
         found = [here[(here.index(self._own.rank) + 1) % len(here)]]
+        # One rank of each machine looks at all ranks of the next machine, in a ring too.
         if here[0] == self._own.rank and len(machines) > 1:
             following = machines[(machines.index(self._own.machine) + 1) % len(machines)]
             found += [p.rank for p in self._places if p.machine == following]
@@ -241,12 +262,14 @@ class Watch:
         place, beat = self._places[rank], self._newest(rank)
         if beat is not None and beat.phase is Phase.END:
             return None
+        # A process of this machine can be asked itself; of other machines only the beats tell.
         is_here = place.machine == self._own.machine
         if is_here and not place.is_alive():
             # It may have said that it is done, and ended, since its beat was read.
             return self._fault_of_dead(rank)
         if is_here and self._lasts("stopped", rank, place.is_stopped(), _STOPPED_S):
             return f"is frozen: its process has been stopped for {_STOPPED_S:.0f} s"
+        # A beat newer than the one seen last: the process runs.
         number = 0 if beat is None else beat.number
         before, since = self._seen.get(rank, (-1, 0.0))
         if number != before:
@@ -254,11 +277,13 @@ class Watch:
             return None
         silent = time.monotonic() - since
         phase = Phase.SETUP if beat is None else beat.phase
+        # A machine is gone only when none of its ranks is heard of any more.
         if place.machine != self._own.machine:
             others = [p.rank for p in self._places if p.machine == place.machine]
             is_lost = silent > LOST_S and not self._limits.is_announced(phase)
             if is_lost and all(self._silence(r) > LOST_S for r in others):
                 return f"is gone, with its machine: nothing came from it for {silent:.0f} s"
+        # The process lives, but even its watch does not run.
         elif silent > self._limits.silence_of(phase):
             return f"is frozen: its process has not run for {silent:.0f} s"
         return None
@@ -271,6 +296,7 @@ class Watch:
     def _look_for_the_cause(self) -> None:
         """Accuse the stalled rank that waits for no other; if there is none, the rank stalled
         longest."""
+        # All stalled ranks, also those that have stood for less time than this rank.
         beats = {r: self._newest(r) for r in range(self._num_ranks)}
         still = {
             rank: beat
@@ -289,6 +315,7 @@ class Watch:
             else:
                 self._numbers = self._numbers or numbers
                 return
+        # First ranks that wait for nobody, then the earliest step, then the longest stand.
         cause = min(still, key=lambda r: (still[r].waits, still[r].step, -still[r].age_s, r))
         beat = still[cause]
         how = "waits for others, as all do" if beat.waits else "stands still"
@@ -296,6 +323,7 @@ class Watch:
 
     def _accuse(self, rank: int, fault: str) -> None:
         text = self._accusation(rank, fault)
+        # The first verdict stands: a later accusation gets the first one back.
         self._end(self._store.compare_set(_VERDICT, "", text).decode())
 
     def _accusation(self, rank: int, fault: str) -> str:
@@ -311,6 +339,7 @@ class Watch:
 
     def _terminated(self) -> None:
         """SIGTERM: a launcher that ends all because one is dead deserves the reason."""
+        # A launcher ends all ranks when one has died: look a moment for the dead one.
         deadline = time.monotonic() + (0.0 if self._saves_on_sigterm else _GRACE_S / 2)
         while True:
             self._end_if_told()
@@ -320,6 +349,7 @@ class Watch:
             if time.monotonic() >= deadline:
                 break
             time.sleep(_LOOK_S)
+        # Megatron answers the signal by itself, with a last checkpoint.
         if self._saves_on_sigterm:
             return
         print("> megatron-hetero: ended by SIGTERM", flush=True)
@@ -340,6 +370,7 @@ class Watch:
             self._store.set(f"told/{self._own.rank}", "1")
         if not self._serves:
             return
+        # All others have to say that they know, except for dead processes of this machine.
         waits = [p for p in self._places if p.rank != 0]
         deadline = time.monotonic() + _TOLD_S
         while waits and time.monotonic() < deadline:
@@ -350,12 +381,14 @@ class Watch:
 
     def _newest(self, rank: int) -> Beat | None:
         key = f"beat/{rank}"
+        # `get` of a key that is not there would block.
         return Beat.of(self._store.get(key).decode()) if self._store.check([key]) else None
 
     def _beat(self, phase: Phase) -> Beat:
         stamp = PROGRESS.current
         age = time.monotonic() - stamp.time_s
         waits, line = False, "-"
+        # A recent stamp needs no look at the stack of the training thread.
         if age > PERIOD_S:
             waits, line = where(self._main)
         return Beat(self._number, stamp.step, phase, age, waits, line)

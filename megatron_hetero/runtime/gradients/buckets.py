@@ -149,6 +149,7 @@ def _pieces(
     tables: Sequence[Mapping[str, ParameterShard]], stages: Sequence[tuple[int, ...]]
 ) -> Iterator[_BucketPiece]:
     """Yield all slices of the job, in the order of the backward pass."""
+    # Parameter -> ranks that have it, in ascending order.
     holders_of: dict[str, list[int]] = {}
     for rank, table in enumerate(tables):
         for name in table:
@@ -157,11 +158,13 @@ def _pieces(
         shards = {rank: tables[rank][name] for rank in holders_of[name]}
         _require_equal_shapes(name, shards)
         first = shards[holders_of[name][0]]
+        # Cut the divided dimension wherever any rank cuts it.
         edges = {edge for s in shards.values() for interval in s.intervals for edge in interval}
         for start, stop in pairwise(sorted(edges)):
             holders = tuple(rank for rank, shard in shards.items() if shard.holds(start, stop))
             if not holders:
                 continue
+            # Copies inside a tensor-parallel group stay equal by themselves, partial sums do not.
             one_group = len({stages[rank] for rank in holders}) == 1
             partial = any(shards[rank].is_partial for rank in holders)
             is_local = len(holders) == 1 or (one_group and not partial)
@@ -178,6 +181,7 @@ def backward_order(tables: Sequence[Mapping[str, ParameterShard]]) -> list[str]:
     keys: dict[str, tuple[float, int]] = {}
     for table in tables:
         for position, name in enumerate(table):
+            # The first rank that has a parameter gives it its position.
             keys.setdefault(name, (depth(name), position))
     return sorted(keys, key=lambda name: (keys[name], name), reverse=True)
 

@@ -33,6 +33,7 @@ def equalise(
     for bucket in buckets:
         flat = bucket.views.pack(data)
         holders = dist.get_process_group_ranks(bucket.group)
+        # fp32 holds weights of every precision exactly.
         if is_mixed(holders):
             flat = flat.float()
         own = [places[rank] for rank in holders]
@@ -48,6 +49,7 @@ def are_equal(buckets: Buckets) -> bool:
     collective of the whole job."""
     equal = True
     for bucket in buckets:
+        # numpy has no bf16.
         flat = bucket.views.pack(data).detach().float().cpu().numpy()
         own = list(hashlib.sha256(flat.tobytes()).digest())
         digest = torch.tensor(own, dtype=torch.uint8, device=torch.cuda.current_device())

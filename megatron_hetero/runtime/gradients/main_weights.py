@@ -36,6 +36,7 @@ class FullPrecisionOptimizer(Float16OptimizerWithFloat16Params):
 
     @contextmanager
     def _as_main_weights(self, in_copies: bool = False) -> Iterator[None]:
+        # Megatron's optimizer describes and loads main weights by these lists.
         saved = self.float16_groups, self.fp32_from_float16_groups
         self.float16_groups = self.fp32_from_float16_groups = self.fp32_from_fp32_groups
         if in_copies:
@@ -140,5 +141,6 @@ def _full(made: ChainedOptimizer, model: Sequence[Any]) -> list[Any]:
     if get_model_config(model[0]).params_dtype == torch.float32:
         for optimizer in made.chained_optimizers:
             if not optimizer.is_stub_optimizer:
+                # The optimizer is made already, so its class changes with the state in place.
                 optimizer.__class__ = FullPrecisionOptimizer
     return list(made.chained_optimizers)

@@ -66,6 +66,7 @@ class BucketViews:
     def in_place(self, tensor: TensorOf) -> torch.Tensor | None:
         """Return the whole bucket as a flat view if the slices are adjacent; otherwise None."""
         views = [view for _, view in self.views(tensor)]
+        # Element of the storage at which the next slice has to begin.
         end = views[0].storage_offset()
         for view in views:
             same = view.untyped_storage().data_ptr() == views[0].untyped_storage().data_ptr()

@@ -59,6 +59,7 @@ def owned_pieces(sync: GradientSync) -> tuple[OwnedPiece, ...]:
     """Return all pieces of this rank: its rows of divided buckets and of sharded layers, and its
     unshared slices."""
     pieces = []
+    # Rows that no other rank updates: of divided buckets, then of sharded layers.
     for reduction in sync.divided:
         gradients = reduction.own_gradients
         for (rows, view), gradient in zip(reduction.own_views(data), gradients, strict=True):
@@ -66,6 +67,7 @@ def owned_pieces(sync: GradientSync) -> tuple[OwnedPiece, ...]:
     for bucket in sync.sharded.buckets:
         for rows, parameter, weights, gradient in bucket.pieces():
             pieces.append(_piece(rows, parameter, weights, gradient, True))
+    # Slices without a bucket: other ranks of the group may update copies of these.
     for (part, view), (_, gradient) in zip(
         sync.local.views(data), sync.local.views(main_grad), strict=True
     ):
@@ -81,6 +83,7 @@ def _piece(
     gradient: torch.Tensor,
     is_sole_owner: bool,
 ) -> OwnedPiece:
+    # Weights in half precision have dense fp32 copies in Megatron's optimizer anyway.
     dense = view.is_contiguous() or view.dtype != torch.float32
     tensor = torch.nn.Parameter(view if dense else view.contiguous())
     # What Megatron has noted on the parameter (kind of layer, parallelism) holds for its pieces.

@@ -80,6 +80,7 @@ class RankBuckets:
         offset = 0
         for piece, view in views.views(data):
             shard = self.shards[piece.name]
+            # Whole on every rank of the group, with equal gradients: the first rank's count.
             is_copy = not shard.is_sharded and not shard.is_partial
             if is_copy and self.groups.tensor.rank() != 0:
                 copies.append((offset, offset + view.numel()))

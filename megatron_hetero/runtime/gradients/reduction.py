@@ -64,10 +64,12 @@ class Reduction:
 
     def launch(self, weight: float) -> None:
         """Start the collective; gradients may not be touched until `finish`."""
+        # Either a packed copy, or the range of Megatron's buffer that is the bucket.
         flat = self.views.pack(main_grad) if self._in_place is None else self._in_place
         check_gradients(flat, self._ddp_config)
         if weight != 1.0:
             flat.mul_(weight)
+        # Copies that another rank counts add nothing.
         for start, stop in self._copies:
             flat[start:stop] = 0.0
         self._flat = flat
@@ -135,6 +137,7 @@ class DividedReduction(Reduction):
             yield rows, self.views.rows(rows, tensor)
 
     def _start(self, flat: torch.Tensor) -> Any:
+        # What arrives: [holder, own elements].
         size, num_holders = self.division.sizes[self._own], len(self.division.sizes)
         self._received = flat.new_empty(size * num_holders)
         return dist.all_to_all_single(
@@ -147,6 +150,7 @@ class DividedReduction(Reduction):
         )
 
     def _keep(self, flat: torch.Tensor) -> None:
+        # The sum over the holders is taken in fp32, whatever type the gradients have.
         parts = self._received.view(len(self.division.sizes), -1)
         total = parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32))
         scatter(total, self.own_gradients)
@@ -167,6 +171,7 @@ class DividedReduction(Reduction):
             A function that waits for the rows and writes them to their places.
         """
         flat = self._with_own_rows(tensor)
+        # Owners have unlike numbers of rows, so each owner broadcasts its range.
         works = []
         for holder, size in enumerate(self.division.sizes):
             start, stop = self.division.span(holder)
@@ -187,6 +192,7 @@ class DividedReduction(Reduction):
         """Return a buffer of the bucket with this holder's rows of `tensor` in their places."""
         (_, example), *_ = self.views.views(tensor)
         dtype = example.dtype
+        # Sums, main weights, or weights: whatever the owner has of `tensor`.
         if tensor is main_grad:
             own = self.own_gradients
         elif self.main_weights is not None:

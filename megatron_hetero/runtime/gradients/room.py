@@ -9,6 +9,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.gradients.reduction import Reduction
 
+# Parts of a room add up to 1 but for rounding.
 _ROUNDING = 1e-9
 
 
@@ -55,6 +56,7 @@ class RoomUnderWay:
     def first_without(self) -> int | None:
         """Return the place of the first bucket that has no room beside all before it."""
         before: list[Reduction] = []
+        # The dictionary has the order in which buckets start.
         for place, reduction in enumerate(self._parts):
             if not self.fits(reduction, before):
                 return place

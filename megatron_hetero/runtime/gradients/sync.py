@@ -214,13 +214,17 @@ class GradientSync:
         layers before it: ranks that started a later bucket would wait for those that may not.
         """
         if not self._ddp_config.overlap_grad_reduce:
+            # Without --overlap-grad-reduce every bucket starts after the passes.
             return 0
         deepest_late = -inf
+        # Under --align-grad-reduce later stages start nothing early: their room does not count.
         place = self._room.first_without
         if place is not None and not (aligned and self._groups.position.stage):
             deepest_late = self.buckets[place].depth
+        # The deepest layer without room on any rank decides for the whole job.
         of_job = torch.tensor(deepest_late, device=torch.cuda.current_device())
         dist.all_reduce(of_job, op=dist.ReduceOp.MAX)
+        # Buckets of that layer are late as well, hence the strict comparison.
         return sum(bucket.depth > of_job.item() for bucket in self.buckets)
 
     def finalize(
@@ -256,6 +260,7 @@ class GradientSync:
     def count_tokens(self, num_tokens: torch.Tensor) -> int:
         """Count the tokens of the whole job's step; one rank counts each micro-batch."""
         total = num_tokens.to(torch.int64)
+        # Tensor-parallel ranks have the same tokens, context-parallel ranks tokens of their own.
         if not self._groups.is_last_stage or self._groups.tensor.rank() != 0:
             total.zero_()
         dist.all_reduce(total)
@@ -296,6 +301,7 @@ class GradientSync:
         These are weights after the optimizer's step, or gradients for code that reads all of them.
         """
         under_way: list[tuple[Reduction, Callable[[], None]]] = []
+        # Each gather has a buffer: the oldest under way ends first where the next has no room.
         for reduction in self.divided:
             while not self._room.fits(reduction, [other for other, _ in under_way]):
                 under_way.pop(0)[1]()
@@ -328,6 +334,7 @@ class GradientSync:
     def launch_ready(self) -> None:
         """Start every bucket in turn that may start early and has complete gradients."""
         while self._launched < self._num_early:
+            # Only in order: a complete bucket waits for every bucket before.
             parameters = self._completing[self._launched]
             if not all(chunk.is_ready(parameters) for chunk in self._chunks):
                 return
@@ -335,6 +342,7 @@ class GradientSync:
 
     def reduce(self) -> None:
         """Sum every slice over its holders; of a tensor group's equal copies one counts."""
+        # Buckets that did not start within the passes, in order, as far as there is room.
         while self._launched < len(self._reductions):
             self._find_room(self._reductions[self._launched])
             self._launch_next()
@@ -342,6 +350,7 @@ class GradientSync:
             reduction.finish()
         self._launched = 0
         self.traffic.num_steps += 1
+        # Local slices need no exchange, but the weight of this rank's gradients all the same.
         for _, view in self._local.views(main_grad):
             check_gradients(view, self._ddp_config)
             if self._weight != 1.0:
@@ -367,12 +376,14 @@ class GradientSync:
 
         Every rank of the job takes part; each hears of its own buckets.
         """
+        # Weights that are still under way would be compared half old, half new.
         self.finish_weights()
         return are_equal((*self._reductions, *self.sharded.buckets))
 
     def take_main_weights(self, owned: Iterable[torch.nn.Parameter]) -> None:
         """Take the optimizer's pieces of the divided buckets, in order: holders of unlike
         precisions get the new weights from their main weights."""
+        # The optimizer has a parameter for each owned piece, of divided buckets first, in order.
         tensors = iter(owned)
         for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
             if isinstance(reduction, DividedReduction):

@@ -35,6 +35,7 @@ class GradientSyncOff(contextlib.ExitStack):
         self._off: dict[int, contextlib.ExitStack] = {}
 
     def __enter__(self) -> GradientSyncOff:
+        # Each chunk's switch can be turned by itself, and an error turns all of them.
         for chunk, function in enumerate(self._functions):
             self._off[chunk] = self.enter_context(contextlib.ExitStack())
             if function is not None:

@@ -53,8 +53,10 @@ class _PutOff:
             size = self.gather_group.size()
             whole = whole.new_empty((whole.shape[0] * size, *whole.shape[1:]))
             dist.all_gather_into_tensor(whole, self.input.contiguous(), group=self.gather_group)
+        # For the product: the gradient as [tokens, out], the input as [tokens, in].
         gradient, whole = prepare_input_tensors_for_wgrad_compute(self.output_gradient, whole)
         main_grad = self.weight.main_grad  # type: ignore[attr-defined]
+        # Apex's kernels add the product to the buffer without a tensor for it.
         if self.is_fused:
             kernels = layers.fused_weight_gradient_mlp_cuda
             is_fp32 = main_grad.dtype == torch.float32
@@ -119,12 +121,15 @@ def _first_part(ctx: Any, output_gradient: torch.Tensor) -> tuple[Any, ...] | No
     if not ctx.needs_input_grad[1] or not put_off(due):
         return None
     gradient = output_gradient.matmul(weight)
+    # Every rank had the whole input, so the parts of its gradient are summed.
     if ctx.allreduce_dgrad:
         dist.all_reduce(gradient, group=group)
+    # Every rank had a part of the sequence: it gets that part of the sum.
     elif ctx.sequence_parallel:
         part = torch.empty_like(own_input)
         dist.reduce_scatter_tensor(part, gradient, group=group)
         gradient = part
+    # The gradient of a bias costs little, and stays in the first part.
     bias = None
     if ctx.use_bias:
         bias = output_gradient.reshape(-1, output_gradient.shape[-1]).sum(dim=0)

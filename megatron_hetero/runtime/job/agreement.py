@@ -63,6 +63,7 @@ def agreed_items(plan: Plan | None, arguments: HeteroArguments) -> dict[str, str
     items = {f"version of {name}": text for name, text in agreed_versions().items()}
     items |= flag_items(arguments.megatron)
     items |= dict(_own_flags(arguments))
+    # Machines may have these files at other places, so their contents count.
     for name, file in (("cluster", arguments.cluster), ("profile", arguments.profile)):
         if file is not None:
             read = read_json if file.suffix == ".json" else read_yaml
@@ -171,6 +172,7 @@ def disagreement(items: Mapping[int, Mapping[str, str]], hosts: Mapping[int, str
             ranks[own.get(name)].append(rank)
         if len(ranks) == 1:
             continue
+        # The rarest value comes first: it is the likely mistake.
         groups = sorted(ranks.items(), key=lambda group: (len(group[1]), -group[1][0]))
         texts = _excerpts([value for value, _ in groups])
         said = [f"{_ranks(r, hosts)}: {t}" for t, (_, r) in zip(texts, groups, strict=True)]
@@ -191,10 +193,12 @@ def _ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
 def _excerpts(values: Sequence[str | None]) -> list[str]:
     """Return values cut to a line's length, from just before the first difference."""
     texts = [value for value in values if value is not None]
+    # Length of the beginning that all values share.
     same = 0
     while len(texts) > 1 and len({t[same : same + 1] for t in texts}) == 1:
         same += 1
     longest = max(map(len, texts), default=0)
+    # A little of the shared beginning shows where the difference is.
     start = max(0, same - 20) if longest > _SHOWN else 0
     return ["not given" if v is None else ("... " if start else "") + v[start : start + _SHOWN]
             for v in values]  # fmt: skip

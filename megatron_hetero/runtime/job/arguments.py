@@ -106,6 +106,7 @@ def split_arguments(argv: Sequence[str]) -> HeteroArguments:
     ours, megatron = parser.parse_known_args(list(argv))
     if ours.hetero_layout is not None and ours.hetero_plan is not None:
         raise UsageError("give --hetero-plan or --hetero-layout, not both")
+    # Nothing but flexible sequences reads a cluster or a profile at run time.
     of_cluster = [n for n in ("cluster", "profile") if getattr(ours, f"hetero_{n}") is not None]
     if ours.hetero_sequences is None and of_cluster:
         raise UsageError(f"--hetero-{of_cluster[0]} is for --hetero-sequences; leave it out")
@@ -191,6 +192,7 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
 
 def follow_stage(args: Any, stage: Stage) -> None:
     """Replace the job's settings by a stage's own in Megatron's parsed `args`."""
+    # The stage has no setting of its own: the job's flags hold.
     if stage.recompute is None:
         return
     args.recompute_granularity = None if stage.recompute == "none" else stage.recompute
@@ -275,16 +277,19 @@ def pipeline_layout(plan: Plan, position: Position, further_tokens: int = 0) -> 
     """
     replica = plan.replicas[position.replica]
     num_stages, s = len(replica.stages), position.stage
+    # One chunk on each stage: every stage's layers stand at its own place.
     if not any(stage.chunks for stage in replica.stages):
         places = ["t" * stage.shape.num_layers for stage in replica.stages]
     else:
         chunks = stage_chunks(replica.stages[s])
         places = [""] * (num_stages * len(chunks))
+        # `due`: first layer without a place yet; `at`: the place behind this rank's newest chunk.
         due = at = 0
         for i, chunk in enumerate(chunks):
             places[at] += "t" * (chunk.first_layer - due)
             places[i * num_stages + s] += "t" * chunk.num_layers
             due, at = chunk.first_layer + chunk.num_layers, i * num_stages + s + 1
+        # Layers behind this rank's last chunk.
         places[-1] += "t" * (replica.shape.num_layers - due)
     return f"E{'|'.join(places)}{'m' * further_tokens}L"
 
@@ -294,6 +299,7 @@ def virtual_world(plan: Plan, position: Position, argv: Sequence[str]) -> Iterat
     """Let Megatron parse `argv` as in a job of this replica alone, at this stage's width."""
     replica = plan.replicas[position.replica]
     shape = replica.stages[position.stage].shape
+    # Megatron's order of ranks: stage by stage, in a stage group by group, tensor ranks fastest.
     place = shape.tensor_parallel * position.context_rank + position.tensor_rank
     environment = {
         "WORLD_SIZE": str(shape.num_devices * len(replica.stages)),

@@ -73,14 +73,17 @@ class AsymmetricJob:
     """
 
     def __init__(self, plan: Plan, arguments: HeteroArguments, world: World) -> None:
+        # The plan as the flags complete it: every replica has a micro-batch size.
         self._job_size = job_micro_batch_size(plan, arguments.megatron)
         self._plan = with_micro_batch_sizes(plan, self._job_size)
         support.check_plan(self._plan)
         check_schedules(self._plan)
         self._arguments, self._world = arguments, world
+        # Where this rank stands: replica, stage and place in the stage.
         self._position = rank_table(plan)[world.rank]
         self._batches = BatchSchedule.constant(self._plan)
         self._stage = self._plan.replicas[self._position.replica].stages[self._position.stage]
+        # `parse` and `configure` fill these in.
         self._args: Any = None
         self._model: Any = None
         self._place: Any = None
@@ -175,6 +178,8 @@ class AsymmetricJob:
     def _follow_batches(self, args: Any) -> None:
         """Set the global batches of training and validation under growing batches, or of validation
         alone."""
+        # Without growing batches training has one batch; validation may have its own, and
+        # micro-batches of its own size.
         if args.step_batch_size_schedule is None:
             size, flag = args.eval_global_batch_size, "--eval-global-batch-size"
             validation = with_batch(self._plan, size, flag)
@@ -184,12 +189,15 @@ class AsymmetricJob:
             if validation is not self._plan:
                 check_schedules(validation)
                 self._batches = replace(self._batches, validation=validation)
+            # Megatron's loop counts a validation step in micro-batches of this replica's size.
             own = validation.replicas[self._position.replica].micro_batch_size
             args.eval_micro_batch_size = own
             return
+        # Growing batches: each batch has a plan of its own, whose schedule is checked as well.
         self._batches = batch_schedule(args.step_batch_size_schedule, args.seq_length, self._plan)
         for plan in self._batches.plans:
             check_schedules(plan)
+        # The last batch is the plan's own, and validation has no other.
         args.global_batch_size = args.eval_global_batch_size = global_batch_size(self._plan)
 
     def _check_optimizer_shares(self) -> None:
@@ -205,6 +213,7 @@ class AsymmetricJob:
         from megatron_hetero.runtime.model.moe.dealt_experts import deal_experts, experts_hook
         from megatron_hetero.runtime.parallel.tensor_place import TensorPlace, set_tensor_place
 
+        # Experts dealt out over replicas have groups of their own, beside the tensor-parallel ones.
         group = expert_group_of(self._plan, self._world.rank)
         place = TensorPlace.of_stage(
             self._stage.shape,
@@ -212,9 +221,11 @@ class AsymmetricJob:
             args,
             (0, 0) if group is None else group.place(self._world.rank),
         )
+        # Megatron builds from `args` alone, which therefore have this rank's sizes and precision.
         with place.own_sizes(args), precision.in_precision(args, self._precision):
             model = with_layer_spec(configured(gpt_config_from_args, args, given))
         support.check_own_lengths(self._plan, model.transformer.variable_seq_lengths)
+        # Layers, gradients and checkpoints find the place again on the model's configuration.
         set_tensor_place(model.transformer, place)
         if place.dealt is not None:
             deal_experts(model.transformer, place.dealt)

@@ -122,12 +122,14 @@ def _straggler_detector(context: RankContext) -> None:
 
 
 def _schedule(context: RankContext) -> None:
+    # Steps are dealt to groups of replicas, and the balance counts what each replica does.
     if context.pipelines is not None:
         replicas = [place.replica for place in rank_table(context.plan)]
         context.balance = Balance(replicas, context.pipelines)
         schedule = DealtSchedule(context.plan, context.groups, context.balance)
         forward_backward.apply(schedule)
         return
+    # A watch costs time, so it is made only where the plan has figures to compare with.
     if StageRatio.applies(context.plan):
         context.watch = StageWatch()
     forward_backward.apply(ReplicaSchedule(context.batches, context.groups, context.watch))
@@ -227,6 +229,7 @@ def _masks(context: RankContext) -> None:
 
 def _log(context: RankContext) -> None:
     training_log.add_observer(marks.after_a_step)
+    # Every dealt step has its own number of tokens, which the balance counts.
     if context.balance is None:
         training_log.add_observer(TokenRate().observe)
     else:

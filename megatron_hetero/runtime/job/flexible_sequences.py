@@ -124,6 +124,7 @@ class SequencesJob(AsymmetricJob):
         def provide(num_samples: Any) -> tuple[Any, ...]:
             args = self._args
             datasets = document_datasets(num_samples, self._tree.longest_sequence)
+            # Of training, validation and test, in this order.
             consumed = (args.consumed_train_samples, args.consumed_valid_samples, 0)
             sizes = (args.global_batch_size, args.eval_global_batch_size, args.global_batch_size)
             eod = datasets.eod if args.eod_mask_loss else None
@@ -134,6 +135,7 @@ class SequencesJob(AsymmetricJob):
                 self._tree.num_ranks,
                 groups.pipeline.size(),
                 self._nested,
+                # Filling tokens make a member's tokens divide by every stage's width.
                 lcm(*self._plan.layout.tensor_parallel_widths) if in_sequence else 1,
             )
             return tuple(

@@ -34,10 +34,13 @@ from megatron_hetero.errors import (
 )
 from megatron_hetero.runtime.faults import unfinished
 
+# Seconds between SIGTERM and SIGKILL.
 _KILL_AFTER_FAILURE_S = 2.0
+# Seconds between two looks at the children.
 _POLL_S = 0.02
 _STACK_S = 1.0
 """Time for ranks to write their Python stacks, in seconds."""
+# Lines of a rank's stack in a message; faulthandler writes the innermost call first.
 _STACK_LINES = 9
 _FOR_RANKS = (
     "megatron.core.datasets.helpers",
@@ -100,6 +103,7 @@ def preload() -> None:
         from megatron_hetero.runtime.job.agreement import agreed_versions
         from megatron_hetero.runtime.megatron import flag_texts, guards
 
+        # What every rank would check, replace and hash for itself is inherited through the fork.
         guards.check_symbols(is_stock=False)
         flag_texts.apply()
         agreed_versions()
@@ -157,6 +161,7 @@ def ends_without(job: LocalJob, lost: int, timeout_s: float) -> Mapping[int, int
     codes: dict[int, int] = {}
     running = _start(job)
     try:
+        # The lost rank may never end, so the wait is for all others.
         deadline = time.monotonic() + timeout_s
         while any(rank != lost for _, rank in running.values()):
             for pid, code in _ended(running):
@@ -180,15 +185,18 @@ def log_of(job: LocalJob, rank: int) -> str:
 
 
 def _start(job: LocalJob) -> dict[int, tuple[LocalJob, int]]:
+    # An empty file becomes the store through which the ranks meet.
     job.directory.mkdir(parents=True, exist_ok=True)
     handle, store = tempfile.mkstemp(dir=job.directory, prefix="store-")
     os.close(handle)
     started = {}
+    # Text left in a buffer would be written by every child once more.
     sys.stdout.flush()
     sys.stderr.flush()
     gc.freeze()  # or ranks that collect garbage would copy every page of what was loaded for them
     for rank in range(job.num_ranks):
         pid = os.fork()
+        # `_be_rank` never returns to this loop.
         if pid == 0:
             _be_rank(job, rank, store)
         started[pid] = (job, rank)
@@ -202,6 +210,7 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent answers these as it likes
         signal.signal(number, signal.SIG_DFL)
     try:
+        # Descriptors 1 and 2, because libraries in C write to them past `sys.stdout`.
         log = os.open(_log(job, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -213,6 +222,7 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
         import torch
 
         os.environ |= rank_environment(rank, job.num_ranks, store, torch.cuda.device_count())
+        # All ranks share the cores of this machine.
         torch.set_num_threads(1)
         job.function(rank)
         code = 0
@@ -224,6 +234,7 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
         print(f"left by sys.exit({leaving.code!r})", flush=True)
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
+        # The parent's message quotes the end of the log, and so this trace.
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -251,6 +262,7 @@ def rank_environment(
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % num_cards if shared else rank),
         "WORLD_SIZE": str(num_ranks),
+        # Ranks that share a card count as hosts of one rank each (`NCCL_HOSTID`).
         "LOCAL_WORLD_SIZE": str(1 if shared else num_ranks),
         "MEGATRON_HETERO_STORE": store,
         "GLOO_SOCKET_IFNAME": "lo",
@@ -273,6 +285,7 @@ def _wait(
 ) -> None:
     deadline = time.monotonic() + timeout_s
     while running:
+        # The first failure ends the run: whatever else fails then is a consequence.
         for pid, code in _ended(running):
             job, rank = running.pop(pid)
             if code != 0:
@@ -283,6 +296,7 @@ def _wait(
                     code,
                 )
         if time.monotonic() > deadline:
+            # Quote the end of one log, and where every rank stands.
             job, rank = next(iter(running.values()))
             last = _tail(job, rank)
             raise RankFailedError(
@@ -303,6 +317,7 @@ def _ended(running: Mapping[int, tuple[LocalJob, int]]) -> Iterator[tuple[int, i
 
 
 def _end(running: dict[int, tuple[LocalJob, int]]) -> None:
+    # Ranks may clean up on SIGTERM; whatever is left then is killed.
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         for pid in list(running):
             try:
@@ -319,6 +334,7 @@ def _end(running: dict[int, tuple[LocalJob, int]]) -> None:
 def _stacks(running: Mapping[int, tuple[LocalJob, int]]) -> str:
     """Ask every rank that runs where it is; return the innermost calls of its Python stack and the
     communicators that it waits in."""
+    # Only what a rank writes after the signal is the answer.
     before = {pid: len(_text(job, rank)) for pid, (job, rank) in running.items()}
     for pid in running:
         with suppress(ProcessLookupError):
@@ -327,6 +343,7 @@ def _stacks(running: Mapping[int, tuple[LocalJob, int]]) -> str:
     found = []
     for pid, (job, rank) in running.items():
         lines = _text(job, rank)[before[pid] :].splitlines()
+        # Marked lines name the communicators waited for; the rest is the stack.
         waits = [line for line in lines if line.startswith(unfinished.MARK)]
         calls = [line for line in lines if line not in waits][:_STACK_LINES]
         found += [f"{job.name}, rank {rank} is at:", *("  " + line for line in (*waits, *calls))]

@@ -40,6 +40,7 @@ _TOLD_S = 60.0
 """Limit on the wait of a refusing rank for late ranks."""
 _LEAVE_S = 5.0
 """Limit on the wait of a told rank for all ranks to be told."""
+# Seconds between two lines about missing ranks.
 _NEWS_S = 30.0
 
 
@@ -71,6 +72,7 @@ class StartMeeting:
             return
         self._rank, self._num_ranks = world.rank, world.size
         store = side_store("meeting", world.store_path, world.rank, world.size)
+        # Rank 0 serves the store, unless a file or the launcher does.
         self._serves = world.rank == 0 and world.store_path is None and not launcher_serves()
         if store is not None:
             store.set(f"place/{self._rank}", Place.here(self._rank, "on its way").text())
@@ -120,6 +122,7 @@ class StartMeeting:
         try:
             yield
         except BaseException as error:
+            # An exit with status 0 is no refusal.
             leaves_well = isinstance(error, SystemExit) and not error.code
             if not (leaves_well or self._is_over or self._store is None):
                 self._refuse(error)
@@ -142,6 +145,7 @@ class StartMeeting:
         hashes = {rank: self._get(f"hash/{rank}") for rank in ranks}
         kinds: dict[str, list[int]] = {}
         for rank, found in hashes.items():
+            # Equal hashes stand for equal items: one rank of each kind is read.
             kinds.setdefault(found, []).append(rank)
         if len(kinds) == 1:
             return ""
@@ -152,6 +156,7 @@ class StartMeeting:
     def _give(self, rank: int | None, code: int, text: str) -> None:
         verdict = json.dumps({"rank": rank, "code": code, "text": text})
         assert self._store is not None
+        # The first verdict stands.
         self._store.compare_set(_VERDICT, "", verdict)
 
     def _get(self, key: str) -> str:
@@ -160,6 +165,7 @@ class StartMeeting:
 
     def _verdict(self, timeout: timedelta) -> dict[str, Any]:
         began = told = time.monotonic()
+        # Between two questions look for dead processes, and now and then name the missing ranks.
         while not self._comes(_VERDICT, _LOOK_S):
             self._look_for_the_dead()
             now = time.monotonic()
@@ -207,6 +213,7 @@ class StartMeeting:
         assert self._store is not None
         here = Place.here(self._rank, "")
         for rank in self._neighbours():
+            # A rank with a hash has arrived; the process of a rank without a place is unknown.
             if self._store.check([f"hash/{rank}"]) or not self._store.check([f"place/{rank}"]):
                 continue
             place = Place.of(self._get(f"place/{rank}"))
@@ -218,6 +225,7 @@ class StartMeeting:
         local, size = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
         if local is None or size is None:
             return range(self._num_ranks)
+        # Launchers number the ranks of a machine one after the other.
         first = self._rank - int(local)
         return range(max(first, 0), min(first + int(size), self._num_ranks))
 
@@ -228,6 +236,7 @@ class StartMeeting:
         """
         assert self._store is not None
         with suppress(RankRefusedError, RuntimeError):
+            # The last rank to know lets all the others go.
             if self._store.add(_SEEN, 1) == self._num_ranks:
                 self._store.set(_ALL_SEEN, "1")
             deadline = time.monotonic() + at_most_s
@@ -238,6 +247,7 @@ class StartMeeting:
     def _is_on_its_way(self, rank: int) -> bool:
         """Tell if a rank may still read the verdict."""
         assert self._store is not None
+        # This rank knows; a rank that has not announced itself may still come.
         if rank == self._rank or not self._store.check([f"place/{rank}"]):
             return rank != self._rank
         place, here = Place.of(self._get(f"place/{rank}")), Place.here(self._rank, "")

@@ -31,6 +31,7 @@ def meeting_file() -> str | None:
         EnvironmentMismatchError: the folder of such files is not the user's own.
     """
     given = os.environ
+    # `torchrun` sets this variable for every process that it starts.
     if "TORCHELASTIC_RESTART_COUNT" not in given:
         return None
     if given.get("LOCAL_WORLD_SIZE") != given.get("WORLD_SIZE"):
@@ -38,6 +39,7 @@ def meeting_file() -> str | None:
     if LOOPBACK in [name for _, name in socket.if_nameindex()]:
         for variable in _INTERFACES:
             given.setdefault(variable, LOOPBACK)
+    # A process number comes again some day, but not with the same start.
     launcher = os.getppid()
     started = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
     name = f"{launcher}-{started}-{given['TORCHELASTIC_RESTART_COUNT']}"
@@ -46,6 +48,7 @@ def meeting_file() -> str | None:
 
 def _own_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"megatron-hetero-{os.getuid()}"
+    # In a shared folder somebody else may have made this name first.
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if folder.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:

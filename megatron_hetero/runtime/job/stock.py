@@ -122,6 +122,7 @@ class StockJob:
         if not divides and not getattr(self._args, "use_layer_wise_distributed_optimizer", False):
             # Megatron's ordinary optimizer does not read the state of its distributed one.
             optimizer.apply(follow_form(optimizer.as_megatron))
+        # All ranks start alike, or none does.
         MEETING.agree(timedelta(minutes=self._args.distributed_timeout_minutes))
         world, limit = self._world, self._faults.stall_limit_s
         name, saves = machine.gpu_name(self._args), saves_on_sigterm(self._args)
@@ -184,6 +185,7 @@ def parsed(parse_and_validate_args: Step, given: Mapping[str, Any]) -> Any:
     try:
         return parse_and_validate_args(**given)
     except (AssertionError, ValueError, RuntimeError, ImportError, OSError) as error:
+        # Some of Megatron's assertions have no message: then the refusing line says what is wanted.
         said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
         raise UsageError(f"Megatron refuses the flags: {said}") from error
 
@@ -212,6 +214,7 @@ def watch_stock(plan: Plan, timeline: Path | None, args: Any, model: Any) -> Non
     from megatron_hetero.runtime.observe.step_time import StepTime, prediction_of
     from megatron_hetero.runtime.observe.timeline import recorder_of
 
+    # Only a plan with estimates for these GPUs has figures to compare with.
     if StageRatio.applies(plan):
         watch = StageWatch()
         watch_stock_passes(watch)

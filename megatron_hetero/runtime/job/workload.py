@@ -36,6 +36,7 @@ def workload_of(args: Any, megatron: Sequence[str], micro_batch_size: int) -> Wo
         moe_router_topk=args.moe_router_topk if args.num_experts else 0,
         moe_ffn_hidden_size=args.moe_ffn_hidden_size if args.num_experts else 0,
         normalization=args.normalization,
+        # The size of the vocabulary has its padding already.
         make_vocab_size_divisible_by=1,
         learns_softmax_offset=args.softmax_type == "learnable",
         attention_output_gate=args.attention_output_gate,
@@ -46,6 +47,7 @@ def workload_of(args: Any, megatron: Sequence[str], micro_batch_size: int) -> Wo
         global_batch_size=args.global_batch_size,
         micro_batch_size=micro_batch_size,
         precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        # Megatron's parser takes the flag away from ranks of width 1: the job's own words count.
         sequence_parallel="--sequence-parallel" in megatron,
         per_token_loss=args.calculate_per_token_loss,
         flash_attention=args.transformer_impl != "local",
@@ -59,6 +61,7 @@ def _kinds_of_layers(args: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if args.num_experts:
         frequency = args.moe_layer_freq
+        # Megatron's short form n: layers 0, n, 2n and so on have experts.
         if isinstance(frequency, int):
             frequency = [int(i % frequency == 0) for i in range(args.num_layers)]
         found["moe_layer_freq"] = tuple(frequency) if 0 in frequency else ()

@@ -41,9 +41,11 @@ def apply(num_heads: int) -> None:
         """
         config = get_model_config(model[0])
         place = tensor_place(config)
+        # Edges of all ranks' heads; query groups are never cut.
         edges = [unit * num_heads // place.query_groups[-1] for unit in place.query_groups]
         own = slice(*edges[place.index : place.index + 2])
         device = next(model[0].parameters()).device
+        # [layer, head], minus infinity where another rank has the head.
         table = torch.full((config.num_layers, num_heads), float("-inf"), device=device)
         layers = dict(_layers(model))
         for number, attention in layers.items():
@@ -51,6 +53,7 @@ def apply(num_heads: int) -> None:
         dist.all_reduce(table, op=dist.ReduceOp.MAX)
         for number, attention in layers.items():
             core = attention.core_attention
+            # Megatron's own function clips by these; a step that only logs begins anew.
             core.current_max_attn_logits = None if log_max_only else table[number, own]
             if not log_max_only:
                 with _own_projections(attention, place.width):

@@ -21,6 +21,7 @@ REPLACEMENT = Replacement(
 
 def _compile_helpers() -> None:
     try:
+        # The helper that the wheel brings can be imported: there is nothing to build.
         from megatron.core.datasets import helpers_cpp  # noqa: F401
     except ImportError:
         REPLACEMENT.original()()

@@ -27,6 +27,7 @@ def apply(place: ContextPlace) -> None:
     def own_tokens(batch: dict[str, Any], cp_group: Any = None) -> dict[str, Any]:
         for key, value in batch.items():
             if value is not None:
+                # A mask is [b, 1, s, s] and is cut by queries; all else is [b, s].
                 sequence = 2 if key == "attention_mask" else 1
                 batch[key] = value.index_select(sequence, place.positions(value.device))
         return batch

@@ -33,4 +33,5 @@ def apply() -> None:
         return texts[config]
 
     REPLACEMENT.apply(remembered)
+    # One parser asks for every text, before the ranks are forked.
     add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))

@@ -35,6 +35,7 @@ def standing_for(original: Callable[..., Any], function: Callable[..., Any]) -> 
     Args:
         original: the symbol, or a stand-in for it.
     """
+    # A new object for the attribute, which must not appear on `function` itself.
     stand_in = functools.partial(function)
     setattr(stand_in, ORIGINAL, getattr(original, ORIGINAL, original))
     return stand_in
@@ -51,6 +52,7 @@ def names_of_globals(source: str) -> str:
 
 
 def _targets(node: ast.stmt) -> Iterator[str]:
+    # Plain and annotated assignments to names in capitals.
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     for target in targets:
         if isinstance(target, ast.Name) and target.id.isupper():
@@ -76,6 +78,7 @@ class Guarded:
         """Return Megatron's own, also while it is replaced."""
         owner, name = self.place()
         current = getattr(owner, name)
+        # A stand-in says what it stands for.
         return getattr(current, ORIGINAL, current)
 
     def check(self) -> None:
@@ -95,6 +98,7 @@ class Guarded:
         """Return the fingerprint of the installed symbol."""
         if self.name:
             return fingerprint(self.original())
+        # One hash of all names: a global that is new or gone counts as a change.
         return text_fingerprint(names_of_globals(inspect.getsource(import_module(self.module))))
 
     def place(self) -> tuple[Any, str]:

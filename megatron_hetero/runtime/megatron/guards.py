@@ -23,6 +23,7 @@ def _known(module: str, name: str, reason: str, known: str, is_stock: bool = Fal
 
 
 OBSERVED = (
+    # Globals that a plan's groups are put into.
     _known(
         "megatron.core.parallel_state",
         "",
@@ -35,6 +36,7 @@ OBSERVED = (
         "the globals that it would set are set by the plan",
         "6e1200b46fab6634",
     ),
+    # Calls of the executor, which runs the orders of a plan.
     _known(
         _SCHEDULES,
         "forward_step",
@@ -64,6 +66,7 @@ OBSERVED = (
         "c2b301e02ec29f4e",
         True,
     ),
+    # Routing losses of the log.
     _known(
         "megatron.core.transformer.moe.moe_logging",
         "MoEMetricsTracker",
@@ -76,6 +79,7 @@ OBSERVED = (
         "that subclass is put in by it",
         "89813789ab184c66",
     ),
+    # Gradients outside of Megatron's own buffers and passes.
     _known(
         "megatron.core.distributed.param_and_grad_buffer",
         "_ParamAndGradBucketGroup.check_grads",
@@ -94,6 +98,7 @@ OBSERVED = (
         "it is called before Megatron's loop would",
         "5fc3885c83316c2a",
     ),
+    # Random states, of resumed ranks and on a CPU.
     _known(
         "megatron.training.initialize",
         "_set_random_seed",
@@ -130,6 +135,7 @@ _checked: set[tuple[str, str]] = set()
 
 def replaced() -> tuple[Guarded, ...]:
     """Return every `Replacement` of the files of this folder, by the files' names."""
+    # All files of this folder and of the folders in it.
     found = pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     modules = [import_module(name) for name in sorted(module.name for module in found)]
     values = [value for module in modules for value in vars(module).values()]

@@ -25,6 +25,7 @@ def _set_jit_fusion_options(*args: Any, **kwargs: Any) -> None:
 
     given = get_args()
     columns = given.ffn_hidden_size
+    # Columns of each rank, rounded up to a whole and then to an even number.
     per_rank = -(-columns // given.tensor_model_parallel_size)
     given.ffn_hidden_size = (per_rank + per_rank % 2) * given.tensor_model_parallel_size
     try:

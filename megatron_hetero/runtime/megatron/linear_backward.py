@@ -36,6 +36,7 @@ def apply(split: Split) -> None:
 
         @staticmethod
         def backward(ctx: Any, output_gradient: Any) -> Any:
+            # None: no weight gradients are being put off, and Megatron's pass runs whole.
             gradients = split(ctx, output_gradient)
             return original.backward(ctx, output_gradient) if gradients is None else gradients
 

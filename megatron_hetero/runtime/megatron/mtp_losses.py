@@ -32,6 +32,7 @@ def apply(last_stages: dist.ProcessGroup, width: int, part: float) -> None:
 
     def reduce_metrics_in_tracker() -> None:
         tracker = MTPLossLoggingHelper.tracker
+        # All ranks of a stage have the same numbers: each gives an equal part.
         weights = {
             "loss_values": part / width,
             "correct_values": 1 / width,

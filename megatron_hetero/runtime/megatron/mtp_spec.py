@@ -27,6 +27,7 @@ def apply(with_parts: Callable[[Any, Any], Any]) -> None:
 
     def mtp_block_spec(config: Any, *args: Any, **kwargs: Any) -> Any:
         spec = REPLACEMENT.original()(config, *args, **kwargs)
+        # Stages without such layers have no spec.
         return None if spec is None else with_parts(spec, config)
 
     REPLACEMENT.apply(mtp_block_spec)

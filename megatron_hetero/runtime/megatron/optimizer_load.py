@@ -51,9 +51,11 @@ def apply_if_needed(args: Any) -> None:
 
     @torch.no_grad()
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+        # The step is saved with the groups, so Megatron must not look for one here.
         write(self, model_param, {**tensors, "step": None})
         group, place = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][place]]
+        # A tensor of its own, or every parameter's update would count the shared one.
         state["step"] = state["step"].clone()
 
     DESCRIBED.apply(state_dict)

@@ -67,6 +67,7 @@ def fill(groups: RankGroups) -> None:
         (("_GTP_WEIGHT_REMAT_GLOBAL_RANKS", "_EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS"), [rank]),
         (("_MODEL_PARALLEL_GLOBAL_RANKS",), list(range(dist.get_world_size()))),
     )
+    # Most of these globals have no setter.
     for names, value in values:
         for name in names:
             if not hasattr(mpu, name):
@@ -79,12 +80,15 @@ def fill(groups: RankGroups) -> None:
     mpu.set_tensor_model_parallel_rank(groups.tensor.rank())
     mpu.set_pipeline_model_parallel_world_size(groups.pipeline.size())
     mpu.set_pipeline_model_parallel_rank(groups.pipeline.rank())
+    # Model chunks of this stage; Megatron writes a single one as None.
     num_chunks = groups.chain.count(groups.pipeline.stage)
     mpu.set_virtual_pipeline_model_parallel_world_size(num_chunks if num_chunks > 1 else None)
     mpu.set_expert_model_parallel_world_size(groups.experts.size())
     mpu.set_expert_model_parallel_rank(groups.experts.rank())
     mpu.set_expert_tensor_parallel_world_size(groups.expert_parts.size())
     mpu.set_expert_tensor_parallel_rank(groups.expert_parts.rank())
+    # Every data-parallel group is this rank alone.
     mpu.set_data_parallel_rank(0)
+    # Megatron makes this buffer together with its groups, which it does not make here.
     if mpu._GLOBAL_MEMORY_BUFFER is None:
         mpu._set_global_memory_buffer()

@@ -35,7 +35,9 @@ class Replacement(Guarded):
 
     def _put(self, function: Any, original: Any) -> None:
         owner, name = self.place()
+        # A static method must stay one, or an instance would become its first argument.
         is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+        # Guards and later substitutes find Megatron's own function through this attribute.
         if original is not None:
             setattr(function, ORIGINAL, original)
         setattr(owner, name, staticmethod(function) if is_static else function)

@@ -28,6 +28,7 @@ def apply(group: dist.ProcessGroup) -> None:
 
     def balance(cost: torch.Tensor, *settings: float) -> torch.Tensor:
         """Return the balanced scores `[tokens, experts]` of this rank."""
+        # Megatron balances without gradients as well.
         whole: torch.Tensor = REPLACEMENT.original()(gathered(cost.detach(), group), *settings)
         return whole.chunk(group.size())[group.rank()]
 

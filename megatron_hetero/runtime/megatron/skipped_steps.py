@@ -32,8 +32,10 @@ def apply(counts: Mapping[int, int], *, reads_data: bool) -> None:
     from megatron.training import get_args
 
     def skip(data_iterator: Any) -> None:
+        # Megatron counts a step in micro-batches of this rank's size.
         count = counts[get_num_microbatches() * get_args().micro_batch_size]
         rerun = get_rerun_state_machine()
+        # Megatron's rerun machine counts this step as any other.
         while rerun.should_run_forward_backward(data_iterator):
             for _ in range(count if reads_data else 0):
                 next(data_iterator)

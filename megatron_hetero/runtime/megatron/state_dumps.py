@@ -39,6 +39,7 @@ def apply(copy: int, weight: float) -> None:
 
     for replacement in (_OF_WEIGHTS, _OF_ACTIVATIONS):
         replacement.apply(writer(replacement.original(), 1.0))
+    # Gradients of inputs are those of this copy alone: the weight makes them a part of the job's.
     _OF_INPUTS.apply(writer(_OF_INPUTS.original(), weight))
 
 

@@ -26,10 +26,12 @@ LOOPBACK = "127.0.0.1"
 
 
 def _controller(detector: Any) -> None:
+    # Rank 0 switches the detectors of all ranks.
     if detector.rank != 0:
         return
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
+        # A job that starts anew gets the port at once.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, detector.port))
         listener.listen()
@@ -42,6 +44,7 @@ def _controller(detector: Any) -> None:
             error.strerror,
         )
         return
+    # Megatron's own handler answers on this socket.
     detector.sock = listener
     detector.ctrlr = threading.Thread(target=detector._handler, name="straggler", daemon=True)
     detector.ctrlr.start()

@@ -50,6 +50,7 @@ def apply(groups: Sequence[Sequence[int]], timeout: timedelta, backend: str) -> 
     rank = dist.get_rank()
     # Every rank makes every group, as torch asks.
     made = [dist.new_group(list(ranks), timeout=timeout, backend=backend) for ranks in groups]
+    # One group at a time, because all of them would use the same names of sockets.
     for ranks, group in zip(groups, made, strict=True):
         if rank in ranks:
             _check_device(list(ranks).index(rank), len(ranks))
@@ -83,6 +84,7 @@ def _shown_alone(group: dist.ProcessGroup, backend: str) -> Iterator[None]:
     """
 
     def whole_job(*args: Any, **named: Any) -> dist.ProcessGroup:
+        # The one call with which `initialize_ub` makes a group of the whole job.
         if args or named != {"backend": backend}:
             refuse()
         return group

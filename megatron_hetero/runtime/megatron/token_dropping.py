@@ -31,12 +31,14 @@ def apply(group: dist.ProcessGroup) -> None:
         routing_probs: torch.Tensor, routing_map: torch.Tensor, **settings: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the probabilities and choices `[tokens, experts]` of this rank that are kept."""
+        # All ranks of the group decide on the same tokens, and so alike.
         _, kept = REPLACEMENT.original()(
             gathered(routing_probs.detach(), group),
             gathered(routing_map.to(torch.uint8), group).bool(),
             **settings,
         )
         own = kept.chunk(group.size())[group.rank()]
+        # The probabilities keep their gradients: detached copies decided, and nothing else.
         return routing_probs * own, own
 
     REPLACEMENT.apply(drop)

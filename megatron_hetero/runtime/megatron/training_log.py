@@ -47,6 +47,7 @@ def _training_log(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    # Observers see the losses of the step before Megatron adds them up.
     for observe in _observers:
         observe(iteration, loss_dict, grad_norm)
     return REPLACEMENT.original()(

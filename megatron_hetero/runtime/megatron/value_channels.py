@@ -36,6 +36,7 @@ def apply_if_needed(args: Any) -> None:
         **kwargs: Any,
     ) -> None:
         original(self, *args, **kwargs)
+        # Megatron's constructor took values to be as wide as keys.
         if v_channels is not None:
             self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 

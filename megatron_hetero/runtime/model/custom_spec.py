@@ -50,6 +50,7 @@ def check_marked(model: Iterable[torch.nn.Module], width: int) -> None:
 
 def _unmarked(chunk: torch.nn.Module) -> Iterator[str]:
     for prefix, module in chunk.named_modules():
+        # Modules of these packages carry marks, or are copies.
         if type(module).__module__.startswith(_KNOWN):
             continue
         for name, parameter in module.named_parameters(recurse=False):

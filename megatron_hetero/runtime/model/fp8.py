@@ -106,6 +106,7 @@ def _sizes(workload: Workload, stage: Stage, micro_batch_size: int) -> Iterator[
 
 
 def _divided(model: ModelSpec, groups: int, columns: int) -> Iterator[tuple[str, int]]:
+    # A query group brings along all of its query heads.
     heads = groups * (model.num_attention_heads // model.num_query_groups)
     yield "columns of queries", heads * model.kv_channels
     yield "columns of keys", groups * model.kv_channels

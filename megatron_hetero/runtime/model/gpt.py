@@ -88,9 +88,11 @@ def _batch(data_iterator: Any, vp_stage: int | None) -> dict[str, torch.Tensor |
     """Read this stage's part of a micro-batch, shared with its tensor-parallel group."""
     args = get_args()
     packed = is_packed(args)
+    # Inner stages get activations; of the batch they need the mask at most.
     if not packed and not is_first_or_last_pipeline_stage(vp_stage):
         return {"attention_mask": _mask_of_documents(data_iterator)} if every_stage_reads() else {}
     batch = {}
+    # One rank of the tensor-parallel group reads, and shares with the others below.
     if mpu.get_tensor_model_parallel_rank() == 0:
         raw = next(data_iterator)
         batch = {
@@ -104,6 +106,7 @@ def _batch(data_iterator: Any, vp_stage: int | None) -> dict[str, torch.Tensor |
         create_attention_mask_in_dataloader=makes_masks(args),
         broadcast_src_rank=mpu.get_tensor_model_parallel_src_rank(),
         broadcast_group=mpu.get_tensor_model_parallel_group(),
+        # The whole sequence is shared here; context parallelism cuts it afterwards.
         cp_size=1,
         tp_rank=mpu.get_tensor_model_parallel_rank(),
         micro_batch_size=args.micro_batch_size,
@@ -150,9 +153,11 @@ def loss_func(
     Returns:
         The sum, the number of tokens, and `{"lm loss": [sum, tokens]}` for the log.
     """
+    # [b * s], losses and mask alike.
     mask = loss_mask.view(-1).float()
     loss = torch.sum(output_tensor.view(-1).float() * mask)
     num_tokens = mask.sum().detach().to(torch.int)
+    # Megatron's rerun machine judges results, and may run a suspect step once more.
     args, rerun = get_args(), get_rerun_state_machine()
     if args.check_for_nan_in_loss_and_grad:
         for rejected, what in ((torch.isnan, "NaN"), (torch.isinf, "Inf")):
@@ -173,6 +178,7 @@ def loss_func(
             tolerance=0.0,
             fatal=False,
         )
+    # Sum and tokens apart: the log divides them after the sum over the job.
     report = torch.cat([loss.detach().view(1), num_tokens.view(1)])
     return loss, num_tokens, {"lm loss": report}
 
@@ -210,6 +216,7 @@ def _has_own_norms(config: Any) -> bool:
 def _parts(config: Any) -> dict[Any, Any]:
     """Return what stands in the place of Megatron's modules."""
     parts: dict[Any, Any] = {MLASelfAttention: LatentSelfAttention, MoELayer: DealtMoELayer}
+    # At most one attention of our own, by what the job asks for.
     if config.transformer_impl == "local" and config.context_parallel_size > 1:
         parts[DotProductAttention] = GatheredAttention
     elif config.transformer_impl == "local" and is_packed(get_args()):

@@ -65,6 +65,7 @@ def marks_hook(groups: RankGroups) -> ModelHook:
     """
 
     def hook(model: list[Any]) -> list[Any]:
+        # First the marks that Megatron leaves out, then the check for marks.
         mark_offsets(model)
         check_marked(model, groups.tensor.size())
         return model
@@ -120,6 +121,7 @@ def synchronise_hook(
             aligned=aligned,
             precisions=precisions,
         )
+        # All holders begin with equal weights, to the last bit.
         sync.equalise_parameters()
         parts = gather_sync_plans(sync)
         print_rank_0("\n".join(sync_lines(parts)))
@@ -145,9 +147,11 @@ def checkpoint_hook(
 
     def hook(model: list[Any]) -> list[Any]:
         sync = gradient_sync(get_model_config(model[0]))
+        # Weights have to be whole whenever a checkpoint is described.
         before = None if sync is None else sync.finish_weights
         describe_globally(model, groups.copy, groups.expert_copy, before, dtype)
         carry_random_states(unwrap_model(model[0]), states)
+        # Whole weights are loaded, of which a rank keeps the rows that it owns.
         if sync is not None and sync.sharded:
             for chunk in unwrap_model(model):
                 chunk.load_state_dict = _then(chunk.load_state_dict, sync.sharded.take_weights)

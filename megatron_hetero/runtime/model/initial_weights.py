@@ -34,9 +34,11 @@ def initialise(model: Sequence[torch.nn.Module], seed: int) -> None:
             continue
         shard = shard_of(name, parameter, config)
         whole = torch.empty(shard.global_shape, dtype=torch.float32, device="cpu")
+        # The rank's own random state stays as it is.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(_seed_of(name, seed))
             _distribution(name, config)(whole)
+        # The rank's own pieces, in the order in which they lie in memory.
         parts = [whole.narrow(shard.dim, a, b - a) for a, b in shard.intervals]
         parameter.data.copy_(torch.cat(parts, dim=shard.dim))
 
@@ -47,6 +49,7 @@ def _seed_of(name: str, seed: int) -> int:
 
 
 def _distribution(name: str, config: Any) -> Callable[[torch.Tensor], Any]:
+    # Megatron draws these smaller, the deeper the model is.
     if name.endswith(_OUTPUT_LAYERS):
         return config.output_layer_init_method
     if name == TIED_EMBEDDING or name.startswith("embedding."):

@@ -31,6 +31,7 @@ class SequenceParallelTorchNorm:
     def __new__(
         cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any
     ) -> torch.nn.Module:
+        # Megatron's wrapper refuses sequence parallelism; its parameters get the mark below.
         enabled, config.sequence_parallel = config.sequence_parallel, False
         try:
             norm = WrappedTorchNorm(config, hidden_size, eps, **kwargs)
@@ -70,6 +71,7 @@ def local_block_spec(
     """
     parts: dict[Any, Any] = {WrappedTorchNorm: SequenceParallelTorchNorm}
     spec = with_parts(spec, parts)
+    # Either the stage's layers one by one, or one spec for every layer.
     if isinstance(spec, TransformerBlockSubmodules):
         layers, final = list(spec.layer_specs or ()), spec.layer_norm
     else:

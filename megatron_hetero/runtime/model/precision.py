@@ -81,6 +81,7 @@ def check_devices(plan: Plan) -> None:
     found = []
     for r, s, precision in own_precisions(plan):
         types = {plan.type_by_device.get(d, "") for d in plan.replicas[r].stages[s].devices}
+        # A GPU that the catalogue does not know is asked on its own rank (`check_own_device`).
         for name in sorted(types & set(gpu_type_names())):
             if gpu_type(name).peak_flops.get(precision) is None:
                 found.append(f"replica {r}, stage {s}: {precision} on {name}")
@@ -117,6 +118,7 @@ def follow_optimizer(args: Any, plan: Plan, job: Precision) -> None:
     precision = narrowest(p for replica in stage_precisions(plan, job) for p in replica)
     args.fp16, args.bf16 = precision == "fp16", precision == "bf16"
     args.params_dtype = DTYPES[precision]
+    # As Megatron's parser has it for bf16; unlike precisions are summed in fp32 too.
     if mixes_precisions(plan, job) or precision == "bf16":
         args.accumulate_allreduce_grads_in_fp32 = True
     if precision == "fp16" and not args.loss_scale:
@@ -131,6 +133,7 @@ def crossings(precisions: Sequence[Precision], chain: Sequence[int]) -> dict[int
         precisions: [stage] of one replica.
         chain: [virtual stage] -> stage; boundary b lies between the virtual stages b and b + 1.
     """
+    # Precisions on both sides of every boundary.
     sides = [(precisions[before], precisions[after]) for before, after in pairwise(chain)]
     return {n: DTYPES[narrowest(hop)] for n, hop in enumerate(sides) if hop[0] != hop[1]}
 

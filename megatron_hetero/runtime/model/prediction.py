@@ -29,6 +29,7 @@ def one_embedding_hook(model: list[Any]) -> list[Any]:
     """Drop the unused weight of a tied output layer, and let the norm count a copy of the
     embeddings once: a `pre_wrap_hook`."""
     for chunk in model:
+        # A copy is where tokens are embedded for the prediction but not for the first layer.
         if chunk.pre_process or not chunk.mtp_process:
             continue
         if chunk.share_embeddings_and_output_weights:

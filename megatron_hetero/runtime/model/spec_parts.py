@@ -33,6 +33,7 @@ def _with_parts(layer: ModuleSpec, parts: Mapping[Any, Any]) -> ModuleSpec:
         changes["module"] = parts[layer.module]
     if layer.submodules is not None:
         found: dict[str, Any] = {}
+        # A part stands in a spec as a class, as a spec of its own, or as a builder.
         for name, value in vars(layer.submodules).items():
             if isinstance(value, type) and value in parts:
                 found[name] = parts[value]

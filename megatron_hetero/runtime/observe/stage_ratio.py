@@ -55,6 +55,7 @@ class StageWatch:
             before = time.perf_counter()
             yield
             self._seconds += time.perf_counter() - before
+        # Each micro-batch has one forward on each chunk, so their number divides the seconds.
         self._num_forwards += kind == "forward"
 
     def take(self) -> float:
@@ -69,6 +70,7 @@ class StageWatch:
         """Return the seconds of all passes since the last call, and the number of forwards; it
         waits for the device."""
         if self._events:
+            # Events of one stream end in order: the last one stands for all.
             self._events[-1][1].synchronize()
             self._seconds += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
         found = self._seconds, self._num_forwards
@@ -114,11 +116,13 @@ class StageRatio:
         """
         from megatron.training import get_args
 
+        # Between two lines of Megatron's log nothing is exchanged.
         if iteration % get_args().log_interval:
             return
         mine = torch.tensor([self._watch.take()], dtype=torch.float64, device="cuda")
         found = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(found, mine)
+        # The last rank prints, as in Megatron's log.
         if dist.get_rank() != dist.get_world_size() - 1:
             return
         ratios = stage_ratios(self._plan, [float(x.item()) for x in found])
@@ -151,6 +155,7 @@ def stage_ratios(plan: Plan, seconds: Sequence[float]) -> tuple[RankRatio, ...]:
     if plan.estimates is None:
         raise ValueError("a plan without estimates predicts nothing")
     table = rank_table(plan)
+    # A micro-batch passes all chunks of a stage, for which the prediction is made.
     stages = [plan.replicas[place.replica].stages[place.stage] for place in table]
     whole_s = [s * len(stage_chunks(stage)) for s, stage in zip(seconds, stages, strict=True)]
     return tuple(
@@ -175,6 +180,7 @@ def ratio_lines(plan: Plan, ratios: Sequence[RankRatio]) -> Iterator[str]:
     yield f"measured / predicted time of a micro-batch: {stages}"
     by_type = _by_type(ratios)
     yield "by GPU type: " + ", ".join(f"{name} {median(v):.2f}" for name, v in by_type.items())
+    # Compare within a type: a whole type may be off the prediction alike.
     late = [r for r in ratios if r.ratio > STRAGGLER * median(by_type[r.gpu_type])]
     for straggler in sorted(late, key=lambda r: -r.ratio):
         beside = straggler.ratio / median(by_type[straggler.gpu_type]) - 1
@@ -202,9 +208,12 @@ def possible_gain(plan: Plan, ratios: Sequence[RankRatio]) -> float:
     for r, replica in enumerate(plan.replicas):
         seconds = [slowest[r, s] for s in range(len(replica.stages))]
         layers = [stage.shape.num_layers for stage in replica.stages]
+        # Layers a second of all stages together.
         rate = sum(n / t for n, t in zip(layers, seconds, strict=True))
         load = replica.num_micro_batches * max(seconds)
+        # In a perfect division each stage would take sum(layers) / rate seconds.
         gains.append((load, 1 - sum(layers) / rate / max(seconds)))
+    # The replica with the largest load ends the step.
     return max(gains)[1]
 
 

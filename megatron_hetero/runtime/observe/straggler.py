@@ -68,15 +68,18 @@ def flops_part(plan: Plan, workload: Workload, position: Position) -> float:
     # Products divide as the matrices, scores as the heads do.
     of_products = _products(model, share) / _products(model, even_share(model, 1))
     of_scores = share.query_groups / model.num_query_groups
+    # FLOPs of one sample: the rank's part of each layer of its stage.
     flops = 0.0
     for chunk in stage_chunks(stage):
         for layer in layers[chunk.first_layer : chunk.first_layer + chunk.num_layers]:
             flops += of_products * layer.matmul_flops_forward
             flops += of_scores * layer.attention_flops_forward
+    # Embedding and head divide by rows of the vocabulary.
     weights = shape.shares or (1,) * shape.tensor_parallel
     of_rows = weights[position.tensor_rank] / sum(weights)
     for end, is_here in ((embedding, position.stage == 0), (head, stage is replica.stages[-1])):
         flops += of_rows * _flops(end) if is_here else 0.0
+    # The replica's part of all samples, and the rank's part of every sequence.
     sequences = [r.num_micro_batches * (r.micro_batch_size or 1) for r in plan.replicas]
     tokens = uneven_tokens(shape, model.seq_length)
     of_sequence = StageRanks((), shape.context_parallel, tokens).part(position.context_rank)
@@ -86,6 +89,7 @@ def flops_part(plan: Plan, workload: Workload, position: Position) -> float:
 
 def _products(model: ModelSpec, share: TensorShare) -> float:
     """Count the elements of a layer's matrices for a token on a rank, per hidden unit."""
+    # A gated MLP has three matrices, any other two.
     columns = share.mlp_columns * (3 if model.gated_mlp else 2)
     active: float = model.moe_router_topk if model.num_experts else 1
     if share.experts or share.expert_ranks:

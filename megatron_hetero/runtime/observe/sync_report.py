@@ -33,6 +33,7 @@ def sync_plan(sync: GradientSync) -> SyncPlan:
     buckets = [sum(v.nbytes for _, v in r.views.views(main_grad)) for r in sync.reductions]
     copied = [size for size, r in zip(buckets, sync.reductions, strict=True) if not r.is_in_place]
     held = sum(p.numel() for p in sync.parameters.values())
+    # Elements with optimizer state on this rank: local slices, own rows, sharded rows.
     kept = sum(v.numel() for _, v in sync.local.views(main_grad)) + sum(
         gradient.numel() for r in sync.divided for gradient in r.own_gradients
     )

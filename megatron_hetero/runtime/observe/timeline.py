@@ -77,12 +77,14 @@ class TimelineRecorder:
         if self._step is not None:
             spans, seconds = self._step.end()
             self._step = None
+            # Every rank's spans meet, and rank 0 writes the file anew with each step.
             texts = gather_texts(json.dumps([seconds, spans]))
             if dist.get_rank() == 0:
                 self._steps.append(measured_step(self._plan, iteration, texts))
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self._path, timeline_to_data(self._steps))
                 print(f"> step {iteration} is in the timeline {self._path}", flush=True)
+        # The next step begins as soon as this call is over.
         if self._first <= iteration + 1 < self._end:
             self._step = _Recording(get_model_config(self._model[0]))
 
@@ -94,11 +96,13 @@ class _Recording:
         self._marks: list[tuple[str, Any, Any]] = []
         self._on_gpu = backend.cuda_is_usable()
         self._replaced: list[tuple[Any, str, Any]] = []
+        # Stock Megatron's schedules and ours call the same functions for a pass.
         self._replace(schedules, "forward_step", "pass")
         self._replace(schedules, "backward_step", "pass")
         self._replace(WeightGradients, "make", "pass")
         self._replace(config, "finalize_model_grads_func", "gradient_sync")
         self._replace(ChainedOptimizer, "step", "step")
+        # All ranks begin the step together: their times have one zero.
         dist.barrier()
         self._begin = self._mark()
 
@@ -108,6 +112,7 @@ class _Recording:
         for owner, name, function in reversed(self._replaced):
             setattr(owner, name, function)
         if self._on_gpu:
+            # All events are done once the last one is.
             last.synchronize()
         spans = [(kind, self._seconds(a), self._seconds(b)) for kind, a, b in self._marks]
         return spans, self._seconds(last)
@@ -158,12 +163,14 @@ def measured_step(plan: Plan, number: int, texts: Sequence[str]) -> MeasuredStep
         longest_s = max(longest_s, seconds)
         if place.tensor_rank:
             continue
+        # A span does not know its micro-batch: the order of the programme tells.
         passes = [span for span in spans if span[0] == "pass"]
         operations = _operations(plan, place.replica, place.stage, len(passes))
         found = [
             OpSpan(operation.kind, operation.micro_batch, operation.chunk, start_s, end_s)
             for operation, (_, start_s, end_s) in zip(operations, passes, strict=True)
         ]
+        # The exchange of gradients and the optimizer's step belong to no micro-batch.
         found += [
             OpSpan(cast(OperationKind, kind), -1, 0, start_s, end_s)
             for kind, start_s, end_s in spans

@@ -37,6 +37,7 @@ class TokenRate:
         if dist.get_rank() != dist.get_world_size() - 1 or iteration % args.log_interval:
             return
         now = time.perf_counter()
+        # Documents have unlike lengths, so their tokens are counted, not the samples.
         if self._count is not None:
             self._counted, before = self._count(), self._counted
             self._tokens = self._counted - before

@@ -28,11 +28,13 @@ class Arrival:
 
     def finish(self) -> torch.Tensor:
         flat = self.own
+        # The first rank has everything, and gives it to the group.
         if self.group is not None and self.is_led:
             dist.broadcast(flat, group=self.group, group_src=0)
         elif self.group is not None:
             flat = self.own.new_empty(self.own.numel() * self.group.size())
             dist.all_gather_into_tensor(flat, self.own, group=self.group)
+        # Equal parts may be longer than the tensor together: cut the end off.
         arrived = flat[: prod(self.shape)].view(self.shape)
         return arrived.to(self.dtype or arrived.dtype).requires_grad_()
 

@@ -83,10 +83,13 @@ class Boundary:
         self._width = groups.tensor.size()
         self._peers = peers
         self._stage = stage or StageRanks(tuple(range(self._width)))
+        # Place among all ranks of the stage, which context parallelism makes several groups.
         self._index = groups.tensor.rank()
         if stage is not None and len(stage.ranks) > self._width:
             self._index = stage.ranks.index(dist.get_rank())
+        # Sends under way, the oldest first, with the operations, which keep the tensors alive.
         self._sent: deque[tuple[list[dist.Work], list[dist.P2POp]]] = deque()
+        # Counted within a step: sends, receives with a tensor, receives of shapes, sends released.
         self._num_sent = self._num_asked = self._num_posted = self._num_forgotten = 0
         self.traffic = BoundaryTraffic()
         self._posted: deque[Announced | UnderWay] = deque()
@@ -102,10 +105,12 @@ class Boundary:
         """
         tensor = tensor.to(self._crossing)
         ops = self._shape_ops(tensor) if announce else []
+        # `whole` counts the elements of the activation on all ranks of the stage together.
         parts = self.send_ops(tensor, self._config.sequence_parallel)
         whole = self._num_elements(tensor.numel(), self._config.sequence_parallel)
         self.traffic.count([op.tensor for op in parts], whole * tensor.element_size())
         ops += parts
+        # torch takes one group in a batched call; shapes have groups of their own.
         works = [work for group in by_group(ops) for work in dist.batch_isend_irecv(group)]
         # The operations keep their tensors.
         self._sent.append((works, ops))
@@ -126,7 +131,9 @@ class Boundary:
         if shape is not None:
             self._posted.append(self._receive(shape))
             return
+        # The shape of the whole activation: [sequence, batch].
         told = torch.empty(2, dtype=torch.int64, device=torch.cuda.current_device())
+        # The rank of the other stage that tells this rank, by the rule of `_shape_ops`.
         peer = self._peers.ranks[self._index % len(self._peers.ranks)]
         group = _in_turn(self._shapes, self._num_posted)
         self._num_posted += 1
@@ -139,6 +146,7 @@ class Boundary:
 
     def take(self) -> torch.Tensor:
         """Wait for the oldest message that was posted for."""
+        # The oldest shape is needed now; later ones are used as far as they have arrived.
         self._ask(lambda place, works: place == 0 or all(work.is_completed() for work in works))
         under_way = self._posted.popleft()
         if not isinstance(under_way, UnderWay):
@@ -151,6 +159,7 @@ class Boundary:
         for place, posted in enumerate(self._posted):
             if isinstance(posted, UnderWay):
                 continue
+            # A transport matches the messages of a group in order: no receive may overtake another.
             if not is_due(place, posted.works):
                 return
             wait_for(posted.works, posted.messages)
@@ -160,6 +169,7 @@ class Boundary:
         """Return an activation's shape on this rank; raise UsageError if it does not divide."""
         # With unlike shares no shape is announced (`checks.support.check_context_parallel`).
         parts = self._stage.context * (self._width if self._config.sequence_parallel else 1)
+        # Megatron gives each context-parallel rank two chunks of a sequence.
         must_divide = parts * (2 if self._stage.context > 1 else 1)
         if sequence % must_divide:
             raise UsageError(
@@ -174,9 +184,11 @@ class Boundary:
         ops, arrival = self.receive_ops(shape, self._crossing, self._config.sequence_parallel)
         self._num_asked += 1
         works = dist.batch_isend_irecv(ops) if ops else []
+        # What has arrived is cast to this stage's precision.
         return UnderWay(works, replace(arrival, dtype=self._config.pipeline_dtype), ops)
 
     def _num_elements(self, on_this_rank: int, sequence_parallel: bool) -> int:
+        # Under sequence parallelism a rank has one of `width` parts of its group's tokens.
         own = on_this_rank * (self._width if sequence_parallel else 1)
         return self._stage.whole(own, self._context_rank)
 
@@ -203,6 +215,7 @@ class Boundary:
             found = self._led_pieces(num_elements)
         else:
             found = pieces(num_elements, self._stage, self._index, self._peers)
+            # Every rank of the group has the whole activation: each sends a part of its own.
             if not sequence_parallel:
                 start, stop = flat_range(flat.numel(), self._width, self._groups.tensor.rank())
                 flat = flat[start:stop]

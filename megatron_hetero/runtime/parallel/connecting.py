@@ -134,6 +134,7 @@ def _connect(group: dist.ProcessGroup, connections: Connections) -> None:
         received, sent = torch.empty(size, device=device), torch.zeros(size, device=device)
         dist.all_to_all_single(received, sent, group=group)
     if connections.pairs:
+        # Both ends of every pair post at once, so that none waits for the other's turn.
         rank = dist.get_rank()
         messages = [
             dist.P2POp(
@@ -147,6 +148,7 @@ def _connect(group: dist.ProcessGroup, connections: Connections) -> None:
         ]
         for work in dist.batch_isend_irecv(messages) if messages else ():
             work.wait()
+    # NCCL returns before the device is done.
     if backend.cuda_is_usable():
         torch.cuda.synchronize()
 

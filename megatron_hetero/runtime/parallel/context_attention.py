@@ -28,6 +28,7 @@ class GatheredAttention(MaskedAttention):
     instead = "no cp in the plan"
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        # Megatron's constructor refuses context parallelism, which this class brings itself.
         size, config.context_parallel_size = config.context_parallel_size, 1
         try:
             super().__init__(config, *args, **kwargs)

@@ -54,6 +54,7 @@ class ContextPlace:
     def order_of_gathered(self, device: Any = None) -> Tensor:
         """Return, for each position, its index in the pieces of all ranks, each filled up to
         `most_tokens`."""
+        # Positions rank by rank, and their places in the gathered pieces: sort these by those.
         ranks = range(len(self.tokens))
         positions = torch.cat([self._positions_of(rank, device) for rank in ranks])
         indices = torch.cat(

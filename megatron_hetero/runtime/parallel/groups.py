@@ -221,6 +221,7 @@ def build_groups(
     (tensor,) = own.get(("tensor", None), (alone,))
     (context,) = own.get(("context", None), (alone,))
     (stage,) = own.get(("stage", None), (tensor if context is alone else context,))
+    # Copies are numbered replica by replica, first those of context-parallel rank 0.
     copy = place.replica + len(plan.replicas) * place.context_rank
     num_stages = len(plan.replicas[place.replica].stages)
     is_last = rank in last_stage_ranks(plan)
@@ -244,6 +245,7 @@ def build_groups(
             for (use, boundary), forward in own.items()
             if use == "forward" and boundary is not None
         },
+        # The world counts as well, unless this rank is alone.
         num_communicators=sum(map(len, own.values())) + (len(table) > 1),
         timeout=timeout,
     )
@@ -263,6 +265,7 @@ def _expert_groups(
         own: this rank's groups by use.
         copy: of the rest of the model.
     """
+    # Whole experts are dealt out inside the tensor-parallel group.
     if _shape(plan, rank_table(plan)[rank]).expert_shares is not None:
         return {
             "experts": tensor,
@@ -271,6 +274,7 @@ def _expert_groups(
             "expert_copy": copy,
         }
     group = expert_group_of(plan, rank)
+    # No group for experts: each rank of the tensor-parallel group has a part of every expert.
     if group is None:
         return {
             "experts": alone,
@@ -278,6 +282,7 @@ def _expert_groups(
             "expert_ranks": tensor,
             "expert_copy": copy,
         }
+    # Experts are dealt out over replicas: find the group with the right ranks among those made.
     inner = [one for use in INNER_USES for one in own.get((use, None), ())]
     of_ranks = {tuple(dist.get_process_group_ranks(one)): one for one in (alone, *inner)}
     first, part = group.place(rank)
@@ -301,6 +306,7 @@ def _connections(
 ) -> Connections:
     """Return the connections of a communicator."""
     place = rank_table(plan)[communicator.ranks[0]]
+    # Inside a stage; only all-to-alls need a connection between every two ranks.
     if communicator.boundary is None:
         shape = _shape(plan, place)
         deals = shape.expert_shares is not None or shape.expert_groups is not None
@@ -308,6 +314,7 @@ def _connections(
             communicator.use == "tensor" and deals
         )
         return ALL_TO_ALL if exchanges else COLLECTIVES
+    # Across a boundary: the ranks of two neighbours in the chain of model chunks.
     chained = chain(plan.replicas[place.replica])
     before, after = (
         stages[place.replica, chained[b]]
@@ -316,6 +323,7 @@ def _connections(
     if communicator.use == "shapes":
         return Connections.of_messages(told_pairs(before, after))
     crossing = crossing_pairs(before, after, activation_elements)
+    # Gradients go back over the pairs of ranks by which activations came.
     if communicator.use == "backward":
         crossing = {(receiver, sender) for sender, receiver in crossing}
     return Connections.of_messages(crossing)

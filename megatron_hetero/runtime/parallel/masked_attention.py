@@ -52,6 +52,7 @@ class MaskedAttention(DotProductAttention):
         """
         if self._is_fused:
             return attend(query, key, value, runs, self._scale)
+        # [rows, tokens]: a key behind the query's position is hidden.
         positions = positions_of(runs, query.device)
         later = torch.arange(len(key), device=query.device) > positions.unsqueeze(1)
         found: Tensor = super().forward(query, key, value, later[None, None], None)

@@ -103,10 +103,13 @@ def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> Parameter
         return ParameterShard(name, tuple(shape), dim, intervals, is_own, partial)
     dim = parameter.partition_dim
     num_blocks = 2 if is_gated else parameter.partition_stride
+    # This rank's part of the divided dimension, in units of the edges.
     first, last = edges[index], edges[index + 1]
+    # Rows of one unit, and of one whole block.
     rows = shape[dim] // num_blocks // (last - first)
     block = edges[-1] * rows
     shape[dim] = num_blocks * block
+    # Own rows of every block: of a gated projection, those of the gate come first.
     intervals = tuple(
         (b * block + first * rows, b * block + last * rows) for b in range(num_blocks)
     )
@@ -148,12 +151,14 @@ def global_parameters(
     """
     for chunk in unwrap_model(list(model)):
         first_expert = tensor_place(get_model_config(chunk)).first_expert
+        # Megatron numbers layers within a chunk: prefix -> prefix with the model's number.
         layer_prefixes = {
             prefix: f"{prefix.rpartition('.')[0]}.{module.layer_number - 1}"
             for prefix, module in chunk.named_modules()
             if isinstance(module, TransformerLayer) and _NUMBERED.search(prefix)
         }
         for name, parameter in chunk.named_parameters():
+            # A frozen parameter has no gradient to exchange.
             if not parameter.requires_grad:
                 continue
             for prefix, global_prefix in layer_prefixes.items():

@@ -99,11 +99,14 @@ class TensorPlace:
             size, parts = shape.expert_groups
             experts = shard_edges(args.num_experts, size, None)
             dealt = DealtExperts(experts, expert_place[0], parts, expert_place[1], is_apart=True)
+        # Experts that are dealt out have edges of their own: shares do not cut their columns.
         if dealt is not None:
             units.pop("expert_columns")
+        # Equal shares that divide everything are Megatron's own division.
         divisible = all(number % width == 0 for number in units.values())
         if shares is None or (len(set(shares)) == 1 and divisible):
             return replace(cls.even(width, index), dealt=dealt)
+        # Kinds of units that the model does not have count as even.
         edges = dict.fromkeys(_UNITS, tuple(range(width + 1)))
         edges |= {name: shard_edges(number, width, shares) for name, number in units.items()}
         rows = vocabulary_edges(
@@ -119,6 +122,7 @@ class TensorPlace:
         return self._edges_of(name), self.index
 
     def _edges_of(self, name: str) -> tuple[int, ...]:
+        # From the special names to the general ones: the first match counts.
         if any(part in name for part in _DIVIDED_EVENLY):
             return tuple(range(self.width + 1))
         if ".self_attention." in name:
@@ -141,6 +145,7 @@ class TensorPlace:
             return
         units = divided_units(args)
         heads_per_group = args.num_attention_heads // units["query_groups"]
+        # Megatron divides by the width again, which leaves this rank's own part.
         own_groups = self._own(self.query_groups) * self.width
         sizes: dict[str, Any] = {
             "num_attention_heads": own_groups * heads_per_group,

@@ -10,6 +10,7 @@ def gather_texts(text: str) -> list[str]:
     """[rank] -> its text, on every rank.  Collective."""
     device = torch.cuda.current_device()
     own = _bytes_of(text)
+    # Lengths first: the parts of a gather have to be equally long.
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([own.numel()], dtype=torch.int64, device=device))
     longest = max(int(size.item()) for size in sizes)
@@ -17,6 +18,7 @@ def gather_texts(text: str) -> list[str]:
     padded[: own.numel()] = own
     found = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(found, padded)
+    # The last byte only keeps a text from being empty.
     return [
         bytes(raw[: int(size.item()) - 1].tolist()).decode()
         for raw, size in zip(found, sizes, strict=True)

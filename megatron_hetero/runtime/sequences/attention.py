@@ -84,6 +84,7 @@ class DividedAttention(MaskedAttention):
         for order, rows, runs in zip(own.orders, heads.rows, heads.runs, strict=True):
             if len(rows):
                 found.append(self._of_one(queries.index_select(0, rows), keys, values, order, runs))
+        # Back into the order of the domain's tokens, member by member.
         by_sequence = torch.argsort(torch.cat(heads.rows))
         context = to_tokens(torch.cat(found).index_select(0, by_sequence), heads, own.cp_group)
         if count == len(query):

@@ -34,10 +34,13 @@ class DocumentDataset(MegatronDataset):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        # Document i has the pieces `ends[i]` to `ends[i + 1] - 1` of the file.
         ends = np.asarray(self.dataset.document_indices, dtype=np.int64)
+        # Tokens before each piece, and so of each document of this split.
         total = np.r_[0, np.cumsum(np.asarray(self.dataset.sequence_lengths, dtype=np.int64))]
         lengths = np.diff(total[ends])[self.indices]
         self._pieces = ends
+        # Documents without tokens are no samples.
         self.documents = np.asarray(self.indices)[lengths > 0]
         self.lengths = lengths[lengths > 0]
         if not len(self.documents):
@@ -45,6 +48,7 @@ class DocumentDataset(MegatronDataset):
                 f"{self.dataset_path}: its {self.index_split.name} split has no document with "
                 "tokens; give another --split, or more documents"
             )
+        # Around the end of an epoch two orders are in use.
         self._order = lru_cache(maxsize=2)(self._permutation)
 
     @staticmethod

@@ -152,7 +152,9 @@ def to_tokens(context: Tensor, heads: HeadDomain, group: Any) -> Tensor:
         Shape `[s_r, 1, heads * d]`.
     """
     size, own, width = context.size(-1), heads.counts[heads.member], len(heads.domain)
+    # Only members of one domain exchange: each gets its own tokens of the others' heads.
     sent = [n * size if m in heads.domain else 0 for m, n in enumerate(heads.counts)]
     received = [own * size if m in heads.domain else 0 for m in range(len(heads.counts))]
+    # [member of the domain, own tokens, 1, the member's heads * d].
     pieces = all_to_all(group, context.reshape(-1), received, sent).view(width, own, 1, size)
     return torch.cat(list(pieces), dim=-1)

@@ -49,6 +49,7 @@ class DividedRotaryEmbedding(nn.Module):
 
     def forward(self, max_seq_len: int, *given: Any, **named: Any) -> Tensor:
         """Return the angles `[s_r, 1, 1, d]` of the rank's tokens; arguments are Megatron's."""
+        # Angles of the longest sequence so far serve all shorter ones.
         if self._angles is None or len(self._angles) < max_seq_len:
             self._angles = self.whole.get_emb(max_seq_len)
         return self._angles.index_select(0, self._positions)

@@ -49,6 +49,7 @@ class DealtSchedule:
     def __init__(self, plan: Plan, groups: RankGroups, balance: Balance) -> None:
         self._groups, self._balance = groups, balance
         self._counts = launch_counts(plan.replicas[groups.position.replica])
+        # Steps have few different numbers of micro-batches, so executors are kept.
         self._executor = lru_cache(maxsize=64)(self._new_executor)
 
     def _new_executor(self, num_micro_batches: int) -> Executor:

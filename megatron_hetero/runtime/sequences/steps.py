@@ -114,13 +114,16 @@ class DealtSteps:
         first, place = self._next, self._place
         if first + self._size > len(self._dataset):
             raise StopIteration
+        # Rank 0 deals, and a fault of the deal reaches all ranks as a text as well.
         text, note = self._dealt_text(first) if dist.get_rank() == 0 else (None, "")
         text = broadcast_text(text)
         if text.startswith(_FAULT):
             raise InfeasiblePlanError(text.removeprefix(_FAULT))
         self._next += self._size
+        # The next step is dealt while this one trains.
         if self._thread is not None and self._next + self._size <= len(self._dataset):
             self._ahead = self._thread.submit(self._dealt, self._next)
+        # Every rank reads all documents of a step, and takes its part of each.
         documents = [self._dataset[first + k]["tokens"] for k in range(self._size)]
         lengths = [len(document) for document in documents]
         whole = read_step(text, lengths, place.num_replicas)

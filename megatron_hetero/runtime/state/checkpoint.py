@@ -46,6 +46,7 @@ def describe_globally(
     """
     config = get_model_config(model[0])
     shards = {name: shard_of(name, p, config) for name, p in global_parameters(model)}
+    # Where the group divides everything evenly, Megatron's own places are right.
     uneven = {} if tensor_place(config).is_even else shards
     correct = _Correction(replica, expert_copy, uneven)
     for chunk in unwrap_model(list(model)):
@@ -55,6 +56,7 @@ def describe_globally(
 def carry_random_states(chunk: Any, states: RandomStates) -> None:
     """Let the states travel with `chunk`: into the checkpoints it describes, and out of them."""
     describe, load = chunk.sharded_state_dict, chunk.load_state_dict
+    # Metadata of the newest description: a load describes first, so they are the checkpoint's.
     seen: dict[str, Any] = {}
 
     def sharded_state_dict(
@@ -81,10 +83,12 @@ def _corrected(
     def sharded_state_dict(
         prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> Any:
+        # Weights that are under way or sharded are made whole.
         if before is not None:
             before()
         state = original(prefix, sharded_offsets, metadata)
         is_stacked = metadata is None or not metadata.get(ONE_KEY_PER_LAYER)
+        # Stacked layers of an even group stand at their places: only copies need numbers.
         if is_stacked and not correct.uneven_shards:
             state = dict_list_map_inplace(correct.copies_alone, state)
         else:
@@ -138,6 +142,7 @@ def _in_dtype(entry: Any, dtype: torch.dtype) -> Any:
 def _expanded(entry: ShardedTensor) -> ShardedTensor:
     if not entry.prepend_axis_num:
         return entry
+    # One element on each axis before, whose number stands in the offset.
     shape = (*[1] * entry.prepend_axis_num, *entry.local_shape)
     data = entry.data.view(shape)
     return replace(entry, data=data, dtype=data.dtype, local_shape=shape, prepend_axis_num=0)
@@ -168,6 +173,7 @@ class _Correction:
                 pieces = build(*args)
                 return [_expanded(self._tensor(p, block)) for block, p in enumerate(pieces)]
 
+            # Pieces are read with the axes before, which Megatron's function does not expect.
             def merge_corrected(pieces: list[torch.Tensor]) -> Any:
                 return entry.merge_fn([p.reshape(p.shape[p.dim() - num_dims :]) for p in pieces])
 
@@ -195,6 +201,7 @@ class _Correction:
 
     def _tensor(self, entry: ShardedTensor, block: int) -> ShardedTensor:
         changes: dict[str, Any] = {
+            # Without a grid, pieces of one tensor may have unlike sizes.
             "axis_fragmentations": None,
             "replica_id": self._copy(entry),
         }
@@ -219,6 +226,7 @@ class _Correction:
         key = entry.key.replace(".experts.experts.", ".experts.local_experts.0.")
         # Megatron's older name of the layer in one that predicts further tokens.
         key = key.replace(".transformer_layer.", ".mtp_model_layer.")
+        # Stacked layers share a key, and the first offset is the layer's number.
         if self.is_stacked and entry.prepend_axis_num:
             key = key.replace("layers.", f"layers.{entry.global_offset[0]}.", 1)
         for name, shard in self.uneven_shards.items():

@@ -44,6 +44,7 @@ def load_checkpoint(
     args = get_args()
     folder = getattr(args, load_arg)
     has_tracker = folder is not None and checkpoint_exists(folder)
+    # Megatron by itself handles other formats, and says that a checkpoint is missing.
     if args.ckpt_format != "torch_dist" or not (has_tracker or (folder and args.ckpt_step)):
         return original(model, *given, load_arg=load_arg, **named)
     with _step_for_megatron(args, sound_step(Path(folder), args.ckpt_step, _may_fall_back(args))):
@@ -109,6 +110,7 @@ def sound_step(folder: Path, asked: int | None, may_fall_back: bool) -> int | No
 
 def _first_choice(folder: Path, asked: int | None) -> int:
     """What the user names, or the tracker; a broken tracker is written anew."""
+    # A save may have been interrupted between two renames.
     folders.restore(folder)
     if asked:
         return asked
@@ -118,6 +120,7 @@ def _first_choice(folder: Path, asked: int | None) -> int:
         return _RELEASE
     if text.isdecimal():
         return int(text)
+    # The tracker is damaged: manifests tell which checkpoints are complete.
     steps = folders.complete_steps(folder)
     if not steps:
         raise CheckpointError(
@@ -139,9 +142,11 @@ def _faults(path: Path) -> list[str]:
     own: list[str] = []
     try:
         if not path.is_dir():
+            # All ranks see the same folder, so one of them reports.
             own += ["it is not there"] * (rank == 0)
         elif has_manifest(path):
             manifest = read_manifest(path)
+            # Largest files first, dealt out in turn: ranks read about equally many bytes.
             names = sorted(manifest.files, key=lambda name: -manifest.files[name].size)
             own += faults_of(path, manifest, names[rank::num_ranks])
             if rank == 0:
@@ -167,6 +172,7 @@ def _tell(folder: Path, path: Path, step: int, refused: list[str]) -> None:
             "version): its files cannot be checked",
             flush=True,
         )
+    # A newer checkpoint than the loaded one is worth a word, unless it was refused above.
     newer = [s for s in folders.complete_steps(folder) if 0 <= step < s]
     if newer and not refused:
         _warn(

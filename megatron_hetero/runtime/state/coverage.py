@@ -56,12 +56,14 @@ def tiling_faults(shape: Sequence[int], boxes: Sequence[tuple[int, Box]]) -> lis
     for (first, a), (second, b) in combinations(boxes, 2):
         if all(x[0] < y[1] and y[0] < x[1] for x, y in zip(a, b, strict=True)):
             faults.append(f"ranks {first} and {second} both have part of {_words(a)}")
+    # Boxes that overlap nowhere tile the tensor if they have as many elements.
     if not faults and held != prod(shape):
         faults.append(f"{held} of {prod(shape)} elements are held by the ranks together")
     return faults
 
 
 def _box(piece: ShardedTensor) -> Box:
+    # One element on each axis that Megatron puts before.
     shape: tuple[Any, ...] = (*[1] * piece.prepend_axis_num, *piece.local_shape)
     return tuple((o, o + n) for o, n in zip(piece.global_offset, shape, strict=True))
 

@@ -54,6 +54,7 @@ def begin(working: Path) -> None:
     if working.exists():
         shutil.rmtree(working)
     working.mkdir()
+    # A disk that is full or cannot be written shows before any rank has begun.
     probe = working / ".probe"
     probe.write_bytes(b"\0" * 4096)
     sync(probe)
@@ -66,8 +67,10 @@ def publish(working: Path, final: Path) -> None:
     Raises:
         OSError: a folder cannot be renamed or synced.
     """
+    # The data are on the disk before the name says that they are complete.
     sync(working)
     replaced = final.with_name(_REPLACED + final.name)
+    # An older checkpoint of the same step keeps its data until the newer one has the name.
     if final.is_dir() and any(final.iterdir()):
         final.rename(replaced)
     working.rename(final)
@@ -131,6 +134,7 @@ def write_tracker(path: Path, text: str) -> None:
     """
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text)
+    # On the disk before the name.
     sync(temporary)
     temporary.replace(path)
     sync(path.parent)

@@ -83,10 +83,12 @@ class FolderLock:
         Raises:
             CheckpointError: it lives.
         """
+        # A process of this machine can be asked; of any other only beats tell.
         if holder["machine"] == self._place.machine:
             process = Place(
                 0, holder["host"], holder["machine"], "", holder["pid"], holder["started"]
             )
+            # A lock with the number of this very process keeps nobody else away.
             is_alive = process.pid != self._place.pid and process.is_alive()
         else:
             print(
@@ -142,6 +144,7 @@ class FolderLock:
             "host": place.host, "machine": place.machine, "pid": place.pid,
             "started": place.started, "since": self._since, "nonce": self._nonce, "beat": beat,
         }  # fmt: skip
+        # Written beside and renamed: no reader finds half a lock.
         temporary = self._path.with_name(f"{NAME}.{os.getpid()}.tmp")
         temporary.write_text(json.dumps(data), encoding="utf-8")
         temporary.replace(self._path)

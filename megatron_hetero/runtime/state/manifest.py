@@ -141,6 +141,7 @@ def read_manifest(folder: Path) -> Manifest:
     if content_hash(content) != found.sha256:
         raise CheckpointError(f"{path}: damaged: its own SHA-256 is another than it says")
     for name in found.files:
+        # A path in the place of a name could lead out of the folder.
         if Path(name).name != name:
             raise CheckpointError(f"{path}: {name!r} is no name of a file in the folder")
     return Manifest(found.step, found.plan, found.num_ranks, found.files)

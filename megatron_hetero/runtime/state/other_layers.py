@@ -38,9 +38,11 @@ def load(
     groups = list(_optimizers(wanted))
     path = Path(str(checkpoint_dir)) / ".metadata"
     there = read_metadata(path).state_dict_metadata if path.exists() else None
+    # Megatron fails on what a checkpoint lacks: empty extra states are not asked for.
     absent = [] if there is None else list(_take_absent(wanted, there))
     loaded = original(wanted, checkpoint_dir, *given, **named)
     state = loaded[0] if isinstance(loaded, tuple) else loaded
+    # In the loaded state they stand where their layers look for them.
     for place in absent:
         part = state
         for key in place[:-1]:
@@ -94,6 +96,7 @@ def _translate(found: dict[str, Any], now: dict[str, Any]) -> None:
         now: as it was asked for, whose parameter groups are of this process's kind.
     """
     groups, template = found["param_groups"], now["param_groups"]
+    # A rank may own no parameters.
     if not groups or not template:
         return
     is_torchs = _OF_EACH_PARAMETER in template[0]
@@ -104,10 +107,12 @@ def _translate(found: dict[str, Any], now: dict[str, Any]) -> None:
         for group in groups:
             group.pop(_STEP, None)
         of_parameters[_COMMON_STEP] = torch.tensor(float(max(map(int, steps))))
+    # torch's one step becomes the step of each group.
     elif not is_torchs and _COMMON_STEP in of_parameters:
         step = int(of_parameters.pop(_COMMON_STEP))
         for group in groups:
             group[_STEP] = step
+    # Settings of the other kind of optimizer are missing: this job's values stand in.
     for group in groups:
         for key, value in template[0].items():
             if key not in ("params", _STEP):

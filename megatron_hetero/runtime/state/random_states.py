@@ -67,6 +67,7 @@ class RandomStates:
             return {}
         place = self.position
         prefix = f"{PREFIX}.r{place.replica}.s{place.stage}.t{place.tensor_rank}"
+        # The first context-parallel rank has the key of a plan without context parallelism.
         if place.context_rank:
             prefix += f".c{place.context_rank}"
         return {
@@ -136,6 +137,7 @@ def seed_anew(replica: int) -> None:
     """Seed all states of a rank from another number for every position in the data."""
     args = get_args()
     words = f"{args.seed}/{args.consumed_train_samples}".encode()
+    # Above 0: Megatron refuses a seed of 0.
     seed = 1 + int.from_bytes(hashlib.sha256(words).digest()[:3])
     seed_all(seed + (10 * replica if args.data_parallel_random_init else 0))
 
@@ -174,6 +176,7 @@ def _to_numpy(state: torch.Tensor) -> Any:
     return "MT19937", numpy.array(words, dtype=numpy.uint32), position, has_kept, _number(kept)
 
 
+# Stands for None among the bits of a number.
 _NOTHING = float("nan")
 
 
@@ -183,4 +186,5 @@ def _bits(number: float | None) -> int:
 
 def _number(bits: int) -> float | None:
     (number,) = struct.unpack("<d", struct.pack("<q", bits))
+    # NaN alone is unequal to itself.
     return None if number != number else float(number)

@@ -67,6 +67,7 @@ class Saver:
     def save_checkpoint(self, original: Function, step: int, *given: Any, **named: Any) -> None:
         """Run Megatron's `save_checkpoint`; leave nothing behind on a failure."""
         args = get_args()
+        # Other formats and non-persistent checkpoints are left to Megatron.
         if args.ckpt_format != "torch_dist" or named.get("non_persistent_ckpt"):
             original(step, *given, **named)
             return
@@ -82,6 +83,7 @@ class Saver:
             else:
                 self._fail(final, reason)
         except _SaveFailedError:
+            # All ranks have reported the failure, and go on training.
             pass
         finally:
             PROGRESS.enter(before)
@@ -127,6 +129,7 @@ class Saver:
         try:
             PROGRESS.enter(Phase.TRACKER)
             folders.write_tracker(path, text)
+            # A release has no step, and nothing goes after it.
             if self._keep is not None and text.isdecimal():
                 for old in folders.outdated(path.parent, int(text), self._keep):
                     PROGRESS.enter(Phase.DELETE_OLD)
@@ -159,6 +162,7 @@ class Saver:
 
     def _publish(self, working: Path, final: Path, step: int) -> None:
         PROGRESS.enter(Phase.MANIFEST)
+        # Every file that the metadata name must be visible here before the manifest vouches for it.
         for name in sorted(named_files(read_metadata(working / ".metadata"))):
             if not (working / name).is_file():
                 raise CheckpointError(
@@ -192,6 +196,7 @@ class _Save:
 
     def steps(self, megatron: Sequence[Function]) -> _UntilFailure:
         """Megatron's steps (metadata, then its configuration), guarded, and then the publishing."""
+        # The first step collects what the ranks wrote; in all others rank 0 writes, then all meet.
         first, *rest = megatron
         guarded = [partial(self._with_metadata, first)]
         guarded += [partial(self._behind_a_barrier, step) for step in rest]
@@ -222,6 +227,7 @@ class _Save:
 
     def _publish(self) -> None:
         def act() -> None:
+            # A step before failed on rank 0 alone: here all ranks hear of it.
             if self._own_fault is not None:
                 raise CheckpointError(self._own_fault)
             self._saver._publish(self._working, self._final, self._step)
@@ -259,6 +265,7 @@ def _write(write: Function, folder: str, rank: int, buckets: Any, results: Any) 
     answers: queue.Queue[Any] = queue.Queue()
     try:
         PROGRESS.enter(Phase.SAVE_DATA)
+        # The writer answers into a queue of ours, so that digests come before any word of success.
         write(rank, buckets, answers)
         answer = answers.get_nowait()
         if not isinstance(answer, Exception):

@@ -48,12 +48,14 @@ def follow_form(build: Build) -> Build:
         describe, load = optimizer.sharded_state_dict, optimizer.load_state_dict
 
         def sharded_state_dict(model_state: Any, is_loading: bool = False, **named: Any) -> Any:
+            # The form that this checkpoint has, or is to get.
             form = (named.get("metadata") or {}).get(FORM_KEY)
             if is_loading and form not in (None, FORM):
                 raise CheckpointError(_by_buffer(form))
             state = describe(model_state, is_loading, **named)
             if form != FORM:
                 return state
+            # A load asks in the ordinary form, under stock's keys, and is turned around afterwards.
             if not is_loading:
                 state = _as_stock(state, optimizer.get_parameters())
             return dict_list_map_inplace(_with_stocks_key, state)

@@ -44,6 +44,7 @@ class ExecutedStep:
         self._boundaries, self._shape = boundaries, tuple(shape)
         self._has_own_lengths = bool(config.variable_seq_lengths)
         self._receives = stage.receives(forward_only)
+        # (chunk, micro-batch) -> its activation's shape, and tensors between its passes.
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self._inputs: dict[tuple[int, int], list[torch.Tensor | None]] = {}
         self._outputs: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -133,12 +134,14 @@ class ExecutedStep:
                 pass  # Megatron's loop does both once the schedule has returned.
 
     def _forward(self, chunk: int, k: int, forward: Forward) -> None:
+        # Nothing arrives at the first stage of the chain.
         received = self._arrived.pop(("recv_forward", chunk, k), None)
         outputs, num_tokens = forward(chunk, k, received)
         self.num_tokens += num_tokens
         if not self._stage.has_loss(chunk):
             self._to_send["send_forward", chunk, k] = outputs[0]
             self._shapes[chunk, k] = tuple(outputs[0].shape)
+        # Validation keeps nothing, since no backward pass comes.
         if not self._forward_only:
             self._inputs[chunk, k], self._outputs[chunk, k] = [received], outputs
 
@@ -146,6 +149,7 @@ class ExecutedStep:
         gradient = self._arrived.pop(("recv_backward", chunk, k), None)
         inputs, outputs = self._inputs.pop((chunk, k)), self._outputs.pop((chunk, k))
         (input_gradient,) = schedules.backward_step(inputs, outputs, [gradient], self._config)
+        # The first stage of the chain has no input that wants a gradient.
         if input_gradient is not None:
             self._to_send["send_backward", chunk, k] = input_gradient
 
@@ -175,5 +179,6 @@ class ExecutedStep:
         boundary = self._boundaries[message.boundary]
         key = (operation.kind, operation.chunk, operation.micro_batch)
         self._arrived[key] = boundary.take()
+        # Whoever sent this had some of our messages before: their memory is free.
         if not self._forward_only:
             boundary.forget_sends(self._stage.arrived[message])

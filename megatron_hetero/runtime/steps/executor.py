@@ -91,6 +91,7 @@ class Executor:
         timers = config.timers
         if timers is not None:
             timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
+        # Packed sequences of a micro-batch are one long sequence.
         if self._is_packed:
             seq_length, micro_batch_size = seq_length * micro_batch_size, 1
         # The shape of an activation on this rank, by Megatron's rule or by unlike shares of the

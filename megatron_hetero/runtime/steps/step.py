@@ -47,12 +47,14 @@ class ReplicaSchedule:
         place = groups.context_place
         own_tokens = None if place is None else place.tokens[place.rank]
         self._executors: dict[tuple[int, bool], Executor] = {}
+        # Executors by (sequences of a step, validation or not).
         steps = [(plan, False) for plan in batches.plans]
         for plan, forward_only in (*steps, (batches.of_validation, True)):
             key = global_batch_size(plan), forward_only
             if key in self._executors:
                 continue
             schedule = replica_schedule(plan, groups.position.replica)
+            # Weight gradients can be put off only once Megatron's linear layers are prepared.
             if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
                 weight_gradients.activate()
             executor = Executor(

@@ -87,6 +87,7 @@ def compiled_module(name: str) -> types.ModuleType:
     for purpose, names in MISSING.items():
         for missing in names.split():
             setattr(module, missing, _missing(missing, purpose))
+    # A room's own functions and enumerations; what it imports stays out.
     for room in _ROOMS:
         vars(module).update(
             (key, value)
@@ -104,6 +105,7 @@ def apex_module(name: str) -> types.ModuleType:
     module = types.ModuleType(name, apex_module.__doc__)
     for function in (products.wgrad_gemm_accum_fp32, products.wgrad_gemm_accum_fp16):
         setattr(module, function.__name__, function)
+    # Both names stand for one function, whose `__name__` is the other.
     module.wgrad_gemm_accum_fp16 = products.wgrad_gemm_accum_fp16
     return module
 
@@ -135,6 +137,7 @@ def _missing(name: str, purpose: str) -> Callable[..., Any]:
             "Leave that out, or use --transformer-impl local."
         )
 
+    # A class has to be a type, for annotations and `isinstance`.
     if name[0].isupper():
         return type(name, (), {"__init__": refuse})
     refuse.__name__ = refuse.__qualname__ = name

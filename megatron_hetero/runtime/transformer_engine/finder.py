@@ -38,6 +38,7 @@ class _Bridged(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> types.CodeType:
         path = self.get_filename(fullname)
         source = bridged(fullname, self.get_data(path).decode())
+        # The module's own future imports count, not this file's.
         return compile(source, path, "exec", dont_inherit=True)
 
 
@@ -51,11 +52,13 @@ class CpuFinder(importlib.abc.MetaPathFinder):
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname in _MADE:
+            # These modules come from no file.
             return importlib.machinery.ModuleSpec(
                 fullname, _StandInLoader(), origin=compiled.__file__
             )
         if fullname not in bridged_modules():
             return None
+        # Python's own finder knows where the module's source is.
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is not None and spec.origin is not None:
             spec.loader = _Bridged(fullname, spec.origin)
@@ -71,6 +74,7 @@ def install() -> None:
 def remove() -> None:
     """Take the hook away, and forget the modules made by the hook."""
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, CpuFinder)]
+    # Modules read through the hook have words exchanged: nobody may find them later.
     for name in list(sys.modules):
         if name in _MADE or name.partition(".")[0] == "transformer_engine":
             del sys.modules[name]

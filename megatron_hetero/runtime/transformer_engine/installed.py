@@ -23,6 +23,7 @@ _CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 def why_unusable() -> str | None:
     """Hide a package that cannot be used here; return the reason, or None if it is usable."""
+    # None among the modules is what `hide` leaves, and what stops an import.
     if any(sys.modules.get(name, ...) is None for name in PACKAGES):
         return HIDDEN_BEFORE
     if _has_gpu():
@@ -35,6 +36,7 @@ def _has_gpu() -> bool:
     """Tell if torch sees a GPU, without starting CUDA, since forking processes must not start CUDA.
     """
     before = os.environ.get(_CHECK)
+    # torch then asks the driver (NVML), which starts nothing.
     os.environ[_CHECK] = "1"
     try:
         return torch.cuda.is_available()
@@ -65,6 +67,7 @@ def hide_if_broken() -> str | None:
 
 def hide() -> None:
     """Hide the package from all later imports."""
+    # Modules that are imported already would stay usable.
     forget()
     for name in PACKAGES:
         sys.modules[name] = None  # type: ignore[assignment]

@@ -54,6 +54,7 @@ def provide() -> str | None:
     Returns:
         The reason why it cannot be had; None if it is there.
     """
+    # One answer for the life of the process: a failed import would fail again.
     if not _state:
         _state.append(_provide())
     return _state[0]
@@ -62,6 +63,7 @@ def provide() -> str | None:
 def _provide() -> str | None:
     if _MEGATRON in sys.modules:
         return "Megatron was imported without it in this process"
+    # Hidden for any other reason than the missing GPU, the package stays hidden.
     if installed.REASON != installed.NO_GPU:
         return installed.REASON
     try:
@@ -73,13 +75,16 @@ def _provide() -> str | None:
         )
     if found != bridges.VERSION:
         return f"version {found} is installed; {bridges.VERSION} runs on a CPU"
+    # The package comes back, with our modules for its compiled ones.
     installed.forget()
     finder.install()
+    # Functions that the package would compile by torch run as they are written.
     os.environ.setdefault("NVTE_TORCH_COMPILE", "0")
     # Delayed scales of fp8 are then updated by the package's own lines, not by a compiled function.
     os.environ.setdefault("NVTE_UNFUSED_FP8_UPDATE", "1")
     try:
         importlib.import_module("transformer_engine.pytorch")
+    # Local layers remain, as if the package were not there.
     except (ImportError, MegatronVersionError) as error:
         finder.remove()
         installed.hide()
@@ -112,6 +117,7 @@ def cpu_flags(megatron: Sequence[str]) -> tuple[str, ...]:
 def gpu_flags(megatron: Sequence[str]) -> tuple[str, ...]:
     """Return the flags of one process of stock Megatron on a GPU: none with Transformer Engine's
     layers, those of local ones where the job names them or there are no others."""
+    # On a GPU the compiled part has to be there, or the package has no kernels.
     if names(megatron) == LOCAL or importlib.util.find_spec("transformer_engine_torch") is None:
         return backend.PLAIN_GPU_FLAGS
     return ()

@@ -63,10 +63,12 @@ class GroupedExchange:
             bucket: that crosses groups.
             is_divided: it is reduced to owners, and gathered from them.
         """
+        # A divided bucket has two exchanges, each with messages of its own.
         purposes: tuple[Purpose, ...] = ("all_reduce",)
         if is_divided:
             purposes = ("reduce_scatter", "all_gather")
         made = [self._made(bucket.holders, bucket.num_elements, p, None) for p in purposes]
+        # Each pair of ranks once, however many messages it has.
         return frozenset(
             (bucket.holders[source], bucket.holders[destination])
             for plan in made
@@ -121,6 +123,7 @@ class GroupedExchange:
     ) -> HolderRounds:
         sizes = None if division is None else division.sizes
         key = bucket.holders, size, purpose, sizes
+        # Making and proving a plan takes time: each kind of exchange has it once.
         if key not in self._known:
             owners = None if division is None else owners_of(division)
             plan = self._made(bucket.holders, size, purpose, owners)
@@ -194,6 +197,7 @@ class GroupedDividedReduction(DividedReduction):
         return self._exchange.start(self.bucket, flat, self.group, "reduce_scatter", self.division)
 
     def _keep(self, flat: torch.Tensor) -> None:
+        # The rounds have summed in place, so the own rows lie in the buffer.
         start, stop = self.division.span(self._own)
         scatter(flat[start:stop], self.own_gradients)
 

@@ -23,6 +23,7 @@ class Turn:
         """Sum a tensor over the pair, in place, when the turn has come."""
         if self._before is not None:
             self._before.wait()
+        # A library needs the order of beginnings alone, so the next one does not wait for this sum.
         work = all_reduce(part, group=group, async_op=True)
         self.end()
         work.wait()

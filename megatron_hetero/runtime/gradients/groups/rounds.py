@@ -73,6 +73,7 @@ class HolderRounds:
         self.plan, self.pair, self._holder = plan, pair, holder
         expanded = plan.expanded()
         programme = programmes(expanded)[holder]
+        # The pair's sum stands for two rounds, `first` and the next; the others come around it.
         self._sum = None if pair is None else pair_sums(expanded)[holder]
         first = inf if self._sum is None else self._sum.round
         self._before = [_compiled(own) for own in programme if own.number < first]
@@ -90,10 +91,12 @@ class HolderRounds:
                 at a time.
             turn: of `pair`, taken when the exchange started; None takes the next.
         """
+        # No library call: all rounds are messages.
         if self.pair is None or self._sum is None:
             self._run(self._before, flat, group, tag)
             return
         turn = turn or self.pair.next_turn()
+        # The turn ends whatever happens, or later sums of the pair would wait for ever.
         try:
             self._run(self._before, flat, group, tag)
             turn.sum(flat[self._sum.start : self._sum.stop], self.pair.group)
@@ -103,10 +106,12 @@ class HolderRounds:
 
     def _run(self, rounds: list[_Round], flat: torch.Tensor, group: ProcessGroup, tag: int) -> None:
         for own in rounds:
+            # What is added or copied arrives beside the buffer, everything else in its place.
             sizes = list(own.received.values())
             received = flat.new_empty(sum(sizes))
             parts = dict(zip(own.received, received.split(sizes), strict=True))
             parts |= {holder: flat[start:stop] for holder, (start, stop) in own.placed.items()}
+            # Several ranges for one peer are packed; a single range leaves from the buffer itself.
             sent = {
                 holder: torch.cat([flat[a:b] for a, b in ranges])
                 if len(ranges) > 1
@@ -119,6 +124,7 @@ class HolderRounds:
                 for holder, part in sorted(of.items())
             ]
             wait_for(batch_isend_irecv(operations), operations)
+            # The order of the holders gives all of them the same bits.
             for (start, stop), pieces in own.added.items():
                 by_holder = {h: received[place : place + stop - start] for h, place in pieces}
                 by_holder[self._holder] = flat[start:stop]
@@ -130,11 +136,13 @@ class HolderRounds:
 def _compiled(own: HolderRound) -> _Round:
     """Join the transfers of a round into messages."""
     made = _Round()
+    # Both ends order a message by first elements, so that it needs no header.
     for t in sorted(own.sends, key=lambda t: (t.destination, t.start)):
         _append(made.sent.setdefault(t.destination, []), (t.start, t.stop))
     messages: dict[int, list[Transfer]] = {}
     for t in sorted(own.receives, key=lambda t: (t.source, t.start)):
         messages.setdefault(t.source, []).append(t)
+    # A range arrives in its place only if no part of it leaves in the same round.
     leaving = [part for parts in made.sent.values() for part in parts]
     place = 0
     for source, transfers in messages.items():
@@ -146,6 +154,7 @@ def _compiled(own: HolderRound) -> _Round:
         if is_free and not others and not any(t.reduces for t in transfers):
             made.placed[source] = start, stop
             continue
+        # All else arrives beside the buffer, from `place` on.
         made.received[source] = sum(t.stop - t.start for t in transfers)
         for t in transfers:
             if t.reduces:
@@ -171,6 +180,7 @@ def add_in_order(pieces: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         total: the same shape; may be one of the pieces.
     """
     first, *others, last = pieces
+    # Pieces in half precision are summed in fp32, and rounded once at the end.
     so_far = first.to(torch.promote_types(first.dtype, torch.float32))
     for piece in others:
         so_far.add_(piece)
@@ -215,6 +225,7 @@ class _StreamWork:
 
     def __init__(self, stream: Any, action: Callable[[], None]) -> None:
         self._stream = stream
+        # The exchange reads what the current stream still computes.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             action()
@@ -258,6 +269,7 @@ class RoundsEngine:
             return _StreamWork(self._stream, action)
         work = RoundsWork(action)
         self._queue.put(work)
+        # One thread for each exchange under way: an exchange that waits must not hold up the next.
         self._under_way = [other for other in self._under_way if not other.is_completed()] + [work]
         while len(self._threads) < len(self._under_way):
             name = f"gradient-rounds-{len(self._threads)}"

@@ -32,12 +32,14 @@ class ParameterGather:
     ) -> None:
         self.starts = [start for _, start in buckets]
         self._under_way: dict[int, Callable[[], None]] = {}
+        # Parameter -> its buckets; a parameter that is cut has several.
         self._buckets_of: dict[Any, list[int]] = {}
         for number, (parameters, _) in enumerate(buckets):
             for parameter in parameters:
                 self._buckets_of.setdefault(parameter, []).append(number)
         for chunk in model:
             for module in chunk.modules():
+                # A module waits for its own parameters; its children wait for theirs.
                 own = list(module.parameters(recurse=False))
                 if any(parameter in self._buckets_of for parameter in own):
                     module.register_forward_pre_hook(self._wait_for(own))
@@ -49,6 +51,7 @@ class ParameterGather:
 
     def start(self) -> None:
         """Start all gathers; no weight of a bucket may be used before its gather has ended."""
+        # An earlier gather must not write weights behind a newer one.
         self.finish()
         for number, start in enumerate(self.starts):
             self._under_way[number] = start()

@@ -52,6 +52,7 @@ class ShardedBucket:
         size = division.sizes[self._own]
         (_, example), *_ = views.views(data)
         self._is_fp32 = ddp_config.grad_reduce_in_fp32
+        # Owned rows of the weights, and sums of their gradients: flat, row after row.
         self._weights = example.new_empty(size)
         self.gradients = example.new_zeros(size, dtype=self.gradient_type(example.dtype))
         self._whole: torch.Tensor | None = None
@@ -91,6 +92,7 @@ class ShardedBucket:
     def _gather(
         self, own: torch.Tensor, whole: torch.Tensor | None, tensor: Callable[..., torch.Tensor]
     ) -> Callable[[], None]:
+        # Without a range of the layer's memory a buffer takes the whole bucket.
         flat = own.new_empty(sum(self.division.sizes)) if whole is None else whole
         works = []
         for holder, size in enumerate(self.division.sizes):
@@ -98,6 +100,7 @@ class ShardedBucket:
                 continue
             start, stop = self.division.span(holder)
             part = flat[start:stop]
+            # The owner's rows are broadcast from their place in the whole.
             if holder == self._own:
                 part.copy_(own)
             works.append(dist.broadcast(part, group=self.group, group_src=holder, async_op=True))
@@ -118,11 +121,13 @@ class ShardedBucket:
             gradients: of the layer, in the order of its memory; None where this rank has no
                 micro-batch left.
         """
+        # No micro-batch is left here: zeros keep the exchange of the others going.
         if gradients is None:
             flat = self.gradients.new_zeros(sum(self.division.sizes))
         elif self._whole is None:
             flat = self.views.pack(main_grad)
         else:
+            # The bucket is a range of the layer's flat weights, and so of its flat gradients.
             start = self._whole.storage_offset()
             flat = gradients[start : start + self._whole.numel()]
         check_gradients(flat, self._ddp_config)
@@ -130,6 +135,7 @@ class ShardedBucket:
             flat.mul_(weight)
         for start, stop in self._copies:
             flat[start:stop] = 0.0
+        # What arrives: [holder, own elements].
         size, num_holders = self.division.sizes[self._own], len(self.division.sizes)
         received = flat.new_empty(size * num_holders)
         sizes = [size] * num_holders, list(self.division.sizes)

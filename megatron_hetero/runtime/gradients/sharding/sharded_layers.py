@@ -90,6 +90,7 @@ class ShardedLayer:
         self._weight = weight
         self.parameters = [p for p in module.parameters() if getattr(p, _MARK, False)]
         # Order the parameters as their slices lie in the buckets.
+        # Parameter -> (bucket, place in the bucket).
         position = {
             bucket.views.parameter(Rows(piece, 0, 0)): (number, index)
             for number, bucket in enumerate(self.buckets)
@@ -132,6 +133,7 @@ class ShardedLayer:
         """Start to gather the weights, unless they are whole or asked for."""
         if self.is_whole or self._arriving:
             return
+        # The tensor stays, and the parameters stay views of it: only the storage comes and goes.
         self._flat.untyped_storage().resize_(self._num_bytes)
         self._arriving = [bucket.gather_weights() for bucket in self.buckets]
 
@@ -162,6 +164,7 @@ class ShardedLayer:
 
     def allocate_gradients(self) -> None:
         """Give the weights gradients of zero."""
+        # Gradients of one micro-batch, flat, in the order of the weights.
         kind = self.buckets[0].gradient_type(self._flat.dtype)
         self._gradients = self._flat.new_zeros(sum(p.numel() for p in self.parameters), dtype=kind)
         for parameter, part in zip(self.parameters, self._parts(self._gradients), strict=True):
@@ -180,10 +183,12 @@ class ShardedLayer:
         With a layer before it that computes meanwhile, its end adds them up.
         """
         self.release()
+        # The pass has left the layer behind this one, whose gradients travelled meanwhile.
         if self.after is not None:
             self.after.add_gradients()
         self._sent = [(each, each.send(self._weight, self._gradients)) for each in self.buckets]
         self.drop_gradients()
+        # No layer of this rank follows in the pass, or nothing travels meanwhile.
         if self.before is None:
             self.add_gradients()
 
@@ -197,9 +202,12 @@ class ShardedLayer:
     def _before_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        # A recomputed forward pass runs inside a backward pass, which goes on to the layer before.
         self.begin(backward=_is_in_backward())
+        # Validation, or the first pass of a recomputed layer: no backward pass begins here.
         if not torch.is_grad_enabled():
             return None
+        # Megatron's block passes the hidden states by name, other callers by place.
         if "hidden_states" in kwargs:
             hidden = _EndOfBackward.apply(kwargs["hidden_states"], self)
             return args, {**kwargs, "hidden_states": hidden}
@@ -208,6 +216,7 @@ class ShardedLayer:
     def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if torch.is_grad_enabled():
             hidden = output[0] if isinstance(output, tuple) else output
+            # The gradient of the output comes right before the layer's own backward pass.
             hidden.register_hook(lambda gradient: self.begin_backward())
             if _is_in_backward():
                 return  # recomputed, and the backward pass goes on with this layer
@@ -215,6 +224,7 @@ class ShardedLayer:
 
 
 def _is_in_backward() -> bool:
+    # Number of the autograd engine's task on this thread; -1 outside of any backward pass.
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -262,6 +272,7 @@ class ShardedLayers:
             if number in buckets
         ]
         self.parameters = {p for layer in self.layers for p in layer.parameters}
+        # Neighbours that know each other ask ahead; without overlap each layer gathers by itself.
         for one, other in pairwise(self.layers) if overlaps else ():
             one.after, other.before = other, one
 
@@ -312,9 +323,11 @@ class ShardedLayers:
             forward_only: nobody runs backward passes.
         """
         for _ in range(number):
+            # A forward pass: the gathers of others find this rank's rows.
             for layer in self.layers:
                 layer.begin(backward=False)
                 layer.release()
+            # A backward pass: gather once more, then send gradients that add nothing.
             for layer in [] if forward_only else reversed(self.layers):
                 layer.begin(backward=True)
                 layer.end_backward()

@@ -29,6 +29,7 @@ def check_attention_variables(args: Any, environment: Mapping[str, str]) -> None
         UsageError: names the first variable, its value, and what to do.
     """
     asked = args.attention_backend.name
+    # An attention without a row in the table leaves the variables alone.
     for name, expected in zip(_NAMES, _EXPECTED.get(asked, ()), strict=False):
         found = environment.get(name)
         if found is not None and found != str(expected):

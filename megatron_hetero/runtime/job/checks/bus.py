@@ -23,6 +23,7 @@ def visible_bus_ids() -> tuple[str, ...]:
     found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     if not all(hasattr(properties, "pci_bus_id") for properties in found):
         return ()
+    # As NVIDIA's driver writes them: domain, bus and device in hexadecimal.
     return tuple(f"{p.pci_domain_id:08x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0" for p in found)
 
 
@@ -35,6 +36,7 @@ def machine_bus_ids() -> tuple[str, ...]:
 
 def normal_bus_id(text: str) -> str:
     """Normalize a bus id: a domain of eight digits, as `nvidia-smi` prints it, in lower case."""
+    # Tools write the domain with four digits or with eight.
     domain, _, rest = text.lower().partition(":")
     return f"{domain:0>8}:{rest}"
 

@@ -11,6 +11,7 @@ from megatron_hetero.runtime.model.samples.packed import is_packed
 from megatron_hetero.runtime.transformer_engine import layers
 
 NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
+    # Validation and loading: what Megatron itself fails at.
     (
         "--eval-interval is missing",
         lambda a: a.eval_interval is None,
@@ -42,6 +43,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         f"add --no-load-optim, or use adam; {MEGATRON} cannot load the state of SGD",
     ),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
+    # Packed sequences, whose documents must not see each other.
     (
         "--sft with --reset-attention-mask / --reset-position-ids",
         lambda a: a.sft and (a.reset_attention_mask or a.reset_position_ids),
@@ -99,6 +101,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         lambda a: a.rerun_mode == "report_stats",
         f"use validate_results or disabled; {MEGATRON} takes the word and fails at it",
     ),
+    # Features whose kernels or processes need a GPU.
     (
         "--fp8-format / --fp4-format without a GPU",
         lambda a: (
@@ -119,6 +122,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
 
 
 def _has_checkpoint(folder: str) -> bool:
+    # Without a checkpoint in the folder the job begins anew, whatever its optimizer.
     from megatron.training.checkpointing import checkpoint_exists
 
     return bool(checkpoint_exists(folder))

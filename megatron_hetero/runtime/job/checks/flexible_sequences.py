@@ -14,6 +14,7 @@ ADDED = ("--micro-batch-size=1", "--calculate-per-token-loss")
 """
 
 REFUSED: tuple[Rule, ...] = (
+    # Divided sequences have an attention of their own, in local layers.
     (
         "--transformer-impl transformer_engine",
         lambda a: a.transformer_impl != "local",
@@ -42,6 +43,7 @@ REFUSED: tuple[Rule, ...] = (
         lambda a: a.position_embedding_type not in ("rope", "learned_absolute", "none"),
         "use rope, learned_absolute or none",
     ),
+    # A document is a sequence, whole, and its length is known at the start.
     (
         "--sft / --dataloader-inter-document-masking",
         is_packed,
@@ -59,6 +61,7 @@ REFUSED: tuple[Rule, ...] = (
         lambda a: a.dataloader_fast_cache_load,
         "leave it out; the lengths of documents are read at the start",
     ),
+    # A deal decides what the micro-batches of a step are.
     (
         "--full-validation / --multiple-validation-sets",
         lambda a: a.full_validation or a.multiple_validation_sets,

@@ -36,6 +36,7 @@ def check_binding(plan: Plan, rank: int, position: Position) -> None:
         return
     host = next(h for h in plan.hosts if h.node == device_place(position.device)[0])
     _check_host(host, rank, position.device)
+    # Megatron computes on the card of this number.
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     found = torch.cuda.get_device_name(local_rank)
     _check_gpu(host, plan.type_by_device[position.device], rank, found)
@@ -46,6 +47,7 @@ def _check_host(host: Host, rank: int, device: str) -> None:
     # On rented machines, whose names nobody knew before, the launch file says which node it is.
     if os.environ.get(NODE_VARIABLE) == host.node:
         return
+    # A plan may name a host by any of its names, or by an address.
     names = {socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
     addresses = local_addresses()
     if host.host not in names and host.host not in addresses:
@@ -69,10 +71,12 @@ def _check_gpu(host: Host, wanted: str, rank: int, found: str) -> None:
 
 def _check_place(host: Host, rank: int, device: str, local_rank: int) -> None:
     """Check the bus place of a card; the names of two cards of one type cannot tell them apart."""
+    # Bus places of the visible cards, in the order of the plan's indices.
     seen = bus.visible_bus_ids()
     here = [bus_id for _, bus_id in sorted(zip(host.gpu_indices, seen, strict=False))]
     in_order = here == sorted(here)
     wanted = device_place(device)[1]
+    # CUDA numbers the cards as the bus does, so an index means the planned card.
     if in_order and bus.order_is_of_the_bus():
         return
     order = (
@@ -84,6 +88,7 @@ def _check_place(host: Host, rank: int, device: str, local_rank: int) -> None:
             f"rank {rank} is the plan's {device}, but CUDA numbers the cards of {host.host} "
             f"otherwise than the PCI bus, as the plan does: {', '.join(here)}. {order}"
         )
+    # Where the system shows all cards of the bus, the card can be found by its place.
     cards = bus.machine_bus_ids()
     if cards and local_rank < len(seen):
         if seen[local_rank] in cards and cards.index(seen[local_rank]) == wanted:
@@ -150,6 +155,7 @@ def check_same_model(plan: Plan, workload: Workload) -> None:
     """
     if plan.workload is None:
         return
+    # Sizes that the plan was made for; all other flags are the user's to change.
     pairs = [
         (field, getattr(plan.workload.model, field), getattr(workload.model, field))
         for field in _PLANNED_MODEL

@@ -42,6 +42,7 @@ def check_needs(
         EnvironmentMismatchError: a package is missing; the message names it.
         UsageError: a flag without which another cannot work is missing.
     """
+    # The last word of each flag counts, as in Megatron's parser.
     options = {option.flag.names[0]: option for option in last_of_each(given)}
     kind = _word(options, "--tokenizer-type") or default_tokenizer
     if kind is not None:
@@ -64,6 +65,7 @@ def check_tokenizer(kind: str, model: str | None) -> None:
     Raises:
         EnvironmentMismatchError, UsageError: as `check_needs`.
     """
+    # A tokenizer without an entry needs no package.
     package = PACKAGE_OF_TOKENIZER.get(kind)
     if package is not None and not _is_installed(package):
         raise EnvironmentMismatchError(
@@ -79,6 +81,7 @@ def check_tokenizer(kind: str, model: str | None) -> None:
 
 
 def _check_wandb(options: Mapping[str, Option]) -> None:
+    # An empty project switches W&B off, as in Megatron.
     if not _word(options, "--wandb-project"):
         return
     _need_package("--wandb-project", "wandb")
@@ -122,6 +125,7 @@ def _check_profiler(options: Mapping[str, Option], *, cuda: bool) -> None:
 def _tensorboard_warnings(options: Mapping[str, Option]) -> Iterator[str]:
     if not _word(options, "--tensorboard-dir") or _is_installed("tensorboard"):
         return
+    # The profiler uses the folder without the package; every log needs the package.
     if "--use-pytorch-profiler" not in options:
         _need_package("--tensorboard-dir", "tensorboard")
     yield (
@@ -139,6 +143,7 @@ def _need_package(flag: str, package: str) -> None:
 
 
 def _is_installed(package: str) -> bool:
+    # A package's name has dashes where its module has underscores.
     return find_spec(package.replace("-", "_")) is not None
 
 

@@ -14,6 +14,7 @@ Rule = tuple[str, Callable[[Any], bool], str]
 
 REFUSED: tuple[Rule, ...] = (
     ("--expert-model-parallel-size", lambda a: a.expert_model_parallel_size > 1, "use 1"),
+    # The plan divides the optimizer's state into pieces, which these variants do not know.
     (
         "--use-precision-aware-optimizer",
         lambda a: a.use_precision_aware_optimizer,
@@ -40,8 +41,10 @@ REFUSED: tuple[Rule, ...] = (
     ),
     ("--fp4-format", lambda a: getattr(a, "fp4", None) is not None, "leave it out"),
     ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
+    # Both divide weights over data-parallel groups, each of which is a single rank here.
     ("--use-torch-fsdp2", lambda a: a.use_torch_fsdp2, "leave it out"),
     ("--use-megatron-fsdp", lambda a: a.use_megatron_fsdp, "leave it out"),
+    # Batches, validation and phases are counted over the whole job.
     (
         "--rampup-batch-size",
         lambda a: a.rampup_batch_size is not None,
@@ -86,11 +89,13 @@ REFUSED: tuple[Rule, ...] = (
         lambda a: a.qk_clip and a.use_distributed_optimizer,
         "leave one of them out; Megatron clips whole main weights, of which a rank has pieces",
     ),
+    # Groups that divide weights in this way are a single rank each here.
     (
         "--tensor-parallel-num-weight-shards",
         lambda a: a.gtp_weight_remat_size > 1,
         "leave it out",
     ),
+    # Checkpoints have global shapes; these settings assume one grid of ranks.
     (
         "--ckpt-format",
         lambda a: a.ckpt_format != "torch_dist",
@@ -136,6 +141,7 @@ REFUSED: tuple[Rule, ...] = (
         "leave it out, or use log_unexpected or log_all; a plan's checkpoint has entries of its "
         "own, which would be taken for faults",
     ),
+    # The order of a plan says when weight gradients are made.
     ("--delay-wgrad-compute", lambda a: getattr(a, "delay_wgrad_compute", False), "leave it out"),
     (
         "--defer-embedding-wgrad-compute",
@@ -166,6 +172,7 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
         lambda a: a.reset_attention_mask,
         "leave it out, or use a plan without cp; its attention makes the causal mask itself",
     ),
+    # Each rank routes a part of every sequence.
     (
         "--moe-expert-capacity-factor",
         lambda a: a.moe_expert_capacity_factor is not None,

@@ -44,6 +44,7 @@ def check_plan(plan: Plan) -> None:
     """
     found = []
     batch = global_batch_size(plan)
+    # Megatron's loop counts the global batch in the micro-batches of each replica.
     for r, replica in enumerate(plan.replicas):
         if batch % (replica.micro_batch_size or 1):
             found.append(
@@ -65,12 +66,14 @@ def check_arguments(args: Any, plan: Plan) -> None:
     Raises:
         UnsupportedError: the message names every such flag, with advice.
     """
+    # Devices of a stage stand in any order, so rank 0 may have any place of its group.
     if args.full_validation and rank_table(plan)[0].tensor_rank != 0:
         raise UnsupportedError(
             "--full-validation: Megatron asks rank 0 how long the sets are, and expects the first "
             "place of a tensor-parallel group there; the plan's rank 0 is another. List the "
             "devices of its stage with that node's first GPU first, or leave the flag out."
         )
+    # Experts: their flags first, then what the plan says about them.
     if args.num_experts is not None:
         refuse(experts.REFUSED, args, "With --num-experts, an asymmetric plan cannot honour yet:")
         experts.check_micro_batches(plan, args)
@@ -85,6 +88,7 @@ def check_arguments(args: Any, plan: Plan) -> None:
                 "GPUs alone, and this process has none. Leave the flag out."
             )
         check_tensor_overlap(plan, transformer_impl=args.transformer_impl, is_bf16=args.bf16)
+    # The flag holds for the whole job: one stage with shares is enough.
     has_shares = any(stage.shape.shares for r in plan.replicas for stage in r.stages)
     if has_shares and args.cross_entropy_loss_fusion and args.cross_entropy_fusion_impl == "te":
         raise UnsupportedError(
@@ -165,6 +169,7 @@ def check_precisions(plan: Plan, args: Any) -> None:
     Raises:
         UnsupportedError: the message names every such flag, with advice.
     """
+    # All stages compute in the job's precision.
     if not any(precision.own_precisions(plan)):
         return
     if plan.layout.has_sharded_layers:
@@ -183,6 +188,7 @@ def check_orders(plan: Plan, args: Any) -> None:
     Raises:
         UnsupportedError: the message names every such flag, with advice.
     """
+    # An order with I passes has W passes as well: looking for one kind is enough.
     split = any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)
     if split:
         refuse(NOT_WITH_SPLIT_PASSES, args, "These flags do not go with a plan's I and W passes:")

@@ -35,6 +35,7 @@ def apply(save: Callable[..., Any]) -> None:
     What Megatron does when the data are written is called, not replaced, but `save` knows it by
     heart, so its source is checked as well.
     """
+    # `saving._Save` follows what this function does, step by step.
     _FINALIZE.check()
     original = REPLACEMENT.original()
     REPLACEMENT.apply(wraps(original)(partial(save, original)))

@@ -24,6 +24,7 @@ SERIALIZATION = Replacement(f"{_MODULES}.serialization", _NAME, _WHY, _KNOWN, is
 
 def apply(read: Callable[[Path], Any]) -> None:
     """`read(path)` reads the metadata of every checkpoint in a file system from now on."""
+    # Each of the two modules has the function under a name of its own.
     for replacement in (STRATEGY, SERIALIZATION):
         replacement.apply(_checked(replacement.original(), read))
 
@@ -40,6 +41,7 @@ def _checked(original: Callable[..., Any], read: Callable[[Path], Any]) -> Calla
 
         def read_metadata(*_: Any, **__: Any) -> Any:
             found = read(Path(checkpoint_dir) / ".metadata")
+            # torch's own reader leaves its number in the metadata too.
             if getattr(found, "storage_meta", None) is None:
                 found.storage_meta = StorageMeta()
             found.storage_meta.load_id = reader.load_id

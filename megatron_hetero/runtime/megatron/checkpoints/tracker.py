@@ -24,12 +24,15 @@ def apply(name: str, write: Callable[[Path, str], None]) -> None:
     """
     from megatron.training import checkpointing
 
+    # Only the opening is replaced, but the function around it has to be the known one.
     save.REPLACEMENT.check()
     files = checkpointing.maybe_msc
+    # An earlier substitute goes first, so that none wraps another.
     vars(files).pop("open", None)
     original = files.open
 
     def open_file(path: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
+        # The tracker alone; an address with `://` is an object store's.
         if mode == "w" and Path(str(path)).name == name and "://" not in str(path):
             return _Whole(Path(path), write)
         return original(path, mode, *given, **named)
@@ -50,6 +53,7 @@ class _Whole(io.StringIO):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # A failed block leaves the old tracker as it is.
         if kind is None:
             self._write_file(self._path, self.getvalue())
         self.close()

@@ -37,11 +37,13 @@ class LatentSelfAttention(MLASelfAttention):
             return queries, keys
         config = self.config
         sizes = [config.kv_lora_rank, config.qk_pos_emb_head_dim]
+        # Local layers divide the projection, so each rank has a part of its columns.
         if keys.size(-1) != sum(sizes):
             keys = gather_from_tensor_model_parallel_region(keys, group=self.tp_group)
             if config.sequence_parallel:
                 # Gathered again by Megatron, whose gather sums gradients on the way back.
                 return queries, scatter_to_sequence_parallel_region(keys, group=self.tp_group)
+        # Unchanged forward; backward the gradient of the rotary keys is summed over the group.
         if not config.sequence_parallel:
             latents, rotary = torch.split(keys, sizes, dim=-1)
             rotary = copy_to_tensor_model_parallel_region(rotary, group=self.tp_group)

@@ -21,6 +21,7 @@ class ReportingAttention(DotProductAttention):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.current_max_attn_logits: torch.Tensor | None = None
+        # Megatron's mask function is the last to see every score before the softmax.
         softmax = self.scale_mask_softmax
         self._mask = softmax.mask_func
         softmax.mask_func = self._report

@@ -44,6 +44,7 @@ class OwnRotaryEmbedding(nn.Module):
                 f"{max_seq_len}: only sequences of --seq-length are divided by shares. Give equal "
                 "shares (cp without shares)."
             )
+        # A rank's positions never change, so its angles are taken once.
         if self._own is None:
             found = self.whole.get_emb(max_seq_len)
             angles, *scale = found if isinstance(found, tuple) else (found,)

@@ -60,6 +60,7 @@ class DealtMoELayer(MoELayer):
             self._slots: torch.Tensor | None = None
             return
         edges, index = dealt.edges, dealt.index
+        # Megatron is to build as many experts on each rank as the fullest rank has.
         most = max(b - a for a, b in pairwise(edges))
         padded = copy(config)
         padded.num_moe_experts = most * (len(edges) - 1)
@@ -70,13 +71,16 @@ class DealtMoELayer(MoELayer):
                 "--moe-grouped-gemm out; Transformer Engine's module of all experts wants as many "
                 "as its dispatcher knows"
             )
+        # Experts beyond this rank's own go again.
         own = edges[index + 1] - edges[index]
         del self.experts.local_experts[own:]
+        # Layer and router know the true number of experts from here on.
         self.config = self.router.config = config
         self._rebuild_router(config, kwargs)
         self.experts.sharded_state_dict = _DescribedByNumber(
             self.experts, config.num_moe_experts, edges[index]
         )
+        # Number of an expert -> its slot among the padded numbers.
         slots = [
             rank * most + i for rank, (a, b) in enumerate(pairwise(edges)) for i in range(b - a)
         ]
@@ -113,6 +117,7 @@ class DealtMoELayer(MoELayer):
 
     def _in_slots(self, columns: torch.Tensor) -> torch.Tensor:
         assert self._slots is not None
+        # [tokens, slots]; a slot without an expert stays 0.
         padded = columns.new_zeros(len(columns), self.token_dispatcher.config.num_moe_experts)
         return padded.index_copy(1, self._slots.to(columns.device), columns)
 
@@ -139,6 +144,7 @@ class _DescribedByNumber:
         experts = self._experts
         saved = experts.ep_group, experts.num_local_experts
         num_experts, first = self._num_experts, self._first
+        # As if each expert had a rank of its own, beginning with this rank's first.
         experts.ep_group = SimpleNamespace(size=lambda: num_experts, rank=lambda: first)
         experts.num_local_experts = 1
         try:

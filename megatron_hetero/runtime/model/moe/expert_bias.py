@@ -40,6 +40,7 @@ def update_expert_bias(model: Sequence[Any]) -> None:
     routers = dict(_routers(model, config.num_layers))
     shape = (config.num_layers + (config.mtp_num_layers or 0), config.num_moe_experts)
     device = next(model[0].parameters()).device
+    # [layer, expert]; layers of other ranks stay 0 here.
     tokens, bias = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
     for layer, router in routers.items():
         tokens[layer] = router.local_tokens_per_expert
@@ -49,6 +50,7 @@ def update_expert_bias(model: Sequence[Any]) -> None:
     )
     for layer, router in routers.items():
         router.expert_bias.copy_(moved[layer])
+    # Megatron counts the next step's tokens from 0.
     reset_model_temporary_tensors(config, list(model))
 
 

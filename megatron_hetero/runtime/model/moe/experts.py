@@ -91,6 +91,7 @@ def check_micro_batches(plan: Plan, args: Any) -> None:
     Raises:
         UnsupportedError: the message has the sizes, and advice.
     """
+    # A replica without a size of its own has the job's.
     sizes = sorted({replica.micro_batch_size or args.micro_batch_size for replica in plan.replicas})
     if len(sizes) > 1 and args.moe_expert_capacity_factor is not None:
         raise UnsupportedError(
@@ -147,6 +148,7 @@ class JobMoEMetrics(MoEMetricsTracker):
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
         super().__init__()
         self._num_micro_batches = sum(replica.num_micro_batches for replica in plan.replicas)
+        # Ranks of this stage, each with its own part of the tokens.
         self._num_parts = groups.stage.size()
 
     def _sync_metrics(self, metric_names: list[str], pg_collection: Any = None) -> None:

@@ -73,6 +73,7 @@ class ReplicaSampler(Sampler[list[int]]):
         self.replica = replica
         self.global_batch_size = global_batch_size(batches.plans[-1])
         self._batches = batches
+        # Global batch size -> this replica's micro-batches, numbered from the batch's first sample.
         self._dealt = {
             global_batch_size(plan): deal(
                 [r.num_micro_batches for r in plan.replicas], micro_batch_sizes(plan)
@@ -84,6 +85,7 @@ class ReplicaSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         start, end = self._consumed, self._order.end
         while True:
+            # Batches may grow: the samples consumed so far say which batch is due.
             size = global_batch_size(self._batches.plan_at(start))
             if end is not None and start + size > end:
                 return
@@ -110,6 +112,7 @@ class WholeSet(Dataset):
     def __getitem__(self, index: int) -> Any:
         if index < len(self._dataset):
             return self._dataset[index]
+        # Any sample can fill up, since its mask takes the sample out of the loss.
         filling = self._dataset[0]
         if not isinstance(filling, dict) or "loss_mask" not in filling:
             raise UnsupportedError(

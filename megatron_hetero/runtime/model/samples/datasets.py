@@ -142,6 +142,7 @@ class Conversations:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        # Byte at which each line begins, and the end of the file.
         self._starts = [0]
         try:
             with open(path, "rb") as lines:

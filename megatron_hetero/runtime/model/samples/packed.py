@@ -38,6 +38,7 @@ def packed_parameters(batch: dict[str, Tensor | None], seq_length: int) -> Packe
     starts, longest = batch["cu_seqlens"], batch["max_seqlen"]
     if starts is None or longest is None:
         raise UsageError("a batch of packed sequences lacks cu_seqlens or max_seqlen")
+    # First token of each document, and the end of the last one.
     starts = starts[0]
     total = int(starts[-1])
     if int(starts[0]) or bool((starts.diff() < 0).any()) or total % seq_length or not total:
@@ -61,6 +62,7 @@ def other_documents(starts: Tensor) -> Tensor:
     Example: documents that begin at 0, 2 and end at 3 hide 1 and 2 from token 0, 2 from 1, and 0
     and 1 from token 2.
     """
+    # Tokens of each document; then each token's document and place.
     lengths = starts.diff().long()
     document = torch.repeat_interleave(torch.arange(len(lengths), device=starts.device), lengths)
     place = torch.arange(len(document), device=starts.device)
@@ -90,5 +92,6 @@ class PackedAttention(MaskedAttention):
         a micro-batch; the result `[t, heads * d]`.
         """
         mask = other_documents(packed_seq_params.cu_seqlens_q)
+        # Megatron's local attention wants an axis of the batch: [t, 1, heads, d].
         parts = (part.unsqueeze(1) for part in (query, key, value))
         return super().forward(*parts, mask, None, attention_bias).squeeze(1)

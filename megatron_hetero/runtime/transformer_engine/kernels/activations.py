@@ -66,6 +66,7 @@ def _pair(name: str, function: _Function) -> tuple[Callable[..., Tensor], Callab
         return in_fp8(function(wide(x)).to(x.dtype), quantizer, name)
 
     def backward(dy: Tensor, x: Tensor, quantizer: Any = None) -> Tensor:
+        # Autograd derives the function, in the width of the forward pass.
         point = wide(x).detach().requires_grad_()
         with torch.enable_grad():
             value = function(point)

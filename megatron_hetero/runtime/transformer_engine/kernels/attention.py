@@ -52,6 +52,7 @@ class _CallShape(NamedTuple):
 def _shape(
     layout: Any, scale: float, mask: Any, window: Any, bottom_right: bool, declined: Sequence[Any]
 ) -> _CallShape:
+    # The first letters of a layout's name say in which order its axes are.
     names = {"SB": "sbhd", "BS": "bshd", "TH": "thd", "T3": "thd"}
     name = names.get(layout.name.removeprefix("NVTE_")[:2])
     if name is None or any(declined):
@@ -59,6 +60,7 @@ def _shape(
             f"Transformer Engine's fused attention of layout {layout.name}, with dropout, biases "
             "or fp8, has no counterpart on a CPU."
         )
+    # -1: no limit on that side.
     left, right = window or (-1, -1)
     return _CallShape(
         name,
@@ -89,6 +91,7 @@ def _pieces(
         k: keys.
         ends: running sums of the lengths of queries and of keys, and the same with padding.
     """
+    # Dense: every sequence has all the places of its row.
     if not shape.is_padded:
         batch = q.shape[1 if shape.name == "sbhd" else 0]
         for b in range(batch):
@@ -102,11 +105,13 @@ def _pieces(
         raise UnsupportedError("fused attention with a padding mask needs the sequences' lengths")
     for b in range(len(queries) - 1):
         num_q, num_k = queries[b + 1] - queries[b], keys[b + 1] - keys[b]
+        # Packed: sequences follow one another; sums with padding say where each one begins.
         if shape.name == "thd":
             first_q = (padded_queries or queries)[b]
             first_k = (padded_keys or keys)[b]
             own = slice(first_q, first_q + num_q)
             yield _AttendedPart((own,), (slice(first_k, first_k + num_k),), (own,))
+        # Padded: a sequence fills the first places of its row.
         elif shape.name == "sbhd":
             yield _AttendedPart(
                 (slice(num_q), b), (slice(num_k), b), (b, slice(None), slice(num_q))
@@ -128,11 +133,14 @@ def _scores(query: Tensor, key: Tensor, shape: _CallShape) -> Tensor:
     scores = query @ key.transpose(-1, -2) * shape.scale
     num_q, num_k = scores.shape[-2:]
     left, right = shape.window
+    # A causal mask is a window without keys ahead.
     if shape.is_causal:
         right = 0
     if left < 0 and right < 0:
         return scores
+    # The diagonal ends in the last key where the queries are the newest tokens.
     shift = num_k - num_q if shape.bottom_right else 0
+    # [q, k]: by how many places a key is ahead of a query.
     ahead = torch.arange(num_k) - torch.arange(num_q)[:, None] - shift
     hidden = torch.zeros(num_q, num_k, dtype=torch.bool)
     if right >= 0:
@@ -182,23 +190,29 @@ def fused_attn_fwd(
         The output as `q`, but with the width of `v`; the log-sums; with `return_max_logit` the
         largest scores, shaped as the log-sums; a random state that nothing drew from.
     """
+    # Whatever is given of these asks for something that these kernels do not do.
     given = (attn_bias, softmax_offset, page_table_k, page_table_v, s_quantizer, o_quantizer)
     declined = (dropout, *(thing is not None for thing in given))
     shape = _shape(
         qkv_layout, attn_scale, attn_mask_type, window_size, bottom_right_diagonal, declined
     )
+    # Running sums of the lengths of queries and keys, and both with padding.
     ends = cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded
+    # Padding belongs to no sequence: its output stays 0, its log-sum -inf.
     out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
     log_sums = torch.full(_statistics(shape, q), float("-inf"), dtype=torch.float32)
     largest = log_sums.clone()
     for piece in _pieces(shape, q, k, ends):
+        # Per sequence, all [h, s, d], in fp32.
         query = _heads_first(q, piece.queries, q.shape[-2])
         scores = _scores(query, _heads_first(k, piece.keys, q.shape[-2]), shape)
         log_sum = torch.logsumexp(scores, -1, keepdim=True)
         probability = torch.exp(scores - _finite(log_sum))
         value = probability @ _heads_first(v, piece.keys, q.shape[-2])
         out[piece.queries] = value.transpose(0, 1).to(out.dtype)
+        # Without keys there is no largest score.
         top = scores.amax(-1, keepdim=True) if scores.shape[-1] else log_sum
+        # Packed statistics have tokens before heads.
         if shape.name == "thd":
             log_sum, top = log_sum.transpose(0, 1), top.transpose(0, 1)
         log_sums[piece.statistics] = log_sum.float()
@@ -265,7 +279,9 @@ def fused_attn_bwd(
         qkv_layout, attn_scale, attn_mask_type, window_size, bottom_right_diagonal, declined
     )
     ends = cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded
+    # The forward pass hands on log-sums first, then a random state.
     log_sums = aux_ctx_tensors[0]
+    # One number for each query and head, in whatever shape the forward pass handed it on.
     if log_sums.numel() == q.numel() // q.shape[-1]:
         log_sums = log_sums.reshape(_statistics(shape, q))
     dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype) for t in (q, k, v))
@@ -278,9 +294,12 @@ def fused_attn_bwd(
         log_sum = log_sums[piece.statistics]
         if shape.name == "thd":
             log_sum = log_sum.transpose(0, 1)
+        # Probabilities come again from the log-sums: the forward pass kept nothing of [h, q, k].
         probability = torch.exp(_scores(query, key, shape) - _finite(log_sum))
+        # Output times gradient, which the derivative of the softmax subtracts (FlashAttention's D).
         along = (gradient * out).sum(-1, keepdim=True)
         d_scores = probability * (gradient @ value.transpose(-1, -2) - along) * shape.scale
+        # Gradients of shared keys and values are sums over the query heads of a group.
         parts = (
             (dq, piece.queries, d_scores @ key),
             (dk, piece.keys, _in_groups(d_scores.transpose(-1, -2) @ query, num_groups)),

@@ -48,6 +48,7 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
         output = create_empty_quantized_tensor(
             quantizer, list(tensor.shape), tensor.dtype, tensor.device
         )
+    # In rows, as a transpose, or both, as the quantizer asks.
     if output._data is not None:
         output._data.copy_(cast.view(output._data.shape))
     if output._transpose is not None:
@@ -59,6 +60,7 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
 
 def _scale_of(tensor: Tensor, quantizer: Any) -> Tensor:
     """Return the factor of a cast, shape [1]; a delayed one notes the largest number for later."""
+    # A tensor without elements has no largest one.
     largest = tensor.abs().amax().float() if tensor.numel() else tensor.new_zeros(()).float()
     if hasattr(quantizer, "amax"):
         quantizer.amax.copy_(torch.maximum(quantizer.amax, largest.reshape(quantizer.amax.shape)))
@@ -69,9 +71,11 @@ def _scale_of(tensor: Tensor, quantizer: Any) -> Tensor:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     largest = largest.clamp(min=quantizer.amax_epsilon)
     most = torch.finfo(torch_type(quantizer.dtype, torch.float8_e4m3fn)).max
+    # Nothing but zeros, or a number that is none: the cast does not scale.
     if not torch.isfinite(largest) or largest == 0:
         return torch.ones(1)
     scale = (most / largest).clamp(max=torch.finfo(torch.float32).max)
+    # The largest power of 2 that is not above the scale.
     if quantizer.force_pow_2_scales:
         scale = torch.ldexp(torch.ones(()), torch.frexp(scale).exponent - 1)
     return scale.reshape(1)
@@ -99,6 +103,7 @@ def create_empty_quantized_tensor(
     if quantizer.rowwise_usage:
         rows = torch.empty(list(shape), dtype=torch.uint8)
     if quantizer.columnwise_usage:
+        # The last axis comes first, as `fp8_transpose` has it.
         turned = [shape[-1], *shape[:-1]] if len(shape) else []
         transpose = torch.empty(turned, dtype=torch.uint8)
     kind = torch_type(dtype, torch.float32)
@@ -109,6 +114,7 @@ def create_empty_quantized_tensor(
         "fp8_dtype": quantizer.dtype,
         "quantizer": quantizer,
     }
+    # Tensors inside of a layer need no autograd, and no shape of their own.
     if quantizer.internal:
         return Float8TensorStorage(fake_dtype=kind, **parts)
     return Float8Tensor(shape=tuple(shape), dtype=kind, device=torch.device("cpu"), **parts)
@@ -163,11 +169,13 @@ def rows_of(tensor: Any, is_transposed: bool) -> Tensor:
             f"Transformer Engine's generic_gemm of a {type(tensor).__name__} has no counterpart on "
             "a CPU. Use --fp8-recipe tensorwise, or train in bf16."
         )
+    # A transpose that is out of date counts as absent.
     data, turned = tensor._data, None if tensor._transpose_invalid else tensor._transpose
     chosen = turned if is_transposed else data
     if chosen is None:
         form = "transpose" if is_transposed else "rows"
         raise RuntimeError(f"an fp8 product without the {form} of its factor, which a GPU needs")
+    # The transpose has the columns first: turned, it is the matrix of rows.
     if is_transposed:
         return unscaled(chosen.reshape(chosen.shape[0], -1), tensor).t()
     return unscaled(chosen.reshape(-1, chosen.shape[-1]), tensor)

@@ -70,6 +70,7 @@ def layernorm_bwd(
     rows, inverse, gradient = _of_rows(dz, x, rsigma)
     normed = (rows - mu.reshape(-1, 1)) * inverse
     inner = gradient * _gamma(gamma, zero_centered_gamma)
+    # The normed rows ignore shifts and scales of `x`: their directions leave the gradient.
     mean, along = inner.mean(-1, keepdim=True), (inner * normed).mean(-1, keepdim=True)
     dx = inverse * (inner - mean - normed * along)
     dgamma, dbeta = (gradient * normed).sum(0), gradient.sum(0)
@@ -157,6 +158,7 @@ def _rmsnorm_bwd(
 ) -> tuple[Tensor, Tensor]:
     rows, inverse, gradient = _of_rows(dz, x, rsigma)
     normed = rows * inverse
+    # The normed rows ignore the scale of `x`: its direction leaves the gradient.
     inner = gradient * _gamma(gamma, zero_centered_gamma)
     dx = inverse * (inner - normed * (inner * normed).mean(-1, keepdim=True))
     return dx.reshape(x.shape), (gradient * normed).sum(0).to(gamma.dtype)
@@ -174,6 +176,7 @@ def _gamma(weight: Tensor, is_zero_centered: bool) -> Tensor:
 
 def _written(result: Tensor, out: Any, kind: torch.dtype, quantizer: Any) -> Any:
     if quantizer is not None:
+        # The compiled function casts what it has rounded to this type.
         return quantize(result.to(kind), quantizer, out)
     if out is None:
         return result.to(kind)

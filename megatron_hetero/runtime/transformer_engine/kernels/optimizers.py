@@ -30,6 +30,7 @@ def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, lists: _Lists, scale:
     """
     for source, target in zip(*lists, strict=True):
         scaled = wide(source) * scale
+        # The flag tells the caller that this step is no good.
         if not bool(torch.isfinite(scaled).all()):
             noop_flag.fill_(1)
         target.copy_(scaled)
@@ -110,6 +111,7 @@ def multi_tensor_adam(
         weight_decay: the decay.
     """
     gradients, weights, firsts, seconds, *masters = lists
+    # Without main weights the weights themselves are the exact ones.
     mains = masters[0] if masters else weights
     settings = lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay
     for g, w, m, v, main in zip(gradients, weights, firsts, seconds, mains, strict=True):
@@ -171,6 +173,7 @@ def multi_tensor_adam_param_remainder(
     for g, w, m, v, rest in zip(*lists, strict=True):
         bits = (w.view(torch.int16).int() << 16) + rest.int()
         updated = _adam(wide(g), bits.view(torch.float32), m, v, settings).view(torch.int32)
+        # The low 16 bits, read as a signed number; the high ones are what is left without them.
         low = updated.to(torch.int16)
         rest.copy_(low)
         w.view(torch.int16).copy_(((updated - low.int()) >> 16).to(torch.int16))

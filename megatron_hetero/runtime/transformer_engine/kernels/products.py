@@ -90,8 +90,10 @@ def generic_gemm(
         if bias is not None and bias.numel():
             product = product + wide(bias)
         if gelu:
+            # The backward pass reads GELU's input in the type of a result.
             before_gelu = product.to(torch_type(out_dtype, _type(A)))
             product = functional.gelu(wide(before_gelu), approximate="tanh")
+    # The product has the leading axes of `B`; a weight's gradient has a single one.
     lead = (B.size()[-1],) if transb else B.size()[:-1]
     result = product.reshape(*lead, product.shape[-1])
     if before_gelu is not None:
@@ -99,6 +101,7 @@ def generic_gemm(
     if D is None:
         result = in_fp8(result.to(torch_type(out_dtype, _type(A))), quantizer, "generic_gemm")
         return result, bias_gradient, before_gelu, extra_output
+    # The gradient of a weight is summed over micro-batches.
     if accumulate:
         kept = wide(D) if beta in (None, 1.0) else wide(D) * beta
         D.copy_(kept + result.reshape(D.shape))
@@ -169,6 +172,7 @@ def te_general_grouped_gemm(
         raise UnsupportedError(
             "Transformer Engine's te_general_grouped_gemm with GELU has no counterpart on a CPU."
         )
+    # Row at which the next result begins in a single output.
     first = 0
     for i, (a, b) in enumerate(zip(A, B, strict=True)):
         if single_output:
@@ -177,6 +181,7 @@ def te_general_grouped_gemm(
         else:
             result = out[i]
         own = bias[i] if bias[i] is not None and bias[i].numel() else None
+        # An expert without tokens: its product is 0, and so is its bias's gradient.
         if a.numel() == 0 or b.numel() == 0:
             if not accumulate:
                 result.zero_()

@@ -22,6 +22,7 @@ def scaled_softmax_forward(x: Tensor, scale: float) -> Tensor:
 def scaled_softmax_backward(dy: Tensor, y: Tensor, scale: float) -> Tensor:
     """Return the gradient of `x`, from that of the probabilities `y`."""
     gradient, probability = wide(dy), wide(y)
+    # The derivative leaves out the part along the probabilities, whose sum is fixed.
     along = (gradient * probability).sum(-1, keepdim=True)
     return (scale * probability * (gradient - along)).to(dy.dtype)
 
@@ -42,6 +43,7 @@ def scaled_masked_softmax_forward(x: Tensor, mask: Tensor, scale: float) -> Tens
 def scaled_aligned_causal_masked_softmax_forward(x: Tensor, scale: float) -> Tensor:
     """Return the softmax of `scale * x`, [..., q, k], causal; the last query sees all keys."""
     queries, keys = x.shape[-2:]
+    # Counted from the last query, which sees the last key.
     later = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
     return torch.softmax((wide(x) * scale).masked_fill(later, float("-inf")), -1).to(x.dtype)
 
