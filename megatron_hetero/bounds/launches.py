@@ -70,6 +70,7 @@ def launch_bound_s(
     # One branch for a single replica, one for several, unless the number is given.
     counting = Counting(sizes[0], classes, effort.is_deep, uneven)
     batch = sizes[0].workload.training.global_batch_size
+    # A replica has a GPU and a micro-batch at least.
     most = min(batch // min(map(_size, sizes)), sum(c.num_gpus for c in classes))
     wanted = sizes[0].cluster.limits.num_replicas
     ranges = [(1, 1), (2, most)] if wanted is None else [(wanted, wanted)]
@@ -81,6 +82,7 @@ def launch_bound_s(
         for number, numbers in enumerate(ranges)
         if numbers[0] <= numbers[1]
     ]
+    # `number` also breaks ties in the heap, because branches have no order.
     number, work, proved_s = len(heap), 0, enough_s
     # Every branch in the heap takes at least `proved_s`, so this is proved.
     while heap:
@@ -98,6 +100,7 @@ def launch_bound_s(
         else:
             pieces = branch.parts(proved_s)
             if not pieces:
+                # Nothing finer is left of the least branch, so that its bound is the whole bound.
                 break
         # No branch takes less than its work.
         for piece in pieces:
@@ -106,6 +109,7 @@ def launch_bound_s(
                 of_work_s = min(work_of[_size(costs)] for costs in piece.sizes)
             heapq.heappush(heap, (max(proved_s, of_work_s), number, piece))
             number += 1
+        # An empty heap means that every branch is proved up to `enough_s`.
         proved_s = enough_s
     return min(proved_s, enough_s), counting.relaxes
 
@@ -142,6 +146,7 @@ class _LaunchBranch:
         fewest, most = self.num_replicas
         if self.is_fine:
             return []
+        # Cases of the ends are used where GPUs are counted, not where GPUs have prices.
         places = []
         if self.case is None and self.counting.is_small:
             sites = SiteBounds(self.sizes, self.counting.classes)
@@ -151,6 +156,7 @@ class _LaunchBranch:
             places = [replace(self, case=case, is_bounded=False, work=0) for case in cases]
             if max((case.extra_s for case in cases), default=0.0) > _MUCH * proved_s:
                 return places
+        # Where one plan may mix sizes, no half of the sizes has all replicas of such a plan.
         if len(self.sizes) > 1 and not self.is_mixed:
             middle = (len(self.sizes) + 1) // 2
             parts = (self.sizes[:middle], self.sizes[middle:])
@@ -159,6 +165,7 @@ class _LaunchBranch:
             # Few replicas first: many have less memory each and exchange more.
             middle = min(2 * fewest - 1, (fewest + most) // 2)
             return [self._part(self.sizes, r) for r in ((fewest, middle), (middle + 1, most))]
+        # Everything is divided: the same branch comes again, bounded more finely.
         return places or [replace(self, is_fine=True, is_bounded=False, work=0)]
 
     def _part(self, sizes: Sequence[CostModel], num_replicas: tuple[int, int]) -> _LaunchBranch:
@@ -187,15 +194,20 @@ class _LaunchBranch:
             if proved_s > self.own_s:
                 self.own_s, self.best_axes = proved_s, axes
         self.is_bounded = axes is None or self.own_s >= most_s
+        # The largest of three proofs holds: by tables, by the case alone, and what was known
+        # already.
         return max(self.own_s + case.extra_s, case.least_s, least_s)
 
     def _axes(self) -> Iterator[Axes]:
         """Yield axes to count GPUs by, in turn, while the bound grows."""
+        # Few GPUs are counted one by one, which no price beats.
         numbers = self.counting.numbers
         if numbers is not None and (self.is_fine or self.counting.is_small):
             yield numbers
             return
         tried: set[Axes] = set()
+        # Better proofs allow better prices, whose tables prove more; the loop ends when they do
+        # not.
         for _ in range(_ROUNDS):
             before_s = self.own_s
             for axes in self._changed_prices() if self.is_fine else self._prices(self.own_s):
@@ -243,11 +255,13 @@ class _LaunchBranch:
         fewest, most = self.num_replicas
         options = self._options(sizes)
         batch = sizes[0].workload.training.global_batch_size
+        # All other replicas do one micro-batch of the smallest size at least.
         largest = batch - (fewest - 1) * min(map(_size, self.sizes))
         # A replica does whole micro-batches; of several sizes any number of sequences.
         each = options.least_size if len(sizes) == 1 else 1
         if largest < each:
             return None
+        # Ranges far below a replica's mean share of the batch hardly matter and stay wide.
         small = batch / (_SMALL * most * each)
         ranges = each * np.array(
             [(largest // each,) * 2] if most == 1 else _ranges(largest // each, self.ratio, small)
