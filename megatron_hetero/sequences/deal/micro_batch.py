@@ -93,8 +93,10 @@ def deal_micro_batch(
     if start is not None:
         search.offer(packing_of(table, [start]).of(sequences))
     else:
+        # A greedy deal of several micro-batches is none of a single one.
         greedy = greedy_parts(own, range(len(sequences)))
         if len(greedy) == 1:
+            # Sequences of the greedy packing come in its own order.
             packing, order = greedy[0]
             search.offer(packing.of([order.index(k) for k in range(len(order))]))
     before = search.best
@@ -103,6 +105,7 @@ def deal_micro_batch(
         _by_programme(search)
         if not quick and search.best is None:
             _fit_by_patterns(search)
+        # Patterns are for few sequences, and cost more than the programme.
         if not quick and search.best is not None and search.best_s > search.low_s * (1 + _BISECTED):
             _by_patterns(search)
     # Say why it is still the greedy deal.
@@ -149,6 +152,7 @@ def _by_programme(search: _PackingSearch) -> None:
     # The relaxation is solved fastest, and refuses almost as much as whole numbers do.
     _bisect(search, programme, high_s)
     # Pack solutions a little above the bound, with more room if none fits.
+    # `step` grows where a trial above the bound is still impossible, and so raises the bound.
     step = 1.0
     for room in _ROOMS:
         packings, tried = 0, 0
@@ -160,6 +164,7 @@ def _by_programme(search: _PackingSearch) -> None:
             trial_s = search.low_s * (1 + step * _ABOVE[packings])
             solution = programme.solve(trial_s, room, "all")
             tried += 1
+            # With less room than there is, "impossible" proves nothing.
             if solution.answer == "impossible" and room == 1.0:
                 search.low_s = min(trial_s, search.best_s)
                 step *= 2
@@ -186,6 +191,7 @@ def _bisect(search: _PackingSearch, programme: Programme, high_s: float) -> None
             high_s = trial_s
         if high_s <= search.low_s * (1 + (_QUICKLY if search.quick else _BISECTED)):
             break
+        # The geometric mean halves the ratio of both ends.
         trial_s = (search.low_s * high_s) ** 0.5
 
 
@@ -211,21 +217,25 @@ def _by_patterns(search: _PackingSearch) -> None:
     if patterns is None:
         return
     programme = PatternProgramme(search.table, patterns)
+    # Without all patterns whole there is no list of times to bisect over.
     times = programme.times
     if times is None:
         _raise_bound(search, programme)
         return
+    # Times below the bound are impossible already.
     times = times[times >= search.low_s * (1 - 1e-12)]
     # No deal lies between two neighbouring times; times[low] is too little, the next may be enough.
     low, high = -1, len(times)
     # Bisect over the times that a pattern can take.
     middle = high - 1
+    # `low` is impossible and `high` is enough, at every pass.
     while high - low > 1:
         answer, packing = programme.solve(float(times[middle]))
         if answer == "unknown":
             return
         if answer == "impossible":
             low = middle
+            # Between two neighbouring times there is no deal: the bound rises to the next one.
             beyond = float(times[low + 1]) if low + 1 < len(times) else search.best_s
             search.low_s = max(search.low_s, min(beyond, search.best_s))
         else:
@@ -276,6 +286,7 @@ def made_micro_batch(
     placed = tree.placed(counts)
     if placed is None:
         raise RuntimeError("the packing has groups that the ranks cannot form")
+    # Options stand kind by kind: where each kind's options begin.
     first_option = np.searchsorted(table.kind_of_option, np.arange(len(tree.kinds)))
     # Each group with its ranks, sequences and seconds.
     groups = []

@@ -91,9 +91,11 @@ def price_table(tree: GroupTree, lengths: Sequence[int] | Floats) -> PriceTable:
     tokens = np.asarray(lengths, dtype=np.float64)
     rows, memories, seconds, rooms = [], [], [], []
     row = 0
+    # [row, sequence], a row for each unlike member.
     for _, price in tree.options:
         memory = price.memory(tokens)
         room = np.asarray(price.room, dtype=np.float64)
+        # Memory first: a price may give seconds for sequences that memory refuses.
         alone = (memory <= room[:, None] * (1 + _ROUNDING)).all(axis=0)
         seconds.append(np.where(alone, price.seconds(tokens), np.inf))
         memories.append(memory)
