@@ -38,6 +38,7 @@ class Bundle:
 
     def micro_batches(self, step_s: float) -> float:
         """Return how many it does in a step, as a real number; zero where none comes through."""
+        # The first micro-batch takes the fill, each further one a period, in every replica.
         after_first_s = step_s - self.filled.fill_s
         done = self.shape.num_replicas * (1 + after_first_s / self.filled.period_s)
         return 0.0 if after_first_s < 0 else done
@@ -107,6 +108,7 @@ class PoolBundles:
         self.bundles: dict[BundleShape, Bundle | None] = {}
         self._generated: set[int] = set()
         self._made: BundleColumns | None = None
+        # Bundles of a looser limit come first; plain ones only where there are none.
         known = list(known)
         for shape in known:
             self.bundles[shape] = self._bundle(shape)
@@ -136,8 +138,10 @@ class PoolBundles:
         first."""
         ranked = []
         for index, bundle in enumerate(self.columns().bundles):
+            # As many of the bundle as its scarcest kind of nodes allows.
             most = min(self.capacity[k] // n for k, n in bundle.shape.num_nodes().items())
             for count in {1, most}:
+                # Micro-batches of each replica, rounded up.
                 share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
                 ranked.append((bundle.filled.quick_time_s(share), count, index, bundle))
         ranked.sort()
@@ -147,6 +151,7 @@ class PoolBundles:
         """Return, for each number of replicas, the bundles with the most work per price of
         nodes."""
         values, columns = self._first_values(step_s), self.columns()
+        # Price of a bundle's nodes, [bundle].
         price = np.array([values[kind] for kind in self.kinds]) @ columns.rows
         worth = columns.micro_batches(step_s) / price
         best = []
@@ -167,6 +172,7 @@ class PoolBundles:
     def generate(self, step_s: float) -> bool:
         """Generate columns at the grid's step time next above `step_s`; whether it was
         new."""
+        # Step times close to each other share one generation.
         level = int(np.ceil(np.log(step_s) / np.log(STEP_RATIO)))
         if level in self._generated:
             return False
@@ -176,6 +182,7 @@ class PoolBundles:
         for _ in range(self._part_of(MAX_ROUNDS)):
             total = 0.0
             if self.columns().bundles:
+                # The dual values of the present bundles price the next ones.
                 total, values = self._relaxed(step_s)
             found = False
             for pricer in self.pricers:
@@ -202,6 +209,7 @@ class PoolBundles:
                 scarce |= {k for k, n in shape.num_nodes().items() if n > self.capacity[k]}
             if not scarce:
                 break
+            # A kind without any value would stay free at any factor, hence the small addition.
             spread = max(values.values())
             values |= {k: 1.5 * values[k] + 0.05 * spread for k in scarce}
         return found
@@ -209,6 +217,7 @@ class PoolBundles:
     def columns(self) -> BundleColumns:
         """Return the bundles that may be used; bundles only ever come."""
         bundles = tuple(bundle for bundle in self.bundles.values() if bundle is not None)
+        # Bundles are never removed, so that a longer list is a new one.
         if self._made is None or len(self._made.bundles) < len(bundles):
             taken = [bundle.shape.num_nodes() for bundle in bundles]
             rows = [[nodes.get(kind, 0) for nodes in taken] for kind in self.kinds]
@@ -227,7 +236,9 @@ class PoolBundles:
             return None
         if any(len(block.widths) > self.max_node_layers for block in shape.blocks):
             return None
+        # Times depend on kinds of nodes, not on nodes, so that the first ones stand for all.
         chain = self._first_chain(shape)
+        # [stage]: the limit of a node is divided among its stages.
         most = tuple(
             self.max_node_layers // len(block.widths)
             for block in shape.blocks
@@ -261,6 +272,7 @@ class PoolBundles:
                 for width in self.table.kinds[kind].widths
             )
             gpus = self.table.kinds[kind].num_gpus
+            # Half of it: at too high a value no bundle would be worth its nodes.
             values[kind] = step_s * gpus / per_layer_s / self.table.problem.num_layers / 2
         return values
 
