@@ -70,7 +70,6 @@ def launch_bound_s(
     # One branch for a single replica, one for several, unless the number is given.
     counting = Counting(sizes[0], classes, effort.is_deep, uneven)
     batch = sizes[0].workload.training.global_batch_size
-    # A replica has a GPU and a micro-batch at least.
     most = min(batch // min(map(_size, sizes)), sum(c.num_gpus for c in classes))
     wanted = sizes[0].cluster.limits.num_replicas
     ranges = [(1, 1), (2, most)] if wanted is None else [(wanted, wanted)]
@@ -200,14 +199,11 @@ class _LaunchBranch:
 
     def _axes(self) -> Iterator[Axes]:
         """Yield axes to count GPUs by, in turn, while the bound grows."""
-        # Few GPUs are counted one by one, which no price beats.
         numbers = self.counting.numbers
         if numbers is not None and (self.is_fine or self.counting.is_small):
             yield numbers
             return
         tried: set[Axes] = set()
-        # Better proofs allow better prices, whose tables prove more; the loop ends when they do
-        # not.
         for _ in range(_ROUNDS):
             before_s = self.own_s
             for axes in self._changed_prices() if self.is_fine else self._prices(self.own_s):
@@ -261,7 +257,6 @@ class _LaunchBranch:
         each = options.least_size if len(sizes) == 1 else 1
         if largest < each:
             return None
-        # Ranges far below a replica's mean share of the batch hardly matter and stay wide.
         small = batch / (_SMALL * most * each)
         ranges = each * np.array(
             [(largest // each,) * 2] if most == 1 else _ranges(largest // each, self.ratio, small)

@@ -119,14 +119,14 @@ class SiteBounds:
     def _says_something(self) -> bool:
         return self._sizes[0].cluster.has_lines and 1 < len(self.sites) <= MAX_SITES
 
-    # docs/bound.md numbers the cases; a plan is under one of them, so the least bound holds for
-    # all.
     def _least_s(self, sides: Sides, inside: Inside) -> float:
         work = self._num_sequences * (self._num_layers + self._rates.head_layers)
         # Both sides at work all the time: no case is shorter than that.
         all_s = work / (sides.own_per_s + sides.others_per_s)
         # With both ends inside, a replica that leaves the site also comes back.
         crossing = (2 if inside == "both" else 1) * self._bytes
+        # docs/bound.md numbers the cases; a plan is under one of them, so the least bound holds for
+        # all.
         cases = [
             work / sides.own_per_s,
             max(all_s, self._num_sequences * crossing / sides.bytes_per_s),
@@ -156,7 +156,7 @@ class SiteBounds:
         # With both ends inside, the head is computed on the own side, never across.
         head = 0.0 if inside == "both" else self._rates.head_layers
 
-        # Both sides hold `held` layers in part, whose gradients take their room on the lines first.
+        # Gradients of the `held` layers on both sides take their room on the lines first.
         def does_enough(step_s: float) -> bool:
             room = step_s * sides.bytes_per_s
             # [held - 1]: bytes left for activations beside those gradients; below 0 nothing

@@ -34,8 +34,8 @@ def relative_uplinks(cluster: Cluster, groups: Sequence[Sequence[str]]) -> Uplin
     at = np.array([place[node.machine] for node in nodes])
     classes = cluster.link_classes
     numbers = np.array([classes.node_number[node.name] for node in nodes])
-    # [node, node]; a path inside a machine is no uplink, hence zero.
     speeds = classes.bytes_per_s[classes.of_pairs[np.ix_(numbers, numbers)]]
+    # [node, node]; a path inside a machine is no uplink, hence zero.
     paths = np.where(at[:, None] != at, np.minimum(speeds, speeds.T), 0.0)
     # Rate of each node to any other, and to each other group.
     fastest = np.minimum(paths.max(1), [node.uplink_bytes_per_s for node in nodes])

@@ -108,7 +108,6 @@ class PoolBundles:
         self.bundles: dict[BundleShape, Bundle | None] = {}
         self._generated: set[int] = set()
         self._made: BundleColumns | None = None
-        # Bundles of a looser limit come first; plain ones only where there are none.
         known = list(known)
         for shape in known:
             self.bundles[shape] = self._bundle(shape)
@@ -141,7 +140,6 @@ class PoolBundles:
             # As many of the bundle as its scarcest kind of nodes allows.
             most = min(self.capacity[k] // n for k, n in bundle.shape.num_nodes().items())
             for count in {1, most}:
-                # Micro-batches of each replica, rounded up.
                 share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
                 ranked.append((bundle.filled.quick_time_s(share), count, index, bundle))
         ranked.sort()
@@ -151,7 +149,6 @@ class PoolBundles:
         """Return, for each number of replicas, the bundles with the most work per price of
         nodes."""
         values, columns = self._first_values(step_s), self.columns()
-        # Price of a bundle's nodes, [bundle].
         price = np.array([values[kind] for kind in self.kinds]) @ columns.rows
         worth = columns.micro_batches(step_s) / price
         best = []
@@ -172,7 +169,6 @@ class PoolBundles:
     def generate(self, step_s: float) -> bool:
         """Generate columns at the grid's step time next above `step_s`; whether it was
         new."""
-        # Step times close to each other share one generation.
         level = int(np.ceil(np.log(step_s) / np.log(STEP_RATIO)))
         if level in self._generated:
             return False
@@ -236,7 +232,6 @@ class PoolBundles:
             return None
         if any(len(block.widths) > self.max_node_layers for block in shape.blocks):
             return None
-        # Times depend on kinds of nodes, not on nodes, so that the first ones stand for all.
         chain = self._first_chain(shape)
         # [stage]: the limit of a node is divided among its stages.
         most = tuple(

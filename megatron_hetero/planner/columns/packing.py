@@ -69,7 +69,7 @@ def pack(worths: Floats, rows: Floats, capacity: Floats) -> Packing:
         ratios = tableau[usable, -1] / column[usable]
         least = ratios.min()
         tied = usable[ratios <= least]
-        # Of tied rows the lowest index, as Bland's rule asks.
+        # Of tied rows the one with the lowest index in the basis, as Bland's rule asks.
         leaving = int(tied[np.argmin(basis[tied])])
         num_stalled = num_stalled + 1 if least <= 0.0 else 0
         # Pivot on (leaving, entering).

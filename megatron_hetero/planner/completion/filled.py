@@ -227,8 +227,8 @@ def _shares_of_unlike(
     heapify(heap)
     while left > 0 and heap:
         end_s, i = heappop(heap)
+        # A size that does not fit any more drops out, and so does its replica.
         if filled[i].size <= left:
-            # A size that does not fit any more drops out, and so does its replica.
             counts[i] += 1
             left -= filled[i].size
             heappush(heap, (end_s + filled[i].period_s, i))

@@ -221,7 +221,6 @@ class Scoreboard:
         Args:
             costs: sharded as its placement is.
         """
-        # Equal keys have equal prices, whatever the nodes are called.
         dispatcher = costs.workload.training.token_dispatcher
         key = self._shapes.of(replica, vocab_rows), costs.holders, dispatcher
         if key not in self._replicas:

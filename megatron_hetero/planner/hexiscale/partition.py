@@ -116,9 +116,9 @@ def _grow(weights: Weights, edges: Weights, share: float, least: tuple[int, int]
         # Growth ends at a vertex of which more than half would be beyond the wanted weight.
         if taken >= least[0] and held + weights[vertex] / 2 > wanted:
             break
+        # From the second vertex on, ties to the first side decide.
         if taken == 0:
             ties = np.zeros(len(weights))
-        # From the second vertex on, ties to the first side decide.
         side[vertex] = False
         held += weights[vertex]
         ties = ties + edges[vertex]

@@ -124,8 +124,8 @@ class StockCase:
         groups, together = self.settings.expert_groups, self._together
         own = self.grid.chain(d)
         if groups is None:
-            # Experts lie on the stages of all replicas of the block.
             return [unit.stage for unit in own]
+        # Experts lie on the stages of all replicas of the block.
         start = d // together * together
         peers = [self.grid.chain(r) for r in range(start, start + together)]
         return [

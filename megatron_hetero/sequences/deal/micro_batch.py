@@ -93,10 +93,8 @@ def deal_micro_batch(
     if start is not None:
         search.offer(packing_of(table, [start]).of(sequences))
     else:
-        # A greedy deal of several micro-batches is none of a single one.
         greedy = greedy_parts(own, range(len(sequences)))
         if len(greedy) == 1:
-            # Sequences of the greedy packing come in its own order.
             packing, order = greedy[0]
             search.offer(packing.of([order.index(k) for k in range(len(order))]))
     before = search.best
@@ -105,7 +103,6 @@ def deal_micro_batch(
         _by_programme(search)
         if not quick and search.best is None:
             _fit_by_patterns(search)
-        # Patterns are for few sequences, and cost more than the programme.
         if not quick and search.best is not None and search.best_s > search.low_s * (1 + _BISECTED):
             _by_patterns(search)
     # Say why it is still the greedy deal.
@@ -191,7 +188,7 @@ def _bisect(search: _PackingSearch, programme: Programme, high_s: float) -> None
             high_s = trial_s
         if high_s <= search.low_s * (1 + (_QUICKLY if search.quick else _BISECTED)):
             break
-        # The geometric mean halves the ratio of both ends.
+        # The geometric mean leaves the square root of the ratio of both ends.
         trial_s = (search.low_s * high_s) ** 0.5
 
 
@@ -222,7 +219,6 @@ def _by_patterns(search: _PackingSearch) -> None:
     if times is None:
         _raise_bound(search, programme)
         return
-    # Times below the bound are impossible already.
     times = times[times >= search.low_s * (1 - 1e-12)]
     # No deal lies between two neighbouring times; times[low] is too little, the next may be enough.
     low, high = -1, len(times)
@@ -286,7 +282,6 @@ def made_micro_batch(
     placed = tree.placed(counts)
     if placed is None:
         raise RuntimeError("the packing has groups that the ranks cannot form")
-    # Options stand kind by kind: where each kind's options begin.
     first_option = np.searchsorted(table.kind_of_option, np.arange(len(tree.kinds)))
     # Each group with its ranks, sequences and seconds.
     groups = []

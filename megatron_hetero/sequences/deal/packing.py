@@ -56,8 +56,8 @@ class PackedGroups:
         return float(self._tops(self._done()).sum())
 
     def _done(self) -> Floats:
-        # A group without sequences does no pass, hence pays no fixed seconds.
         """Return the seconds of each group; 0 where it has no sequence."""
+        # A group without sequences does no pass, hence pays no fixed seconds.
         return np.where(self.seconds > 0, self.seconds + self._fixed_s, 0.0)
 
     def _tops(self, done: Floats) -> Floats:

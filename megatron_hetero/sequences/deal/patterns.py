@@ -191,9 +191,9 @@ class PatternProgramme:
         cost = table.size_of_option[option].astype(np.float64) * self._is_whole
         found = milp(
             np.r_[cost, others],
+            # Without whole patterns all unknowns are real: a linear programme, which bounds only.
             integrality=np.r_[np.full(len(option), int(self._is_whole)), others],
             bounds=Bounds(0.0, np.inf),
-            # Without whole patterns all unknowns are real: a linear programme, which bounds only.
             constraints=rows,
             # Any solution will do: with a gap of 1 the solver stops at the first.
             options={"node_limit": _NODE_LIMIT, "mip_rel_gap": 1.0},

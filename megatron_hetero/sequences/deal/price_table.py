@@ -91,8 +91,8 @@ def price_table(tree: GroupTree, lengths: Sequence[int] | Floats) -> PriceTable:
     tokens = np.asarray(lengths, dtype=np.float64)
     rows, memories, seconds, rooms = [], [], [], []
     row = 0
-    # [row, sequence], a row for each unlike member.
     for _, price in tree.options:
+        # [row, sequence], a row for each unlike member.
         memory = price.memory(tokens)
         room = np.asarray(price.room, dtype=np.float64)
         # Memory first: a price may give seconds for sequences that memory refuses.

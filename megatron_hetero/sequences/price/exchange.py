@@ -11,8 +11,8 @@ from megatron_hetero.cost.network.lines import line_seconds
 def all_to_all_s(cluster: Cluster, devices: Sequence[Device]) -> tuple[float, float]:
     """Return the seconds that a byte of every token takes in an all-to-all among equal ranks, and
     the latency: each rank sends 1/n of its 1/n of the tokens to each other one."""
-    # The part of a byte of every token that one rank sends to one other.
     count = len(devices)
+    # The part of a byte of every token that one rank sends to one other.
     part = 1 / count**2
     between: dict[tuple[str, str], float] = {}
     inside: dict[str, float] = {}

@@ -114,7 +114,6 @@ class ModelledPrice:
 
     def memory(self, lengths: Floats) -> Floats:
         """Return the bytes of each sequence on a GPU of each domain, shape [domain, sequence]."""
-        # A sequence that does not fit has no shares, and takes all memory there is.
         shares = np.nan_to_num(self.shares(lengths), nan=np.inf)
         own = [
             share / d.width * (d.rates.token_bytes + d.rates.pair_bytes * lengths)
@@ -142,7 +141,6 @@ class ModelledPrice:
         for d in self.domains:
             # Only fused attention leaves out what a window hides; others compute all keys.
             window = self.window if d.rates.is_fused else None
-            # Mean keys of a query, [sequence].
             pairs = pairs_per_token(lengths, window)
             found.append((d.rates.token_s + d.rates.pair_s * pairs) / d.width + d.exchange_s)
         return np.asarray(found)
@@ -155,7 +153,6 @@ class ModelledPrice:
         """
         if len(self.domains) == 1:
             return np.zeros(len(lengths))
-        # [domain, sequence]: foreign tokens times the seconds of a token's keys and values.
         travelling = np.array(self.key_value_s)[:, None] * (lengths[None, :] - shares)
         # Gathered keys and values are needed before attention begins: nothing hides their way.
         if self.between == "gather":
@@ -233,7 +230,6 @@ def _with_all_to_alls(
     groups = workload.model.num_query_groups
     by_node: dict[tuple[str, str], list[int]] = {}
     for i, device in enumerate(devices):
-        # Equal GPUs of a node exchange heads; a node of two types has two sets of them.
         by_node.setdefault((device.node, rates[i].gpu_name), []).append(i)
     divisions = [
         [
@@ -243,7 +239,6 @@ def _with_all_to_alls(
             for first in range(0, len(members), width)
         ]
     ]
-    # The whole group exchanges heads where GPUs are equal and each gets whole query groups.
     if len({r.gpu_name for r in rates}) == 1 and groups % len(devices) == 0:
         divisions.append([list(range(len(devices)))])
     return divisions
@@ -270,7 +265,6 @@ def _priced(
     model, training = workload.model, workload.training
     _, key_value = attention_sizes(model, even_share(model, 1))
     element, layers = training.element_bytes, model.num_layers
-    # Forward and backward, and the forward once more where activations are recomputed.
     num_passes = 2 + (training.recompute != "none")
     # Inside a domain, ranks exchange heads.
     domains = []
@@ -291,7 +285,6 @@ def _priced(
     # ring together with them.
     times = num_passes + (1 if between == "ring" else 0)
     carried = 2 * key_value * element * layers * times
-    # Recompute keeps the gathered keys and values of one layer at a time.
     kept = 2 * key_value * element * (layers if training.recompute == "none" else 1)
     gathers = between == "gather" and len(division) > 1
     rounds = (len(division) - 1) * layers * times
