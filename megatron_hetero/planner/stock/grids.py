@@ -273,9 +273,9 @@ def _num_orders(kinds: Sequence[Kind], width: int) -> int:
     num_orders, total = 1, 1
     choices = sum(max(1, kind.num_gpus // width) for kind in kinds)
     for _ in range(num_nodes):
-        # Without an end of the loop the number would have thousands of digits.
         num_orders *= choices
         total += num_orders
+        # Without an end of the loop the number would have thousands of digits.
         if total > 10 * MAX_ORDERS:
             break
     return total
