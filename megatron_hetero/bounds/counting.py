@@ -31,6 +31,7 @@ class Counting:
     def __init__(
         self, costs: CostModel, classes: Sequence[GpuClass], is_deep: bool, uneven: bool
     ) -> None:
+        # None where even classes by type alone are too many to count.
         small = _small_classes(costs, uneven)
         self.classes = classes if small is None else small
         self.is_small = small is not None
@@ -38,6 +39,7 @@ class Counting:
         self.few = StageOptionMaker(self.classes)
         self.relaxes = RELAXES
         if small is None:
+            # Words for people: what the bound leaves out beyond `RELAXES`.
             self.relaxes = f"whole GPUs and replicas, {_SHARING}, {RELAXES}"
         elif any(len(c.nodes) > 1 for c in small):
             self.relaxes = f"{_SHARING}, {RELAXES}"

@@ -121,6 +121,7 @@ def _traffic(price: Price, step_time_s: float) -> Iterator[TrafficEstimate]:
     """Yield the dearest causes, and the sum of the rest for each pair of sites."""
     steps_per_hour = HOUR_S / step_time_s
     others: dict[tuple[str, str], tuple[float, float]] = {}
+    # Causes come dearest first, so that those beyond the limit are the cheap ones.
     for number, part in enumerate(price.traffic):
         if number >= _MAX_CAUSES:
             carried, spent = others.get(part.sites, (0.0, 0.0))
@@ -145,6 +146,7 @@ def _bound_of(
     is_stock: bool,
 ) -> Bound | None:
     """Return the bound on the step of a placement; None where it is of others, or wrong."""
+    # Divided sequences first: their bound holds for all plans, and other spaces exclude them.
     if placement.has_context_parallel and why_outside(costs, placement, cost, divided=True) is None:
         return _bound_of_divided(costs, cost)
     if why_outside(costs, placement, cost) is not None:
@@ -154,6 +156,7 @@ def _bound_of(
     if not (in_parts or other_exchange):
         # More than this need not be proved: a bound beyond the step is a fault already.
         bound = prove(costs, 1.01 * cost.step_time_s, uneven=placement.has_shares)
+    # The work alone bounds other orders of passes too, and other exchanges of gradients.
     if not at_most(bound.step_time_s, cost.step_time_s) and (
         in_parts or is_stock or other_exchange
     ):

@@ -62,6 +62,7 @@ def free_groups_bound_s(costs: CostModel) -> float | None:
     cluster, workload = costs.cluster, costs.workload
     counts: dict[str, int] = {}
     types: dict[str, GpuType] = {}
+    # Types may stand on several nodes; only their numbers of usable GPUs count.
     for node in cluster.nodes:
         if can_train(workload.training, node.gpu_type):
             name = node.gpu_type.name
@@ -72,7 +73,9 @@ def free_groups_bound_s(costs: CostModel) -> float | None:
     divides = shares_tokens(costs) or bool(context_parallels(costs, 1, len(cluster.devices)))
     times = {name: _parts_s(workload, gpu, divides) for name, gpu in types.items()}
     num_layers = workload.model.num_layers
+    # How often a sequence needs attention, MLP and output layer.
     needed = (num_layers, num_layers, 1)
+    # Any prices prove a bound; the times of each type are tried as prices.
     found = [_bound_s(prices, needed, times, counts) for prices in times.values()]
     return workload.training.global_batch_size * max(found)
 
@@ -85,6 +88,7 @@ def _bound_s(
 ) -> float:
     """Return seconds of a sequence proved by the prices."""
     work = sum(price * number for price, number in zip(prices, needed, strict=True))
+    # A GPU spends its second on the part that pays it best.
     rate = sum(
         counts[name] * max(p / s for p, s in zip(prices, parts, strict=True))
         for name, parts in times.items()

@@ -81,6 +81,7 @@ def launch_bound_s(
         for number, numbers in enumerate(ranges)
         if numbers[0] <= numbers[1]
     ]
+    # `number` also breaks ties in the heap, because branches have no order.
     number, work, proved_s = len(heap), 0, enough_s
     # Every branch in the heap takes at least `proved_s`, so this is proved.
     while heap:
@@ -98,6 +99,7 @@ def launch_bound_s(
         else:
             pieces = branch.parts(proved_s)
             if not pieces:
+                # Nothing finer is left of the least branch, so that its bound is the whole bound.
                 break
         # No branch takes less than its work.
         for piece in pieces:
@@ -106,6 +108,7 @@ def launch_bound_s(
                 of_work_s = min(work_of[_size(costs)] for costs in piece.sizes)
             heapq.heappush(heap, (max(proved_s, of_work_s), number, piece))
             number += 1
+        # An empty heap means that every branch is proved up to `enough_s`.
         proved_s = enough_s
     return min(proved_s, enough_s), counting.relaxes
 
@@ -142,6 +145,7 @@ class _LaunchBranch:
         fewest, most = self.num_replicas
         if self.is_fine:
             return []
+        # Cases of the ends are used where GPUs are counted, not where GPUs have prices.
         places = []
         if self.case is None and self.counting.is_small:
             sites = SiteBounds(self.sizes, self.counting.classes)
@@ -151,6 +155,7 @@ class _LaunchBranch:
             places = [replace(self, case=case, is_bounded=False, work=0) for case in cases]
             if max((case.extra_s for case in cases), default=0.0) > _MUCH * proved_s:
                 return places
+        # Where one plan may mix sizes, no half of the sizes has all replicas of such a plan.
         if len(self.sizes) > 1 and not self.is_mixed:
             middle = (len(self.sizes) + 1) // 2
             parts = (self.sizes[:middle], self.sizes[middle:])
@@ -159,6 +164,7 @@ class _LaunchBranch:
             # Few replicas first: many have less memory each and exchange more.
             middle = min(2 * fewest - 1, (fewest + most) // 2)
             return [self._part(self.sizes, r) for r in ((fewest, middle), (middle + 1, most))]
+        # Everything is divided: the same branch comes again, bounded more finely.
         return places or [replace(self, is_fine=True, is_bounded=False, work=0)]
 
     def _part(self, sizes: Sequence[CostModel], num_replicas: tuple[int, int]) -> _LaunchBranch:
@@ -187,6 +193,8 @@ class _LaunchBranch:
             if proved_s > self.own_s:
                 self.own_s, self.best_axes = proved_s, axes
         self.is_bounded = axes is None or self.own_s >= most_s
+        # The largest of three proofs holds: by tables, by the case alone, and what was known
+        # already.
         return max(self.own_s + case.extra_s, case.least_s, least_s)
 
     def _axes(self) -> Iterator[Axes]:
@@ -243,6 +251,7 @@ class _LaunchBranch:
         fewest, most = self.num_replicas
         options = self._options(sizes)
         batch = sizes[0].workload.training.global_batch_size
+        # All other replicas do one micro-batch of the smallest size at least.
         largest = batch - (fewest - 1) * min(map(_size, self.sizes))
         # A replica does whole micro-batches; of several sizes any number of sequences.
         each = options.least_size if len(sizes) == 1 else 1

@@ -32,7 +32,9 @@ class ReplicaTimes:
 
     def most(self, step_s: float) -> Floats:
         """Return the most sequences that may be done in a step, by GPUs of each class."""
+        # One axis for ranges, then the axes of GPUs.
         least, most = (ends.reshape(-1, *(1,) * (self.least_s.ndim - 1)) for ends in self.ranges.T)
+        # Sequences are in proportion to the step at most; `ROUNDING` keeps exact multiples whole.
         done = np.floor(most // self.each * (step_s / self.least_s) * (1 + ROUNDING)) * self.each
         value: Floats = np.where(done >= least, np.minimum(done, most), 0.0).max(axis=0)
         return value
@@ -51,6 +53,7 @@ def least_packed_s(
         num_replicas: so many at least, and at most (allowed here: up to the next power of two
             beyond the least).
     """
+    # Even the longest step is too short: all of it is proved impossible.
     if not _is_possible(sizes, num_sequences, num_replicas, high_s):
         return high_s
     while high_s > low_s * _NEAR:
@@ -69,11 +72,13 @@ def _is_possible(
     step_s: float,
 ) -> bool:
     fewest, most = num_replicas
+    # [GPUs of each class], the most sequences of one replica in the step.
     value = np.maximum.reduce([size.most(step_s) for size in sizes])
     if value.ndim == 1 and len(value) > _MAX_PACKED:
         return at_most(num_sequences, _most_of_many(value, most))
     # A replica does something: where there is none for so few GPUs, there is no packing.
     value = np.where(value > 0, value, -np.inf)
+    # Powers of two by squaring: `packed` is the best of exactly `fewest` replicas.
     packed, power, left = None, value, fewest
     while left:
         if left % 2:
@@ -83,6 +88,7 @@ def _is_possible(
             power = _together(power, power)
     if packed is None:
         raise ValueError(f"no replicas at least: {num_replicas}")
+    # Each further replica may also do nothing, so that numbers may double past `most`.
     more, number = np.maximum(value, 0.0), 1
     while fewest < most and packed.flat[-1] < num_sequences:
         packed = _together(packed, more)
@@ -98,11 +104,13 @@ def _together(some: Floats, others: Floats) -> Floats:
         # One GPU fewer would do as well: another place has it.
         rising, along = rises.swapaxes(axis, 0), others.swapaxes(axis, 0)
         rising[1:] &= along[1:] != along[:-1]
+    # The -inf in front stands for fewer GPUs than none, so that every difference has a place.
     padded = np.full([2 * n - 1 for n in some.shape], -np.inf)
     padded[tuple(slice(n - 1, None) for n in some.shape)] = some
     places = _padded_places(some.shape)
     best = np.full(some.size, -np.inf)
     chosen = np.flatnonzero(rises)
+    # Pairs of cells are added in parts of about `MAX_NUMBERS`, which keeps arrays small.
     for part in np.array_split(chosen, len(chosen) * some.size // MAX_NUMBERS + 1):
         if len(part):
             rest = padded.ravel()[places[-1] + places - places[part][:, None]]
@@ -126,6 +134,7 @@ def _most_of_many(value: Floats, num_replicas: int) -> float:
     """
     # The least concave function above all values: the upper hull of their points.
     hull = [(0.0, float(value[0]))]
+    # Only prices at which the value rises can be corners of the hull.
     for price in (np.flatnonzero(np.diff(value) > 0) + 1).tolist():
         point = price, float(value[price])
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):

@@ -91,8 +91,10 @@ class SiteBounds:
         model, training = costs.workload.model, costs.workload.training
         self._rates = rates_of(sizes, classes)
         self._num_layers, self._num_sequences = model.num_layers, training.global_batch_size
+        # Bytes of a sequence: activations grow with the micro-batch, whose size plans may choose.
         self._bytes = costs.activation_bytes / training.micro_batch_size
         states = state_bytes(training)
+        # The distributed optimizer sends gradients one way and weights back: half of each crosses.
         each: float = states.gradient
         if training.use_distributed_optimizer:
             each = (states.gradient + states.weight) / 2
@@ -119,13 +121,18 @@ class SiteBounds:
 
     def _least_s(self, sides: Sides, inside: Inside) -> float:
         work = self._num_sequences * (self._num_layers + self._rates.head_layers)
+        # Both sides at work all the time: no case is shorter than that.
         all_s = work / (sides.own_per_s + sides.others_per_s)
+        # With both ends inside, a replica that leaves the site also comes back.
         crossing = (2 if inside == "both" else 1) * self._bytes
+        # docs/bound.md numbers the cases; a plan is under one of them, so the least bound holds for
+        # all.
         cases = [
             work / sides.own_per_s,
             max(all_s, self._num_sequences * crossing / sides.bytes_per_s),
             self._mixed_s(sides.own_per_s, sides.others_per_s, sides, crossing, inside, all_s),
         ]
+        # First stages on the site leave the other side no replica of its own.
         if not inside:
             cases += [
                 work / sides.others_per_s,
@@ -146,17 +153,24 @@ class SiteBounds:
         """Bound plans with some replicas on one side alone and the rest across: layers held on the
         far side are exchanged, and only the replicas across work there."""
         work = self._num_sequences * (self._num_layers + self._rates.head_layers)
+        # With both ends inside, the head is computed on the own side, never across.
         head = 0.0 if inside == "both" else self._rates.head_layers
 
+        # Gradients of the `held` layers on both sides take their room on the lines first.
         def does_enough(step_s: float) -> bool:
             room = step_s * sides.bytes_per_s
+            # [held - 1]: bytes left for activations beside those gradients; below 0 nothing
+            # crosses.
             left = (room - held * self._layer_bytes for held in range(1, self._num_layers + 1))
+            # The most layers of a sequence that the other side does, with the best number of held
+            # layers.
             beyond = max(
                 (held + head) * min(self._num_sequences, max(0.0, num_bytes / crossing_bytes))
                 for held, num_bytes in enumerate(left, 1)
             )
             return alone_per_s * step_s + min(other_per_s * step_s, beyond) >= work
 
+        # At `high` the one side does all work alone, so that the answer is not above it.
         low, high = least_s, work / alone_per_s
         while high - low > _PRECISION * low:
             middle = (low + high) / 2
@@ -167,6 +181,7 @@ class SiteBounds:
         if site not in self._sides:
             cluster = self._sizes[0].cluster
             parts: tuple[list[GpuClass], list[GpuClass]] = ([], [])
+            # Nodes of a class may be on both sides, so that a class becomes two smaller ones.
             for c in self._classes:
                 for is_other in (False, True):
                     nodes = [n for n in c.nodes if (n.site != site) is is_other]

@@ -77,6 +77,7 @@ def why_outside(
 def _why_replica_outside(
     costs: CostModel, replica: PlacedReplica, free_groups: bool, divided: bool
 ) -> str | None:
+    # With fewer micro-batches than stages behind, 1F1B launches all of them and no more.
     least = [min(n, replica.num_micro_batches) for n in own_launch_counts(len(replica.stages))]
     if any(n < own for n, own in zip(replica.num_in_flight, least, strict=True)):
         return "a stage launches fewer forwards than 1F1B"
@@ -101,15 +102,18 @@ def _why_stage_outside(
         return "sharded layers"
     if stage.experts is not None and not free_groups:
         return "experts dealt out over replicas"
+    # Groups of any GPUs in any shares are part of the wider space.
     for group in () if free_groups else stage.groups:
         if reason := _why_group_outside(costs, group):
             return reason
     names = dict.fromkeys(device.node for device in stage.devices)
     nodes = [costs.cluster.node_by_name[name] for name in names]
+    # Limits may keep some GPUs of a node idle, and the space has no plan on them.
     usable = {(node.name, index) for node in nodes for index in usable_gpus(costs.cluster, node)}
     for device in stage.devices:
         if device not in usable:
             return f"{device.name}, which the limits keep idle"
+    # Recompute of some layers is in the space only where plans may choose recompute.
     own = costs.workload.training.recompute
     some = stage.recompute_num_layers is not None and not may_choose(costs, "recompute")
     if (stage.recompute or own) not in recomputes(costs) or some:

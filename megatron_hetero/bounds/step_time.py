@@ -168,6 +168,7 @@ def _work_bound_s(
             for r in recomputes(costs)
         ]
         layer_s = min(pieces.layer.total_s for pieces in all_pieces)
+        # Layer and head are each at their fastest, even if no plan has both at once.
         way_s[_size(costs)] = layer_s, min(pieces.head.total_s for pieces in all_pieces)
     fastest_s = min(model.num_layers * layer_s + head_s for layer_s, head_s in way_s.values())
     # All work at the speed of all GPUs together.

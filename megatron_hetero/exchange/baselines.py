@@ -28,12 +28,14 @@ def halving_doubling(size: int, num_holders: int, purpose: Purpose = "all_reduce
     members: list[Grouping | int] = []
     holder = 0
     while holder < num_holders:
+        # The first `beyond` pairs reduce to one holder, which leaves a power of two of members.
         if len(members) < beyond:
             members.append(Grouping((holder, holder + 1), (1.0, 0.0)))
             holder += 1
         else:
             members.append(holder)
         holder += 1
+    # Each pass joins neighbours, so that halves travel the shortest way.
     while len(members) > 1:
         members = [even(members[i : i + 2]) for i in range(0, len(members), 2)]
     return grouped_plan("halving and doubling", purpose, size, members[0])
@@ -56,11 +58,13 @@ def two_level(
 def hierarchical_ring(size: int, tree: LinkTree, purpose: Purpose = "all_reduce") -> ExchangePlan:
     """Make rings inside each branch that joins devices, then rings between branches, up to the
     root."""
+    # Leaves first: the deepest ancestor of a holder is the holder's own branch.
     groups: dict[int, Grouping | int] = {
         number: holder
         for holder, row in enumerate(tree.ancestors.tolist())
         for number in (max(row),)
     }
+    # Preorder backwards visits children before the branch that joins them.
     for number, children in reversed(list(tree.inner())):
         members = [groups[child] for child in children]
         groups[number] = members[0] if len(members) == 1 else even(members, is_ring=True)
@@ -76,11 +80,14 @@ def double_binary_tree(
     owners = []
     half = size // 2
     for number, (start, stop) in enumerate(((0, half), (half, size))):
+        # A buffer of one element has an empty first half.
         if start == stop:
             continue
         parents = _binary_tree(num_holders)
+        # Both halves have the same shape of tree; only the holders of its places differ.
         place = _other_places(num_holders) if number else list(range(num_holders))
         heights = _heights(parents)
+        # A child sends when all of its own children have arrived.
         for child, parent in enumerate(parents):
             if parent >= 0:
                 rows.append((heights[child], place[child], place[parent], start, stop))
@@ -94,6 +101,8 @@ def _binary_tree(num: int) -> list[int]:
     children on both sides."""
     parents = [-1]
     for place in range(1, num):
+        # The lowest set bit is a place's level; the parent has the next bit instead, if that place
+        # exists.
         low = place & -place
         above = (place ^ low) | (low << 1)
         parents.append(above if above < num else place ^ low)
@@ -110,6 +119,7 @@ def _other_places(num: int) -> list[int]:
 def _heights(parents: Sequence[int]) -> list[int]:
     """Return for each place the rounds until everything from the children has arrived."""
     heights = [0] * len(parents)
+    # Each pass carries heights one level up; the loop ends when nothing moves.
     for _ in parents:
         before = list(heights)
         for child, parent in enumerate(parents):

@@ -56,6 +56,7 @@ def faults(
     malformed = list(_malformed(plan))
     if malformed:
         yield from malformed
+        # The later checks index by holders and ranges, which a malformed plan lets run outside.
         return
     # It computes the right thing, it ends, and its buffers suffice.
     yield from _sets(plan)
@@ -81,6 +82,7 @@ def _malformed(plan: ExchangePlan) -> Iterator[ExchangeFault]:
             yield ExchangeFault("range", f"{_words(t)}: the buffer has {plan.size} elements")
     if plan.num_chunks < 1:
         yield ExchangeFault("range", f"{plan.num_chunks} chunks; 1 is the least")
+    # Owners have to tile 0:size in order, without a gap and without an overlap.
     end = 0
     for start, stop, holder in plan.owners:
         if start != end or stop <= start or not 0 <= holder < plan.num_holders:
@@ -136,6 +138,7 @@ def _sets(plan: ExchangePlan) -> Iterator[ExchangeFault]:
 
 
 def _owner_of(cuts: Sequence[int], owners: Sequence[Owned]) -> list[int]:
+    # Both lists rise, so that one walk finds the owner of every piece.
     found, at = [], 0
     for start in cuts[:-1]:
         while owners[at].stop <= start:
@@ -148,6 +151,7 @@ def _clashes(transfers: Sequence[Transfer]) -> Iterator[ExchangeFault]:
     """Find overlapping ranges that arrive at a holder in the same round, unless the ranges are
     equal and all are added."""
     for _, own in groupby(sorted(transfers, key=_arrival), key=lambda t: t.destination):
+        # Sorted by receiver and start: if any two ranges overlap, two neighbours do.
         before: Transfer | None = None
         for t in own:
             if before is not None and t.start < before.stop:

@@ -50,6 +50,7 @@ def named_devices(cluster: Cluster, names: Sequence[str]) -> list[Device]:
     for name in names:
         device = cluster.device_by_name.get(name)
         if device is None:
+            # A name of a known machine with a wrong index deserves that machine's list of GPUs.
             machine = name.rpartition(":")[0]
             known = ", ".join(cluster.machines)
             why = f"its machines are {known}"
@@ -90,6 +91,7 @@ class _TreeBuilder:
 
     def build(self) -> ClusterTree:
         """Return the tree, with a branch for each level of several parts."""
+        # Each site is a tree of its own at first; the loop below joins sites to regions.
         sites = [self._site(site) for site in self._site_nodes]
         by_name = dict(zip(self._site_nodes, sites, strict=True))
         groups = [frozenset([site]) for site in self._site_nodes]
@@ -97,12 +99,15 @@ class _TreeBuilder:
             group: by_name[site] for group in groups for site in group
         }
         seconds = self._site_seconds()
+        # Each pass joins at least the two nearest groups, so that the loop ends with one group.
         while len(groups) > 1:
             groups, branches = self._joined(groups, branches, seconds)
         root = branches[groups[0]]
+        # A root with a single child adds a hop that no message crosses.
         while len(root.children) == 1:
             root = root.children[0]
         tree = LinkTree(Branch(root.name, root.children, device=root.device))
+        # The tree numbers its leaves from left to right, the caller has an order of its own.
         place = {name: i for i, name in enumerate(tree.holder_names)}
         places = tuple(place[holder[0].name] for holder in self._holders)
         if self._unlike:
@@ -144,8 +149,10 @@ class _TreeBuilder:
         return Branch(f"site {site}", children)
 
     def _machine(self, name: str, islands: list[Node]) -> Branch:
+        # One node is the whole machine: the node itself gets the machine's uplink.
         if len(islands) == 1:
             return self._node(islands[0], f"node {islands[0].name}", self._outward(islands))
+        # Islands of a machine reach each other through the root complex, which caps each of them.
         inside = [self._links(island, islands) for island in islands]
         shared = islands[0].root_complex_bytes_per_s
         children = tuple(
@@ -164,11 +171,14 @@ class _TreeBuilder:
 
     def _node(self, node: Node, name: str, up: Link) -> Branch:
         leaves = []
+        # Adding goes at the slowest rate of all links of the node that the exchange uses.
         reduce_rates = [node.link.reduce_bytes_per_s]
         reduce_rates += [link.reduce_bytes_per_s for link in self._links(node, self._nodes)]
         for holder in self._holders:
             if holder[0].node != node.name:
                 continue
+            # Devices of a holder send side by side: their bandwidths add up, their latencies do
+            # not.
             num = len(holder)
             rate = num * min(reduce_rates)
             link = Link(
@@ -181,6 +191,8 @@ class _TreeBuilder:
     def _outward(self, islands: Sequence[Node]) -> Link:
         """Return the uplink of a machine: what it sends to any one other, of its site if any."""
         machine = islands[0].machine
+        # Machines of the own site set the latency; machines of other sites add theirs higher in the
+        # tree.
         others = [n for n in self._nodes if n.machine != machine]
         near = [n for n in others if n.site == islands[0].site]
         links = self._links(islands[0], near or others)
@@ -190,6 +202,7 @@ class _TreeBuilder:
         far = self._links(islands[0], others)
         if near and max(speeds) > _ALIKE * min(speeds):
             self._unlike.append(machine)
+        # A message crosses the device's own link first, whose half of the latency is counted there.
         inside_s = islands[0].link.latency_s / 2
         return Link(
             min(islands[0].uplink_bytes_per_s, max(link.bytes_per_s for link in far)),
@@ -219,6 +232,7 @@ class _TreeBuilder:
         usual = self._cluster.link_summary.usual
         found = {}
         for a, b in product(self._site_nodes, repeat=2):
+            # Links between sites may be slower in one direction, and the slower one decides.
             if a < b:
                 links = [usual[a, b], usual[b, a]]
                 seconds = max(k.latency_s + _PIECE_BYTES / k.bytes_per_s for k in links)
@@ -240,6 +254,7 @@ class _TreeBuilder:
             if i < j
         }
         near_s = _ALIKE * min(between.values())
+        # Label propagation: each fast link gives both ends' parts one number.
         part = list(range(len(groups)))
         for (i, j), s in between.items():
             if s <= near_s and part[i] != part[j]:
@@ -271,6 +286,7 @@ class _TreeBuilder:
         groups: Sequence[frozenset[str]],
     ) -> None:
         numbers = [groups.index(group) for group in own]
+        # Only a mesh of unlike links loses something when each part gets a single uplink.
         times = [s for (i, j), s in between.items() if i in numbers and j in numbers]
         if max(times) > _ALIKE * min(times):
             names = ", ".join(min(group) for group in own[:6])
@@ -290,10 +306,13 @@ class _TreeBuilder:
             for a, b in product(group, other)
             for pair in ((a, b), (b, a))
         ]
+        # What lies below already has half of its own latency; the uplink adds the rest.
         inside_s = max(
             child.up.latency_s if child.up else 0.0 for child in branch.children
         ) if branch.children else 0.0  # fmt: skip
         latency_s = max(0.0, max(link.latency_s for link in links) / 2 - inside_s)
+        # The way up carries no limit of senders: incast is a matter of the receiver, hence of
+        # `down`.
         up = Link(max(self._most(group, other) for other in others), latency_s)
         down = Link(
             max(self._most(other, group) for other in others), latency_s, incast=_incast(links)
@@ -305,6 +324,7 @@ class _TreeBuilder:
         lines that site pairs share."""
         cluster = self._cluster
         speed: dict[Line, float] = {}
+        # Node pairs of two sites work side by side, each on a path of its own.
         for a, b in product(sorted(senders), sorted(receivers)):
             num = min(len(self._site_nodes[a]), len(self._site_nodes[b]))
             own = num * cluster.link_summary.usual[a, b].bytes_per_s

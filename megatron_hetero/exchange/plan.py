@@ -84,20 +84,24 @@ class ExchangePlan:
         """Return the same plan with every chunk written out."""
         if self.num_chunks == 1:
             return self
+        # Every edge of any range is a cut; [cut], elements.
         cuts = np.unique(self.table[:, 3:5])
         first, last = (np.searchsorted(cuts, self.table[:, i]) for i in (3, 4))
+        # One row for each piece between two cuts: `row` is its transfer, `piece` its place there.
         row = np.repeat(np.arange(len(self.table)), last - first)
         piece = np.arange(len(row)) - np.repeat(
             np.cumsum(last - first) - (last - first), last - first
         )
         start = cuts[first[row] + piece]
         width = cuts[first[row] + piece + 1] - start
+        # Chunk c of every piece goes through the same rounds, c rounds later.
         parts = []
         for chunk in range(self.num_chunks):
             part = self.table[row]
             part[:, 0] += chunk
             part[:, 3] = start + width * chunk // self.num_chunks
             part[:, 4] = start + width * (chunk + 1) // self.num_chunks
+            # Pieces with fewer elements than chunks leave some chunks empty.
             parts.append(part[part[:, 4] > part[:, 3]])
         return replace(self, table=_sorted(np.concatenate(parts)), num_chunks=1)
 
@@ -106,9 +110,11 @@ class ExchangePlan:
         up: what its buffers must hold."""
         if not len(self.table):
             return 0
+        # One bin for each round and receiver.
         place = self.table[:, 0] * self.num_holders + self.table[:, 2]
         width = self.table[:, 4] - self.table[:, 3]
         got = np.bincount(place, width, self.num_rounds * self.num_holders)
+        # [round, holder]: a window of `num_chunks` rounds is a difference of running sums.
         sums = np.cumsum(got.reshape(self.num_rounds, self.num_holders), axis=0)
         before = np.zeros_like(sums)
         before[num_chunks:] = sums[:-num_chunks]

@@ -49,6 +49,7 @@ def stuck(of_holders: Sequence[Sequence[HolderRound]]) -> Mapping[int, int]:
     while ready:
         holder = ready.pop()
         at[holder] += 1
+        # A holder at the end of its rounds waits for nobody.
         if at[holder] == len(of_holders[holder]):
             continue
         own = of_holders[holder][at[holder]]
@@ -62,6 +63,7 @@ def stuck(of_holders: Sequence[Sequence[HolderRound]]) -> Mapping[int, int]:
                     left[end] -= 1
                     if not left[end]:
                         ready.append(end)
+    # A holder that never left a round has no place past its last round.
     return {
         holder: of_holders[holder][place].number
         for holder, place in enumerate(at)

@@ -26,6 +26,7 @@ def balanced_shares(capacities: Sequence[float]) -> tuple[float, ...]:
     num = len(capacities)
     if num <= 2:
         return tuple(capacity / sum(capacities) for capacity in capacities)
+    # Indices of the members that own anything, the slowest last.
     fast = sorted(range(num), key=lambda i: -capacities[i])
     # Drop the slowest while it could not even send its one buffer in time.
     while True:
@@ -55,7 +56,10 @@ class Capacities:
         tree = self._tree
         below = dict(tree.inner())
         found = [0.0] * len(tree.branches)
+        # Preorder numbers put children after their parents, so that the reverse visits children
+        # first.
         for number in reversed(range(len(tree.branches))):
+            # Edges 2 b and 2 b + 1 are the ways up and down; the slower one limits an exchange.
             speeds = tree.bytes_per_s[2 * number : 2 * number + 2]
             found[number] = float(min(speeds))
             if number in below:

@@ -64,6 +64,7 @@ class LinkTree:
         self._require_links()
 
     def _add(self, branch: Branch, parent: int, depth: int) -> None:
+        # Preorder: the branch takes its number before any of its children.
         number = len(self.branches)
         self.branches.append(branch)
         self.parents.append(parent)
@@ -76,12 +77,14 @@ class LinkTree:
     def _require_links(self) -> None:
         seen: set[str] = set()
         for number, branch in enumerate(self.branches):
+            # Holders are found by name later, hence no name may stand twice.
             if branch.name in seen:
                 raise ClusterError(
                     f"the tree of links has {branch.name!r} twice; an exchange needs one way "
                     "between two devices: give each device, node and site one place"
                 )
             seen.add(branch.name)
+            # The root is number 0; it hangs on nothing and needs no uplink.
             if not number:
                 continue
             if branch.up is None:
@@ -138,6 +141,7 @@ class LinkTree:
     def ancestors(self) -> Ints:
         """Return [holder, depth] -> the branch above the holder at a depth; -1 below the holder
         itself."""
+        # [holder, depth], filled from the leaf upwards.
         found = np.full((self.num_holders, 1 + max(self.depths)), -1)
         for holder, number in enumerate(self._holders):
             branch = number
@@ -162,6 +166,8 @@ class LinkTree:
         Args:
             sources, destinations: [message] -> holder.
         """
+        # Both [message, depth]; a way goes up while the ancestors differ, and down again on the far
+        # side.
         here, there = self.ancestors[sources], self.ancestors[destinations]
         apart = here != there
         up, up_at = np.nonzero(apart & (here >= 0))
@@ -178,6 +184,7 @@ class LinkTree:
 
     def holders_below(self, number: int) -> tuple[int, ...]:
         """Return the holders of a branch."""
+        # Holders below a branch have it as their ancestor at its depth.
         column = self.ancestors[:, self.depths[number]]
         return tuple(np.flatnonzero(column == number).tolist())
 

@@ -136,6 +136,7 @@ def plan_and_explain(
         make_problem(cluster, workload, profile, make_costs, objective),
         schedules, strategy, prove, simplest_within,
     )  # fmt: skip
+    # Only the usual search may give way to flags: what was asked for by name stays.
     is_usual = strategy == "auto" and schedules == "counts" and simplest_within is None
     gain = plugin_gain if is_usual else None
     return _explained(problem, progress, strategy, schedules, prove, simplest_within, gain)
@@ -196,6 +197,7 @@ def _gives_way(
 ) -> bool:
     """Return whether the best plan by stock flags is as good, or better by more than `plugin_gain`.
     True only for a simulated step and a plan with the settings that the limits fix."""
+    # A bound that was never simulated proves no plan, and orders were asked for by name.
     if stock is None or plugin_gain is None or not stock.is_simulated or has_orders(plan):
         return False
     as_given = problem.cluster.limits.as_given
@@ -204,6 +206,7 @@ def _gives_way(
         own = getattr(problem.workload.training, setting)
         if setting in as_given and getattr(changed, setting, own) != own:
             return False
+    # Against a plan that stock Megatron runs too, only a faster one counts.
     allowed = 0.0 if best.is_stock else plugin_gain
     return stock.step_time_s <= (1 + allowed) * best.step_time_s and (
         not best.is_stock or below(stock.step_time_s, best.step_time_s)
@@ -229,6 +232,7 @@ def _explained_candidate(
     stock: StockResult | None,
     simplest_within: float | None,
 ) -> tuple[Plan, Explanation]:
+    # Other orders are priced as a plan, because a placement does not know them.
     if has_orders(plan):
         placement = placement_of(plan, problem.cluster)
         best = replace(best, placement=placement, cost=plan_cost(plan, problem.costs, placement))
@@ -242,6 +246,7 @@ def _explained_candidate(
         fastest = None if first is best else simplest_beside(problem, first, best)
         explanation = replace(explanation, fastest=fastest, simplest_within=simplest_within)
     elif not (board.interrupted or best.is_stock or has_orders(plan)):
+        # A usual search also says which plan is the simplest near it.
         simple = simplest(board, first, USUAL_PART)
         is_beaten = stock is not None and _is_chosen(stock, first, simple, False, USUAL_PART)
         is_first = simple is first or is_beaten  # the row of stock Megatron stands for it
@@ -308,6 +313,7 @@ def _with_bound(
     proved_s = 0.0
     reasons: Mapping[str, str] | None = None
 
+    # Each proof so far is kept for the case of an interruption.
     def say(bound_s: float) -> None:
         nonlocal proved_s
         proved_s = bound_s
@@ -359,6 +365,7 @@ def _with_bound_of(plan: Plan, outcome: Outcome) -> Outcome:
 
 def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
     try:
+        # Candidates are compared again with queues on shared paths.
         best = Rescorer(board).best()
     except KeyboardInterrupt:
         best, board.interrupted = board.best, True
@@ -412,12 +419,14 @@ def plan_of(
     prove: Prove = thorough_bound,
 ) -> Plan:
     """Return the validated plan of a candidate; `reasons` says why its idle devices are idle."""
+    # As stock Megatron runs it only if its sends are priced so.
     is_stock = best.is_stock and problem.workload.training.stock_waits
     estimates = estimates_of(
         problem.costs, best.placement, best.cost, is_stock=is_stock, prove=prove
     )
     plan = replace(bare_plan(problem, best, reasons, interrupted), estimates=estimates)
     validate_plan(plan, problem.cluster)
+    # The operations of all ranks have to end under NCCL's rules, or no job could run the plan.
     try:
         check_operations(plan, problem.workload)
     except PlanFormatError as error:

@@ -39,6 +39,7 @@ class DealtSearch:
         """See `Strategy.search`."""
         problem = board.problem
         objective = problem.objective
+        # Limits of money and stock plans have no deals over replicas.
         is_by_speed = not (objective.stock_only or objective.may_want_fewer(problem.cluster))
         if not (is_by_speed and problem.costs.has_launch_counts and deals_experts(problem.costs)):
             return
@@ -83,8 +84,10 @@ class _DealtLoop(Loop):
         known: set[Hashable] = set()
         on_board = (*self.whole.ranking_of_all, *self.whole.out_of_memory.fastest)
         of_board = (tuple(chains_of(one.placement)) for one in on_board)
+        # Pools first: they use all GPUs, and each type by itself.
         for structures in (self.pools(), islice(grids(self.problem), _MAX_GRIDS), of_board):
             for structure in structures:
+                # Half of the part of the work that these structures may take.
                 if self.done > self.own_work // PART // 2:
                     return
                 if (key := self.image(structure)) not in known:
@@ -95,6 +98,7 @@ class _DealtLoop(Loop):
         """Yield equal replicas on all GPUs of each type, the types beside each other: the best few
         of each type, by what they would take for the whole batch."""
         types = sorted({node.gpu_type.name for node in self.problem.nodes})
+        # [type] -> its best pools.
         best: list[list[Structure]] = []
         for name in types:
             ranked: list[tuple[float, int, Structure]] = []
@@ -114,6 +118,7 @@ class _DealtLoop(Loop):
         for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
             units = [unit for node in nodes for unit in equal_units(problem, node, width)]
             for depth in range(1, min(len(units), problem.max_stages()) + 1):
+                # One replica alone has nobody to deal experts out with.
                 replicas, rest = divmod(len(units), depth)
                 if rest or replicas < 2:
                     continue

@@ -69,11 +69,14 @@ def groups_of(cluster: Cluster, placement: Placement) -> Iterator[tuple[Groups, 
         first.setdefault(node.site, device)
     by_site = tuple(tuple(machines) for machines in sites.values())
     alone = tuple((machine,) for machines in by_site for machine in machines)
+    # Each machine by itself pays only where the uplinks differ.
     if len(sites) < len(alone) and (uplinks := relative_uplinks(cluster, alone)):
         yield alone, uplinks
+    # With one site there is nothing between sites to spare.
     if len(sites) < 2:
         return
     yield by_site, relative_uplinks(cluster, by_site)
+    # Regions come from the tree of one device a site: sites that are near to each other.
     found = cluster_tree(cluster, [(device,) for device in first.values()])
     names = list(sites)
     regions = _below_root(found.tree, found.places)
@@ -96,8 +99,10 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
     """Return the fastest of the board's best with groups of machines, if it gains enough over
     `best`; else `best`."""
     costs = problem.costs
+    # A plan that came with groups keeps them.
     if not _may_group(problem, best.placement) or best.placement.exchange_groups:
         return best
+    # Groups need the plug-in: over a stock plan they must gain what the plug-in has to gain.
     wanted_s = best.step_time_s * (1 - (PLUGIN_GAIN if best.is_stock else MIN_GAIN))
     ranking = board.ranking_of_all
     # A shorter exchange may bring those before the best whose pipelines are shorter.
@@ -107,6 +112,7 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
     tried = [best, *distinct(ranking)[:NUM_NEAR], *distinct(by_pipelines)[:NUM_NEAR]]
     found = best
     for candidate in tried:
+        # Even without any exchange it would not be fast enough.
         rest_s = candidate.step_time_s - candidate.cost.gradient_sync_s
         is_beaten = rest_s >= min(wanted_s, found.step_time_s)
         if is_beaten or not _may_group(problem, candidate.placement):
@@ -114,6 +120,7 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
         for placement, cost in grouped(costs, candidate.placement):
             if cost.step_time_s < min(wanted_s, found.step_time_s):
                 found = board.candidate(placement, cost, candidate.strategy)
+    # A plan that breaks a limit does not take the place of `best`.
     return found if found.keeps_limits else best
 
 
@@ -157,6 +164,7 @@ def exchange_choice(problem: Problem, best: Candidate) -> ExchangeChoice | None:
     number = {machine: i for i, group in enumerate(groups) for machine in group}
     nodes = costs.cluster.node_by_name
     rows = costs.vocab_rows(placement.widths)
+    # Holders of every slice; equal sets share one exchange.
     every = {group.holders for group in sync_groups(placement, problem.workload.model, rows)}
     crossing = 0
     for holders in every:

@@ -93,14 +93,17 @@ def _gains(
 ) -> Iterator[FlagGain]:
     best_of: dict[frozenset[str], float] = {}
     for flags in _TRIED:
+        # Flags that the job has already gain nothing.
         lacking = tuple(flag for flag in flags if not getattr(workload.training, _FIELDS[flag]))
         if not lacking or frozenset(lacking) in best_of:
             continue
         asked = replace(plan, workload=_with_flags(workload, lacking))
         estimates = estimate_plan(asked, cluster, profile, bounded=False)
+        # Under the flags, the plan may not fit any more.
         if any(d.peak_bytes > d.capacity_bytes for d in estimates.devices.values()):
             continue
         step_s = best_of[frozenset(lacking)] = estimates.step_time_s
+        # More flags have to gain more than each part of them does.
         parts = (t for tried, t in best_of.items() if tried < frozenset(lacking))
         if step_s < min((from_s, *parts)) - MIN_GAIN * from_s:
             yield FlagGain(lacking, from_s, step_s)
@@ -112,6 +115,7 @@ def _size_gain(
     """Yield the best larger micro-batch of the same plan, if the search keeps the job's because of
     what is trained."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
+    # A plan's orders and sizes are made for the job's own micro-batch.
     has_orders = any(s.order or s.num_launched_forwards is not None for s in stages)
     has_sizes = any(replica.micro_batch_size is not None for replica in plan.replicas)
     if has_orders or has_sizes or not size_changes_objective(workload):
@@ -119,6 +123,7 @@ def _size_gain(
     own = workload.training.micro_batch_size
     most = gcd(*(replica.num_micro_batches for replica in plan.replicas))
     best_s, best = (1 - MIN_GAIN) * from_s, 0
+    # Only sizes that divide all replicas' micro-batches keep the plan.
     for times in range(2, most + 1):
         if most % times:
             continue
@@ -145,6 +150,7 @@ def _precision_gains(
     training = workload.training
     if training.precision != "bf16" or training.mixes_precisions:
         return
+    # GPU types that lack bf16, and those of them that have fp16.
     without = set(lacking(used_types(cluster), "bf16"))
     with_fp16 = without - set(lacking(used_types(cluster), "fp16"))
     tried = (
@@ -153,6 +159,7 @@ def _precision_gains(
     )
     for flags, instead, joining, asked in tried:
         if joining:
+            # Without idle GPUs that join there is no reason for another precision.
             yield from _gain_of_idle(flags, instead, joining, asked, cluster, profile, from_s)
 
 

@@ -72,6 +72,7 @@ class Objective:
             time_s: its step time as the ranking counts it.
         """
         cluster = costs.cluster
+        # Prices are looked up only where something depends on them.
         price = price_of(costs, placement, cost) if self.needs_prices(cluster) else None
         num_gpus = sum(1 for _ in placement.devices()) if self.name == "fewest-gpus" else 0
         excess = max(self._excesses(cluster, cost.step_time_s, price), default=0.0)
@@ -94,6 +95,7 @@ class Objective:
         return price.of_step(time_s) if self.name == "cheapest" and price is not None else 0.0
 
     def _excesses(self, cluster: Cluster, step_s: float, price: Price | None) -> Iterator[float]:
+        # Each limit as the part by which it is exceeded, so that unlike limits compare.
         if self.max_step_s is not None:
             yield max(0.0, (step_s - self.max_step_s) / self.max_step_s)
         if price is None:

@@ -112,9 +112,11 @@ def search(
 def _run(board: Scoreboard, strategies: Sequence[Strategy]) -> None:
     for strategy in strategies:
         strategy.search(board)
+    # Fewer machines pay for money and numbers of GPUs only.
     if not _may_gain_from_fewer(board):
         return
     FewerMachines(lambda: strategies).search(board)
+    # Structures on fewer machines are new starts for the search.
     for strategy in strategies:
         if isinstance(strategy, StructureSearch | ShardedSearch):
             strategy.search(board)

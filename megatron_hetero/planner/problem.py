@@ -120,6 +120,7 @@ def unit_on(devices: Iterable[Device], context_parallel: int, shares: tuple[int,
     indices: dict[str, list[int]] = {}
     for device in devices:
         indices.setdefault(device.node, []).append(device.index)
+    # The first node is the unit's own; units are compared by it first.
     (first, *beyond) = [(node, tuple(found)) for node, found in indices.items()]
     return Unit(*first, context_parallel, tuple(beyond), shares)
 
@@ -259,6 +260,7 @@ class Problem:
     def replica_counts(self) -> range:
         """Return replica counts that the limits, the batch and the GPUs allow."""
         wanted = self.cluster.limits.num_replicas
+        # A replica has a micro-batch and a GPU at least.
         most = min(self.num_micro_batches, self.num_gpus)
         if wanted is None:
             return range(1, most + 1)
@@ -266,6 +268,7 @@ class Problem:
 
     def may_start(self, unit: Unit) -> bool:
         """Return whether a replica's first stage may be there."""
+        # A unit over several nodes has to be pinned with all of them.
         pins = self.cluster.limits.first_stage_nodes
         return not pins or all(node in pins for node, _ in unit.parts)
 

@@ -34,6 +34,7 @@ class ShardedSearch:
         training, model = problem.workload.training, problem.workload.model
         if not (may_shard and training.use_distributed_optimizer and not model.num_experts):
             return
+        # Where nothing fits with whole layers, anything quick serves as a start.
         if board.nearest is None:
             for strategy in (FirstFit(), StructureSearch(moves=False)):
                 strategy.search(board)

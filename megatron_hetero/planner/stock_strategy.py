@@ -59,6 +59,7 @@ def as_its_plan(problem: Problem, found: StockResult) -> StockResult | None:
     needs more memory than the bound knew of."""
     if found.is_simulated:
         return found
+    # The plan may have other flags than the job, and so other prices.
     costs = make_problem(
         problem.cluster, found.plan.workload or problem.workload, problem.costs.profile
     ).costs

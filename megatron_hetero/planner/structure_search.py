@@ -133,6 +133,7 @@ class Loop(Rungs):
         )
         self.seen.update(chosen)
         starts = [self.estimated(start) for start in chosen.values()]
+        # Half of the work is kept for the descent of all together.
         half = self.max_work // 2
         # In the largest clusters a price takes a good part of the work.
         priced = [self.price(start) if self.done < half else [start] for start in starts]
@@ -142,6 +143,7 @@ class Loop(Rungs):
         if options.moves:
             self.divide()
             self.join()
+        # Thorough tuning of the fastest, within its own part of the work.
         most = self.done + self.own_work // PART
         for node in self.fastest:
             if self.done < most:
@@ -154,6 +156,7 @@ class Loop(Rungs):
         promise least wait.
         """
         priced = sorted(sorted(start) for start in starts if start)
+        # What pricing yields beside each start joins the common heap later.
         left = [one for start in priced for one in start[1:]]
         descents = [Descent(start[:1], alone=True) for start in priced]
         work = (self.max_work // 2 - self.done) // _ROUNDS
@@ -162,6 +165,7 @@ class Loop(Rungs):
             for descent in descents:
                 if self.done < most:
                     self.descend(descent, self.done + work // len(descents))
+            # The better half goes on alone; nodes of the other half wait for the common descent.
             descents.sort(key=Descent.reached)
             half = (len(descents) + 1) // 2
             left += [node for descent in descents[half:] for node in descent.heap]
@@ -185,6 +189,7 @@ class Loop(Rungs):
 
     def divide(self) -> None:
         """Go on from structures that divide sequences."""
+        # With something that fits, divided sequences get a small part of the work.
         most = _MAX_ESTIMATED if self.known_s == inf else _FEW_DIVIDED
         divided = divided_structures(self.problem, self.known_s, most)
         self.go_on_from(chain(divided, in_unlike_parts(self.problem)))
@@ -210,6 +215,7 @@ class Loop(Rungs):
     def go_on_from(self, structures: Iterable[Structure], slack: float = NEAR) -> None:
         """Descend from structures with a promised step of at most `slack` times the shortest
         known."""
+        # Without anything that fits there is no step to compare with, and all work is free.
         most_s, part = slack * self.known_s, 1 if self.known_s == inf else PART
         found = (self.sized(structure) for structure in structures)
         ranked = sorted(self.estimated(one) for one in found if one is not None)
@@ -231,10 +237,12 @@ class Loop(Rungs):
         while heap and self.done < limit:
             node = heappop(heap)
             best = descent.best
+            # Alone, a descent is measured by its own best.
             best_s = self.best_s if not alone else inf if best is None else best.time_s
             if node.time_s > self.options.slack * best_s:
                 heappush(heap, node)
                 break
+            # One rung up the ladder: price, tune, queue; at the top the structure is expanded.
             candidate = node.candidate
             if candidate is None:
                 for priced in self.price(node):
@@ -252,6 +260,7 @@ class Loop(Rungs):
     def keep(self, node: Climber) -> None:
         """Keep a structure at the top of the ladder, if among the fastest."""
         ranked = sorted([*self.fastest, node])
+        # Reversed, so that of equal images the fastest stays.
         best = {self.image(one.found.structure): one for one in reversed(ranked)}
         self.fastest = sorted(best.values())[: self.options.num_tuned]
 
@@ -278,6 +287,7 @@ class Loop(Rungs):
                 break
             self.work += sum(map(len, structure))
             found = self.completer.complete(structure, size)
+            # With equal parts of the states it does not fit; by free memory it may.
             if found is None and node.found.optimizer_shares is not None:
                 found = by_room(self.completer, structure, size)
             if found is not None:
@@ -285,6 +295,7 @@ class Loop(Rungs):
         # Order by quick seconds, then by an estimate of the exchange for the nearest.
         ranked.sort(key=lambda entry: entry[:2])
         cost = node.candidate.cost
+        # What the estimate misses of the node's own exchange is missed of its neighbours' too.
         own_tail_s = cost.gradient_sync_s + cost.update_s
         tail_s = own_tail_s - self.tails.estimate_s(node.found)
         limit_s = self.options.slack * node.time_s
@@ -300,6 +311,7 @@ class Loop(Rungs):
         ranked = sorted(near, key=lambda entry: entry[:2])
         # The best few go on the heap.
         for quick_s, _, key, found in ranked[: self.options.num_whole]:
+            # Two moves may lead to the same structure.
             if key in self.seen:
                 continue
             self.seen.add(key)

@@ -83,6 +83,7 @@ def plan_sequences(
     Raises:
         InfeasiblePlanError: the longest sequence is longer than any group can hold.
     """
+    # Without this check the longest sequence might first be drawn in training.
     tree = groups.tree
     check_lengths(tree, [lengths.longest], [f"the longest sequence of {lengths.source}"])
     batches = [lengths.batch(num_sequences, seed) for seed in range(num_steps)]
@@ -101,6 +102,7 @@ def _fixed(
     groups: ClusterGroups, batches: Sequence[Sequence[int]], longest: int
 ) -> tuple[FixedDegree, ...]:
     """Deal all steps with each degree whose groups all hold the longest sequence of the file."""
+    # A degree that cannot hold the longest of the file is no choice, whatever the draws have.
     holding = set(static_deals(groups.tree, [longest]))
     steps = [static_deals(groups.tree, batch) for batch in batches]
     found = [

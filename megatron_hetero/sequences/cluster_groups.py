@@ -77,9 +77,13 @@ def cluster_groups(
             )
 
     def prices_of(ranks: tuple[int, ...]) -> tuple[object, tuple]:  # type: ignore[type-arg]
+        # The name of a group has all that its prices come from, so that equal names are priced
+        # alike.
         own = [devices[r] for r in ranks]
         of = [rates[d.node] for d in own]
+        # Nodes count by their order in the group: groups on other nodes of the same kind are equal.
         places = {node: i for i, node in enumerate(dict.fromkeys(d.node for d in own))}
+        # Sorted by text, because links have no order of their own.
         links = sorted(
             {
                 (places[a.node], places[b.node], cluster.link(a, b))
@@ -89,6 +93,7 @@ def cluster_groups(
             },
             key=str,
         )
+        # Lines that node pairs share, as the capacities that slow an exchange over them.
         lines = tuple(
             (places[a], places[b], tuple(line.bytes_per_s for line in cluster.lines(a, b)))
             for a in places
@@ -97,6 +102,7 @@ def cluster_groups(
         )
         name = (tuple((r, places[d.node]) for r, d in zip(of, own, strict=True)),
                 tuple(links), lines)  # fmt: skip
+        # A kind of group without a price is never used.
         if only_alike and len({r.gpu_name for r in of}) > 1:
             return name, ()
         return name, modelled_prices(workload, cluster, own, of, window, rule, exchanges=exchanges)
@@ -121,6 +127,7 @@ def refuse_models(workload: Workload) -> None:
 
 
 def _usable(cluster: Cluster, workload: Workload) -> list[Device]:
+    # Limits may name single devices or whole nodes.
     idle = set(cluster.limits.idle_devices)
     found = [
         d
@@ -148,6 +155,7 @@ def _nest(cluster: Cluster, usable: Sequence[Device]) -> tuple[Nest, tuple[Devic
         for name in dict.fromkeys(cluster.gpu_type(d).name for d in here):
             nodes: list[Nest] = []
             alike = [d for d in here if cluster.gpu_type(d).name == name]
+            # Ranks are numbered in the order in which GPUs join the nest.
             for node in dict.fromkeys(d.node for d in alike):
                 own = [d for d in alike if d.node == node]
                 ranks: list[Nest] = list(range(len(order), len(order) + len(own)))

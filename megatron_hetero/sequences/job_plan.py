@@ -58,6 +58,7 @@ def job_groups(
     if asked is not None:
         return replica_groups(cluster, plan, workload, profile)
     tree = cluster_groups(cluster, workload, profile, exchanges=TRAINED).tree
+    # Without a plan each rank is a replica of one stage, whose times are its group's.
     return ReplicaGroups(tree, (WHOLE,) * tree.num_ranks)
 
 
@@ -127,6 +128,7 @@ def dealt_plan(cluster: Cluster, asked: Plan, workload: Workload) -> Plan:
             + "\nLeave them out of the plan."
         )
     # Micro-batches of one sequence each, as a deal counts.
+    # Without a workload, a micro-batch of the plan counts as one sequence.
     job_size = 1 if asked.workload is None else asked.workload.training.micro_batch_size
     replicas = tuple(
         replace(

@@ -50,6 +50,7 @@ class Lengths:
 
     def quantile(self, part: float) -> int:
         """Return the least length that `part` of the sequences are not longer than."""
+        # The tolerance keeps a part such as 0.9 of 10 sequences from needing a tenth one.
         wanted, seen = part * self.num_sequences, 0
         for tokens, count in zip(self.tokens, self.counts, strict=True):
             seen += count
@@ -66,6 +67,7 @@ class Lengths:
             seed: equal ones draw alike.
         """
         chance = np.random.default_rng(seed)
+        # Sequences are numbered through all lengths; length i ends before number `ends[i]`.
         ends = np.cumsum(self.counts)
         numbers = chance.choice(int(ends[-1]), num_sequences, replace=num_sequences > int(ends[-1]))
         return [self.tokens[int(i)] for i in np.searchsorted(ends, numbers, side="right")]
@@ -144,7 +146,9 @@ class Distribution:
         chance = np.random.default_rng(seed)
         body = np.exp(chance.normal(math.log(self.median), self.spread, num_sequences))
         # A Pareto law that is cut, not clipped: no heap at the longest.
+        # The distribution function of the Pareto law at `longest`.
         high = 1 - (self.tail_from / self.longest) ** self.index
+        # The law's inverse at a uniform number below `high`.
         far = self.tail_from * (1 - chance.random(num_sequences) * high) ** (-1 / self.index)
         chosen = np.where(chance.random(num_sequences) < self.tail, far, body)
         return [int(v) for v in np.clip(chosen.round(), 16, self.longest)]

@@ -59,9 +59,11 @@ class PipelineRates:
         """
         if group is None:
             return self.stages[stage].fixed_s
+        # A GPU with the whole model takes what its group's price says.
         if len(self.stages) == 1:
             return group.seconds
         lengths = [sum(tokens) for tokens in group.tokens]
+        # [stage]: whole sequences on one replica, whose proportions hold for divided ones too.
         each = [rates.seconds(lengths) for rates in self.stages]
         return each[stage] if group.size == 1 else group.seconds * each[stage] / max(each)
 

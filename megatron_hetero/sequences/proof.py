@@ -30,6 +30,7 @@ def every_group_dealt(plan: Plan, tree: GroupTree) -> tuple[tuple[tuple[int, int
         plan: of the job.
         tree: its groups.
     """
+    # Groups of one rank exchange nothing, and groups without a price are never used.
     groups = [
         (group.first, group.stop)
         for group in tree.groups
@@ -38,7 +39,9 @@ def every_group_dealt(plan: Plan, tree: GroupTree) -> tuple[tuple[tuple[int, int
     if not groups:
         return ()
     most = max(count for replica in plan.replicas for count in launch_counts(replica))
+    # Twice through all groups, and as many turns as the deepest pipeline has in flight.
     turns = groups * (2 + most // len(groups))
+    # [replica][micro-batch] -> the replicas of the group: the turn's, or the replica alone.
     return tuple(
         tuple((first, stop) if first <= r < stop else (r, r + 1) for first, stop in turns)
         for r in range(len(plan.replicas))
@@ -56,6 +59,7 @@ def check_dealt_steps(plan: Plan, workload: Workload, tree: GroupTree, *, aligne
     Raises:
         PlanFormatError: as `check_operations`.
     """
+    # First without any divided sequence, as in a step of short ones.
     how = How(variable_lengths=True, aligned=aligned)
     check_operations(plan, workload, how)
     dealt = every_group_dealt(plan, tree)

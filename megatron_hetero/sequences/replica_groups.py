@@ -66,6 +66,7 @@ def replica_groups(
     runs = _runs(plan)
 
     def prices_of(replicas: tuple[int, ...]) -> tuple[Hashable, tuple[GroupPrice, ...]]:
+        # Unlike replicas cannot gather stage by stage.
         if not any(set(replicas) <= set(run) for run in runs):
             return "apart", ()
         prices = group_prices(
@@ -74,6 +75,7 @@ def replica_groups(
             [placement.replicas[r] for r in replicas],
             [rates[r] for r in replicas],
         )
+        # Equal prices are equal groups: the prices are their own name.
         return prices, prices
 
     # Pipelines with their rates; groups nested by the plan's order.
@@ -83,6 +85,7 @@ def replica_groups(
     )
     nest: list[Nest] = [nested(list(run)) for run in runs]
     tree = make_tree(nested(nest), prices_of)
+    # [replica], for the seconds of a step beyond its slowest stage.
     others = tuple(pipeline.other_stages for pipeline in pipelines)
     return ReplicaGroups(replace(tree, other_stages=others), pipelines)
 

@@ -41,6 +41,7 @@ class SimulatedStep:
             for own, pipeline in zip(self._own, pipelines, strict=True)
         ]
         self._ends: dict[tuple[int, int, str, int], float] = {}
+        # Stages advance in any order, because each pass waits for all that it needs.
         places = [(r, s) for r, stages in enumerate(self._stages) for s in range(len(stages))]
         moves = True
         while moves:
@@ -58,6 +59,7 @@ class SimulatedStep:
             return False
         group = self._own[replica][operation.micro_batch]
         members = [replica] if group is None else list(group.ranks)
+        # All members begin together: attention of each needs the keys of all others.
         begins = [self._ready_s(r, stage, operation.kind, group) for r in members]
         if None in begins:
             return False
@@ -78,13 +80,16 @@ class SimulatedStep:
         if self._own[replica][k] != group:
             return None
         last = len(self._stages[replica]) - 1
+        # Forward passes come from the stage before, backward passes from the stage behind.
         before = stage - 1 if kind == "forward" else stage + 1
         if not 0 <= before <= last:
             return own.free_s
         arrived_s = self._ends.get((replica, before, kind, k))
         if arrived_s is None:
             return None
+        # The boundary belongs to the stage in front of it.
         hop = self._pipelines[replica].stages[min(stage, before)]
+        # A member sends its own part of each sequence only.
         tokens = 0 if group is None else sum(t[replica - group.first] for t in group.tokens)
         return max(own.free_s, arrived_s + hop.crossing_s(tokens))
 

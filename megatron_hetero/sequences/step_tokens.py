@@ -76,6 +76,7 @@ class StepTokens:
             return found
         own = [group for group in found if group is not None]
         if num_stages > 1:
+            # `step_seconds` prices the micro-batches of a pipeline from short to long.
             own.sort(key=lambda group: group.seconds)
         return [*own] or [None]
 
@@ -140,7 +141,9 @@ def _tokens_of(tree: GroupTree, lengths: Sequence[int], group: DealtGroup) -> Gr
             f"ranks {group.first} to {group.stop - 1}: their price ({price.name}) does not say "
             "what each rank has of a sequence, or is none that training runs"
         )
+    # [sequence] lengths of the group's sequences.
     own = np.array([float(lengths[k]) for k in group.sequences])
+    # Shares come by domain; members of the domain divide them evenly.
     widths = tuple(domain.width for domain in price.domains)
     # The members of a domain are equal.
     shares, caps = (

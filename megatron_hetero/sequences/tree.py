@@ -83,8 +83,11 @@ class GroupTree:
     def has_room(self, counts: Sequence[int]) -> bool:
         """Return whether there are as many groups of each kind as `counts` says, no two with a rank
         in common."""
+        # Kinds come from the whole to its parts, so that a kind's count is known when it is its
+        # turn.
         free = [1] + [0] * (len(self.kinds) - 1)
         for number, kind in enumerate(self.kinds):
+            # What is not used is divided, into groups of smaller kinds.
             divided = free[number] - counts[number]
             if divided < 0:
                 return False
@@ -104,11 +107,13 @@ class GroupTree:
         free: dict[int, list[int]] = {0: [0]}
         found: dict[int, list[int]] = {}
         for number in range(len(self.kinds)):
+            # The first groups by rank, so that equal counts always have equal places.
             here = sorted(free.pop(number, []), key=lambda g: self.groups[g].first)
             if left[number] > len(here):
                 return None
             if left[number]:
                 found[number] = here[: left[number]]
+            # What is not used is divided, and gives its parts to kinds further down.
             for group in here[left[number] :]:
                 for part in self.groups[group].parts:
                     free.setdefault(self.groups[part].kind, []).append(part)
@@ -144,6 +149,7 @@ def nested(parts: Sequence[Nest]) -> Nest:
     """Nest a row of groups by halves, the first half with a power of two groups."""
     if len(parts) == 1:
         return parts[0]
+    # The largest power of two below the number of parts.
     first = 1 << ((len(parts) - 1).bit_length() - 1)
     return nested(parts[:first]), nested(parts[first:])
 
@@ -206,5 +212,6 @@ def _useful(prices: tuple[GroupPrice, ...]) -> tuple[GroupPrice, ...]:
     if len(usable) < 2:
         return tuple(usable)
     most = max(longest for _, longest in held)
+    # Compared at lengths evenly spaced by ratio, the longest that fits among them.
     lengths = np.unique(np.geomspace(1, most, _COMPARED_LENGTHS).round())
     return undominated(usable, lengths)

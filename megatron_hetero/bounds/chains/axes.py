@@ -70,9 +70,12 @@ def by_pace(
     Args:
         deep: with as much memory as many micro-batches in flight leave; else, as few.
     """
+    # Index 1 is two micro-batches in flight, the fewest of any stage but the last.
     in_flight = -1 if deep else 1
     own_s = num_sequences * options.rate_s[:, 0, in_flight] + options.update_s[:, 0]
+    # The most layers that a GPU's group does in time, by kind.
     layers = np.where(own_s <= step_s, np.arange(own_s.shape[1]), 0).max(axis=1)
+    # A class is worth its best width.
     worths = np.zeros(len(classes))
     np.maximum.at(worths, options.gpu_class, layers / options.width)
     return _priced(worths, classes) if worths.any() else None
@@ -85,9 +88,11 @@ def _priced(worths: Floats, classes: Sequence[GpuClass]) -> Axes:
     all_worth = float(worths @ numbers)
 
     totals = np.arange(LEAST_PRICE, max(MOST_PRICE, round(_MOST_EACH * int(numbers.sum()))))
+    # [total, class with a price]: the whole price over the worth, alike for all in proportion.
     ratios = np.maximum(np.rint(np.outer(totals, worths[priced]) / all_worth), 1.0)
     ratios /= worths[priced]
     loss = ratios.max(axis=1) / ratios.min(axis=1)
+    # `argmax` finds the first, and so the lowest, total that is near enough.
     total = totals[int(np.argmax(loss <= max(loss.min(), 1.0) * _NEAR))]
     prices = np.where(priced, np.maximum(np.rint(worths * total / all_worth), 1.0), 0.0)
     steps = tuple((int(price),) for price in prices)

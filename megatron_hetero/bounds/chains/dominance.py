@@ -31,6 +31,7 @@ def needed_options(
     late = own_s + options.sync_s[:, :, None, :] > cut_s
     time_s[late] = np.inf
     # What replacing one kind by another adds at the boundaries.
+    # [kind, other] both: `kind` stands where `other` did.
     excess_s, far_rate_s = _crossings(options)
     num = len(options.width)
     kept = list(range(num))
@@ -97,6 +98,8 @@ def _crossings(options: ChainStageOptions) -> tuple[Floats, Floats]:
     excess_s, far_rate_s = np.zeros((num, num)), np.zeros((num, num))
     for kind in range(num):
         for other in range(num):
+            # Boundaries on both sides: sending to each kind behind, and receiving from each kind in
+            # front.
             for own, theirs, send, their_send in (
                 (
                     options.trip_s[kind],
@@ -114,6 +117,7 @@ def _crossings(options: ChainStageOptions) -> tuple[Floats, Floats]:
                 possible = np.isfinite(theirs)
                 if not possible.any():
                     continue
+                # The worst neighbour that a stage of `other` may have there.
                 worst_s = float((own[possible] - theirs[possible]).max())
                 excess_s[kind, other] += max(0.0, worst_s)
                 longer = possible & (send > their_send)

@@ -40,10 +40,12 @@ class EndsCase:
 
     def limited(self, options: ChainStageOptions) -> ChainStageOptions:
         """Return the options of such plans."""
+        # [kind]: whether the kind is of the classes of the case.
         allowed = np.isin(options.gpu_class, sorted(self.classes))
         places = np.array(
             [self.is_inside or first or (last and self.has_last) for first, last in PLACES]
         )
+        # [kind, place]: kinds elsewhere, at places that hold the embedding.
         none = ~allowed[:, None] & places[None, :]
         return replace(
             options,
@@ -97,6 +99,7 @@ def _all_cases(
 ) -> Iterator[tuple[frozenset[str], EndsCase]]:
     """Yield nodes of the ends, and what follows for such plans."""
     fewest, most = num_replicas
+    # One replica with tied ends has two holders, its first stage and its last.
     num_holders = max(2, fewest)
     nodes = {node.name: node for c in classes for node in c.nodes}
     sites: dict[str, list[Node]] = {}
@@ -110,10 +113,12 @@ def _all_cases(
             yield frozenset((name,)), EndsCase(none, is_inside=True)
             if len(nodes) > 1:
                 yield frozenset((name,)), EndsCase(none, least_s=_there_and_back_s(costs, name))
+    # Holders apart: on several nodes of one site, or on several sites.
     parts_of: list[tuple[list[str], list[list[str]]]] = [
         ([node.name for node in own], [[node.name] for node in own]) for own in sites.values()
     ]
     parts_of.append((list(nodes), [[node.name for node in own] for own in sites.values()]))
+    # A part is a node in the first case and a site in the second one.
     for names, parts in parts_of:
         cut = _cut(costs, parts)
         if cut is not None:
@@ -125,6 +130,7 @@ def _cut(costs: CostModel, parts: Sequence[Sequence[str]]) -> Cut | None:
     """Return the links between nodes of unlike parts; None where there are none."""
     cluster = costs.cluster
     links = cluster.node_links
+    # [part] -> pairs (node of the part, node of another part) that have a link.
     leaving = [
         [
             (a, b)

@@ -35,9 +35,11 @@ def gpu_classes(
         uneven: with widths that do not divide the model.
     """
     found: dict[tuple[object, ...], GpuClass] = {}
+    # By name: the first node stands for its class, whatever the order of the file.
     for node in sorted(costs.cluster.nodes, key=lambda node: node.name):
         num_gpus = len(usable_gpus(costs.cluster, node))
         widths = tuple(w for w in group_widths(costs, node, uneven) if w <= num_gpus)
+        # The limits may leave a node without any GPU.
         if not widths:
             continue
         where = {"": None, "site": node.site, "node": node.name}[apart]

@@ -77,12 +77,15 @@ class ChainTimes:
         self._before: list[tuple[slice, ...]] = []
         self._after: list[tuple[slice, ...]] = []
         self._at: list[tuple[int, ...] | None] = []
+        # Slices by which a table moves along every axis when a stage of a kind joins the chain.
         for row in steps:
             pairs = list(zip(shape, map(int, row), strict=True))
             self._before.append(tuple(slice(0, max(0, n - step)) for n, step in pairs))
             self._after.append(tuple(slice(step, None) for _, step in pairs))
+            # A stage that needs more than the table's last entry is in no chain.
             fits = all(step < n for n, step in pairs)
             self._at.append(tuple(step for _, step in pairs) if fits else None)
+        # Depths from which more in flight changes nothing are one depth.
         rates = options.rate_s
         same = [
             np.array_equal(rates[:, :, i], rates[:, :, -1])
@@ -99,6 +102,7 @@ class ChainTimes:
         Infinite where not even the least are done in `cut_s`.  A chain's step grows by less than
         its sequences: what does k of n takes k / n of the step at least.
         """
+        # Ranges are tabulated together as long as arrays stay small.
         size = self.options.width.size * self.depth * int(np.prod(self.shape))
         some = max(1, MAX_NUMBERS // max(1, size))
         least: Floats = np.concatenate(
@@ -107,6 +111,7 @@ class ChainTimes:
                 for i in range(0, len(ranges), some)
             ]
         ).astype(np.float64)
+        # More GPUs are never worse: a chain may leave them idle.
         for axis in range(1, least.ndim):
             np.minimum.accumulate(least, axis=axis, out=least)
         return least * rounded_down(self.num_layers)
@@ -121,12 +126,14 @@ class ChainTimes:
         # [layers held, kind in front, stages from that one to the last - 2, range, *shape]
         behind = _infinite((total, num, self.depth - 1, *shape[2:]))
         boundaries = self._boundaries(ranges[1])
+        # From the end of the model on: `behind[held]` is complete before any longer chain reads it.
         for held in range(1, total):
             found = _infinite(shape)
             self._begin(found[:, 0], last, held)
             if held > 1:
                 self._take(found[:, 1:], self._best(inner, behind, held))
             behind[held] = self._crossed(found, boundaries)
+        # The whole model: a single stage, or a first stage in front of the best rest.
         least = _infinite((num, *shape[2:]))
         self._begin(least, lone, total)
         if total > 1:
@@ -145,8 +152,10 @@ class ChainTimes:
     def _best(self, stages: _Stages, behind: Singles, held: int) -> Singles:
         """Return a stage in front of the best rest, together with `held` layers, [kind, stages to
         the last - 2, range, *shape]."""
+        # The layers of the stage in front; all other layers of `held` are behind it.
         ways = slice(1, min(held - 1, stages.most_layers) + 1)
         num_rows = int(np.prod(behind.shape[1:4]))
+        # [way] -> layers behind; `rows` is [way, row], the row of `behind` that the way reads.
         left = np.arange(held - 1, held - ways.stop, -1)
         rows = (num_rows * left[:, None] + np.arange(num_rows)).astype(np.int32)
         add_s, floor_s = (
@@ -159,12 +168,15 @@ class ChainTimes:
 
     def _stages(self, place: int, ranges: Ints, cut_s: float) -> _Stages:
         options, (least, most) = self.options, ranges
+        # The range's least sequences decide the memory, its most decide the time.
         num_micro_batches = np.maximum(least // options.most_size, 1)
         in_flight = np.minimum(np.arange(1, self.depth + 1)[:, None], num_micro_batches[None, :])
+        # [depth, range]: micro-batches in flight, as an index into the options.
         rows = np.minimum(in_flight, options.max_in_flight) - 1
         rate_s = options.rate_s[:, place][:, rows]
         update_s = options.update_s[:, place][:, None, None]
         sync_s = options.sync_s[:, place][:, None, None]
+        # Stages that are late even with the least sequences cannot be in any chain that counts.
         late = least[:, None] * rate_s + update_s + sync_s > cut_s
         own_s = np.where(late, np.inf, most[:, None] * rate_s + update_s)
         own_s = np.moveaxis(own_s, -1, 0).astype(np.float32)
@@ -184,6 +196,7 @@ class ChainTimes:
         """Return the boundaries between all kinds, for the most sequences of each range."""
         options, num = self.options, len(self.options.width)
         shape = (num, num, self.depth, len(counts))  # behind, in front
+        # Rows of `found` in `_crossed`: [kind, stages to the last - 1, range].
         table = np.arange(num * self.depth * len(counts), dtype=np.int32)
         rows: Rows = table.reshape(num, 1, *shape[2:])
         # [range, kind, kind behind]

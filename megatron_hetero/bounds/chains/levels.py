@@ -36,10 +36,12 @@ def chain_times(
 ) -> tuple[Floats, int]:
     """Return least times of chains that take no more than so much, [range, *axes.shape], and the
     numbers looked at; see `ChainTimes.least_s`."""
+    # [kind, axis]: what a stage of a kind takes, its width times a GPU's step.
     taken = np.array(axes.steps)[options.gpu_class] * options.width[:, None]
     if len(axes.shape) > 1:
         return _tabulated(options, num_layers, axes.shape, taken, ranges, cut_s)
     (length,), found, begin, work = axes.shape, [], 0, 0
+    # Each unit tabulates the prices from the end of the unit before to its own end.
     for unit, end in _levels(length, num_layers * int(taken.max(initial=0))):
         entries = np.arange(begin, end) // unit
         shape = (int(entries[-1]) + 1,)
@@ -47,6 +49,7 @@ def chain_times(
         found.append(least_s[:, entries])
         work += numbers
         begin = end
+    # Beyond the dearest chain more of the cluster helps nobody.
     found.append(np.repeat(found[-1][:, -1:], length - begin, axis=1))
     return np.concatenate(found, axis=1), work
 
@@ -69,6 +72,7 @@ def _tabulated(
     ranges: Sequence[tuple[int, int]],
     cut_s: float,
 ) -> tuple[Floats, int]:
+    # Options that the group's least sequences or more may need serve all ranges of the group.
     few, few_taken = needed_options(options, taken, ranges[0][0], cut_s)
     if not len(few.width):
         return np.full((len(ranges), *shape), np.inf), 0

@@ -82,6 +82,7 @@ class StageOptionMaker:
         `num_replicas[0]` and `num_replicas[1]` replicas; stages may have any allowed recompute."""
         fewest, most = num_replicas
         found = [self._options(_least_states(costs, most)) for costs in sizes]
+        # What is exchanged depends on the number of replicas, not on the micro-batch.
         if fewest not in self._syncs:
             self._syncs[fewest] = np.array(
                 [
@@ -118,6 +119,7 @@ class StageOptionMaker:
                     [_times_s(costs, c.node, width, *ends, self.max_in_flight) for ends in PLACES]
                 )
                 updates.append([_updates_s(costs, c.node, width, *ends) for ends in PLACES])
+            # A boundary costs what the nearest groups of its classes pay.
             crossings = _Crossings(costs, self.classes)
             pairs = np.array(
                 [
@@ -133,6 +135,7 @@ class StageOptionMaker:
                 np.array(updates),
                 np.zeros(0),
                 pairs[:, :, 0],
+                # A missing link is told by its infinite trip; its rate counts as 0.
                 np.where(np.isfinite(pairs[:, :, 1]), pairs[:, :, 1], 0.0) / size,
                 size,
                 size,
@@ -144,6 +147,7 @@ def _least_states(costs: CostModel, most: int) -> CostModel:
     """Return prices with the fewest optimizer states possible for a stage, with `most` replicas."""
     if not costs.workload.training.use_distributed_optimizer:
         return costs
+    # With shares free to choose, a stage may keep no states of its own at all.
     if may_choose(costs, "optimizer_share"):
         return costs.variant(holders=StateHolders(inf, inf))
     return costs.sharded_among(most)
@@ -182,12 +186,16 @@ def _times_s(
             kept, recomputed = memories["none"], memories["full"]
             of_none = with_some_layers_recomputed(kept, recomputed, 0)
             some_recomputed = with_some_layers_recomputed(kept, recomputed, 1)
+            # Bytes that recomputing one layer frees.
             saved = of_none.base_bytes - some_recomputed.base_bytes
             for layers in range(max(1, kept.max_layers + 1), num_layers + 1):
                 missing = of_none.training_bytes(layers) - kept.capacity_bytes
                 never = of_none.updating_bytes(layers) > kept.capacity_bytes
+                # A further layer adds more than its recompute frees: none fits after the first that
+                # does not.
                 if saved <= 0 or never or missing > layers * saved:
                     break
+                # The fewest recomputed layers whose freed bytes cover what is missing.
                 some = max(1, -(-missing // saved))
                 time_s = times_s["full"][some]
                 time_s += pieces["none"].layer.times(layers - some).total_s
@@ -200,6 +208,7 @@ def _updates_s(costs: CostModel, node: Node, width: int, first: bool, last: bool
     """[layers]."""
     num_layers, rows = costs.workload.model.num_layers, costs.workload.model.vocab_size
     memory = costs.memory(node, width, first, last, 1, rows)
+    # Linear in layers: two points say everything.
     some, more = (
         update_time_s(updated_bytes(memory, n, costs.holders), node.gpu_type) for n in (0, 1)
     )
@@ -240,6 +249,7 @@ class _Crossings:
         for a, b in self._node_pairs(sender[0], receiver[0]):
             one, other = nodes[a].devices[: sender[1]], nodes[b].devices[: receiver[1]]
             found.append((self._costs.hop(one, other), self._costs.hop(other, one)))
+        # Groups of one node need GPUs for both of them on it.
         total = sender[1] + receiver[1]
         node = self._classes[sender[0]].node
         if sender[0] == receiver[0] and total <= node.num_gpus:
@@ -256,6 +266,7 @@ class _Crossings:
         if (one, other) not in self._pairs:
             links = self._costs.cluster.node_links
             kinds: dict[object, tuple[str, str]] = {}
+            # Nodes of a class differ only in their links, and equal links give equal boundaries.
             for a in self._classes[one].nodes:
                 for b in self._classes[other].nodes:
                     pair = (a.name, b.name)

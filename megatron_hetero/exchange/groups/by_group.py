@@ -48,14 +48,17 @@ def grouping_of(
 ) -> Grouping | None:
     """Return who of some holders reduces with whom first; arguments and None as `plan_by_group`."""
     group_of = {machine: number for number, group in enumerate(groups) for machine in group}
+    # Group -> machine -> holders; machines keep the order in which holders name them.
     found: dict[int, dict[str, list[int]]] = {}
     for holder, machine in enumerate(machines):
         found.setdefault(group_of[machine], {}).setdefault(machine, []).append(holder)
+    # All in one group: nothing crosses between groups.
     if len(found) < 2:
         return None
     uplink_of = dict(zip(chain(*groups), chain(*uplinks), strict=True)) if uplinks else {}
     members, bandwidths = [], []
     for _, of_machines in sorted(found.items()):
+        # Without uplinks, all machines count alike.
         own = [uplink_of.get(machine, 1) for machine in of_machines]
         members.append(_joined([_joined(holders) for holders in of_machines.values()], own))
         bandwidths.append(sum(own) if uplinks else 1)
@@ -73,6 +76,7 @@ def _grouping(members: Sequence[Grouping | int], uplinks: Sequence[int]) -> Grou
 
     So many send to one owner at a time that it receives a buffer at most, as prices take it.
     """
+    # Like uplinks need no unlike parts.
     if len(set(uplinks)) <= 1:
         return even(members)
     shares = balanced_shares(uplinks)

@@ -63,6 +63,7 @@ def grouped_plan(
         owners: of all elements, where they are given; else the shares say.
     """
     sums: list[RangeSums] = []
+    # Sums stay arrays up to the plan's table: one for each owner and round.
     final = reduce_scatter(size, group, sums.append, owners)
     given = final.owned() if owners is None else tuple(owners)
     none = np.empty((0, 5), np.int64)
@@ -135,6 +136,7 @@ def reduce_scatter(
     """
     given = None
     if owners is not None:
+        # Empty parts would make two edges equal, and `Ownership.at` needs rising ones.
         parts = sorted(owned for owned in owners if owned.stop > owned.start)
         edges = [part.start for part in parts] + [size]
         given = Ownership(np.array(edges, np.int64), np.array([part.holder for part in parts]))
@@ -145,26 +147,34 @@ def _reduced(
     size: int, group: Grouping | int, add: Callable[[RangeSums], None], given: Ownership | None
 ) -> tuple[Ownership, int]:
     """Make the rounds of a group; return who has its sums then, and the rounds taken."""
+    # A single holder has its own buffer already.
     if isinstance(group, int):
         return Ownership(np.array([0, size]), np.array([group])), 0
     inside = [_reduced(size, member, add, given) for member in group.members]
+    # Members reduce within themselves at the same time; the slowest sets the first round here.
     num, first = len(inside), max(rounds for _, rounds in inside)
     if num == 1:
         return inside[0]
+    # Cut wherever any member's owners change: a piece has one owner in each member then.
     known = [division.edges for division, _ in inside]
     edges = np.unique(np.concatenate(known if given is None else [*known, given.edges]))
     starts, widths = edges[:-1], np.diff(edges)
+    # [member, piece]: the holder with the member's sum of the piece.
     having = np.stack([division.at(starts) for division, _ in inside])
     cuts = _cuts(group, starts, widths, given)
     at_once = 1 if group.is_ring else group.num_senders or num
+    # [range] of this owner's parts of all pieces; empty parts leave the list.
     for owner in range(num):
         low, high = starts + cuts[owner], starts + cuts[owner + 1]
         has_any = high > low
         low, high, own = low[has_any], high[has_any], having[:, has_any]
+        # The order starts after the owner, so that senders of one round differ between owners.
         away = [(owner + step) % num for step in range(1, num)]
         for at, senders in enumerate(batched(away, at_once)):
+            # A ring hands the sum to the next member; the last of them is the owner.
             there = own[(senders[0] + 1) % num if group.is_ring else owner]
             add(RangeSums(first + at, own[list(senders)], there, low, high))
+    # [piece, member] flattened: pieces in order, and in each piece the members' parts in order.
     kept = np.diff(cuts, axis=0).T.ravel() > 0
     low = (starts + cuts[:-1]).T.ravel()[kept]
     rounds = first + ceil((num - 1) / at_once)
@@ -177,11 +187,14 @@ def _cuts(group: Grouping, starts: Ints, widths: Ints, given: Ownership | None) 
     A piece whose owner is given and in one of the members is that member's alone.
     """
     parts = np.array([0.0, *accumulate(group.shares)])
+    # Rounded edges of neighbours are equal, so that parts neither overlap nor leave a gap.
     cuts: Ints = np.rint(parts[:, None] / parts[-1] * widths).astype(np.int64)
     if given is None:
         return cuts
     member_of = {h: i for i, member in enumerate(group.members) for h in holders_of(member)}
+    # -1 is an owner outside this group, whose piece is cut by shares.
     owner = np.array([member_of.get(holder, -1) for holder in given.at(starts).tolist()])
+    # The edge jumps from 0 to the whole width at the owner: all other members get nothing.
     whole = np.where(np.arange(len(parts))[:, None] > owner, widths, 0)
     cuts[:, owner >= 0] = whole[:, owner >= 0]
     return cuts

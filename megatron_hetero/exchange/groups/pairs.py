@@ -39,10 +39,13 @@ def pair_sums(plan: ExchangePlan) -> Mapping[int, PairSum]:
     """
     if plan.purpose != "all_reduce" or not len(plan.table):
         return {}
+    # The last round of adding and the first of copying are where two groups meet.
     last = int(plan.table[plan.table[:, 5] == 1, 0].max(initial=-1))
     rows = plan.table[(plan.table[:, 0] == last) | (plan.table[:, 0] == last + 1)]
+    # Both directions of a pair are one row; `place` is [transfer] -> its pair.
     ends = np.sort(rows[:, 1:3], axis=1)
     pairs, place = np.unique(ends, axis=0, return_inverse=True)
+    # A holder with two partners in these rounds takes part in more than a sum of two.
     num_partners = np.bincount(pairs.ravel(), minlength=plan.num_holders)
     found: dict[int, PairSum] = {}
     for number in np.flatnonzero((num_partners[pairs] == 1).all(axis=1)).tolist():
@@ -60,8 +63,10 @@ def _halved(transfers: Sequence[Transfer], last: int) -> tuple[int, int] | None:
     copies = sorted(
         (t.start, t.stop, t.destination) for t in transfers if not t.reduces and t.round == last + 1
     )
+    # Two sums there and the same two ranges back; anything else is no all-reduce of two.
     if len(transfers) != 4 or len(adds) != 2 or adds != copies:
         return None
     (start, middle, one), (next_start, stop, other) = adds
+    # A library halves the range, give or take the odd element.
     is_one_range = middle == next_start and one != other
     return (start, stop) if is_one_range and abs(middle - start - (stop - middle)) <= 1 else None

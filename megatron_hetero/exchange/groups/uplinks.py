@@ -35,6 +35,7 @@ def relative_uplinks(cluster: Cluster, groups: Sequence[Sequence[str]]) -> Uplin
     classes = cluster.link_classes
     numbers = np.array([classes.node_number[node.name] for node in nodes])
     speeds = classes.bytes_per_s[classes.of_pairs[np.ix_(numbers, numbers)]]
+    # [node, node]; a path inside a machine is no uplink, hence zero.
     paths = np.where(at[:, None] != at, np.minimum(speeds, speeds.T), 0.0)
     # Rate of each node to any other, and to each other group.
     fastest = np.minimum(paths.max(1), [node.uplink_bytes_per_s for node in nodes])
@@ -71,6 +72,7 @@ def relative_uplinks(cluster: Cluster, groups: Sequence[Sequence[str]]) -> Uplin
 def _line_bytes_per_s(cluster: Cluster, site: str, others: Iterable[str]) -> float:
     """Return the bandwidth of the lines shared by all paths from a site to `others`, or by all
     paths back."""
+    # Lines shared one way and lines shared back may differ.
     found = inf
     for pairs in ([(site, other) for other in others], [(other, site) for other in others]):
         shared = set.intersection(*(set(cluster.site_lines.get(pair, ())) for pair in pairs))

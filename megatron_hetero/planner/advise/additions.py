@@ -33,6 +33,7 @@ def additions(problem: Problem) -> Iterator[Addition]:
     each type, between the nodes of each site and between each two sites at twice their
     bandwidth."""
     cluster = problem.cluster
+    # The largest node of each type stands for a machine that one can buy.
     for node in nodes_to_copy(problem.nodes, problem.workload.training):
         grown = with_more(cluster, MoreGpus(node, node.num_gpus))
         price = "" if node.price_per_hour is None else f", {node.price_per_hour:g} an hour"
@@ -40,6 +41,7 @@ def additions(problem: Problem) -> Iterator[Addition]:
             f"one more machine like {node.machine} ({node.num_gpus}x {node.gpu_type.name}{price})"
         )
         yield Addition(what, "node", grown)
+    # Links inside nodes matter only where a node has several usable GPUs.
     for name in sorted({n.gpu_type.name for n in problem.nodes if len(problem.gpus[n.name]) > 1}):
         nodes = tuple(
             replace(n, link=_faster(n.link)) if n.gpu_type.name == name else n
@@ -50,6 +52,7 @@ def additions(problem: Problem) -> Iterator[Addition]:
     used = [node.site for node in problem.nodes]
     for a, b in combinations_with_replacement(sorted(set(used)), 2):
         if a == b and used.count(a) < 2:
+            # A site of one node has no network inside.
             continue
         usual = cluster.link_summary.usual.get((a, b))
         where = f"the network inside {a}" if a == b else f"the network between {a} and {b}"
@@ -74,6 +77,7 @@ def _with_faster_sites(cluster: Cluster, sites: set[str]) -> Cluster:
         }
 
     links = cluster.node_links
+    # Links by class of sites stay so: a dictionary of all pairs would be large.
     if isinstance(links, NodeLinks):
         classes = {
             pair: _faster(link) if set(pair) == sites else link
@@ -84,6 +88,7 @@ def _with_faster_sites(cluster: Cluster, sites: set[str]) -> Cluster:
         links = changed(links)
     return replace(
         cluster,
+        # Uplinks and network cards of the nodes would hold faster paths back.
         nodes=tuple(n.with_faster_network(FASTER) if n.site in sites else n for n in cluster.nodes),
         node_links=links,
         site_lines=faster_lines(cluster.site_lines, FASTER, lambda pair: set(pair) == sites),

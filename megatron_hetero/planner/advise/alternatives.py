@@ -100,6 +100,7 @@ def alternative_to(problem: Problem, other: Candidate, best: Candidate) -> Alter
 def simplest_beside(problem: Problem, other: Candidate, best: Candidate) -> Alternative:
     """Return a candidate that is simpler than the best; `settings` says what stock Megatron
     lacks."""
+    # `reasons_not_stock` reads a plan; estimates do not matter to it.
     reasons = () if other.is_stock else reasons_not_stock(bare_plan(problem, other, {}))
     needs = f"plug-in needed for {'; '.join(reasons)}" if reasons else "stock Megatron runs it"
     found = alternative_to(problem, other, best)
@@ -121,6 +122,7 @@ def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) 
         "stock",
         found.step_time_s,
         found.step_time_s / best.step_time_s - 1,
+        # Orders of other schedules have no parts to compare.
         _why_slower(cost, best.cost)
         if is_as_priced and plan.schedule == "1f1b"
         else f"its simulated step takes {format_duration(max(more_s, 0.0))} more",
@@ -185,6 +187,7 @@ def runners_up(
 
     Each is priced like the plan itself, with its queues; `settings` names those too large for it.
     """
+    # What is shown anyhow, as the plan or as the stock plan, is no runner-up.
     seen = [_structure(problem, best.placement)]
     if stock is not None:
         seen.append(_structure(problem, stock.placement))
@@ -194,6 +197,7 @@ def runners_up(
         structure = _structure(problem, candidate.placement)
         if candidate.keeps_limits and structure not in seen and len(found) < _NUM_RUNNERS_UP:
             seen.append(structure)
+            # A step too long to simulate is named as such.
             if rescorer.may_simulate(candidate):
                 other = alternative_to(problem, rescorer.with_queues(candidate), best)
             else:
@@ -223,6 +227,7 @@ def _why_worse(problem: Problem, other: Candidate, best: Candidate) -> str:
         problem.objective.standing(problem.costs, c.placement, c.cost, c.step_time_s).value
         for c in (other, best)
     )
+    # No worse by the objective's own measure: then the step says why.
     if more <= least:
         why = _why_slower(other.cost, best.cost)
         return f"without forwards launched ahead {why}" if _lacks_counts(other, best) else why

@@ -74,6 +74,7 @@ def may_fit(problem: Problem, more: MoreGpus | None = None) -> bool:
         share = -(-problem.num_micro_batches // num_replicas)
         others = num_replicas - 1
         most_stages = min(problem.max_stages(), num_gpus - others)
+        # A share that fills the deepest pipeline has as many in flight as one replica, asked first.
         fills = share >= most_stages
         if (num_replicas == 1 or wanted or not fills) and _may_hold(
             problem, pools, share, num_gpus - others
@@ -95,6 +96,7 @@ def _pools(problem: Problem, more: MoreGpus | None) -> list[_GpuPool]:
         add(node, len(problem.gpus[node.name]), problem.widths[node.name])
     if more is not None:
         widths = problem.costs.widths(more.node)
+        # Whole nodes have all widths, the last one only those that its GPUs allow.
         add(more.node, more.num_full_nodes * more.node.num_gpus, widths)
         narrow = tuple(width for width in widths if width <= more.num_left_over)
         add(more.node, more.num_left_over, narrow)
@@ -104,6 +106,7 @@ def _pools(problem: Problem, more: MoreGpus | None) -> list[_GpuPool]:
 def _may_hold(problem: Problem, pools: Sequence[_GpuPool], share: int, num_gpus: int) -> bool:
     """Return whether a replica with `share` micro-batches may fit into `num_gpus` GPUs of the
     pools."""
+    # Every stage has a GPU at least.
     num_stages = min(problem.max_stages(), num_gpus)
     num_states = prod(pool.num_gpus + 1 for pool in pools) * num_stages
     if num_states <= _MAX_STATES:
@@ -115,9 +118,11 @@ def _may_hold(problem: Problem, pools: Sequence[_GpuPool], share: int, num_gpus:
 def _holds_together(problem: Problem, pools: Sequence[_GpuPool], share: int, num_gpus: int) -> bool:
     """Answer exactly but for node borders, from the last stage on: for every choice of GPUs so
     far, the most layers that so many last stages hold."""
+    # GPUs taken of each pool -> most layers on the stages so far.
     states: dict[tuple[int, ...], int] = {(0,) * len(pools): 0}
     for place in range(1, problem.max_stages() + 1):
         in_flight, last = min(place, share), place == 1
+        # `outer` is a first stage, with which the pipeline is complete.
         inner = list(_stages(problem, pools, in_flight, False, last))
         outer = list(_stages(problem, pools, in_flight, True, last))
         grown: dict[tuple[int, ...], int] = {}
@@ -151,9 +156,11 @@ def _stages(
 def _most_layers_alone(problem: Problem, pool: _GpuPool, share: int, num_stages: int) -> int:
     """Return the most layers in the GPUs of one pool, were all last places of the pipeline
     theirs."""
+    # most[n]: layers in n GPUs of the pool, on the last places up to `place`.
     most = [0] * (pool.num_gpus + 1)
     for place in range(1, min(num_stages, pool.num_gpus) + 1):
         in_flight = min(place, share)
+        # Each place is taken as any end: the bound may only be too high.
         held = {
             width: max(
                 _layers_held(problem, pool, width, first, last, in_flight)

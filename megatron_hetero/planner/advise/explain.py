@@ -196,6 +196,7 @@ def _stage_times(
     """Yield the stages with the causes of their times; equal replicas are told apart once."""
     rows = costs.vocab_rows(placement.widths)
     sharded = costs.sharded_as(placement)
+    # Equal replicas share one cost object, which is the key.
     known: dict[int, list[StageCauses]] = {}
     for r, (replica, of) in enumerate(zip(placement.replicas, cost.replicas, strict=True)):
         if id(of) not in known:
@@ -219,6 +220,7 @@ def explain_plan(
     """
     if plan.workload is None:
         raise UsageError("the plan carries no model, so it cannot be explained; give the model")
+    # Only GPUs of the communication library of the plan count.
     problem = make_problem(kept_to_plan(cluster, plan), plan.workload, profile)
     placement = placement_of(plan, problem.cluster)
     cost = plan_cost(plan, problem.costs, placement)
@@ -235,6 +237,7 @@ def explain_plan(
 
 
 def _causes(placement: Placement, cost: PlacementCost) -> tuple[BindingStage, TimeByCause]:
+    # The replica that ends last, and its slowest stage.
     r = max(range(len(cost.replicas)), key=lambda i: cost.replicas[i].pipeline_s)
     replica, replica_cost = placement.replicas[r], cost.replicas[r]
     s = max(range(len(replica.stages)), key=lambda i: replica_cost.stages[i].times.total_s)

@@ -87,6 +87,7 @@ def plan_that_fits(cluster: Cluster, workload: Workload) -> str | None:
 
 def _node_of(gpu: GpuType, limits: Limits) -> Cluster:
     node = Node("node", gpu, SERVER_GPUS, "main", "node", _LINK)
+    # Limits on groups, depth and memory hold for any machine; others name nodes of a cluster.
     kept = Limits(
         max_tensor_parallel=limits.max_tensor_parallel,
         max_pipeline_parallel=limits.max_pipeline_parallel,
@@ -104,6 +105,7 @@ def _holding(gpu: GpuType, problem: Problem) -> Holding:
         return Holding(gpu, None, None, size, recompute, None, as_given)
     stages = fewest.replicas[0].stages
     parts = []
+    # [stage] -> part of its memory in use, the reserve left out.
     for place, stage in enumerate(stages):
         memory = _memory(least, stage.tensor_parallel, place, len(stages))
         used = memory.peak_bytes(stage.num_layers) - memory.base["reserve"]

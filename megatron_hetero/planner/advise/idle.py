@@ -26,6 +26,7 @@ def idle_reasons(problem: Problem, best: Candidate) -> dict[str, str]:
     """
     used = {device.name for device in best.placement.devices()}
     reasons = dict(problem.idle_reasons)
+    # Nodes whose idle GPUs have equal prospects, each with its idle GPUs.
     by_kind: dict[object, list[tuple[Node, list[int]]]] = {}
     for node in problem.nodes:
         idle = [i for i in problem.gpus[node.name] if Device(node.name, i).name not in used]
@@ -37,6 +38,7 @@ def idle_reasons(problem: Problem, best: Candidate) -> dict[str, str]:
     for number, alike in enumerate(by_kind.values()):
         node, idle = alike[0]
         likeness = problem.likeness.node(node.name), problem.widths[node.name], len(idle)
+        # An equal part of the work that is left for each kind still to come.
         work = max(0, _MAX_WORK - rungs.done) // (len(by_kind) - number)
         if work or likeness not in answers:
             reason = _tried(rungs, best, node, idle, rungs.done + work)
@@ -66,9 +68,11 @@ def _tried(rungs: Rungs, best: Candidate, node: Node, idle: Sequence[int], until
     """
     problem, structure = rungs.problem, chains_of(best.placement)
     widths = [width for width in problem.widths[node.name] if width <= len(idle)]
+    # The narrowest group that the node may have.
     units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
     estimated: list[Climber] = []
     half = (rungs.done + until) // 2
+    # The GPU may become a stage, or a replica of its own, at each place.
     for moved in insertions(structure, units, problem.replica_counts(), rungs.completer.shape):
         found = rungs.sized(moved) if all(map(problem.chain_is_allowed, moved)) else None
         if found is not None:
@@ -101,6 +105,7 @@ def _best_of(
     tried = node.candidate
     if tried is not None and not stock_only:
         tried = rungs.tune(node, tried).candidate
+    # Without queues it loses already.
     if tried is None or best.coarse_key < tried.coarse_key:
         return tried  # Queues only make it longer.
     return rungs.simulated(tried)
@@ -112,6 +117,7 @@ def _is_stock(node: Climber) -> bool:
 
 def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:
     """Return the disadvantage of the best plan tried with the GPU."""
+    # First the limits, then the objective's measure, then seconds.
     if tried.standing.excess > best.standing.excess:
         return "in the best place tried it breaks a limit of time or money"
     longer_s = tried.step_time_s - best.step_time_s

@@ -31,6 +31,7 @@ def sharded_stages(costs: CostModel, placement: Placement) -> Iterator[ShardedSt
     costs = costs.sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
     first = placement.replicas[0]
+    # Layers are sharded in all replicas alike: the first one names the stages.
     for s, stage in enumerate(first.stages):
         if stage.sharding is None:
             continue
@@ -46,12 +47,14 @@ def sharded_stages(costs: CostModel, placement: Placement) -> Iterator[ShardedSt
                 peak = whole.peak_bytes(stage.num_layers)
                 saved.append(peak - sharded.peak_bytes(stage.num_layers))
                 missing.append(peak - whole.capacity_bytes)
+        # Without exchanges the slowest replica sets the pace, pass by pass.
         whole_s = max(t.forward_s for t in passes) + max(t.backward_s for t in passes)
         exchange_s = costs.stage(first, s, rows).times.total_s - whole_s
         yield ShardedStage(
             s,
             stage.num_sharded_layers,
             stage.num_layers,
+            # An exchange happens in each round of micro-batches that replicas do together.
             first.num_rounds * exchange_s,
             min(saved),
             max(missing),

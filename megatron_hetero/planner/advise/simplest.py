@@ -51,6 +51,7 @@ def simplest(board: Scoreboard, best: Candidate, within: float) -> Candidate:
 def num_unlike(placement: Placement) -> int:
     """Return how many things of the replicas and stages are not all alike."""
     stages = [(i, s) for r in placement.replicas for i, s in enumerate(r.stages)]
+    # A set for each kind of thing, which has one member where all are alike.
     kinds = (
         {(s.width, s.shares, s.context_parallel, s.context_shares) for _, s in stages},
         {len(r.stages) for r in placement.replicas},
@@ -85,6 +86,7 @@ def _kept(board: Scoreboard, most: int) -> Iterator[Candidate]:
     yield from board.ranking_of_stock
     ranking = board.ranking_of_all
     yield from ranking
+    # The best few also without settings, in case that costs little.
     for candidate in ranking[:most]:
         if _can_be_plain(board, candidate.placement):
             # Without launch counts and settings of its stages; its micro-batches stay as they are.
@@ -107,6 +109,7 @@ def _is_near(candidate: Candidate, best: Candidate, within: float) -> bool:
     """Return whether the candidate keeps the limits and is at most `within` behind the best."""
     if not candidate.keeps_limits:
         return False
+    # By money or GPUs where the objective asks for them, by the step else.
     if best.standing.value:
         return candidate.standing.value <= (1 + within) * best.standing.value
     return candidate.step_time_s <= (1 + within) * best.step_time_s

@@ -76,6 +76,7 @@ def what_to_add(
     # Plan with the best few; the others keep their promise alone.
     found = []
     for number, (promised_s, addition) in enumerate(looked_at):
+        # Too little is promised for a search.
         if number >= num_planned or promised_s > WORTH * own_s:
             found.append(WhatIf(addition.what, promised_s, None, None))
             continue
@@ -91,7 +92,9 @@ def _promised_s(
 ) -> float:
     costs = _costs(problem, addition.cluster)
     if addition.kind == "link":
+        # The plan as it is, on faster links.
         return min(own_s, _step_s(costs, placement))
+    # A node moves the bound, and the step is taken to move as far.
     return own_s * min(1.0, step_time_bound_s(costs) / bound_s)
 
 
@@ -103,6 +106,7 @@ def _planned(
         addition.cluster, problem.workload, problem.costs.profile, problem.make_costs
     )
     best = Rescorer(search(grown)).best()
+    # The plan as it is stays possible, with its step or a shorter one.
     kept_s = min(own_s, _step_s(grown.costs, placement))
     if best is None or best.step_time_s >= kept_s:
         step_s, devices = kept_s, placement.devices()

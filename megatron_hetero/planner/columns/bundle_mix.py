@@ -38,6 +38,7 @@ class Bundle:
 
     def micro_batches(self, step_s: float) -> float:
         """Return how many it does in a step, as a real number; zero where none comes through."""
+        # The first micro-batch takes the fill, each further one a period, in every replica.
         after_first_s = step_s - self.filled.fill_s
         done = self.shape.num_replicas * (1 + after_first_s / self.filled.period_s)
         return 0.0 if after_first_s < 0 else done
@@ -136,6 +137,7 @@ class PoolBundles:
         first."""
         ranked = []
         for index, bundle in enumerate(self.columns().bundles):
+            # As many of the bundle as its scarcest kind of nodes allows.
             most = min(self.capacity[k] // n for k, n in bundle.shape.num_nodes().items())
             for count in {1, most}:
                 share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
@@ -176,6 +178,7 @@ class PoolBundles:
         for _ in range(self._part_of(MAX_ROUNDS)):
             total = 0.0
             if self.columns().bundles:
+                # The dual values of the present bundles price the next ones.
                 total, values = self._relaxed(step_s)
             found = False
             for pricer in self.pricers:
@@ -202,6 +205,7 @@ class PoolBundles:
                 scarce |= {k for k, n in shape.num_nodes().items() if n > self.capacity[k]}
             if not scarce:
                 break
+            # A kind without any value would stay free at any factor, hence the small addition.
             spread = max(values.values())
             values |= {k: 1.5 * values[k] + 0.05 * spread for k in scarce}
         return found
@@ -209,6 +213,7 @@ class PoolBundles:
     def columns(self) -> BundleColumns:
         """Return the bundles that may be used; bundles only ever come."""
         bundles = tuple(bundle for bundle in self.bundles.values() if bundle is not None)
+        # Bundles are never removed, so that a longer list is a new one.
         if self._made is None or len(self._made.bundles) < len(bundles):
             taken = [bundle.shape.num_nodes() for bundle in bundles]
             rows = [[nodes.get(kind, 0) for nodes in taken] for kind in self.kinds]
@@ -228,6 +233,7 @@ class PoolBundles:
         if any(len(block.widths) > self.max_node_layers for block in shape.blocks):
             return None
         chain = self._first_chain(shape)
+        # [stage]: the limit of a node is divided among its stages.
         most = tuple(
             self.max_node_layers // len(block.widths)
             for block in shape.blocks
@@ -261,6 +267,7 @@ class PoolBundles:
                 for width in self.table.kinds[kind].widths
             )
             gpus = self.table.kinds[kind].num_gpus
+            # Half of it: at too high a value no bundle would be worth its nodes.
             values[kind] = step_s * gpus / per_layer_s / self.table.problem.num_layers / 2
         return values
 

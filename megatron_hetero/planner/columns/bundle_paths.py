@@ -109,6 +109,7 @@ class BundlePaths:
         self.periods_s = menu.periods_s[menu.periods_s <= step_s]
         self.prices = prices
         num_periods = len(self.periods_s)
+        # At this cost a pipeline's micro-batches are worth `least_worth` more than they cost.
         self.end_cost = 1 + step_s / self.periods_s - least_worth
         """[period]; infinite where there is no pipeline."""
         self._end = np.full((num_periods, len(_End._fields)), -1, np.int64)
@@ -131,6 +132,7 @@ class BundlePaths:
         blocks = [menu.blocks[index]]
         while num_stages:
             index = int(self._by[num_stages][period, layer])
+            # Backwards through the table: from the first block to those behind it.
             blocks.append(menu.blocks[index])
             num_stages -= len(menu.blocks[index].widths)
             layer -= int(menu.held.layers[num_stages, index, period])
@@ -143,30 +145,38 @@ class BundlePaths:
         least = np.full((len(menu.held.layers), num_periods), np.inf)
         for of in (menu.held, menu.first):
             layers = of.layers[..., :num_periods]
+            # [block, period]: the block's price and fixed seconds, in micro-batches.
             beside = self.prices[:, None] + of.base_s[..., None] / self.periods_s
             each = beside / np.maximum(layers, 1) + menu.layer_s[:, None] / self.periods_s
             least = np.minimum(least, np.where(layers > 0, each, np.inf).min(axis=1))
+        # The least over all states with at least as many stages behind.
         return np.minimum.accumulate(least[::-1], axis=0)[::-1] * _LESS
 
     def _search(self) -> None:
         menu, num_layers = self.menu, self.menu.num_layers
         least_per_layer = self._least_per_layer()
+        # [period, layer]: the second half, which stays infinite, is for places without a state.
         start = np.full(self._shape, np.inf)
         start[:, 0] = 0.0
         self._cost[0] = start
         hops = menu.hops_s[:, None] / self.periods_s
         for num_stages in range(len(menu.held.layers)):
             before = self._cost.pop(num_stages, None)
+            # No sequence of blocks has so many stages.
             if before is None:
                 continue
             each = least_per_layer[num_stages]
+            # [layer]: layers that are still missing.
             left = num_layers - np.arange(num_layers)
+            # [period]: a bound of every pipeline that goes on from these states.
             whole = (before[:, :num_layers] + each[:, None] * left).min(axis=1)
             live = np.flatnonzero(whole < self.end_cost)
             if not len(live):
                 continue
+            # The last block of a pipeline has no boundary behind it.
             way = hops[:, live] if num_stages else np.zeros((len(menu.blocks), len(live)))
             room = _Room(live, each[live], (self.end_cost - whole)[live], before[live], way)
+            # Only blocks that may end a pipeline can be its last.
             usable = menu.may_end | (num_stages > 0)
             self._finish(num_stages, usable & menu.may_start, room)
             self._extend(num_stages, usable, room)
@@ -178,17 +188,20 @@ class BundlePaths:
         fixed = self.prices[:, None] + menu.first.base_s[num_stages][:, None] / periods_s
         per_layer = menu.layer_s[:, None] / periods_s
         more = per_layer - room.each
+        # Layers dearer than the least price count as few as there can be, cheaper ones as many.
         beyond = fixed + np.where(more > 0, menu.num_widths[:, None], most) * more
         may_gain = (most >= menu.num_widths[:, None]) & (beyond < room.left)
         index = np.flatnonzero(usable & may_gain.any(axis=1))
         if not len(index):
             return
+        # Only states from `start` layers on can be closed by a first block.
         most = most[index]
         start = menu.num_layers - int(most.max())
         left = menu.num_layers - np.arange(start, menu.num_layers)
         total = room.cost[:, start : menu.num_layers] + per_layer[index][..., None] * left
         total += (fixed[index] + room.hops[index])[..., None]
         fits = (left <= most[..., None]) & (left >= menu.num_widths[index, None, None])
+        # [live period, (block, layer)], flattened for one `argmin`.
         total = np.where(fits, total, np.inf).transpose(1, 0, 2).reshape(len(live), -1)
         choice = np.argmin(total, axis=1)
         least = total[np.arange(len(live)), choice]
@@ -205,6 +218,8 @@ class BundlePaths:
         """Put a block before what is there; the states behind it are found by its layers."""
         menu, live = self.menu, room.live
         held = menu.held.layers[num_stages][:, live]
+        # [block, live period]: seconds of a micro-batch on the block, with all layers that it
+        # holds.
         seconds = held * menu.layer_s[:, None] + menu.held.base_s[num_stages][:, None]
         added = self.prices[:, None] + seconds / self.periods_s[live] + room.hops
         may_gain = (held > 0) & (added - held * room.each < room.left)
@@ -213,6 +228,7 @@ class BundlePaths:
             return
         held, added = held[index], np.where(held > 0, added, np.inf)[index]
         # Before the first state there is none: negative places are among those at the end.
+        # [block, live period, layer]: where each new state comes from.
         source = np.arange(menu.num_layers) - held[..., None]
         new = room.cost[np.arange(len(live))[:, None], source]
         new += added[..., None]
@@ -227,6 +243,7 @@ class BundlePaths:
         if num_stages not in self._cost:
             self._cost[num_stages] = np.full(self._shape, np.inf)
             self._by[num_stages] = np.zeros((self._shape[0], num_layers), np.int64)
+        # [live period, layer], over the blocks of one length.
         best = np.argmin(cost, axis=0)
         least = cost.min(axis=0)
         costs, blocks = self._cost[num_stages][:, :num_layers], self._by[num_stages]

@@ -32,7 +32,9 @@ def plain_shapes(
         for block in pricer.blocks:
             gpus = sum(block.widths)
             if block.widths == cut(gpus, width, table.kinds[block.kind].widths):
+                # Only blocks that are cut into this width, or into the widest possible one below.
                 blocks[block.kind] = block
+        # Equal parts of all nodes: half of them, a third and so on, in a few orders.
         for order, part in product(some_orders(kinds), ladder(max(capacity.values()))):
             chosen = tuple(
                 blocks[k]
@@ -54,6 +56,7 @@ def bundle_chains(
     chains: list[list[Unit]] = [[] for _ in range(shape.num_replicas)]
     for block in shape.blocks:
         taken = [nodes[block.kind].pop(0) for _ in range(block.num_nodes)]
+        # Replicas of a block are spread over its nodes evenly, the last node may have fewer.
         on_each = -(-shape.num_replicas // len(taken))
         gpus = sum(block.widths)
         for replica, chain in enumerate(chains):

@@ -38,6 +38,7 @@ def pack(worths: Floats, rows: Floats, capacity: Floats) -> Packing:
     """
     num_rows, num_columns = rows.shape
     scale = float(np.max(worths, initial=0.0))
+    # Nothing is worth taking.
     if scale <= 0.0:
         return Packing(0.0, np.zeros(num_columns), np.zeros(num_rows))
     # Columns, slacks, and the right-hand side; the last row is worth gained so far, negated.
@@ -45,6 +46,7 @@ def pack(worths: Floats, rows: Floats, capacity: Floats) -> Packing:
     tableau[:-1, :num_columns] = rows
     tableau[:-1, num_columns:-1] = np.eye(num_rows)
     tableau[:-1, -1] = capacity
+    # Scaled to one, so that `ROUNDING` means the same in every programme.
     tableau[-1, :num_columns] = worths / scale
     basis = np.arange(num_columns, num_columns + num_rows)
     num_stalled = 0
@@ -60,12 +62,14 @@ def pack(worths: Floats, rows: Floats, capacity: Floats) -> Packing:
             break
         # The row that runs out first leaves the basis.
         column = tableau[:-1, entering]
+        # Rows that the column takes nothing of do not limit it.
         usable = np.flatnonzero(column > ROUNDING)
         if not len(usable):
             raise ValueError(f"column {entering} takes nothing of any row")
         ratios = tableau[usable, -1] / column[usable]
         least = ratios.min()
         tied = usable[ratios <= least]
+        # Of tied rows the one with the lowest index in the basis, as Bland's rule asks.
         leaving = int(tied[np.argmin(basis[tied])])
         num_stalled = num_stalled + 1 if least <= 0.0 else 0
         # Pivot on (leaving, entering).
@@ -81,5 +85,6 @@ def pack(worths: Floats, rows: Floats, capacity: Floats) -> Packing:
     # Columns in the basis, and what one more of each row would be worth.
     taken = np.zeros(num_columns + num_rows)
     taken[basis] = tableau[:-1, -1]
+    # The reduced cost of a row's slack is what one more of the row is worth.
     row_values = np.maximum(-tableau[-1, num_columns:-1], 0.0) * scale
     return Packing(-float(tableau[-1, -1]) * scale, taken[:num_columns], row_values)

@@ -70,6 +70,7 @@ class StageTable:
         Args:
             first: whether its first stage holds the embedding.
         """
+        # Sites do not matter for times and memory: the first alike kind stands for all.
         key = (replace(block, kind=self._alike[block.kind]), first, max_node_layers)
         if key not in self._held:
             self._held[key] = self._hold(*key)
@@ -82,17 +83,21 @@ class StageTable:
         room = max(depth - len(block.widths) + 1, 0)  # behind more stages it were too long
         holds = np.ones((room, len(self.periods_s)), bool)
         base_s = np.zeros(depth)
+        # From the block's last stage to its first; stage i has i more of the block behind it.
         for i, width in enumerate(reversed(block.widths)):
             is_first = first and i == len(block.widths) - 1
             fitting = np.minimum(self._stage_layers(block.kind, width, is_first), most)
+            # The stage's row for r stages behind the block is row r + i of its own table.
             fitting = fitting[i : i + room]
             holds &= fitting >= 1
             layers[:room] += fitting
             embedding_s, _, head_s = self.times_s(block.kind, width)
             base_s += embedding_s * is_first
+            # Only with nothing behind the block is its last stage the pipeline's last.
             base_s[0] += head_s * (i == 0)
         if len(block.widths) > 1:
             base_s += (len(block.widths) - 1) * self.inside_hop_s(block.kind)
+        # A block holds nothing if any of its stages cannot hold a single layer.
         layers[:room] = np.where(holds, np.minimum(layers[:room], self.problem.num_layers), 0)
         return layers, base_s
 
@@ -105,6 +110,7 @@ class StageTable:
             for place in range(1, self.problem.max_stages() + 1):
                 last = place == 1
                 ends_s = embedding_s * first + head_s * last
+                # Layers by time, then by memory with as many in flight as the place has.
                 by_time = np.floor((self.periods_s - ends_s) / layer_s + ROUNDING).astype(np.int64)
                 rows.append(np.minimum(by_time, self.max_layers(kind, width, first, last, place)))
             self._fitting[key] = np.array(rows)
@@ -113,6 +119,7 @@ class StageTable:
     def hop_s(self, sender: int, receiver: int) -> float:
         """Return seconds there and back between nodes of two kinds (two nodes of a single kind if
         possible)."""
+        # Two nodes of one kind, where the kind has two.
         nodes = self.kinds[sender].nodes
         one, other = nodes[0], self.kinds[receiver].nodes[-1]
         if one.name == other.name:
@@ -146,10 +153,12 @@ class StageTable:
         problem = self.problem
         counts = problem.replica_counts()  # of thousands of GPUs: not to be gone through
         if not counts or counts[-1] < 2:
+            # Without a second replica nothing is exchanged.
             return 0.0
         link = problem.likeness.hop(one, other)
         if link not in self._pair_sync_s:
             nodes = problem.cluster.node_by_name
+            # A replica of a single GPU on each node: the exchange of all layers, over their number.
             pair = tuple(
                 PlacedReplica((PlacedStage(nodes[name].devices[:1], problem.num_layers),), 1)
                 for name in (one, other)
@@ -213,6 +222,7 @@ class BundlePricer:
         """The blocks as arrays."""
         table, kinds = self.table, [self.table.kinds[block.kind] for block in self.blocks]
         of_pool = sorted({block.kind for block in self.blocks})
+        # The nearest kind of the pool: which kind follows is not known here.
         hops_s = [min(table.hop_s(b.kind, kind) for kind in of_pool) for b in self.blocks]
         layer_s = [
             float(np.mean([table.times_s(b.kind, w)[1] for w in b.widths])) for b in self.blocks
@@ -248,8 +258,10 @@ class BundlePricer:
         if not self.blocks:
             return []
         values = [node_values.get(b.kind, 0.0) * b.num_nodes for b in self.blocks]
+        # The price of a node is shared by the replicas side by side on it.
         prices = np.array(values) / self.num_replicas
         paths = BundlePaths(self.menu, prices, step_s, bundle_value / self.num_replicas)
+        # Worth is what a pipeline does beyond its cost, for all replicas of the bundle.
         worths = (1 + step_s / paths.periods_s - paths.end_cost) * self.num_replicas
         found: dict[BundleShape, float] = {}
         for period, worth in enumerate(worths):

@@ -32,6 +32,7 @@ def shortest_paths(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
 def _exact(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
     """Return the shortest path that ends at each place."""
     num_places = len(seconds)
+    # (set of places as bits, last place) -> length and path.
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {
         (1 << i, i): (0.0, (i,)) for i in range(num_places)
     }
@@ -41,6 +42,7 @@ def _exact(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
             for place in range(num_places):
                 if not held >> place & 1:
                     key = (held | 1 << place, place)
+                    # Comparing the paths too makes ties independent of the order of the dictionary.
                     option = (length_s + seconds[end][place], (*path, place))
                     if key not in grown or option < grown[key]:
                         grown[key] = option

@@ -35,6 +35,7 @@ def together_s(num_micro_batches: int, counted: Mapping[Bundle, int]) -> float:
     """Return the time in which replicas would do all micro-batches, if micro-batches could be
     split."""
     per_s = sum(n / bundle.filled.period_s for bundle, n in counted.items())
+    # Micro-batches that a replica loses to its fill.
     lost = sum(
         n * (bundle.filled.fill_s / bundle.filled.period_s - 1) for bundle, n in counted.items()
     )
@@ -55,8 +56,10 @@ def quick_step_s(
     if num_replicas not in problem.replica_counts():
         return None
     pipelines_s = pipelines(problem.num_micro_batches, counted)
+    # One replica alone has nobody to exchange with.
     if num_replicas == next(iter(counted)).shape.num_replicas:
         return pipelines_s
+    # A ring sends each gradient almost twice.
     factor = 2 * (num_replicas - 1) / num_replicas
     return pipelines_s + factor * exchange_s(problem, choice)
 
@@ -71,6 +74,7 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
     """
     # Mixes of each distinct set of bundles: work done, seconds of the cards.
     options: dict[int, list[tuple[float, float, Mix]]] = {}
+    # Sites that are alike share their bundles, and so the mixes too.
     for bundles in {id(site.bundles): site.bundles for sites in tried for site in sites}.values():
         options[id(bundles)] = [
             (
@@ -128,6 +132,7 @@ def exchange_s(problem: Problem, choice: Choice) -> float:
         return card_s
     ring = sorted(
         (cluster.site_places[node.site], node.name, _most_layers(mix))
+        # Sites in the order of the cluster's places, which a ring follows.
         for node, mix in ((site.kinds[0].node, mix) for site, mix in used)
     )
     across_s = latency_s = 0.0
@@ -135,9 +140,11 @@ def exchange_s(problem: Problem, choice: Choice) -> float:
     nodes = cluster.node_by_name
     for (_, one, here), (_, other, there) in pairwise((*ring, ring[0])):
         layer_s, link = table.pair_sync_s(one, other), cluster.node_links[one, other]
+        # Both neighbours exchange the layers that both hold.
         across_s = max(across_s, min(here, there) * layer_s)
         latency_s += link.latency_s
         for line in cluster.site_lines.get((nodes[one].site, nodes[other].site), ()):
+            # Seconds of all layers at the line's bandwidth instead of the link's.
             all_s = problem.num_layers * layer_s * link.bytes_per_s / line.bytes_per_s
             lines_s[line.name] = lines_s.get(line.name, 0.0) + all_s
     return max(card_s, across_s, *lines_s.values()) + latency_s

@@ -66,12 +66,15 @@ class Columns:
         pools = _pools(kinds)
         sites: list[Site] = []
         tried: list[list[Site]] = []
+        # Ever fewer layers on a node; many sites take every second limit.
         for limit in _node_layer_limits(problem)[:: 2 if len(pools) > _MAX_WHOLE_EFFORTS else 1]:
             least_s = min(found.values(), default=inf)
             sites = _sites(table, filler, pools, limit, sites, least_s, self.first_shapes)
             tried.append(sites)
+            # No choice of sites may beat the best under this limit; tighter ones are not tried.
             if not self._collect(problem, sites, found, least_s):
                 break
+        # With several sites, also choices with a shorter exchange: slow cards hold less or idle.
         if found and len(pools) > 1:
             best = min(found, key=lambda choice: found[choice])
             pipelines_s = found[best] - exchange_s(problem, best)
@@ -80,6 +83,7 @@ class Columns:
         firsts, others = _in_order(found)
         for choice in firsts:
             self._score(board, choice)
+        # `firsts` are priced in any case, so that no kind of choice is left out by the work limit.
         work = 0
         for choice in others:
             if work > self.max_work:
@@ -152,6 +156,7 @@ def _gpu_types(choice: Choice) -> frozenset[str]:
 
 def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
     """Yield mixes for each site."""
+    # The slack is for whole bundles, which do less than fractions of them.
     for slack in SLACKS:
         mixes = {id(site.bundles): site.bundles.mixes(slack * step_s) for site in sites}
         for number in range(max(len(found) for found in mixes.values())):
@@ -160,6 +165,7 @@ def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator
                 found = mixes[id(site.bundles)]
                 picked.append((site, found[min(number, len(found) - 1)]))
             yield tuple(picked)
+    # A single site also has mixes of one bundle alone.
     if len(sites) == 1:
         for mix in sites[0].bundles.uniform_mixes(problem.num_micro_batches)[:_MAX_UNIFORM]:
             yield ((sites[0], mix),)
@@ -247,7 +253,9 @@ def _strength(site: Site) -> float:
 def _least_step_s(problem: Problem, sites: Sequence[Site]) -> float | None:
     """Return about the least step time in which the sites' bundles, taken in fractions, do the
     batch."""
+    # Alike sites share their bundles, which are generated once.
     pools = list({id(site.bundles): site.bundles for site in sites}.values())
+    # All GPUs at full speed: no step is shorter.
     low_s = problem.num_micro_batches * problem.num_layers / sum(map(_strength, sites))
     step_s = _soonest_s(problem.num_micro_batches, sites, low_s)
     for attempt in range(MAX_ROUNDS if len(pools) <= _MAX_WHOLE_EFFORTS else 1):
@@ -299,6 +307,7 @@ def _placed(problem: Problem, chosen: Choice) -> Placement | None:
     chains: list[Chain] = []
     filled: list[FilledChain] = []
     for site, mix in chosen:
+        # Own lists, because `bundle_chains` takes nodes off them.
         nodes = {
             index: list(kind.nodes)
             for index, kind in zip(site.bundles.kinds, site.kinds, strict=True)

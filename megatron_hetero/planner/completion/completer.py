@@ -56,6 +56,7 @@ class Completer:
             like = self.problem.likeness
             nodes = [node for node, _ in unit.parts]
             hops = [like.hop(a, b) for a, b in combinations(nodes, 2)]
+            # A group over several nodes also depends on the links among them.
             key = tuple(map(like.node, nodes)), unit.form, tuple(hops)
             found = self._group[unit] = self._groups.setdefault(key, len(self._groups))
         return found
@@ -67,6 +68,7 @@ class Completer:
             hop = self.problem.likeness.hop
             found = self._shape[chain] = (
                 *[self.group(unit) for unit in chain],
+                # A number that is no group, between the groups and the hops.
                 -2,
                 *[
                     hop(node, other)
@@ -90,6 +92,7 @@ class Completer:
             given: all stages as the job's flags say.
         """
         total, rest = divmod(self.batch, size)
+        # The size has to divide the batch, with a micro-batch for each replica.
         if rest or total < len(structure):
             return None
         if self.shards:
@@ -101,6 +104,7 @@ class Completer:
     def in_sizes(self, structure: tuple[Chain, ...], sizes: Sequence[int]) -> Completion | None:
         """Return the structure with a micro-batch size for each replica; None where it does not
         fit."""
+        # What is left when each replica has one micro-batch of its size.
         left = self.batch - sum(sizes)
         filled = []
         for chain, size in zip(structure, sizes, strict=True):
@@ -114,6 +118,7 @@ class Completer:
 
     def whole(self, structure: tuple[Chain, ...], tables: Tables) -> Completion | None:
         """Complete it with whole layers."""
+        # The most that one replica can have while all others have one.
         most = self.batch // tables.size - len(structure) + 1
         filled = []
         for chain in structure:
@@ -155,6 +160,7 @@ class Completer:
                 tables.sharded[asked] = ShardedOptions(
                     tables.options, len(structure), is_cut_alike=is_cut_alike
                 )
+            # 1F1B holds as many micro-batches as there are stages from this one to the last.
             in_flight = min(depth - index, max(numbers))
             places = [
                 StagePlace(unit.devices, None, index == 0, index == depth - 1, in_flight)
@@ -174,6 +180,7 @@ class Completer:
         chosen = [of[n - 1] for of, n in zip(tables_of, layers, strict=True)]
         sharded = tuple([shared.num_sharded for shared in chosen])
         times_s = [shared.time_s for shared in chosen]
+        # In step, all replicas are as slow as the slowest.
         slowest = max(self.quick(tables, chain, times_s, False) for chain in structure)
         filled = tuple(
             [
@@ -199,6 +206,7 @@ class Completer:
         rows = self._rows.get(widths)
         if rows is None:
             rows = self._rows[widths] = self.costs.vocab_rows(sorted(widths))
+        # The distributed optimizer's memory depends on how many replicas hold a layer.
         if self.sharded and holders is None:
             holders = holders_of(structure)
         key = (size, rows, holders, given)
@@ -215,6 +223,7 @@ class Completer:
         if key in tables.filled:
             return tables.filled[key]
         self.work += 4 * depth
+        # 1F1B's own launch counts: one more for each stage behind.
         found = self._filled(tables, chain, [min(depth - i, most) for i in range(depth)], False)
         if found is not None and not tables.given and depth > 1 and self.costs.has_launch_counts:
             ahead = self._ahead(tables, chain, most, found)
@@ -228,10 +237,12 @@ class Completer:
         times_s = [option.time_s for option in plain.options]
         period_s = max(times_s)
         trips_s, _ = self.trips(tables, chain)
+        # Negligible trips are not hidden: further launches would take memory for little.
         hops_s = [trip_s / 2 if trip_s > NEGLIGIBLE_TRIP * period_s else 0.0 for trip_s in trips_s]
         if not any(hops_s):
             return None
         wanted = [min(count, most) for count in launch_counts(times_s, hops_s)]
+        # Not more than 1F1B launches anyhow: nothing changes.
         if all(count <= min(depth - i, most) for i, count in enumerate(wanted)):
             return None
         return self._filled(tables, chain, wanted, True)
@@ -255,8 +266,10 @@ class Completer:
         """Return seconds of the first micro-batch and of each further one."""
         trips_s, busiest_s = self.trips(tables, chain)
         slowest_s, longest_s = max(times_s), max(trips_s, default=0.0)
+        # Enough forwards ahead hide every hop but the slowest message's time on its link.
         if has_counts:
             period_s = max(slowest_s, busiest_s)
+        # Negligible trips are added whole: quicker than to look at all cycles, and hardly more.
         elif longest_s < NEGLIGIBLE_TRIP * slowest_s:
             period_s = max(slowest_s + longest_s, busiest_s)
         else:
@@ -270,6 +283,7 @@ class Completer:
         for a, b in pairwise(chain):
             key = (a.node, a.form, a.beyond, b.node, b.form, b.beyond)
             known = tables.hops.get(key)
+            # Hops depend on nodes and forms only, so that they are priced once.
             if known is None:
                 there = tables.costs.stage_hop(a.stage, b.stage)
                 back = tables.costs.stage_hop(b.stage, a.stage)
@@ -338,6 +352,7 @@ class Completer:
         shares.  Replicas with sharded layers keep step, as do those that deal experts out together:
         they stay as they are."""
         if found.sharded is not None or found.dispatcher is not None:
+            # Replicas in step cannot be tuned one by one.
             return found
         tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}
         best, before = found, found
@@ -355,9 +370,11 @@ class Completer:
                 filled.append(tuned[key][0])
                 times_s.append(tuned[key][1])
             made = replace(before, filled=tuple(filled), quick_s=max(times_s))
+            # The first pass always counts; later ones only where they gain.
             if best is not found and made.quick_s >= best.quick_s:
                 break
             best = made
+            # Tuned replicas have other speeds, and so other shares of the batch.
             shared = shares(self.batch, filled)
             if shared is None or shared[0] == made.num_micro_batches or shared[1] >= made.quick_s:
                 break

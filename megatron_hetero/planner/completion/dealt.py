@@ -50,9 +50,11 @@ def dealt_over_replicas(
         if found is None:
             return None
         groups = zip(structure[members[0]], found.options, strict=True)
+        # A block has as many replicas as every stage's groups of experts divide.
         whole = lcm(*(_stages_together(unit, option) for unit, option in groups))
         blocks += [members[i : i + whole] for i in range(0, len(members), whole)]
         filled.update(dict.fromkeys(members, found))
+    # No stage gains: the plain completion is the same.
     if not any(option.expert_groups for one in filled.values() for option in one.options):
         return None
     # A block takes as many micro-batches at once as it has replicas.
@@ -60,6 +62,7 @@ def dealt_over_replicas(
     shared = shares(completer.batch, together)
     if shared is None:
         return None
+    # All replicas of a block do the block's number of micro-batches.
     counts = {r: number for block, number in zip(blocks, shared[0], strict=True) for r in block}
     order = range(len(structure))
     return Completion(
@@ -93,6 +96,7 @@ def _filled(
             peers=tuple([chain[index].devices for chain in chains]),
         )
         options.append(tables.options.of(place))
+    # Ways looked at for the first time are work; known ones are not.
     completer.work += _LOOK * (tables.options.num_looked - before)
     layers = minimax(
         completer.problem.num_layers, [[option.time_s for option in of] for of in options]

@@ -69,6 +69,7 @@ class Filler:
         if not all(problem.chain_is_allowed(chain) for chain in chains):
             return None
         rows = problem.costs.vocab_rows(sorted({u.width for chain in chains for u in chain}))
+        # Every other replica has one micro-batch at least.
         most = problem.num_micro_batches - len(chains) + 1
         filled = [self.chain(chain, rows, most, num_replicas=len(chains)) for chain in chains]
         return filled_placement(problem, chains, filled)
@@ -99,8 +100,10 @@ class Filler:
         ]
         groups = [u.devices for u in chain]
         loads_s = costs.send_loads_s(groups)
+        # Seconds without layers: the ends, and sends that the stage's GPUs wait for.
         base = [p.stage(0, i == 0, i == last).total_s + loads_s[i] for i, p in enumerate(pieces)]
         per_layer = [p.layer.total_s for p in pieces]
+        # [stage]: most layers by memory.
         caps = [m.max_layers for m in memories]
         # Split the layers within memory.
         if most is not None:
@@ -160,6 +163,7 @@ def with_micro_batches(problem: Problem, pipelines: Sequence[Pipeline]) -> Place
             for i, ((u, n), load_s) in enumerate(zip(pipeline, loads_s, strict=True))
         ]
         layers = tuple(n for _, n in pipeline)
+        # Memory is the caller's concern: all of them count as fitting.
         filled.append(FilledChain(layers, *costs.quick_times_s(times, groups), fits=True))
     return filled_placement(problem, chains, filled)
 

@@ -87,6 +87,7 @@ class Completion:
             if filled.counts is not None:
                 depth = len(chain)
                 counts = tuple([min(c, number) for c in filled.counts])
+                # 1F1B's counts are written as none, so that equal placements are equal.
                 if counts == tuple([min(depth - i, number) for i in range(depth)]):
                     counts = None
             size = None if filled.size == own_size else filled.size
@@ -119,6 +120,7 @@ def balanced(
     layers = minimax(num_layers, times_s)
     if layers is None or len(layers) == 1:
         return layers
+    # A limit of `most_s` is possible: the split keeps it.
     most_s = least_time_s(
         [times[n - 1] for n, times in zip(layers, times_s, strict=True)], trips_s, number
     )
@@ -128,6 +130,7 @@ def balanced(
         limit_s = (low_s + high_s) / 2 if low_s else 0.8 * high_s
         made, way_s = [], 0.0
         for index, times in enumerate(times_s):
+            # Most layers of the stage whose work, after the way to the stage, ends in time.
             count = bisect_right(times, (limit_s - way_s) / number)
             if not count:
                 break
@@ -182,6 +185,7 @@ def shares(num_sequences: int, filled: Sequence[Filled]) -> tuple[tuple[int, ...
     active = filled
     while True:
         rate = sum([1 / f.period_s for f in active])
+        # Replicas that are too slow for a second micro-batch have exactly one.
         end_s = (
             total
             - (len(filled) - len(active))
@@ -195,8 +199,10 @@ def shares(num_sequences: int, filled: Sequence[Filled]) -> tuple[tuple[int, ...
     # Whole parts first, then the rest by who ends first.
     counts = [max(1, int((end_s - f.fill_s) / f.period_s)) for f in filled]
     left = total - sum(counts)
+    # Rounding gave more than there are: then all start from one.
     if left < 0:
         counts, left = [1] * len(filled), total - len(filled)
+    # By when each would end with one more.
     heap = [
         (f.fill_s + n * f.period_s, i) for i, (f, n) in enumerate(zip(filled, counts, strict=True))
     ]
@@ -215,11 +221,13 @@ def _shares_of_unlike(
     """Return shares in unlike sizes: one at a time goes to the replica that would then end first,
     of those whose size is still left."""
     counts = [1] * len(filled)
+    # What is left beyond one micro-batch for each replica.
     left = num_sequences - sum([f.size for f in filled])
     heap = [(f.fill_s + f.period_s, i) for i, f in enumerate(filled)]
     heapify(heap)
     while left > 0 and heap:
         end_s, i = heappop(heap)
+        # A size that does not fit any more drops out, and so does its replica.
         if filled[i].size <= left:
             counts[i] += 1
             left -= filled[i].size

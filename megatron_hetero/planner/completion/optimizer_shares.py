@@ -48,6 +48,7 @@ def by_room(completer: Completer, structure: Structure, size: int) -> Completion
         return None
     # Each stage's part of the states, and tables with these parts.
     parts = {
+        # A part p of the states is as if 1 / p holders divided them.
         unit: StateHolders(*[1 / part for part in stage.state_parts])
         for chain, replica in zip(structure, placement.replicas, strict=True)
         for unit, stage in zip(chain, replica.stages, strict=True)
@@ -76,10 +77,12 @@ def with_shares_by_room(costs: CostModel, placement: Placement) -> Placement | N
         [_room(costs, placement, r, s, rows) for s in range(len(replica.stages))]
         for r, replica in enumerate(placement.replicas)
     ]
+    # Relative to the largest room, in whole numbers up to `_LARGEST`.
     most = max(room for of_replica in rooms for room in of_replica)
     if most <= 0:
         return None
     shares = [[max(1, round(_LARGEST * room / most)) for room in of] for of in rooms]
+    # Equal rooms: the default says the same.
     if all(share == _LARGEST for of_replica in shares for share in of_replica):
         return None
     common = gcd(*(share for of_replica in shares for share in of_replica))
@@ -95,6 +98,7 @@ def _room(costs: CostModel, placement: Placement, r: int, s: int, rows: int) -> 
     memory = costs.stage_memory(replica, s, rows)
     states = memory.parts_bytes(num_layers)["optimizer"]
     copies = memory.update_base_bytes + num_layers * memory.update_layer_bytes
+    # Two moments may be the peak: in a pass, and in the update with copies of the states.
     moments = (
         (memory.training_bytes(num_layers), states),
         (memory.updating_bytes(num_layers), states + copies),

@@ -101,6 +101,7 @@ class ShardedOptions:
         gather_s: float,
         reduce_s: float,
     ) -> Iterator[SharedOption]:
+        # Alike stages are looked at once.
         unlike = dict(zip(keys, places, strict=True))
         ways = {key: self._ways(place) for key, place in unlike.items()}
         ends = {key: self._ends(place) for key, place in unlike.items()}
@@ -108,11 +109,13 @@ class ShardedOptions:
             [(ways[key].forward_s, ends[key].forward_s) for key in unlike], gather_s
         )
         backward_s = self._slowest(
+            # Forward passes gather weights; backward passes gather them again and reduce gradients.
             [(ways[key].backward_s, ends[key].backward_s) for key in unlike], gather_s + reduce_s
         )
         best = np.argmin(forward_s + backward_s, axis=1).tolist()  # of equals the fewest sharded
         for index, number in enumerate(best):
             times = float(forward_s[index, number]), float(backward_s[index, number])
+            # More layers do not fit either.
             if times[0] == np.inf:
                 return
             made = [self._option(ways[key], index, number, times) for key in keys]
@@ -126,7 +129,9 @@ class ShardedOptions:
             passes: of each unlike stage, and the part of them that is no layer's.
             exchange_s: of one layer.
         """
+        # [layers - 1, sharded] of the slowest replica.
         slowest_s: Floats = np.maximum.reduce([times_s for times_s, _ in passes])
+        # Seconds of one layer, behind which the exchange of another may hide.
         layer_s: Floats = np.maximum.reduce(
             [(times_s - ends_s) / self._layers for times_s, ends_s in passes]
         )
@@ -139,6 +144,7 @@ class ShardedOptions:
         of = self._options
         recompute = of.choices[int(ways.kind[index, number])]
         num_recomputed = int(ways.num_recomputed[index, number])
+        # Some of `index + 1` layers recompute; all or none is a kind of its own.
         if 0 < num_recomputed <= index:
             return StageOption(*times, recompute, num_recomputed)
         return StageOption(*times, None if recompute == of.own else recompute, None)
@@ -154,6 +160,7 @@ class ShardedOptions:
         for kind, recompute in enumerate(self._options.choices):
             number, fits = self._recomputed(recompute, place)
             forward_s, backward_s = self._times(recompute, place, number)
+            # Strictly faster, so that of equals the first kind stays.
             chosen = fits & (forward_s + backward_s < best.forward_s + best.backward_s)
             for of, found in (
                 (best.forward_s, forward_s),
@@ -185,6 +192,7 @@ class ShardedOptions:
         and sharded layers."""
         of, most = self._options, len(self._layers)
         memories = of.memories(recompute, place)
+        # Zero times the sharded layers only gives the array its second axis.
         number: Ints = self._layers + 0 * self._sharded
         fits = self._sharded <= self._layers
         if not self._is_partly(recompute):
@@ -194,12 +202,14 @@ class ShardedOptions:
             return number, fits
         least = np.ones_like(number)
         for kept, of_all in zip(of.memories("none", place), memories, strict=True):
+            # Bytes that one recomputing layer saves.
             memory = with_some_layers_recomputed(kept, of_all, 0)
             less = with_some_layers_recomputed(kept, of_all, most)
             saved = (memory.base_bytes - less.base_bytes) // most
             training, saving = self._lines(memory)
             missing = training - memory.capacity_bytes
             if saved > 0:
+                # The fewest recomputing layers that save what is missing, rounded up.
                 least = np.maximum(least, -(-missing // saved))
             else:
                 fits &= missing <= 0

@@ -51,10 +51,13 @@ class StageTimes:
         """Return it with so many layers; None where they do not fit."""
         num = 0
         for free, per_layer, free_of_some, saved in rooms:
+            # All layers fit without any recompute at this moment.
             if num_layers * per_layer <= free:
                 continue
+            # Nothing to save, and too much to hold.
             if saved <= 0:
                 return None
+            # Rounded up: as many recomputing layers as save what is missing.
             num = max(num, -(-(num_layers * per_layer - free_of_some) // saved), 1)
             if num > num_layers:
                 return None
@@ -74,9 +77,11 @@ class StageTimes:
         backward_s += self.layer_s[1] * num + self.plain_s[1] * plain
         recompute: Recompute = self.recompute
         if self.partly and 0 < num < num_layers:
+            # In between, the stage says so itself; all or none is a kind of recompute.
             return StageOption(forward_s, backward_s, "full", num, *self._dealt)
         if self.partly and num == 0:
             recompute = "none"
+        # None is the job's own kind, so that a plan names only what differs.
         own = None if recompute == self.own else recompute
         return StageOption(forward_s, backward_s, own, None, *self._dealt)
 

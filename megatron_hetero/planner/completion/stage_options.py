@@ -116,6 +116,7 @@ class StageOptions:
         link = slowest_link(cluster, place.devices)
         ends = place.first, place.last
         key: tuple[Hashable, ...] = gpus, link, place.shares, ends, place.expert_shares
+        # Among peers the links to all of them count, and how the experts lie.
         if place.peers:
             key = *key, self._peers_key(place), place.experts and place.experts.sizes
         if place.context_parallel == 1:
@@ -129,6 +130,7 @@ class StageOptions:
         if peers not in self._peers:
             cluster = self.costs.cluster
             devices = [device for peer in peers for device in peer]
+            # Nodes by the order in which they come: only which of them are equal matters.
             numbers: dict[str, int] = {}
             own = []
             for device in devices:
@@ -141,8 +143,10 @@ class StageOptions:
         model = self.costs.workload.model
         in_flight, sends = place.num_in_flight, place.num_sends_kept
         if not model.kinds:  # memory is a straight line in both
+            # By default a stage keeps one message for each neighbour.
             if sends is None:
                 sends = (not place.first) + (not place.last)
+            # All numbers in flight share one line, looked at with one micro-batch and no message.
             place, key = replace(place, num_in_flight=1, num_sends_kept=0), key[:2]
         if key not in self._lines:
             self._lines[key] = [
@@ -161,6 +165,7 @@ class StageOptions:
                 for times, rooms in lines
                 if (option := times.within(num_layers, rooms)) is not None
             ]
+            # Memory grows with layers: more of them do not fit either.
             if not found:
                 break
             options.append(min(found, key=_time_s))
@@ -173,6 +178,7 @@ class StageOptions:
         if not place.peers:
             return every
         known: dict[StagePlace, tuple[float, int, int]] = {}
+        # Compared by seconds and bytes of a layer, and by the bytes left free.
         for dealt in every:
             line = self._line(self.choices[0], dealt)
             free, layer, *_ = line.rooms[0]
@@ -182,6 +188,7 @@ class StageOptions:
             for index, (dealt, own) in enumerate(known.items())
             if not any(
                 all(a <= b for a, b in zip(other, own, strict=True))
+                # Of equal ways the first stays.
                 and (other != own or number < index)
                 for number, other in enumerate(known.values())
             )
@@ -208,6 +215,7 @@ class StageOptions:
         own, number = len(place.devices), len(place.peers)
         for size, width in expert_groups(self.costs, place.width, own * number):
             whole = size * width
+            # A group of experts is made of whole stages, or divides one.
             if (own % whole and whole % own) or place.shares or place.context_shares:
                 continue
             together = max(1, whole // own)
@@ -224,6 +232,7 @@ class StageOptions:
         rooms = self._rooms(recompute, partly, place)
         if self.costs.workload.model.kinds:
             return StageLine(self._times[key], rooms)
+        # One micro-batch more, and one message more, give the slopes of the line.
         flight, sends = replace(place, num_in_flight=2), replace(place, num_sends_kept=1)
         more = [difference(self._rooms(recompute, partly, one), rooms) for one in (flight, sends)]
         return StageLine(self._times[key], rooms, *more)
@@ -233,6 +242,7 @@ class StageOptions:
         kept = self.memories("none", place) if partly else memories
         rooms = []
         for without, with_all in zip(kept, memories, strict=True):
+            # Recompute saves activations and nothing else.
             part = "activations"
             saved = without.per_layer[part] - with_all.per_layer[part] if partly else 0
             rooms.append(

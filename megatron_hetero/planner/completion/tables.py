@@ -58,6 +58,7 @@ def holders_of(structure: tuple[Chain, ...]) -> StateHolders:
     Of groups that divide sequences each holds all that its stage does.
     """
     ends = [(chain[0].context_parallel, chain[-1].context_parallel) for chain in structure]
+    # A tied embedding is on the first and on the last stage, but once where both are one.
     tied = sum(
         [first + (len(c) > 1) * last for c, (first, last) in zip(structure, ends, strict=True)]
     )

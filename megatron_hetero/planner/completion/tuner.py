@@ -69,9 +69,11 @@ class Tuner:
         less than `beat`."""
         options = self.options(counts)
         if any(n > len(of) for n, (of, _) in zip(layers, options, strict=True)):
+            # Some stage has no room for its layers.
             return None
         self.work += _BOUND_WORK
         times_s = [of[n - 1] for n, (_, of) in zip(layers, options, strict=True)]
+        # The quick bound spares the recurrence most of the time.
         if least_time_s(times_s, self.trips_s, self.number) >= beat:
             return None
         self.work += len(layers) * self.number
@@ -91,8 +93,10 @@ class Tuner:
             counts = tuple([min(c, self.number) for c in filled.counts])
         first = self.price(layers, counts, inf)
         if first is None:
+            # Without a start there is nothing to tune.
             return filled, inf
         best = self.climb(layers, counts, first, max_work)
+        # Further starts: other launch counts, from which a climb may end elsewhere.
         starts = self.launched(layers, counts, singles=False) if self.has_counts else ()
         for start in dict.fromkeys(starts):
             if self.work >= max_work // _RESTARTS:
@@ -103,6 +107,7 @@ class Tuner:
         time_s, layers, counts, chosen = best
         period_s = max([option.time_s for option in chosen])
         own = None if counts == self.own else counts
+        # The straight line through the tuned time, with the slowest stage's period.
         fill_s = time_s - (self.number - 1) * period_s
         return Filled(layers, chosen, own, filled.size, fill_s, period_s), time_s
 
@@ -118,6 +123,7 @@ class Tuner:
         time_s, chosen = first
         self.tried.add((layers, counts))
         steps = self.steps()
+        # `since` counts the kinds of steps since the last gain; after all of them the climb ends.
         place = since = 0
         while since < len(steps) and self.work < max_work:
             for trial in steps[place](layers, counts):
@@ -126,6 +132,7 @@ class Tuner:
                 if self.work >= max_work:
                     break
                 self.tried.add(trial)
+                # Only what gains enough to be worth a step.
                 found = self.price(*trial, time_s * _WORTH)
                 if found is not None and found[0] < time_s * _WORTH:
                     (time_s, chosen), (layers, counts), since = found, trial, 0

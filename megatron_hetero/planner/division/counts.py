@@ -52,17 +52,22 @@ class LaunchRule:
         """
         if not self.costs.has_launch_counts:
             return None
+        # Even without any wait the step would not be `MIN_GAIN` shorter.
         if cost.least_step_s > (1 - MIN_GAIN) * cost.step_time_s:
             return None
         priced = list(zip(placement.replicas, cost.replicas, strict=True))
         costs = self.costs.sharded_as(placement)
+        # Replicas without better counts keep their own.
         options = [(own, self._counts(costs, *own, vocab_rows) or own) for own in priced]
+        # The network cards may hold up the step whatever the launch counts are.
         pipelines_s = max(cost.card_s, *(counted[1].pipeline_s for _, counted in options))
         saved_s = cost.pipelines_s - pipelines_s
         if saved_s < MIN_GAIN * cost.step_time_s:
             return None
+        # Only replicas that are too slow otherwise pay with memory for more launches.
         chosen = [own if own[1].pipeline_s <= pipelines_s else counted for own, counted in options]
         found = with_replicas(costs, chosen, vocab_rows)
+        # The step has more in it than its pipelines, so that the gain is checked once more.
         return found if found[1].step_time_s <= (1 - MIN_GAIN) * cost.step_time_s else None
 
     def _counts(
@@ -84,6 +89,7 @@ class LaunchRule:
         ]
         times_s = [s.times.total_s for s in cost.stages]
         least_s = NEGLIGIBLE_TRIP * max(times_s)
+        # A crossing in one direction is half of the trip there and back.
         hops_s = [trip_s / 2 if trip_s > least_s else 0.0 for trip_s in round_trips_s]
         wanted = launch_counts(times_s, hops_s)
         counted = _most_that_fit(costs, replica, wanted, vocab_rows)
@@ -125,8 +131,10 @@ def other_counts(
         singles: also those with one stage's changed.
     """
     slowest_s, last = max(times_s), len(times_s) - 1
+    # Least counts for shorter and longer periods than the slowest stage's.
     for part in _PERIODS:
         yield least_counts(times_s, trips_s, part * slowest_s, num_micro_batches, counts[last:])
+    # One stage up or down, with earlier stages as they must be, as suits them, or moved along.
     for index, step in product(range(last if singles else 0), (1, -1)):
         moved = moved_counts(counts, index, step, num_micro_batches, False)
         together = moved_counts(counts, index, step, num_micro_batches, True)
@@ -164,7 +172,9 @@ def least_counts(
     counts = [*[0] * (depth - len(tail)), *tail]
     # From the last stages to the first: each must cover its way to every later one.
     for i in reversed(range(depth - len(tail))):
+        # No fewer than 1F1B's own, and no fewer than the next stage's.
         count, way_s = max(depth - i, counts[i + 1]), times_s[i]
+        # Around a cycle of stages i to j, count i - count j + 1 micro-batches take `way_s`.
         for j in range(i + 1, depth):
             way_s += trips_s[j - 1] + times_s[j]
             count = max(count, counts[j] - 1 + ceil(way_s / period_s - ROUNDING))
@@ -178,9 +188,11 @@ def moved_counts(
     """Return counts with one stage's changed by `step`. Counts of the stages before follow as far
     as they must, or with `together` by the same step. None if 1F1B's own counts or the
     micro-batches leave no room."""
+    # 1F1B's own counts of the stages up to the changed one.
     own = [min(len(counts) - i, num_micro_batches) for i in range(index + 1)]
     count = counts[index] + step
     least = max(counts[index + 1], own[index])
+    # A first stage has no stage before it to move along.
     if not least <= count <= num_micro_batches or (together and not index):
         return None
     more = step if together else 0
@@ -196,9 +208,11 @@ def _most_that_fit(
     before."""
     own = own_launch_counts(len(replica.stages))
     counts = [min(count, replica.num_micro_batches) for count in wanted]
+    # A stage launches no more than the stage before it, and as much as its memory holds.
     for index in range(len(counts)):
         if index:
             counts[index] = min(counts[index], counts[index - 1])
+        # 1F1B's own count is taken as fitting; beyond it memory decides.
         while counts[index] > own[index]:
             trial = replace(replica, launch_counts=tuple(counts))
             memory = costs.stage_memory(trial, index, vocab_rows)

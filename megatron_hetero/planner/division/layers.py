@@ -28,6 +28,7 @@ def split_layers(
         Layers per stage, each at least 1, summing to `num_layers`.
     """
     num_stages = len(layer_times_s)
+    # Each stage needs a layer, and all stages together have room for all layers.
     if num_stages > num_layers or min(max_layers) < 1 or sum(max_layers) < num_layers:
         return None
     layers = [1] * num_stages

@@ -107,6 +107,7 @@ class Candidate:
         without the plug-in, then by devices and layers (never by chance)."""
         devices = tuple(self.placement.devices())
         shape = tuple(
+            # All that tells two placements apart, so that their order never depends on chance.
             (
                 r.num_micro_batches,
                 tuple(s.num_layers for s in r.stages),
@@ -126,6 +127,7 @@ class Candidate:
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
     """Return the step time that the ranking counts: what the job's flags do not say must make up
     for `MIN_GAIN`, what alone takes the plug-in for `PLUGIN_GAIN`."""
+    # Tables of experts in unlike numbers are what stock Megatron cannot say.
     tables = {stage.expert_shares for r in placement.replicas for stage in r.stages}
     deals_unlike = len(tables) > 1 or any(len(set(table or ())) > 1 for table in tables)
     if placement.has_sharded_layers or (deals_unlike and is_symmetric(placement)):

@@ -53,6 +53,7 @@ def canonical(
     bare: list[list[PlacedStage]] = [list(replica.stages) for replica in replicas]
     for r, s in stages:
         stage = bare[r][s]
+        # GPUs of a node are alike: each stage gets the next ones.
         devices = tuple([next(free[node]) for node, _ in stage.devices])
         if devices != stage.devices or stage.own_settings != NO_SETTINGS:
             bare[r][s] = PlacedStage(devices, stage.num_layers)
@@ -110,6 +111,7 @@ def arranged(
     # Stock Megatron has one shape and setting for all.
     replicas = placement.replicas
     first = replicas[0]
+    # Equal shapes up to the layers, which may differ from stage to stage.
     shapes = {replace(s.shape, num_layers=0) for r in replicas for s in r.stages}
     alike = len(shapes) == 1 and _is_regular(placement)
     if not alike or not all(

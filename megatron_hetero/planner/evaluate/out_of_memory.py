@@ -32,6 +32,7 @@ class OutOfMemory:
         known = self._fastest.get(shape)
         if known is None or candidate.step_time_s < known.step_time_s:
             self._fastest[shape] = candidate
+        # Twice as many before a cut, so that cuts are rare.
         if len(self._fastest) > 2 * NUM_KEPT:
             self._fastest = {kept.structure: kept for kept in self.fastest[:NUM_KEPT]}
 

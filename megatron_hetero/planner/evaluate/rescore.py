@@ -59,6 +59,7 @@ class Rescorer:
         for _ in range(_MAX_SIMULATED):
             # Only candidates near the best so far, the most promising first.
             least_s = min((found.step_time_s for found, _ in about.values()), default=inf)
+            # Without queues a step is never longer: who is behind so stays behind.
             waiting = [c for c in waiting if c.step_time_s <= NEAR * least_s]
             if not waiting:
                 break
@@ -102,6 +103,7 @@ class Rescorer:
         rescored: list[Candidate] = []
         ranking = self.board.ranking_of_stock if self.costs.has_variants else ()
         for candidate in ranking[:_MAX_STOCK]:
+            # Stock placements come best first: further ones are slower even before queues.
             if rescored and candidate.step_time_s > min(c.step_time_s for c in rescored):
                 break
             if rescored and not self.may_simulate(candidate):
@@ -126,6 +128,7 @@ class Rescorer:
     def num_messages(self, candidate: Candidate) -> int:
         """Return messages that have still to be simulated."""
         placement = candidate.placement
+        # What was simulated before costs no messages.
         if (placement, candidate.rank_order) in self.board.with_queues:
             return 0
         return num_simulated(
@@ -154,6 +157,7 @@ class Rescorer:
         self._left -= max_messages
         placement = candidate.placement
         costs = self.costs.sharded_as(placement)
+        # A short step with fewer micro-batches, once without queues and once with them.
         rows = costs.vocab_rows(placement.widths)
         replicas = tuple([_shortened(replica, part) for replica in placement.replicas])
         short, price = replace(placement, replicas=replicas), self.board.replica_cost
@@ -163,6 +167,7 @@ class Rescorer:
         for own, one, other in zip(
             candidate.cost.replicas, alone.replicas, waiting.replicas, strict=True
         ):
+            # Queues lengthen the whole pipeline as they lengthen the short one.
             longer = other.pipeline_s / one.pipeline_s
             ends_s = tuple([longer * end_s for end_s in own.ends_s])
             priced.append(replace(own, pipeline_s=longer * own.pipeline_s, ends_s=ends_s))
@@ -183,6 +188,7 @@ class Rescorer:
         placement = best.placement
         if placement.has_expert_groups:
             return  # stages of a group launch alike
+        # Replicas that share no path gain nothing by launching further ahead.
         sharing = self._simulated(best)
         costs = self.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)
@@ -190,12 +196,14 @@ class Rescorer:
         may_differ = self.costs.has_launch_counts and not placement.has_sharded_layers
         for more in _MORE_AHEAD if sharing and may_differ else ():
             counted = [(r, price(r, costs, rows)) for r in placement.replicas]
+            # Memory may not hold the further micro-batches of some replica.
             for r in sharing:
                 ahead = _further(placement.replicas[r], more)
                 priced = ahead, price(ahead, costs, rows)
                 if priced[1].fits:
                     counted[r] = priced
             ahead_of, cost = with_replicas(costs, counted, rows)
+            # All counts are as before: further ones would be too.
             if ahead_of == placement:
                 return
             yield self.board.candidate(ahead_of, cost, best.strategy)

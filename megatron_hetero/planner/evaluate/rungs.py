@@ -74,9 +74,11 @@ class Rungs:
         size fits, with the optimizer's states divided by free memory."""
         sizes = self.completer.sizes(len(structure))
         found = [one for size in sizes if (one := self.completer.complete(structure, size))]
+        # Sharded layers and dealt experts have completions of their own.
         if not found and not self.completer.shards and self.completer.dealt_by is None:
             found = [one for size in sizes if (one := by_room(self.completer, structure, size))]
         found.sort(key=lambda completion: completion.quick_s)
+        # A second size nearly as good may win once it is priced.
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 
     def estimated(self, found: Completion) -> Climber:
@@ -90,6 +92,7 @@ class Rungs:
         found = estimated.found
         own = self.completer.own_size
         nodes: list[Climber] = []
+        # The job's own flags may win too: they need no plug-in.
         options = self.sizes(found.structure) or [found]
         given = self.completer.complete(found.structure, own, given=True)
         if given is not None and given.quick_s < NEAR * options[0].quick_s:
@@ -105,6 +108,7 @@ class Rungs:
             return []
         self.num += 1
         gain, contention = estimated.gain, candidate.contention
+        # Queues grow with contention, so that a quieter path waits in proportion less.
         wait = 1.0
         if estimated.contention:
             wait += (estimated.wait - 1) * min(1.0, contention / estimated.contention)
@@ -116,9 +120,11 @@ class Rungs:
     def tune(self, node: Climber, before: Candidate, max_work: int = _TUNING) -> Climber:
         """Return the node with its pipelines tuned."""
         found = self.completer.tune(node.found, max_work)
+        # Nothing was tuned: the price stays as it is.
         if found is node.found:
             return replace(node, tuned=True)
         candidate = self.candidate(found)
+        # Tuning by the recurrence may lose by the whole price: then the node stays.
         if candidate is None or before.key < candidate.key:
             candidate = before
         self.num += 1
@@ -140,6 +146,7 @@ class Rungs:
         ahead while that shortens the step."""
         simulated = self.simulated(candidate)
         for further in self.rescorer.further_ahead(candidate):
+            # Further launches can at best reach the step without queues, which has to be worth it.
             if not candidate.step_time_s < min(simulated.step_time_s, self.best_s) * WORTH:
                 break
             other = self.simulated(further)
@@ -162,6 +169,7 @@ class Rungs:
 
     def simulated(self, candidate: Candidate) -> Candidate:
         """Return it with queues, of long steps by a part; the board keeps both."""
+        # Each simulated message takes about two units of work.
         self.work += 2 * min(self.rescorer.num_messages(candidate), SHORT)
         simulated = self.rescorer.with_part_of_queues(candidate, SHORT)
         self.board.keep_simulated(candidate, simulated)
@@ -172,6 +180,7 @@ class Rungs:
         board, costs = self.board, self.problem.costs
         placement = found.placement(self.completer.own_size)
         self.work += 25 * sum(map(len, found.structure))
+        # Plain placements go through the board, which keeps them in one form.
         if is_plain(placement):
             candidate = board.score_with_counts(placement, "structures")
         else:
@@ -188,9 +197,11 @@ class Rungs:
         numbers: dict[str, int] = {}
         counts = [0] * self._num_kinds
         image: list[int] = []
+        # Chains of one shape are neighbours, whatever their nodes are called.
         for _, _, number, nodes in sorted(map(self._outline, structure)):
             image.append(-number)
             for node, kind in nodes:
+                # Nodes are numbered as they come, within their kind.
                 known = numbers.get(node)
                 if known is None:
                     counts[kind] += 1

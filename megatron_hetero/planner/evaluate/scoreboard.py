@@ -151,12 +151,15 @@ class Scoreboard:
         """
         if whole is None:
             whole = self.problem.num_gpus <= MAX_GPUS_PRICED_WHOLE
+        # One form for all placements that differ only in names.
         placement, rank_order = canonical(placement, self.problem.gpus)
         if placement in self._seen:
             return self._seen[placement]
+        # Known to be beaten, and nobody asks for it whole.
         if placement in self._beaten and not whole:
             return None
         candidate = self._price(placement, rank_order, strategy, whole)
+        # What was only beaten is priced when somebody asks for it whole.
         if placement not in self._beaten or whole:
             self._seen[placement] = candidate
         return candidate
@@ -228,6 +231,7 @@ class Scoreboard:
         self, placement: Placement, rank_order: RankOrder | None, strategy: str, whole: bool
     ) -> Candidate | None:
         costs, rows, replicas = self._replica_costs(placement)
+        # The exchange takes longest to price, and most placements lose without it.
         if not whole and self._is_beaten(replicas, rank_order is not None):
             self.num_priced += 1
             self._beaten.add(placement)
@@ -241,6 +245,7 @@ class Scoreboard:
             self.out_of_memory.keep(candidate)
             return None
         self._keep(candidate)
+        # Launch counts are tried as soon as a placement fits.
         counted = self._launch_rule.apply(placement, cost, rows)
         if counted is not None:
             with_counts = self.candidate(*counted, strategy)
@@ -259,6 +264,7 @@ class Scoreboard:
         """Return whether a fitting placement is slower than every kept placement, whatever the
         exchange and launch counts. For a stock placement the kept stock placements count too. Most
         placements are beaten, and the exchange takes longest to price."""
+        # Before the ranking is full nothing is beaten; by money nothing is for sure.
         if len(self._fitting) < NUM_KEPT or not self.is_by_time:
             return False
         least_s = least_step_s(replicas)
@@ -280,6 +286,7 @@ class Scoreboard:
 
     def _insert(self, kept: list[Candidate], candidate: Candidate) -> None:
         before = self.best
+        # The quick key first: the full key is long to compare.
         if len(kept) < NUM_KEPT or candidate.coarse_key <= kept[-1].coarse_key:
             insort(kept, candidate, key=lambda c: c.key)
             del kept[NUM_KEPT:]

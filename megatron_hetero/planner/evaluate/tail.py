@@ -59,6 +59,7 @@ class Tails:
         model, training = workload.model, workload.training
         states = state_bytes(training)
         element = float(states.gradient)
+        # With the distributed optimizer, gradients go one way and weights come back.
         if training.use_distributed_optimizer:
             element = (states.gradient + states.weight) / 2
         self.layer_bytes = layer_params(model, even_share(model, 1)) * element
@@ -88,6 +89,7 @@ class Tails:
                 self._take(seconds, (_Holders.of(ends),), self.word_bytes)
         # Layers: runs with the same stages in all replicas have the same holders.
         if len(chains) > 1 or is_divided:
+            # Replicas with equal layers on their stages have all runs in common.
             alike: dict[tuple[int, ...], list[Chain]] = {}
             for own, filled in zip(chains, found.filled, strict=True):
                 alike.setdefault(filled.layers, []).append(own)
@@ -95,10 +97,12 @@ class Tails:
             holders = [
                 [_Holders.of(units) for units in zip(*of, strict=True)] for of in alike.values()
             ]
+            # Layers at which some replica's next stage begins.
             edges = sorted({start for of in starts for start in of})
             edges.append(sum(found.filled[0].layers))
             groups: dict[tuple[int, ...], int] = {}
             for first, end in pairwise(edges):
+                # The stage of each kind of replica that holds the run.
                 stages = tuple([bisect_right(of, first) - 1 for of in starts])
                 # Sharded layers are exchanged in the passes; all replicas have the same ones.
                 whole = end - first - (found.sharded[stages[0]] if found.sharded else 0)
@@ -118,6 +122,7 @@ class Tails:
         if ring is None:
             ring = self._rings[holders] = self._ring(holders)
         part = ring.factor * num_bytes
+        # Inside a node each GPU of the narrowest group carries its part.
         parts = part / ring.width
         for path, inside, per_byte, latency_s in ring.inside:
             taken_s = inside * (parts * per_byte + latency_s)
@@ -131,10 +136,12 @@ class Tails:
         """Return the ring's use of paths, with the groups of each node side by side."""
         on_node = Counter(chain.from_iterable([of.nodes for of in holders]))
         number = on_node.total()
+        # Around a ring each path carries 2 (n - 1) / n of the bytes.
         ring = _Ring(2 * max(number - 1, 0) / max(number, 1), min([of.width for of in holders]))
         nodes = sorted(on_node, key=self.place.__getitem__) if number > 1 else []
         latencies = 2 * (number - 1)
         for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True):
+            # Groups of one node pass on inside it, the last of them to the next node.
             inside = on_node[a] - (a != b)
             if inside:
                 per_byte, latency_s = self._edge(a, a)

@@ -45,6 +45,7 @@ def bare_plan(
     # Stages as in plan.json.
     cluster, workload = problem.cluster, problem.workload
     dispatcher = best.placement.dispatcher
+    # The dispatcher is a flag of the job, and is written into its flags.
     if dispatcher not in (None, workload.training.token_dispatcher):
         workload = with_dispatcher(workload, dispatcher)
     replicas = tuple(

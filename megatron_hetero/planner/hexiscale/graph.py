@@ -36,6 +36,7 @@ class HexiScaleGraph:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.nodes = [node for node in problem.nodes if problem.widths[node.name]]
+        # Machines as vertices keep the matrix of a large cluster small.
         whole = sum(len(problem.gpus[node.name]) for node in self.nodes) > _MAX_GPU_VERTICES
         self.chunks = [
             Chunk(node, indices)
@@ -55,6 +56,7 @@ class HexiScaleGraph:
         """Layers a second of each vertex."""
         costs, found = self.problem.costs, []
         for chunk in self.chunks:
+            # The widest possible group is what a machine's GPUs are rated by.
             width = self.problem.widths[chunk.node.name][0]
             rows = costs.vocab_rows([width])
             layer_s = costs.pieces(chunk.node, width, rows).layer.total_s
@@ -68,8 +70,10 @@ class HexiScaleGraph:
         between = np.zeros((len(self.nodes), len(self.nodes)))
         for i, node in enumerate(self.nodes):
             for j, other in enumerate(self.nodes[: i + 1]):
+                # One GPU has no link to itself.
                 if node.num_gpus > 1 or i != j:
                     between[i, j] = between[j, i] = 1 / self.message_s(node, other)
+        # From machines to vertices: GPUs of one machine share the machine's row.
         at = [place[chunk.node.name] for chunk in self.chunks]
         made = between[np.ix_(at, at)]
         np.fill_diagonal(made, 0.0)
@@ -78,6 +82,7 @@ class HexiScaleGraph:
     @cached_property
     def reciprocals(self) -> Weights:
         """Seconds a message, relative to the most: cutting little of this cuts fast links."""
+        # A bandwidth of zero is no link, whose reciprocal counts as nothing.
         seconds = np.divide(
             1.0, self.bandwidths, out=np.zeros_like(self.bandwidths), where=self.bandwidths > 0
         )

@@ -48,6 +48,7 @@ def _divide(
 ) -> list[NDArray[np.intp]]:
     if num_parts == 1:
         return [vertices]
+    # Bisect in the proportion of the numbers of parts, then divide both sides further.
     low = num_parts // 2
     side = _bisect(
         weights[vertices],
@@ -65,17 +66,21 @@ def _bisect(weights: Weights, edges: Weights, share: float, least: tuple[int, in
 
     `least`: vertices that each side has to keep, so that it can be divided further.
     """
+    # Small enough to be bisected directly.
     if len(weights) <= max(_COARSEST, 2 * sum(least)):
         return _refine(_grow(weights, edges, share, least), weights, edges, share, least)
     owner = _match(edges)
     num_coarse = int(owner.max()) + 1
+    # Matching has found nothing, or has left too few vertices.
     if num_coarse < sum(least) or num_coarse == len(weights):
         return _refine(_grow(weights, edges, share, least), weights, edges, share, least)
     coarse_weights = np.bincount(owner, weights)
+    # [coarse vertex, vertex]: sums the edges of matched vertices.
     project = np.zeros((num_coarse, len(weights)))
     project[owner, np.arange(len(weights))] = 1
     coarse_edges = project @ edges @ project.T
     np.fill_diagonal(coarse_edges, 0)
+    # Sides of coarse vertices are sides of their members; refine where the graph is finer.
     side = _bisect(coarse_weights, coarse_edges, share, (1, 1))[owner]
     return _refine(side, weights, edges, share, least)
 
@@ -91,6 +96,8 @@ def _match(edges: Weights) -> NDArray[np.intp]:
         free[vertex] = False
         owner[vertex] = num_coarse
         if free.any():
+            # Of equal edges `argmax` takes the lowest index, which keeps the matching
+            # deterministic.
             heaviest = np.where(free, edges[vertex], -1.0)
             owner[int(heaviest.argmax())] = num_coarse
         num_coarse += 1
@@ -102,11 +109,14 @@ def _grow(weights: Weights, edges: Weights, share: float, least: tuple[int, int]
     full."""
     side = np.ones(len(weights), dtype=bool)
     wanted = share * weights.sum()
+    # The first vertex is the one with the fewest ties.
     held, ties = 0.0, -edges.sum(axis=1)
     for taken in range(len(weights) - least[1]):
         vertex = int(np.where(side, ties, -np.inf).argmax())
+        # Growth ends at a vertex of which more than half would be beyond the wanted weight.
         if taken >= least[0] and held + weights[vertex] / 2 > wanted:
             break
+        # From the second vertex on, ties to the first side decide.
         if taken == 0:
             ties = np.zeros(len(weights))
         side[vertex] = False
@@ -137,6 +147,8 @@ def _refine(
         for _ in range(len(weights)):
             counts = int((~moved).sum()), int(moved.sum())
             after = held + np.where(moved, weights, -weights)
+            # How far each move would leave the sides off their sizes, beyond half the heaviest
+            # vertex.
             off = np.maximum(np.abs(after - wanted) - room, 0.0)
             allowed = ~locked & np.where(moved, counts[1] > least[1], counts[0] > least[0])
             # A move may leave the balance by one vertex: exchanges pass through such a point.

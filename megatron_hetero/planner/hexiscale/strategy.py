@@ -80,15 +80,18 @@ class _Switch:
 
 def _pipeline_counts(board: Scoreboard, num_vertices: int) -> Iterator[int]:
     """Yield powers of two and the largest, then the unseen neighbours of the best so far."""
+    # Each pipeline needs a vertex at least.
     allowed = [n for n in board.problem.replica_counts() if n <= num_vertices]
     if not allowed:
         return
+    # Seen counts, so that neighbours of the best come once.
     seen = []
     ladder = {n for n in allowed if n & (n - 1) == 0} | {allowed[0], allowed[-1]}
     for n in sorted(ladder):
         seen.append(n)
         yield n
     while len(seen) < len(allowed):
+        # The best may change while the caller prices, and with it the next neighbour.
         best = len(board.best.placement.replicas) if board.best else allowed[0]
         n = min((n for n in allowed if n not in seen), key=lambda n: (abs(n - best), n))
         seen.append(n)
@@ -110,6 +113,7 @@ class _Builder:
         key = (num_pipelines, cuts_fast)
         if key not in self._parts:
             graph = self.graph
+            # Cutting slow links is keeping the weight of bandwidth inside; fast links the reverse.
             edges = graph.reciprocals if cuts_fast else graph.bandwidths
             self._parts[key] = partition(graph.speeds, edges, num_pipelines)
         chains = []
@@ -128,6 +132,7 @@ class _Builder:
         speeds = [graph.speeds[vertex] for vertex in part]
         groups = []
         for members in partition(speeds, bandwidths, min(num_groups, len(part))):
+            # Vertices of one machine are one chunk.
             indices: dict[str, list[int]] = {}
             for member in members:
                 chunk = graph.chunks[part[member]]
@@ -143,6 +148,7 @@ class _Builder:
         best: tuple[tuple[bool, float, Chain], Chain] | None = None
         num_micro_batches = self.problem.num_micro_batches / num_pipelines
         for walk in self._walks(groups):
+            # Equal walks have equal choices, whatever the machines are called.
             key = (*(chunk.kind for chunk in walk), num_pipelines)
             if key not in self._chosen:
                 self._chosen[key] = self._choose(walk, num_micro_batches)
@@ -151,6 +157,7 @@ class _Builder:
                 continue
             backwards, widths = chosen
             chain = self._cut(walk, widths, backwards)
+            # The chain itself breaks ties, so that the order of the walks does not matter.
             rank = (*self._rank(chain, num_micro_batches), chain)
             if best is None or rank < best[0]:
                 best = rank, chain
@@ -165,6 +172,7 @@ class _Builder:
             nodes = [chunk.node for chunk in group]
             order = shortest_paths([[seconds(a, b) for b in nodes] for a in nodes])[0]
             inside.append([group[i] for i in order])
+        # The nearest pair of ends decides between two groups.
         ends = [(group[0].node, group[-1].node) for group in inside]
         between = [[min(seconds(a, b) for a in one for b in two) for two in ends] for one in ends]
         for walk in shortest_paths(between):
@@ -183,8 +191,10 @@ class _Builder:
             for chunk in walk
         ]
         if not all(menus):
+            # A chunk too small for any width has no place in the chain.
             return None
         best: tuple[tuple[bool, float], tuple[bool, tuple[int, ...]]] | None = None
+        # From the narrowest and from the widest groups, in both directions.
         starts = {tuple(menu[0] for menu in menus), tuple(menu[-1] for menu in menus)}
         for widths in sorted(starts):
             for backwards in (False, True):
@@ -209,6 +219,7 @@ class _Builder:
         while improved:
             improved = False
             for at, menu in enumerate(menus):
+                # Width 0 leaves the chunk out.
                 for width in (*menu, 0):
                     choice = (*best[:at], width, *best[at + 1 :])
                     if choice != best and (found := rank(choice)) < best_rank:
@@ -233,6 +244,7 @@ class _Builder:
             left = list(chunk.indices)
             while left:
                 fitting = [w for w in self.problem.widths[chunk.node.name] if w <= len(left)]
+                # The widest width that fits the remaining GPUs, up to the chosen one.
                 taken = max((w for w in fitting if w <= width), default=0)
                 if not taken:
                     break

@@ -102,6 +102,7 @@ def pair(one: ReplicaPlaces, other: ReplicaPlaces) -> Iterator[PairChange]:
     """Join two replicas stage by stage; the groups of each stage then divide sequences."""
 
     def change(left: Chain, right: Chain) -> Structure | None:
+        # Stage by stage, the groups of both replicas have to be alike in width.
         if [unit.width for unit in left] != [unit.width for unit in right]:
             return None
         made = [joined_units(units) for units in zip(left, right, strict=True)]
@@ -125,6 +126,7 @@ def add_group(
 
 def _firsts(chain: Chain) -> list[int]:
     """Return stages: the first of each run of equal ones."""
+    # A run of equal groups has one move, because any of them gives the same structure.
     shapes = [(unit.form, [node for node, _ in unit.parts]) for unit in chain]
     return [s for s in range(len(chain)) if s == 0 or shapes[s] != shapes[s - 1]]
 

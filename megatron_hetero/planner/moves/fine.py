@@ -59,6 +59,7 @@ def insertions(
     for unit in units:
         seen = set()
         if len(chains) in counts:
+            # Equal replicas before and after are one change.
             for r, chain in enumerate(chains):
                 before = shape(chain)
                 for s in range(len(chain) + 1):

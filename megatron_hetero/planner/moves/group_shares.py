@@ -46,9 +46,12 @@ class GroupShares:
         """Return the fastest shares that fit with `num_layers` layers: without a thought for
         memory, and with the rows of memory of each kind of recompute, distinct, fastest first."""
         members, found = _members(place), dict[Shares, float]()
+        # Coarse units fit heads exactly, finer ones follow speeds more closely.
         for units in self._numbers_of_units(place):
             times_s = [list(self._times_s(member, place, units)) for member in members]
             most = [units] * len(members)
+            # [cap] -> most units of each member: without a limit, then by memory of each kind of
+            # recompute.
             caps = [most, *(self._caps(kind, place, num_layers, units) for kind in self._kinds)]
             for cap in caps:
                 parts = minimax(units, [own[:n] for own, n in zip(times_s, cap, strict=True)])
@@ -56,6 +59,7 @@ class GroupShares:
                     shares = tuple(part // gcd(*parts) for part in parts)
                     found.setdefault(shares, self._stage_s(shares, place, num_layers))
         best = min(found, key=found.__getitem__)
+        # From the best, and from the same with equal shares for equal GPUs.
         for start in (best, self._alike(best, place)):
             polished = self._polished(start, place, num_layers)
             found.setdefault(polished, self._stage_s(polished, place, num_layers))
@@ -67,6 +71,7 @@ class GroupShares:
 
     def _numbers_of_units(self, place: StagePlace) -> Iterator[int]:
         if place.context_parallel > 1:
+            # No unit is smaller than what two chunks and all TP ranks divide evenly.
             yield min(FINEST, self.costs.workload.model.seq_length // lcm(2, place.width))
             return
         units = self.costs.workload.model.num_query_groups
@@ -86,6 +91,7 @@ class GroupShares:
         for part in _parts(place, units):
             share = _share(self.costs, place, part, units)
             time_s = factor * group_layer_times(workload, [(gpu, share)]).total_s
+            # Rounding to heads may make a larger part quicker; `minimax` needs rising times.
             last_s = max(time_s, last_s)
             yield last_s
 
@@ -107,6 +113,7 @@ class GroupShares:
 
         parts = _parts(place, units)
         return [
+            # The fullest device of a member limits it; more units only take more memory.
             min(bisect_left(parts, True, key=partial(lacks_memory, device)) for device in member)
             for member in _members(place)
         ]
@@ -128,9 +135,11 @@ class GroupShares:
         shares by both together, a little more or less for one kind of GPU while that is faster."""
         gpus = self._gpus(place)
         kinds = sorted(set(gpus))
+        # In units fine enough for a step of one to be small.
         scale = max(1, FINEST // sum(shares))
         best = tuple(scale * share for share in shares)
         best_s = self._stage_s(best, place, num_layers)
+        # All steps for all kinds, until none is faster.
         while True:
             steps = product(kinds, (-2, -1, 1, 2))
             trials = [
@@ -171,6 +180,7 @@ def _share(costs: CostModel, place: StagePlace, part: int, units: int) -> Tensor
     """
     model, width, context = costs.workload.model, place.width, place.context_parallel
     if context > 1:
+        # Others have equal parts of what is left: only the member's own part matters.
         others = (units - part,) * (context - 1)
         own = (part * (context - 1), *others)
         return member_shares(model, width, None, context, None, own)[0]
@@ -183,6 +193,7 @@ def _share(costs: CostModel, place: StagePlace, part: int, units: int) -> Tensor
             model.dense_columns,
         )
     )
+    # A share of nothing is not allowed, so that the rest never falls below one.
     others = (max(1, (units - part) // (width - 1)),) * (width - 1)
     return TensorShare(
         width,

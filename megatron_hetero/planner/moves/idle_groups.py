@@ -34,9 +34,11 @@ def insert(
     tried: set[Hashable] = set()
     for node in problem.nodes:
         for width in problem.widths[node.name]:
+            # Widths rise: wider ones fit even less.
             if width > len(idle[node.name]):
                 break
             for t in replica.gaps:
+                # Links to both neighbours tell places apart.
                 near = tuple([hop(unit.node, node.name) for unit in chain[max(t - 1, 0) : t + 1]])
                 key = _image(problem, node, idle), width, t, near
                 if key in tried:
@@ -72,6 +74,7 @@ def with_stage(structure: Structure, r: int, s: int, unit: Unit) -> Structure:
 
 def begin(problem: Problem, structure: Structure, idle: Idle) -> Iterator[Structure]:
     """Begin a replica of one stage; of nodes that are alike, on the first."""
+    # Reversed, so that the first of like nodes stays.
     firsts = {_image(problem, node, idle): node for node in reversed(problem.nodes)}
     for node in reversed(firsts.values()):
         free = idle[node.name]
@@ -87,6 +90,7 @@ def _taken(problem: Problem, idle: Idle, node: Node, width: int, number: int) ->
     like = problem.likeness.node
     alike = [n for n in problem.nodes if n.site == node.site and like(n.name) == like(node.name)]
     units: list[Unit] = []
+    # On this node as long as it has idle GPUs, then on nodes like it.
     for one in [node, *[n for n in alike if n is not node]]:
         free = idle[one.name]
         for start in range(0, len(free) - width + 1, width):

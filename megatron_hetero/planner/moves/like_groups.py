@@ -16,6 +16,7 @@ def lengthwise(structure: Structure, kind_of: Mapping[str, int]) -> Structure:
     """
     chains = [list(chain) for chain in structure]
     for alike in like_places(structure, kind_of):
+        # Node by node: neighbours in this order are on one node as far as possible.
         units = sorted(
             [structure[r][s] for r, s in alike], key=lambda unit: (unit.node, unit.indices)
         )

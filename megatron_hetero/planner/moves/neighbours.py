@@ -69,7 +69,9 @@ def _moved(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Str
         of_one, of_two, with_idle = of_one + more[0], of_two + more[1], with_idle + more[2]
     idle = idle_of(problem, structure)
     like = problem.likeness.node
+    # Alike in links too: all of them are changed in one move.
     alike = _classes(structure, shape)
+    # Alike in groups only: the links between them may differ.
     wider = _classes(
         structure,
         lambda chain: tuple([(unit.form, *[like(n) for n, _ in unit.parts]) for unit in chain]),
@@ -77,12 +79,14 @@ def _moved(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Str
     members = {scope: ReplicaPlaces(problem, structure[scope[0]]) for scope in wider}
     for scope, replica in members.items():
         same = next(of for of in alike if scope[0] in of)
+        # In one replica, in all that are alike, and in all of the wider class.
         scopes = list(dict.fromkeys([scope[:1], same, scope]))
         for move in of_one:
             for change in move(replica):
                 yield from _in_each(structure, scopes, change)
         for take in with_idle:
             yield from take(replica, structure, scopes, idle)
+    # Each pair of classes once, a class with itself if it has two replicas.
     for one, other in combinations_with_replacement(wider, 2):
         if one is other and len(one) < 2:
             continue

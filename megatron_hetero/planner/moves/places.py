@@ -30,6 +30,7 @@ class ReplicaPlaces:
         firsts: dict[Hashable, int] = {}
         lasts: dict[Hashable, int] = {}
         for t, (one, other) in enumerate(pairwise(chain), 1):
+            # Inside a run of equal groups, every place gives the same structure.
             if not are_equal(one, other):
                 sides = like.node(one.node), one.form, like.node(other.node), other.form
                 kind = *sides, like.hop(one.node, other.node)

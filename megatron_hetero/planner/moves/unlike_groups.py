@@ -45,6 +45,7 @@ def joined(
     if not may_choose(problem.costs, "shares"):
         return
     joins = _Joins(problem, structure, layers, [shape(own) for own in structure])
+    # Two stages at least make a group; one stage of several groups may divide sequences.
     yield from islice(joins.of_runs(2, joins.in_tensor_shares), _MAX_STRUCTURES)
     if problem.divides_sequences and shares_tokens(problem.costs):
         yield from islice(joins.of_runs(1, joins.in_token_shares), _MAX_STRUCTURES)
@@ -71,6 +72,7 @@ def _in_unlike_parts(problem: Problem) -> Iterator[Structure]:
             along = tuple(tuple(units[r * size : (r + 1) * size]) for r in range(count))
             across = tuple(tuple(units[r::count]) for r in range(count))
             for runs in dict.fromkeys((along, across)):
+                # Layers matter only for shares: every replica is one stage with all of them.
                 whole = [[problem.num_layers]] * count
                 joins = _Joins(problem, runs, whole, runs)
                 options = [joins.in_token_shares(run, problem.num_layers, 0, 1) for run in runs]
@@ -101,11 +103,14 @@ class _Joins:
             r = self.shapes.index(shape)
             own, depth = self.structure[r], len(self.structure[r])
             for start in range(depth):
+                # Runs from `start`, up to `_LONGEST` stages.
                 for stop in range(start + shortest, min(start + _LONGEST, depth) + 1):
                     num_layers = sum(self.layers[r][start:stop])
                     if not self._is_one_kind(shape, start, stop):
                         continue
                     for one in ways(own[start:stop], num_layers, start, depth):
+                        # In another replica of the shape, the run may cross nodes that limits keep
+                        # apart.
                         if one.context_parallel == 1 and not self._may_all(shape, start, stop):
                             continue
                         yield tuple(
@@ -138,6 +143,7 @@ class _Joins:
             problem, devices
         ):
             return
+        # Unlike GPUs get shares by speed and memory.
         if len({problem.cluster.gpu_type(device).name for device in devices}) > 1:
             for shares in self._options(place, num_layers):
                 yield _as_one(run, 1, shares)
@@ -196,6 +202,7 @@ def _may_divide_a_sequence(problem: Problem, groups: Sequence[PlacedStage]) -> b
     training, seq_length = problem.workload.training, problem.workload.model.seq_length
     widths = {group.width for group in groups}
     kinds = {tuple(problem.cluster.gpu_type(d).name for d in group.devices) for group in groups}
+    # Equal GPUs divide a sequence equally, for which there are other moves.
     if len(widths) > 1 or len(kinds) == 1 or len(groups) > MAX_CONTEXT_PARALLEL:
         return False
     if len(groups) > min(FINEST, seq_length // lcm(2, *widths)):
@@ -211,8 +218,10 @@ def _may_be_a_group(problem: Problem, devices: tuple[Device, ...]) -> bool:
     """Return whether model and limits allow the devices as a tensor-parallel group."""
     limits, model = problem.cluster.limits, problem.workload.model
     width = len(devices)
+    # Every GPU has one query group and one column of each kind at least.
     if width > min(model.num_query_groups, *model.column_kinds):
         return False
+    # Latents are divided in equal parts only.
     if any(size % width for size in model.divided_latents):
         return False
     if limits.max_tensor_parallel is not None and width > limits.max_tensor_parallel:

@@ -45,6 +45,7 @@ class FewerMachines:
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         search = _Search(board)
+        # The most promising selections are planned quickly, then the best of them are varied.
         ranked = search.ranked(some_selections(search.pools, MAX_SELECTIONS))
         search.quickly(ranked, self.max_searches)
         search.climb(self.max_searches)
@@ -90,6 +91,7 @@ class _Search:
         """Return whether the selection is likely to beat the board's best: steps are longer than
         promised, if less so on fewer machines."""
         best = self.board.wanted
+        # The root, because fewer machines lose less than the whole cluster does.
         return best is None or self.key(selection, sqrt(self.slack)) < best.coarse_key
 
     def quickly(self, selections: Iterable[Selection], most: int) -> None:
@@ -119,6 +121,7 @@ class _Search:
         fitting = {s: key for s, key in self.found.items() if key is not None}
         ranked = sorted(fitting, key=lambda s: (fitting[s], s))
         chosen = ranked[:most]
+        # Quick plans may have missed what the selection could do.
         open_ones = [s for s in ranked[most:] if self.may_win(s)]
         least = sorted(open_ones, key=lambda s: (self.key(s), s))
         return [*chosen, *least[:most]]
@@ -139,6 +142,7 @@ class _Search:
             self.board.keep_refined(
                 candidate.placement, candidate.cost, candidate.strategy, candidate.rank_order
             )
+        # Plain placements are scored anew, so that the board ranks them by itself.
         for candidate in plain:
             self.board.score(candidate.placement, candidate.strategy)
         for candidate in part.ranking_with_counts[:NUM_TAKEN]:

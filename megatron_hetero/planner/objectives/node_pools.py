@@ -57,6 +57,7 @@ class NodePool:
         node = self.nodes[0]
         if node.price_per_hour is not None:
             each = node.price_per_hour / self.num_islands
+            # A machine is paid for as a whole as soon as one of its GPUs is used.
             return each * -(-num_gpus // self.num_gpus)
         return None if node.gpu_price_per_hour is None else node.gpu_price_per_hour * num_gpus
 
@@ -74,6 +75,7 @@ def node_pools(problem: Problem) -> tuple[NodePool, ...]:
     """Return the machines of a problem by kind and price; the cheapest work first."""
     rows = problem.workload.model.vocab_size
     objective = problem.objective
+    # GPUs are counted one by one where their number is the objective.
     whole = objective.needs_prices(problem.cluster) and objective.name != "fewest-gpus"
     priced = [
         (size, problem.costs.variant(micro_batch_size=size, recompute=recompute))
@@ -124,6 +126,7 @@ def some_selections(pools: Sequence[NodePool], most: int) -> list[Selection]:
     if found is not None:
         return found
     growth = _FINEST_LADDER
+    # Ever coarser ladders, until the selections are few enough.
     while growth <= max(pool.most for pool in pools):
         counts = [pool.counts(growth) for pool in pools]
         if prod(map(len, counts)) <= most:
@@ -134,6 +137,7 @@ def some_selections(pools: Sequence[NodePool], most: int) -> list[Selection]:
 
 def _one_after_the_other(pools: Sequence[NodePool]) -> Iterator[Selection]:
     none = (0,) * len(pools)
+    # `taken` has all GPUs of the pools before.
     taken: Selection = none
     for index, pool in enumerate(pools):
         for count in pool.counts(_FINEST_LADDER)[1:]:
@@ -173,6 +177,7 @@ def work_of(problem: Problem) -> int:
 def promise(problem: Problem, pools: Sequence[NodePool], selection: Selection) -> Promise:
     """Return the least step time of a selection under a perfect division of work, and the price."""
     taken = [(pool, n) for pool, n in zip(pools, selection, strict=True) if n]
+    # All GPUs at their best, without a pause.
     layers_per_s = sum(n / pool.layer_gpu_s for pool, n in taken)
     way_s = problem.num_layers * min((pool.least_layer_s for pool, _ in taken), default=inf)
     prices = [pool.price_per_hour(n) for pool, n in taken]

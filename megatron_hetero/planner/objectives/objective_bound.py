@@ -65,6 +65,7 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
     if selections is None:
         return _by_work(problem, pools)
     tight = _may_be_tight(problem, pools)
+    # (bound, selection, what the tight bound leaves out; empty before it is bounded tightly).
     heap: list[tuple[float, Selection, str]] = []
     for selection in selections:
         value = _value(problem, promise(problem, pools, selection))
@@ -73,6 +74,7 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
     work = 0
     while heap:
         value, selection, relaxes = heap[0]
+        # The least of all is tight, or there is no more to be done: it holds for all plans.
         if relaxes or not tight or work >= _MAX_WORK:
             return ObjectiveBound(value, relaxes or WORK_RELAXES)
         work += sum(selection)
@@ -83,6 +85,7 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
         tighter = _value(problem, replace(promised, step_s=step_s))
         if tighter is not None:
             heapq.heappush(heap, (tighter, selection, bound.relaxes))
+    # Each selection breaks a limit: no plan keeps them all.
     return ObjectiveBound(inf, "")
 
 
@@ -98,6 +101,7 @@ def none_keeps_the_limits(problem: Problem) -> bool:
         least_s = min(least_s, step_time_bound(costs, uneven=True).step_time_s)
     elif not isinf(bound.value):
         return False
+    # Of plans with context parallelism only the time is bounded, hence no price.
     standing = objective.standing_of(cluster, problem.num_gpus, least_s, None)
     return isinf(least_s) or standing.excess > ROUNDING
 
@@ -125,6 +129,7 @@ def _by_work(problem: Problem, pools: Sequence[NodePool]) -> ObjectiveBound | No
         ]
         return ObjectiveBound(work * min(prices) / HOUR_S, WORK_RELAXES)
     if objective.name == "fewest-gpus" and objective.max_step_s is not None:
+        # Fewest GPUs: the fastest first, until they do all work in a step.
         missing, num_gpus = work / objective.max_step_s, 0
         for pool in sorted(pools, key=lambda o: o.layer_gpu_s):
             needed = ceil(missing * pool.layer_gpu_s * (1 - ROUNDING))

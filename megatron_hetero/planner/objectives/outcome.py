@@ -72,6 +72,7 @@ def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
     # Every plan was priced: the value is its own bound.
     if board.is_exact:
         bound = ObjectiveBound(value / unit, "nothing: every plan was priced")
+    # In the objective's unit; a plan is never better than its bound.
     least = None if bound is None else min(bound.value * unit, value)
     return Outcome(
         objective=objective.name,

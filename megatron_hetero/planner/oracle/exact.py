@@ -60,6 +60,7 @@ class Exact:
 def _quick_limit_s(board: Scoreboard) -> float:
     """`limit_s` of plans found quickly."""
     quick = Scoreboard(board.problem)
+    # A quick plan rules others out by its speed, so only where speed alone counts.
     if board.problem.objective == THROUGHPUT:
         for strategy in (Columns(), Symmetric(), Constructive()):
             strategy.search(quick)

@@ -34,8 +34,10 @@ def wanted_placements(problem: Problem, limit_s: float, max_work: int) -> list[P
     pruner = Pruner(problem, limit_s, max_work)
     wanted: list[Placement] = []
     for structure in all_structures(problem):
+        # The work of the enumeration itself counts too.
         if not pruner.may_look(problem.num_layers):
             return None
+        # Cheap: without looking at splits of the layers.
         if not pruner.may_hold_it(structure):
             continue
         for layers, shares in pruner.fillings(structure):
@@ -59,6 +61,7 @@ class Pruner:
         self._splits: dict[Kinds, list[tuple[int, Split]]] = {}
         self._times: dict[tuple[str, int, bool, bool], tuple[float, float]] = {}
         self._held: dict[tuple[str, int, bool, bool], int] = {}
+        # The fewest states: as many replicas as there may be divide them.
         most_replicas = max(problem.replica_counts(), default=1)
         self._roomiest = problem.costs.sharded_among(most_replicas)
 
@@ -80,7 +83,9 @@ class Pruner:
     def fillings(self, structure: tuple[Chain, ...]) -> Iterator[Filling]:
         """Yield every filling that may be in time; once `is_over`, some are left out."""
         splits = [self._splits_of(chain) for chain in structure]
+        # [replica] -> micro-batches in time with its best split.
         most = [max((count for count, _ in of_chain), default=0) for of_chain in splits]
+        # Together the replicas cannot do the batch in time.
         if min(most) == 0 or sum(most) < self.problem.num_micro_batches:
             return
         for shares in compositions(self.problem.num_micro_batches, len(structure)):
@@ -130,9 +135,11 @@ class Pruner:
         layer in each stage before it."""
         if kinds not in self._most:
             stages = list(zip(self._stage_times(kinds), self._stage_limits(kinds), strict=True))
+            # The more micro-batches, the fewer layers are in time: bisection finds the most.
             low, high = 0, self.problem.num_micro_batches
             while low < high:
                 count = (low + high + 1) // 2
+                # Each stage as if all stages before it had a single layer.
                 room, before_s = 0, 0.0
                 for (ends_s, layer_s), held in stages:
                     spare_s = self.limit_s - before_s - count * ends_s
@@ -175,6 +182,7 @@ class Pruner:
         devices = [unit.devices for unit in chain]
         forward = [costs.hop(a, b) for a, b in pairwise(devices)]
         backward = [costs.hop(b, a) for a, b in pairwise(devices)]
+        # The same bisection with a bound that knows the boundaries.
         low, high = 0, most
         while low < high:
             count = (low + high + 1) // 2
@@ -199,9 +207,11 @@ class Pruner:
             yield most, split
             return
         (ends_s, layer_s), held = stages[len(split)]
+        # The last stage takes what is left; others leave a layer to each stage behind.
         for layers in [left] if stages_left == 1 else range(1, left - stages_left + 2):
             own_s = ends_s + layers * layer_s
             allowed = int(min(most, (self.limit_s - before_s) / own_s))
+            # More layers only take longer and more memory.
             if allowed < 1 or layers > held:
                 return
             yield from self._extend(stages, (*split, layers), before_s + own_s, allowed)

@@ -52,6 +52,7 @@ def _arrangements(
         yield ()
         return
     for chain in _sequences(kinds):
+        # Chains rise, so that replicas in another order are not a second structure.
         if chain >= least:
             left = kinds.copy()
             left.subtract(chain)
@@ -77,6 +78,7 @@ def _with_gpus(problem: Problem, chains: tuple[tuple[Kind, ...], ...]) -> tuple[
     for chain in chains:
         units = []
         for node, width in chain:
+            # Equal GPUs of a node are taken in order: which of them does not matter.
             gpus = problem.gpus[node][taken[node] : taken[node] + width]
             taken[node] += width
             units.append(Unit(node, gpus))

@@ -60,6 +60,7 @@ class Continuations:
             for node in problem.nodes
             for device in node.devices
             if device.index in problem.gpus[node.name]
+            # A device whose type changed under the same name has lost its state.
             if old.type_by_device.get(device.name, node.gpu_type.name) == node.gpu_type.name
         )
         kept = surviving(holdings(problem.workload, parts_of_plan(old)), self.alive)
@@ -93,6 +94,7 @@ class Continuations:
         problem, old = self.problem, self.old
         cluster = problem.cluster
         used = {d for r in old.replicas for s in r.stages for d in s.devices}
+        # The old plan needs all of its GPUs.
         if not used <= self.alive:
             return
         idle = tuple(d.name for d in cluster.devices if d.name not in used)
@@ -105,6 +107,7 @@ class Continuations:
             estimates=None,
             inputs=plan_inputs(problem, problem.workload),
         )
+        # With today's links and limits the old plan may break a rule that it kept before.
         try:
             validate_plan(plan, cluster)
             plan = replace(plan, estimates=estimate_plan(plan, cluster, problem.costs.profile))
@@ -122,6 +125,7 @@ class Continuations:
 
         Queues only make a step longer, so what is behind without them stays behind.
         """
+        # Each pass prices the first rough way of the front with queues, until all are final.
         ways = list(self.found)
         while True:
             front = front_of(ways)
@@ -157,6 +161,7 @@ class Continuations:
 def front_of(ways: Sequence[Continuation]) -> list[Continuation]:
     """Sort by movement, the least first, each faster than all that move less."""
     found: list[Continuation] = []
+    # From the least movement on, only a shorter step earns its place.
     for way in sorted(ways, key=lambda way: (*way.key, way.step_time_s)):
         if not found or below(way.step_time_s, found[-1].step_time_s):
             found.append(way)

@@ -31,6 +31,7 @@ def nearest_labels(
     costs = problem.costs
     if moved != placement:
         before, after = costs.placement(placement), costs.placement(moved)
+        # Like nodes may still differ in their links to others: the step must not get longer.
         if at_most(after.step_time_s, before.step_time_s):
             return moved
     return _exchanged(problem, placement, kept, sizes, across_nodes=False)
@@ -48,6 +49,7 @@ def _exchanged(
         if (role, node) not in gains:
             roles = [Device(role, i) for i in problem.gpus[role]]
             places = [Device(node, i) for i in problem.gpus[node]]
+            # [role, place]: bytes that both hold.
             table = [
                 [overlap_bytes(sizes, wanted.get(r.name, {}), kept.get(p.name, {})) for p in places]
                 for r in roles
@@ -73,6 +75,7 @@ def _assign(table: Sequence[Sequence[float]]) -> list[int]:
     from scipy.optimize import linear_sum_assignment  # a third of a second
 
     size = len(table)
+    # A tiny premium on the diagonal: who gains nothing does not move.
     total = 1.0 + sum(map(sum, table))
     stay = ROUNDING * total / size
     cost = [[-table[i][j] - (stay if i == j else 0.0) for j in range(size)] for i in range(size)]

@@ -46,6 +46,7 @@ def old_replicas(problem: Problem, plan: Plan, alive: frozenset[str]) -> list[Ol
             devices = [problem.cluster.device_by_name[name] for name in left]
             nodes = {device.node for device in devices}
             unit = None
+            # A stage that is left on several nodes has no unit of its own any more.
             if len(nodes) == 1:
                 (node,) = nodes
                 indices = tuple(sorted(device.index for device in devices))
@@ -79,11 +80,14 @@ def _mended(
 ) -> Iterator[list[Pipeline]]:
     kept = [whole for replica in old if (whole := replica.whole) is not None]
     broken = [replica for replica in old if replica.whole is None]
+    # What is left of broken replicas is not free for others yet.
     free = _free(problem, [*kept, *(_left_of(replica) for replica in broken)])
+    # The empty pipeline drops the replica.
     options = [[(), *_options(problem, filler, replica, free)] for replica in broken]
     num_combined = 1
     for found in options:
         num_combined *= len(found)
+    # All combinations, or of too many only the broken replicas mended alike.
     if num_combined <= MAX_TRIED:
         choices: Iterator[tuple[Pipeline, ...]] = product(*options)
     else:
@@ -91,6 +95,7 @@ def _mended(
         choices = (tuple(o[min(i, len(o) - 1)] for o in options) for i in range(most))
     for choice in choices:
         pipelines = [*kept, *(pipeline for pipeline in choice if pipeline)]
+        # Two mended replicas may have reached for the same free GPUs.
         taken = [gpu for p in pipelines for unit, _ in p for gpu in unit.devices]
         if pipelines and len(taken) == len(set(taken)):
             yield pipelines
@@ -131,6 +136,7 @@ def _replaced(
             for w in problem.widths[node]
             if w <= len(gpus)
         ]
+        # The old width first: no tensor has to be cut anew.
         others.sort(key=lambda u: (u.width != width, -u.width, u.node))
         menus.append([*([unit] if unit is not None else []), *others])
     for units in islice(product(*menus), MAX_TRIED):
@@ -151,6 +157,7 @@ def _absorbed(replica: OldReplica) -> Iterator[Pipeline]:
                 pieces.append((unit, layers + waiting))
                 waiting = 0
                 continue
+            # The first stages have no stage before them to give layers to.
             before = round(part * layers) if pieces else 0
             if before:
                 pieces[-1] = (pieces[-1][0], pieces[-1][1] + before)
@@ -179,6 +186,7 @@ def _new_replicas(
         units.append(Unit(node, free[start : start + w]))
         start += w
     each = [_refitted(problem, filler, (unit,)) for unit in units]
+    # One replica a unit if each holds the model, else one replica of all units.
     if units and all(each):
         return each
     together = _refitted(problem, filler, tuple(units)) if units else ()

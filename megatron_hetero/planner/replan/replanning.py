@@ -149,6 +149,7 @@ class _Near:
         """See `Strategy.search`."""
         ways, problem = self.ways, board.problem
         near = Scoreboard(problem)
+        # A board of its own: placements near the old plan do not disturb the search.
         found = []
         # Plans that keep the old replicas as far as they live.
         for placement in near_placements(problem, old_replicas(problem, ways.old, ways.alive)):
@@ -178,6 +179,7 @@ class _Near:
                 moved = ways.add(candidate)
                 if moved and _total_s(moved, num_steps) < _total_s(best, num_steps):
                     best, improved = moved, True
+                    # First improvement: moves of the new placement are tried from the start.
                     break
 
 
@@ -189,6 +191,7 @@ def _total_s(way: Continuation, num_steps: float) -> float:
 
 def _shown(front: Sequence[Continuation], num_steps: float) -> list[Continuation]:
     """Return the first, the last, and between the two the ways with the earliest end."""
+    # The way that moves least and the fastest are always shown.
     if len(front) <= _NUM_SHOWN:
         return list(front)
     middle = sorted(front[1:-1], key=lambda way: _total_s(way, num_steps))[: _NUM_SHOWN - 2]
@@ -206,6 +209,7 @@ def _chosen(shown: Sequence[Continuation], prefer: Prefer, num_steps: float | No
 def _pays_after(before: Continuation, way: Continuation) -> int | None:
     if before.movement.time_s is None or way.movement.time_s is None:
         return None
+    # `front_of` makes later ways faster, so that this is above zero.
     saved_s = before.step_time_s - way.step_time_s
     return max(0, ceil((way.movement.time_s - before.movement.time_s) / saved_s))
 

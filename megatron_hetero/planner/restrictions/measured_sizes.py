@@ -41,6 +41,7 @@ def held_to_measured_sizes(
     if not found:
         return HeldCluster(cluster, "")
     own = workload.training.micro_batch_size
+    # The profile's only size has to be the job's, or nothing is known of the job's.
     other = {gpu: size for gpu, size in found.items() if size != own}
     if other:
         raise UsageError(

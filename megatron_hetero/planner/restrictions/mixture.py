@@ -52,6 +52,7 @@ def mixture_words(plan: Plan) -> str:
     if plan.workload is None:
         return ""
     job = plan.workload.training.precision
+    # precision -> GPU type -> how many.
     where: dict[str, dict[str, int]] = {}
     types = plan.type_by_device
     for replica, row in zip(plan.replicas, stage_precisions(plan, job), strict=True):

@@ -93,6 +93,7 @@ def for_each_library[**Parameters, Found](
                 if not found:
                     raise
                 break
+            # An interrupted search ends the others too.
             if found and _plan(next(reversed(found.values()))).made_by.endswith("(interrupted)"):
                 break
         if not found:

@@ -82,12 +82,14 @@ def precisions(cluster: Cluster, workload: Workload) -> tuple[Precision, ...]:
     """Return what a plan may choose from: the job's own if it names one; else what some GPUs
     have, each only if more have it than those before."""
     own = workload.training.precision
+    # Megatron's fp32 is what a job has that names no precision.
     if own != "fp32" or "precision" in cluster.limits.as_given:
         return (own,)
     gpus = used_types(cluster)
     choices: list[Precision] = []
     fewest = len(gpus)
     for precision in _PREFERRED:
+        # A further precision has to let more GPU types train.
         if len(lacking(gpus, precision)) < fewest:
             fewest = len(lacking(gpus, precision))
             choices.append(precision)

@@ -45,8 +45,10 @@ class Constructive:
         for choice in _ranked_choices(problem):
             rows = problem.costs.vocab_rows(sorted({u.width for u in choice.units}))
             for deal in _deals(problem, choice):
+                # Each replica's units in the best order of stages.
                 chains = [orderer.best(units, rows, choice.num_replicas) for units in deal]
                 placed: list[Chain] = [chain for chain in chains if chain is not None]
+                # A replica without an allowed order makes the deal useless.
                 if len(placed) < choice.num_replicas:
                     continue
                 placement = filler.placement(placed)
@@ -84,6 +86,7 @@ def _ranked_choices(problem: Problem) -> list[_Choice]:
         speed = sum(layers_per_s(problem, unit) for unit in units)
         for num_replicas in _replica_counts(problem, len(units)):
             depth = len(units) / num_replicas
+            # A pipeline of `depth` stages fills and drains for `depth` - 1 micro-batches.
             fill = 1 + (depth - 1) * num_replicas / num_micro_batches
             time_s = num_micro_batches * num_layers / speed * fill
             ranked.append((time_s, len(units), num_replicas, units))
@@ -137,6 +140,7 @@ def _product(menus: Sequence[Sequence[int]]) -> int:
 
 def _replica_counts(problem: Problem, num_units: int) -> list[int]:
     allowed = [n for n in problem.replica_counts() if n <= num_units]
+    # Fewer replicas would be deeper than the limits allow.
     fewest = -(-num_units // problem.max_stages())
     return [n for n in allowed if n >= fewest] or allowed[-1:]
 
@@ -160,6 +164,7 @@ def _deals(problem: Problem, choice: _Choice) -> Iterator[list[list[Unit]]]:
         node = nodes[unit.node]
         return node.site, node.gpu_type.name, node.name
 
+    # By speed and by memory; like cards; and in runs of neighbours by both.
     deals = [
         _balanced(sorted(units, key=lambda u: (-speed(u), u)), num_replicas, speed),
         _balanced(sorted(units, key=lambda u: (-memory(u), u)), num_replicas, memory),
@@ -202,11 +207,13 @@ def _contiguous(
     target = left_weight / num_replicas
     load = 0.0
     for index, unit in enumerate(units):
+        # Every replica that is still to come needs a unit.
         must_move = len(units) - index <= num_replicas - replica - 1
         too_much = load + weight(unit) / 2 > target
         if deal[replica] and replica + 1 < num_replicas and (must_move or too_much):
             left_weight -= load
             replica += 1
+            # The target is the mean of what is left: rounding does not pile up at the end.
             target = left_weight / (num_replicas - replica)
             load = 0.0
         deal[replica].append(unit)

@@ -25,6 +25,7 @@ def divided_structures(problem: Problem, below_s: float, most: int) -> list[Stru
     for units in _unit_lists(problem):
         grids = list(_grids(problem, len(units)))
         most_per_s = sum(_speeds(problem, units, _layer_at_least_s))
+        # A cheap lower bound rules out most lists before exact prices are asked.
         if all(_least_s(problem, grid, most_per_s) >= below_s for grid in grids):
             continue  # exact speeds are lower yet
         layers_per_s = sum(_speeds(problem, units, _layer_s))

@@ -36,6 +36,7 @@ class FirstFit:
         if found is None:
             return
         training, least = problem.workload.training, least_settings(problem)
+        # With the job's own settings nothing has to be rewritten.
         if least == (training.micro_batch_size, training.recompute):
             board.score(found.placement, self.name)
             return
@@ -48,6 +49,7 @@ class FirstFit:
         for narrowed, strategy in self._ways(problem):
             part = Scoreboard(narrowed)
             strategy.search(part)
+            # Where grids do not fit, moves may still find room.
             MoreRoom(QUICK_WORK).search(part)
             board.num_priced += part.num_priced
             if part.nearest is not None:
@@ -56,6 +58,7 @@ class FirstFit:
 
     def _ways(self, problem: Problem) -> Iterator[tuple[Problem, Strategy]]:
         constructive = Constructive(max_work=QUICK_WORK)
+        # One replica has the most memory for each layer.
         if problem.cluster.limits.num_replicas is None:
             yield _with_one_replica(problem), constructive
         yield problem, constructive

@@ -24,6 +24,7 @@ class MoreRoom:
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
+        # Only where nothing has fitted so far.
         start = board.out_of_memory.nearest
         if board.nearest is not None or start is None or not board.problem.costs.has_variants:
             return
@@ -32,6 +33,7 @@ class MoreRoom:
         missing, work, improved = missing_room(completer, structure), 0, True
         while any(missing) and improved:
             improved = False
+            # First improvement, by stages without room first and missing layers second.
             for moved in neighbours(board.problem, structure, completer.shape):
                 work += 1
                 if work > self.max_work:

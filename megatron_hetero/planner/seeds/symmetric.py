@@ -40,6 +40,7 @@ class Symmetric:
         for grid in _ranked(problem):
             for chains in _allowed(problem, grid):
                 splits = _shared_layers(problem, chains)
+                # The even split comes first.
                 for layers in islice(splits, 1) if self.even_layers else splits:
                     share = problem.num_micro_batches // len(chains)
                     board.score(
@@ -109,6 +110,7 @@ def _ranked(problem: Problem) -> Iterator[_EqualGrid]:
     Few of them are ever priced: quick times are worked out when the least that they can be comes
     first.
     """
+    # (time, number of the grid, whether the time is the quick one or its lower bound).
     queue: list[tuple[float, int, bool]] = []
     grids: list[_EqualGrid] = []
     for nodes in node_groups(problem):
@@ -119,6 +121,7 @@ def _ranked(problem: Problem) -> Iterator[_EqualGrid]:
                 grids.append(grid)
     heapify(queue)
     while queue:
+        # A lower bound at the top is replaced by the quick time, which may sink in the heap.
         _, number, is_known = queue[0]
         if is_known:
             heappop(queue)
@@ -162,6 +165,7 @@ def _grids(problem: Problem, units: _Units) -> Iterator[_EqualGrid]:
     for num_replicas in problem.replica_counts():
         if num_replicas > num_units:
             return
+        # Equal replicas have equal numbers of micro-batches.
         if problem.num_micro_batches % num_replicas:
             continue
         for num_stages in range(1, min(num_units // num_replicas, problem.max_stages()) + 1):

@@ -55,6 +55,7 @@ class PathTraffic:
     def message(self, here: Unit, there: Unit) -> list[tuple[Path, float]]:
         """Return the paths of a message between groups, and the seconds on each path."""
         key = here.node, here.form, there.node, there.form
+        # Like groups on the same two nodes send alike.
         if key not in self._message_s:
             hop = self._costs.stage_hop(here.stage, there.stage)
             pair = here.node, there.node

@@ -96,11 +96,13 @@ _MAX_CUTS = 160
 def blocks_of(kinds: Sequence[Kind], num_replicas: int) -> Iterator[NodeBlock]:
     """Yield the cuts of the fewest nodes that serve `num_replicas` replicas; if there are very
     many, only cuts into groups of one width."""
+    # Cuts for each node, so that all nodes together have not too many.
     most = _MAX_CUTS // sum(len(kind.nodes) for kind in kinds)
     for index, kind in enumerate(kinds):
         num_nodes = -(-num_replicas // kind.num_gpus)
         if num_nodes > len(kind.nodes):
             continue
+        # One node for several replicas gives each its part; several nodes give a GPU each.
         gpus = kind.num_gpus // num_replicas if num_nodes == 1 else 1
         for widths in cuts(gpus, kind.widths, most):
             yield NodeBlock(index, num_nodes, widths)
@@ -112,6 +114,7 @@ def cuts(num_gpus: int, allowed: Sequence[int], most: int) -> list[tuple[int, ..
     With more than `most` ways, those of one width (and a rest) remain.
     """
     found = list(islice(_partitions(num_gpus, allowed), most + 1))
+    # Too many ways, or none that uses all GPUs.
     if len(found) > most or not found:
         plain = {cut(num_gpus, width, allowed) for width in allowed if width <= num_gpus}
         found = sorted(plain, reverse=True)

@@ -41,6 +41,7 @@ class Orderer:
             if not self.problem.chain_is_allowed(chain):
                 continue
             filled = self.filler.chain(chain, vocab_rows, most)
+            # What fits comes before what is quick; the chain itself breaks ties.
             rank = (not filled.fits, filled.quick_time_s(num_micro_batches), chain)
             if best is None or rank < best[0]:
                 best = (rank, filled)
@@ -52,6 +53,7 @@ class Orderer:
         for unit in units:
             blocks.setdefault(unit.node, []).append(unit)
         for block in blocks.values():
+            # Inside a node the widest group first.
             block.sort(key=lambda u: (-u.width, u.indices))
         names = sorted(blocks)
         few = len(names) <= _MAX_PERMUTED

@@ -42,6 +42,7 @@ class ByHand:
 def plans_by_hand(problem: Problem) -> tuple[ByHand, ...]:
     """Return the plan on all GPUs, and for several types of GPUs the plan without the slower cards.
     Plans that do not fit are left out; none is returned if speed is not the whole objective."""
+    # A plan by hand aims at speed alone, and is compared under the project's own prices.
     if problem.make_costs is not CostModel or problem.objective.may_want_fewer(problem.cluster):
         return ()
     nodes = list(problem.nodes)
@@ -61,6 +62,7 @@ def plans_by_hand(problem: Problem) -> tuple[ByHand, ...]:
 def _without_slower(problem: Problem) -> list[Node]:
     """Return the nodes of the fastest type."""
     precision = problem.workload.training.precision
+    # A card without this precision counts as the slowest.
     each = {n.gpu_type.name: n.gpu_type.peak_flops[precision] or 0.0 for n in problem.nodes}
     fastest = max(each, key=lambda name: (each[name], name))
     return [node for node in problem.nodes if node.gpu_type.name == fastest]
@@ -69,6 +71,7 @@ def _without_slower(problem: Problem) -> list[Node]:
 def _best(problem: Problem, nodes: Sequence[Node]) -> tuple[Plan, float] | None:
     training = problem.workload.training
     own: StockRecompute = training.recompute
+    # Full recompute is the second try, for where nothing fits otherwise.
     kinds: tuple[StockRecompute, ...] = (own,) if own == "full" else (own, "full")
     num_gpus = sum(len(problem.gpus[node.name]) for node in nodes)
     groups = (None, *expert_groups(problem.costs, 1, num_gpus))
@@ -81,6 +84,7 @@ def _best(problem: Problem, nodes: Sequence[Node]) -> tuple[Plan, float] | None:
             if (best := _fastest(problem, nodes, settings)) is not None:
                 found.append(best)
         if found:
+            # What fits without more recompute is taken, as somebody by hand would.
             return min(found, key=lambda entry: entry[1])
     return None
 
@@ -95,6 +99,7 @@ def _fastest(
         for number, grid in enumerate(grids)
     )
     best_s, best = float("inf"), None
+    # From the lowest bound on, until no bound is below the best step.
     for bound_s, number in ranked[:_MOST_CASES]:
         if not below(bound_s, best_s):
             break
@@ -119,6 +124,7 @@ def _grids(problem: Problem, nodes: Sequence[Node], settings: StockSettings) -> 
     for width in sorted(widths):
         units: list[Unit] = []
         for node in nodes:
+            # A node whose GPUs the width does not divide rules the width out.
             if len(problem.gpus[node.name]) % width:
                 break
             units += equal_units(problem, node, width)
@@ -126,6 +132,8 @@ def _grids(problem: Problem, nodes: Sequence[Node], settings: StockSettings) -> 
             numbers = tuple(of_kind.get(unit.node, 0) for unit in units)
             ranks = StockRanks(tuple(units), numbers)
             for grid in grids_of(problem, ranks, 1):
+                # Megatron's default order of ranks, the same layers on every stage, the batch in
+                # equal parts.
                 sequences, rest = divmod(batch, grid.num_replicas)
                 is_even = problem.num_layers % grid.num_stages == 0
                 if grid.rank_order == "tp-dp-pp" and is_even and not rest:

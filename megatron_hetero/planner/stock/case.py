@@ -73,24 +73,30 @@ class StockCase:
         self.problem, self.grid, self.settings = problem, grid, settings
         training = problem.workload.training
         self._waits = training.stock_waits
+        # Stock Megatron gives every replica the same part of the batch.
         sequences = training.global_batch_size // grid.num_replicas
         self.num_micro_batches = sequences // settings.micro_batch_size
+        # By blocks, stages begin without recompute and get as much as they need.
         own: Recompute = "none" if settings.recompute == "as needed" else settings.recompute
         self._plain = problem.costs.dispatched(settings.dispatcher).variant(
             micro_batch_size=settings.micro_batch_size, recompute=own
         )
         self._costs = self._plain
         if training.use_distributed_optimizer:
+            # With the distributed optimizer the holders divide its states; tied ends have twice as
+            # many.
             number = grid.num_replicas * grid.context_parallel
             holders = StateHolders(number, number * min(grid.num_stages, 2))
             self._costs = self._plain.variant(holders=holders)
         self._rows = self._costs.vocab_rows([grid.width])
+        # Replicas on like nodes have like prices, so that one of each pattern is enough.
         numbers = self._distinct_replicas()
         self._chains = [grid.chain(d) for d in numbers]
         self._places = [
             [self._place(stage, p) for p, stage in enumerate(self._stages_of_replica(d))]
             for d in numbers
         ]
+        # [stage][layers], layers that recompute at least.
         self._kept = self._least_recomputed()
 
     def _distinct_replicas(self) -> list[int]:
@@ -99,6 +105,7 @@ class StockCase:
         grid, together = self.grid, self._together
         patterns: dict[tuple[object, ...], int] = {}
         for d, own in enumerate(grid.replica_patterns):
+            # Replicas come in blocks that share experts.
             first = d // together * together
             whole = grid.pattern(range(first, first + together)) if together > 1 else ()
             patterns.setdefault((own, whole), d)
@@ -118,6 +125,7 @@ class StockCase:
         own = self.grid.chain(d)
         if groups is None:
             return [unit.stage for unit in own]
+        # Experts lie on the stages of all replicas of the block.
         start = d // together * together
         peers = [self.grid.chain(r) for r in range(start, start + together)]
         return [
@@ -137,6 +145,7 @@ class StockCase:
         """Return what no division falls below: of `pace_s` and the fill of each replica's
         pipeline."""
         found_s = [self.pace_s()]
+        # Chunks fill the pipeline in parts: the bound holds for a single chunk only.
         if self.settings.num_chunks == 1:
             found_s += map(self._fill_s, self._chains, self._places)
         return max(found_s)
@@ -149,6 +158,7 @@ class StockCase:
         A weighted mean of these holds too; the weights (not negative) make a layer count for at
         least one wherever it lies.
         """
+        # Seconds of all boundaries before each stage, there and back.
         hops_s = [0.0]
         for here, there in pairwise([unit.stage for unit in chain]):
             both = (
@@ -156,9 +166,11 @@ class StockCase:
                 crossing(self._costs, there, here, self._waits),
             )
             hops_s.append(hops_s[-1] + sum(c.serialisation_s + c.latency_s for c in both))
+        # From the last stage to the first, so that a stage knows the weights behind it.
         weights = fixed_s = 0.0
         for place, hop_s in zip(reversed(places), reversed(hops_s), strict=True):
             base, each = place.times
+            # As much weight as makes a layer of this stage count for one, beside the later weights.
             weight = max(0.0, (1 / each.total_s - weights) / self.num_micro_batches)
             fixed_s += base.total_s * (self.num_micro_batches * weight + weights) + hop_s * weight
             weights += weight
@@ -169,11 +181,13 @@ class StockCase:
         slowness, offset = [], 0.0
         longest_s = 0.0
         for p in range(self.grid.num_stages):
+            # Replicas run the same division: the slowest layer and the least base of any of them.
             each_s = max(places[p].times[1].total_s for places in self._places)
             base_s = min(places[p].times[0].total_s for places in self._places)
             slowness.append(1 / each_s)
             offset += base_s / each_s
             longest_s = max(longest_s, base_s + self.settings.num_chunks * each_s)
+        # As if layers could be cut: all stages equally long.
         period_s = (self.problem.num_layers + offset) / sum(slowness)
         return self.num_micro_batches * max(period_s, longest_s)
 
@@ -181,6 +195,7 @@ class StockCase:
         """Return the possible numbers of layers of each stage: within memory and with an end before
         `below_s`."""
         num_layers, chunks = self.problem.num_layers, self.settings.num_chunks
+        # Every other stage keeps one layer in each chunk.
         most = num_layers - chunks * (self.grid.num_stages - 1)
         found = []
         for p in range(self.grid.num_stages):
@@ -199,6 +214,7 @@ class StockCase:
 
     def layers_to_recompute(self, stages: Divisions) -> Divisions:
         """Return it by blocks, for divisions of the stages, shape [division]."""
+        # Stock Megatron has one number for all stages: the largest that any stage needs.
         kept = [np.array(self._kept[p])[stages[:, p]] for p in range(self.grid.num_stages)]
         return np.asarray(np.max(kept, axis=0), dtype=np.int64)
 
@@ -207,6 +223,7 @@ class StockCase:
         it does not fit."""
         stages = self.stages_of(divisions)
         recomputed = self.layers_to_recompute(stages)
+        # Pricing many divisions at once: each pass is an array over divisions.
         run = _relaxed_run(
             self.grid.num_stages, self.settings.num_chunks, self.num_micro_batches, self.sends
         )
@@ -217,6 +234,7 @@ class StockCase:
                 for p in range(len(places))
             ]
             ends.append(run.stage_ends_s(times, there, back))
+        # After the pipelines come the exchange of gradients and the optimizer.
         last_s = self._after_exchange(ends, stages)
         return np.where(recomputed < NEVER, last_s + self._update_s(stages), np.inf)
 
@@ -235,6 +253,7 @@ class StockCase:
                 ]
                 for pairs in (hops, [(b, a) for a, b in hops])
             )
+            # Equal replicas have equal ends, so that one of them is run.
             times = tuple((place.times, place.recomputed_s) for place in places)
             found.setdefault((times, *there, *back), (places, there, back))
         return list(found.values())
@@ -251,6 +270,7 @@ class StockCase:
 
     def stages_of(self, divisions: Divisions) -> Divisions:
         """Return layers of whole stages, shape [division, stage]."""
+        # Virtual stages go chunk by chunk: [division, chunk, stage].
         shape = (len(divisions), self.settings.num_chunks, self.grid.num_stages)
         return np.asarray(divisions.reshape(shape).sum(axis=1), dtype=np.int64)
 
@@ -335,10 +355,12 @@ class StockCase:
         place, num_layers = places[p], stages[:, p]
         base, each = place.times
         forward_s = base.forward_s + each.forward_s * num_layers
+        # Recomputed layers of a stage are not more than it has.
         again = np.minimum(recomputed, num_layers)
         backward_s = base.backward_s + each.backward_s * num_layers + place.recomputed_s * again
         if self.settings.num_chunks == 1:
             return [(np.asarray(forward_s), np.asarray(backward_s))]
+        # FLOPs decide the parts: the head counts on the last chunk of the last stage.
         _, layer, *_, head = blocks(self.problem.workload)
         layer_flops, head_flops = (
             b.matmul_flops_forward + b.attention_flops_forward for b in (layer, head)
@@ -361,10 +383,12 @@ class StockCase:
         """
         gradients, _, tied_s = self._exchange_lines
         slowest_s = np.max(ends, axis=0)
+        # [stage]: when its gradients are reduced, after its last backward pass in any replica.
         last_s = [
             np.asarray(slowest_s[p] + zero_s + each_s * n)
             for p, ((zero_s, each_s), n) in enumerate(zip(gradients, stages.T, strict=True))
         ]
+        # Tied embeddings wait for both ends.
         both_s = np.maximum(last_s[0], last_s[-1])
         return np.asarray(np.max([*last_s, *(both_s + s for s in tied_s)], axis=0))
 
@@ -396,13 +420,16 @@ class StockCase:
         of another trainer.
         """
         is_left_out = self.problem.workload.training.overlap_grad_reduce or not self._waits
+        # A single replica exchanges nothing but tied embeddings.
         if self.grid.num_replicas == 1 and self.grid.context_parallel == 1:
             alone: list[_Line] = [(0.0, 0.0)] * self.grid.num_stages
             if not self.problem.workload.model.tied_embeddings or not self._waits:
                 return alone, alone, []
         num_stages = self.grid.num_stages
         nothing: list[_Line] = [(0.0, 0.0)] * num_stages
+        # Prices with one layer and with two give the line: what a layer adds, and what is left.
         one = self._collectives(1)
+        # A collective over several stages is that of a tied embedding.
         tied_s = [_seconds(c) for c in one[0] if len({stage for _, stage in c.holders}) > 1]
         if not self._waits:
             tied_s = []
@@ -439,7 +466,9 @@ def num_in_flight(
     so its number is 1 and its factor the kept micro-batches, as the simulation finds with equal
     chunks."""
     if num_chunks == 1:
+        # 1F1B: as many as there are stages from this one on.
         return min(num_stages - p, num_micro_batches), 1.0
+    # Megatron's warm-up of interleaved stages, and the one in the steady state.
     chunks = 2 * (num_stages - p - 1) + (num_chunks - 1) * num_stages + 1
     return 1, min(chunks / num_chunks, num_micro_batches)
 

@@ -13,6 +13,7 @@ Divisions = NDArray[np.int64]
 
 def num_stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> int:
     """Return how many rows `stage_divisions` gives."""
+    # ways[n]: how many ways the stages so far have to hold n layers.
     ways = np.zeros(num_layers + 1)
     ways[0] = 1
     for counts in allowed:
@@ -29,13 +30,16 @@ def stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> Divisi
         Shape [division, stage].
     """
     rows = np.zeros((1, 0), dtype=np.int64)
+    # Least and most layers of this and all later stages.
     least = np.cumsum([min(counts, default=0) for counts in allowed][::-1])[::-1]
     most = np.cumsum([max(counts, default=0) for counts in allowed][::-1])[::-1]
     for stage, counts in enumerate(allowed):
         choices = np.array(sorted(counts), dtype=np.int64)
+        # [division so far, stage]: each row once for each choice.
         rows = np.column_stack([np.repeat(rows, len(choices), axis=0), np.tile(choices, len(rows))])
         left = num_layers - rows.sum(axis=1)
         is_last = stage + 1 == len(allowed)
+        # Rows that later stages cannot complete leave at once, which keeps the table small.
         low, high = (0, 0) if is_last else (least[stage + 1], most[stage + 1])
         rows = rows[(low <= left) & (left <= high)]
     return rows

@@ -45,6 +45,7 @@ def contexts(problem: Problem, ranks: StockRanks) -> list[int]:
         and not given & (NOT_WITH_CONTEXT_PARALLEL - _STOCK_DIVIDES_WITH)
         and not model.mtp_num_layers
     )
+    # Two chunks for each rank, whose tokens divide among TP ranks, and by 8 with fp8.
     parts = 2 * (ranks.width if training.sequence_parallel else 1) * (8 if training.fp8 else 1)
     most = len(ranks.units) if may else 1
     return [
@@ -70,6 +71,7 @@ def groups_fit_grid(grid: StockGrid, groups: ExpertGroups | None) -> bool:
         return False
     if groups is None:
         return True
+    # Groups may reach over replicas, in whole stages.
     whole = groups[0] * groups[1]
     return own * grid.num_replicas % whole == 0 and (own % whole == 0 or whole % own == 0)
 

@@ -67,6 +67,7 @@ class StockGrid:
 
     def _groups(self, d: int, p: int) -> range:
         """Return the positions of the groups of a stage."""
+        # Position of the stage among all of them: replicas first, or stages first.
         if self.rank_order == "tp-dp-pp":
             place = d + self.num_replicas * p
         else:
@@ -78,6 +79,7 @@ class StockGrid:
         units = self.ranks.units[groups.start : groups.stop]
         if len(units) == 1:
             return units[0]
+        # A stage over several nodes has its first node as its own, and the rest beyond it.
         indices: dict[str, tuple[int, ...]] = {}
         for unit in units:
             indices[unit.node] = (*indices.get(unit.node, ()), *unit.indices)
@@ -88,6 +90,7 @@ class StockGrid:
     def stage_kinds(self) -> tuple[tuple[int, ...], ...]:
         """The kinds of the GPUs of each stage, in all replicas."""
         kinds = self.ranks.kinds
+        # All groups of one kind: nothing to look up.
         if len(self.ranks.kind_counts) == 1:
             return (kinds[:1],) * self.num_stages
         return tuple(
@@ -121,6 +124,7 @@ class StockGrid:
 
     def pattern(self, replicas: Sequence[int]) -> tuple[object, ...]:
         """Return `replica_patterns` of several replicas together."""
+        # Nodes by the order in which they come, as names do not matter.
         numbers: dict[str, int] = {}
         units, kinds = self.ranks.units, self.ranks.kinds
         return tuple(
@@ -176,6 +180,7 @@ def stock_ranks(
     is_complete = True
     for width in sorted({w for kind in kinds for w in kind.widths}):
         givers = [kind for kind in kinds if width in kind.widths]
+        # Too many orders: whole nodes only, and the answer is not known to be complete.
         if _num_orders(givers, width) > (MAX_ORDERS if max_orders is None else max_orders):
             is_complete = False
             orders: Iterator[_Order] = _whole_orders(givers, width)
@@ -203,6 +208,7 @@ def grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Iter
     """
     num_units, rest = divmod(len(ranks.units), context_parallel)
     if rest:
+        # More replicas than groups, and replica counts only rise.
         return
     limits = problem.cluster.limits
     for num_replicas in problem.replica_counts():
@@ -216,6 +222,7 @@ def grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Iter
             is_free = not (limits.first_stage_nodes or limits.last_stage_nodes)
             if is_free or all(problem.chain_is_allowed(chain) for chain in grid.chains):
                 yield grid
+            # With one replica or one stage both orders are the same grid.
             if num_replicas == 1 or num_stages == 1:
                 break
 
@@ -227,6 +234,7 @@ def _exchangeable(problem: Problem, kind: Kind) -> Iterator[Kind]:
         group = next((g for g in groups if _same_links(problem, g[0], node)), None)
         if group is None:
             groups.append([node])
+        # Nodes of a kind whose links to all others are equal may change places.
         else:
             group.append(node)
     for group in groups:
@@ -239,12 +247,14 @@ def _same_links(problem: Problem, one: Node, other: Node) -> bool:
         classes = cluster.link_classes
         of_pairs = classes.of_pairs
         a, b = classes.node_number[one.name], classes.node_number[other.name]
+        # Links to the two themselves are compared apart.
         rest = [i for n, i in classes.node_number.items() if n not in (one.name, other.name)]
         return bool(
             of_pairs[a, b] == of_pairs[b, a]
             and (of_pairs[a, rest] == of_pairs[b, rest]).all()
             and (of_pairs[rest, a] == of_pairs[rest, b]).all()
         )
+    # With network cards the link of two GPUs is what counts, not that of the nodes.
     here, there = one.devices[0], other.devices[0]
     others = [n.devices[0] for n in problem.nodes if n.name not in (one.name, other.name)]
     link = cluster.link
@@ -265,6 +275,7 @@ def _num_orders(kinds: Sequence[Kind], width: int) -> int:
     for _ in range(num_nodes):
         num_orders *= choices
         total += num_orders
+        # Without an end of the loop the number would have thousands of digits.
         if total > 10 * MAX_ORDERS:
             break
     return total
@@ -280,6 +291,7 @@ def _whole_orders(kinds: Sequence[Kind], width: int) -> Iterator[_Order]:
                 order = tuple(
                     (kind, index, kind.num_gpus // width)
                     for kind in chosen
+                    # All nodes, or the largest power of two of them.
                     for index in range(
                         1 << len(kind.nodes).bit_length() - 1 if is_round else len(kind.nodes)
                     )

@@ -35,11 +35,13 @@ class StockPlace:
         if self.memory.peak_bytes(num_layers) <= self.memory.capacity_bytes:
             return 0
         if (
+            # Nothing may be recomputed, or the update alone is too large.
             self.recomputed is None
             or self.memory.updating_bytes(num_layers) > self.memory.capacity_bytes
         ):
             return NEVER
         part = "activations"
+        # Bytes that a recomputed layer saves.
         saved = self.memory.per_layer[part] - self.recomputed.per_layer[part]
         missing = (
             self.recomputed.base_bytes

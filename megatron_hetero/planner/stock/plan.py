@@ -51,6 +51,7 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
     stages = [sum(division[p::depth]) for p in range(depth)]
     recompute: Recompute = "none" if settings.recompute == "as needed" else settings.recompute
     some = None
+    # As many as the largest stage has: that is full recompute.
     if num_recomputed >= max(stages):
         recompute = "full"
     elif num_recomputed:
@@ -126,6 +127,7 @@ def with_settings(workload: Workload, micro_batch_size: int, recompute: Recomput
     training = workload.training
     if (training.micro_batch_size, training.recompute) == (micro_batch_size, recompute):
         return workload
+    # All flags but those that the settings replace.
     kept = [
         word
         for argument in group_arguments(command_line_words(workload.megatron_args))

@@ -63,8 +63,10 @@ class StockRates:
         """Return a lower bound for every grid of these groups: the layers of all sequences, divided
         by the layers per second of all groups."""
         training = self._problem.workload.training
+        # Micro-batches of all replicas together.
         num_batches = training.global_batch_size / form.settings.micro_batch_size
         counts = ranks.kind_counts.items()
+        # Layers a second of all groups, as if they worked without a pause.
         speed = sum(n / self._of(kind, form)[0].total_s for kind, n in counts)
         return num_batches * self._problem.num_layers * form.context_parallel / speed
 
@@ -129,6 +131,7 @@ class StockRates:
             holders = StateHolders(number, number * min(grid.num_stages, 2))
             costs = costs.variant(holders=holders)
         share, rows = self._share(form), self._vocab_rows(form.width)
+        # The same number of sequences in every replica.
         sequences = problem.workload.training.global_batch_size // grid.num_replicas
         number = sequences // settings.micro_batch_size
         total = 0
@@ -140,6 +143,7 @@ class StockRates:
                 with_times_kept(costs.memory(self._nodes[kind], *asked), times).max_layers
                 for kind in kinds
             )
+            # A chunk has one layer at least.
             if most < settings.num_chunks:
                 return False
             total += most
@@ -179,6 +183,7 @@ class StockRates:
         if share is None or (groups is None and even is None):
             pieces = costs.pieces(node, form.width, rows)
         else:
+            # Links of unknown length cost nothing here: the price stays a lower bound.
             links = None if groups is None else ExpertLinks(*groups, 0.0, 0.0, None, None)
             pieces = price_pieces(
                 costs.workload,

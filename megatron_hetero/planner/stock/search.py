@@ -205,10 +205,12 @@ class _StockSearch:
         self._deferred: list[tuple[float, _Ready]] = []
         self._queue: list[tuple[float, int, _Item]] = []
         self._number = count()
+        # Grids that were looked at: equal content and settings are one case.
         self._seen: set[tuple[object, ...]] = set()
 
     def run(self) -> None:
         """Look at what has the lowest bound, until none is below the best step."""
+        # Forms first: their bound holds on every grid of the ranks.
         for ranks in self._ranks:
             for form in forms(self._problem, ranks):
                 self._push(self._rates.dealt_pace_s(ranks, form), (ranks, form))
@@ -219,7 +221,9 @@ class _StockSearch:
             heapify(self._queue)
             self._num_grids = self._num_made = 0
             self._look_at_all()
+        # Interleaved cases that were put off come last.
         self._simulate_deferred()
+        # Only interleaved stages have chunks between which layers may move.
         if self._winner is not None and self._limits.climbs:
             case, division = self._winner
             if case.settings.num_chunks > 1:
@@ -232,14 +236,17 @@ class _StockSearch:
         """Look at what has the lowest bound, until none may win or the work is spent."""
         while self._queue:
             bound_s, number, item = heappop(self._queue)
+            # The queue rises, so that nothing behind may win either.
             if not self._may_win(bound_s):
                 break
             if self._is_spent():
+                # Of what is left, only cases with bounded divisions can still be simulated.
                 self._is_exact = False
                 self._defer(bound_s, item)
                 for own_s, _, other in self._queue:
                     self._defer(own_s, other)
                 break
+            # Too many grids already: forms are kept for the case that nothing fits.
             if isinstance(item, tuple | _Form) and self._num_grids >= self._limits.num_grids:
                 self._is_exact = False
                 self._dropped.append((bound_s, number, item))
@@ -252,6 +259,7 @@ class _StockSearch:
         """Return a case with layers moved between chunks as long as that lowers the bound."""
         division, bound_s = item.divisions[item.place], float(item.bounds_s[item.place])
         while True:
+            # A layer moved from one chunk to another, all such moves bounded at once.
             moved = np.array(list(moves(division.tolist())), dtype=np.int64)
             if not len(moved):
                 break
@@ -281,9 +289,11 @@ class _StockSearch:
         """Simulate the best deferred case of each kind, then cases that may be the best if the
         ratio of step to bound stays the same."""
         if self._is_short():
+            # The best interleaved cases also come with layers moved between their chunks.
             chunked = [e for e in self._deferred if e[1].case.settings.num_chunks > 1]
             chunked.sort(key=lambda entry: entry[0])
             self._deferred += [self._climbed(item) for _, item in chunked[:_FEW_CLIMBS]]
+        # Is interleaved -> step over bound of the last such case that was simulated.
         ratios: dict[bool, float] = {}
         while self._deferred and self._num_simulated < self._limits.num_simulated:
             ranked = sorted(
@@ -297,6 +307,7 @@ class _StockSearch:
             step_s = self._next_division(item, follows=False)
             if step_s is not None:
                 ratios[item.case.settings.num_chunks > 1] = step_s / bound_s
+        # A case that was not simulated may still be the best.
         if any(self._may_win(bound_s) for bound_s, _ in self._deferred):
             self._is_exact = False
 
@@ -305,6 +316,7 @@ class _StockSearch:
         best, step_s = self._best, self._best_s
         if best is None and self._unsimulated is None:
             return None
+        # A step too long to simulate stands with its bound.
         if self._unsimulated is not None and (best is None or self._unsimulated[0] < step_s):
             step_s, case, division = self._unsimulated
             best = self._plan(case, division)
@@ -325,6 +337,7 @@ class _StockSearch:
     def _may_win(self, bound_s: float) -> bool:
         best_s = self._best_s
         if self._unsimulated is not None:
+            # What could not be simulated holds its bound as the best so far.
             best_s = min(best_s, self._unsimulated[0])
         return below(bound_s, best_s * (1 - self._limits.tolerance))
 
@@ -343,6 +356,7 @@ class _StockSearch:
             case _Form():
                 self._make_grids(item.ranks, item.form)
             case (ranks, form):
+                # Experts as they lie, and each way to deal them out.
                 num_gpus, costs = len(ranks.units) * ranks.width, self._problem.costs
                 for groups in (None, *expert_groups(costs, ranks.width, num_gpus)):
                     own = replace(form, settings=replace(form.settings, expert_groups=groups))
@@ -353,6 +367,7 @@ class _StockSearch:
         for grid in grids_of(self._problem, ranks, form.context_parallel):
             sequences, rest = divmod(batch, grid.num_replicas)
             size = form.settings.micro_batch_size
+            # Each replica has whole micro-batches, and each group of experts is complete.
             if rest or sequences % size or not groups_fit_grid(grid, form.settings.expert_groups):
                 continue
             for chunks in range(1, self._limits.most_chunks + 1):
@@ -366,6 +381,7 @@ class _StockSearch:
         """Check as Megatron demands of micro-batches and layers; recompute by blocks is not for
         interleaved stages, and all or nothing not for others."""
         num_stages = grid.num_stages
+        # Every chunk has a layer.
         if num_stages * chunks > self._problem.num_layers:
             return False
         if chunks == 1:
@@ -374,17 +390,20 @@ class _StockSearch:
         return is_plain and num_stages > 1 and number % num_stages == 0
 
     def _make_cases(self, item: _Grid) -> None:
+        # Memory alone rules the grid out.
         if not self._rates.fits(item.grid, item.form):
             return
         if self._is_short() and self._fits_undivided and _is_chunked_and_divided(item):
             self._is_exact = False
             return
         form, grid = item.form, item.grid
+        # Like grids differ only in the names of their nodes.
         key = grid.width, grid.context_parallel, grid.num_stages, grid.content, form.settings
         if key in self._seen:
             return
         self._seen.add(key)
         groups, own = form.settings.expert_groups, self._problem.workload.training.token_dispatcher
+        # Within one rank no token travels, so that the dispatcher does not matter.
         is_alone = groups is None or groups[0] == 1
         for dispatcher in (own,) if is_alone else dispatchers(self._problem.costs):
             settings = replace(form.settings, dispatcher=dispatcher)
@@ -395,6 +414,7 @@ class _StockSearch:
     def _price(self, case: StockCase) -> None:
         """Bound the divisions of a case that could beat the best so far."""
         is_chunked = case.settings.num_chunks > 1
+        # Interleaved cases have a limit of their own.
         if self._num_cases[is_chunked] >= self._limits.num_cases:
             self._is_exact = False
             return
@@ -404,6 +424,7 @@ class _StockSearch:
         batches = range(0, len(divisions), _BATCH)
         bounds_s = np.concatenate([case.least_times_s(divisions[b : b + _BATCH]) for b in batches])
         self._num_bounded += len(divisions)
+        # Lowest bound first, as `_Ready` has them.
         order = np.argsort(bounds_s, kind="stable")
         bounds_s = bounds_s[order]
         if np.isfinite(bounds_s[0]):
@@ -415,6 +436,7 @@ class _StockSearch:
         """Simulate the division with the lowest bound; the next one may follow."""
         division = tuple(item.divisions[item.place].tolist())
         bound_s = float(item.bounds_s[item.place])
+        # A step of too many messages is not simulated: its bound stands for it.
         if self._is_too_long(item.case):
             if self._unsimulated is None or bound_s < self._unsimulated[0]:
                 self._unsimulated = bound_s, item.case, division
@@ -423,6 +445,7 @@ class _StockSearch:
         step_s = self._simulate(item.case, division)
         if not follows:
             return step_s
+        # The next division waits in the queue with its own bound.
         following = item.place + 1
         if following < len(item.divisions) and np.isfinite(item.bounds_s[following]):
             self._push(float(item.bounds_s[following]), replace(item, place=following))
@@ -444,6 +467,7 @@ class _StockSearch:
         def number(limit_s: float) -> int:
             return num_stage_divisions(num_layers, case.stage_layers(limit_s))
 
+        # Too many to price: first a limit with few divisions, then bisection up to it.
         if number(below_s) > most:
             low_s = case.pace_s()
             high_s = low_s
@@ -465,6 +489,7 @@ class _StockSearch:
         better: Division | None = division
         while better is not None and not self._is_spent():
             division, better = better, None
+            # Every move that betters the step counts; the last one is the best.
             for moved in moves(division):
                 if self._betters(case, moved):
                     better = moved
@@ -473,6 +498,7 @@ class _StockSearch:
 
     def _first_of_two_moves(self, case: StockCase, division: Division) -> Division | None:
         """Return a better division two moves away, in the order of the bound."""
+        # Pairs of moves grow with the fourth power of the virtual stages.
         if (len(division) * (len(division) - 1)) ** 2 > MAX_DIVISIONS:
             return None
         found: list[Division] = sorted(
@@ -482,6 +508,7 @@ class _StockSearch:
             return None
         bounds_s = case.least_times_s(np.array(found))
         self._num_bounded += len(found)
+        # In the order of the bound, which ends the search where it passes the best step.
         for index in map(int, np.argsort(bounds_s, kind="stable")):
             if not below(bounds_s[index], self._best_s) or self._is_spent():
                 return None
@@ -506,6 +533,7 @@ class _StockSearch:
         plan, problem = self._plan(case, division), self._problem
         waits = problem.workload.training.stock_waits
         step = simulate_plan(plan, problem.cluster, profile=problem.costs.profile, is_stock=waits)
+        # The simulation has the real peaks of memory, which the bound may miss.
         if any(peak > s.capacity_bytes for s in step.timelines for peak in s.device_peak_bytes):
             return None
         shape = _shape(plan)
@@ -532,6 +560,7 @@ def _is_chunked_and_divided(item: _Grid) -> bool:
 def _num_messages(case: StockCase) -> int:
     """Count the messages of a step, and its passes: what a simulation takes time for."""
     stages = case.grid.num_stages * case.settings.num_chunks
+    # Forward and backward, for each virtual stage, micro-batch and replica.
     return 2 * stages * case.num_micro_batches * case.grid.num_replicas
 
 

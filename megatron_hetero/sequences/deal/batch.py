@@ -67,10 +67,13 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
     # Try numbers of micro-batches, while a larger number may still be faster.
     candidates: dict[int, list[MicroBatch]] = {}
     tried = 0
+    # Numbers rise, and `least_of_batch` holds for all larger ones too.
     for number in _numbers(fewest, len(lengths), tree.most_other_stages):
         is_enough = not tree.most_other_stages and number > fewest + 1
+        # Without pipelines two numbers are enough: a further one only adds fixed seconds.
         if tried and (is_enough or least_of_batch(table, number) >= seconds(best)):
             break
+        # The part of all memory that each micro-batch fills on average.
         level = float(table.ranks_filled.sum()) / table.tree.num_ranks / number
         # Cut the batch by memory at several levels, and into runs of equal numbers.
         cuts = [_filled_parts(table, min(1.0, fuller * level)) for fuller in _FULLER]
@@ -79,6 +82,7 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
             if found is None:
                 continue
             tried += 1
+            # Of one number of micro-batches the best cut is a candidate.
             evened = _evened(table, found)
             candidates[number] = min(candidates.get(number, evened), evened, key=seconds)
             best = min(best, evened, key=seconds)
@@ -124,6 +128,7 @@ def _numbers(fewest: int, most: int, other_stages: float) -> list[int]:
     """
     more = [fewest + i for i in range(_MOST_MORE + 1)]
     if other_stages:
+        # Doubling, because pipelines want many micro-batches, and each number costs a search.
         more = [*more[:2], *(fewest << i for i in range(1, 31))]
         more = [n for n in more if n <= max(fewest + 1, _MOST_ROUNDS * other_stages)]
     return sorted({n for n in more if n <= most})
@@ -154,7 +159,9 @@ def runs(table: PriceTable, number: int) -> list[list[int]]:
     """
     order = np.argsort(-table.lengths, kind="stable")
     filled = table.ranks_filled[order]
+    # The fullest run holds the fullest sequence and the mean at least, and everything at most.
     low, high = float(max(filled.max(), filled.sum() / number)), float(filled.sum())
+    # Halving forty times leaves nothing of the interval in double precision.
     for _ in range(40):
         middle = (low + high) / 2
         if len(_cut(filled, middle)) > number:
@@ -210,7 +217,9 @@ def _dealt(
         known: deals of runs that were dealt before; new ones are added.
     """
     keys = [tuple(sorted(part)) for part in parts]
+    # A bound for each run still ahead, so that a hopeless cut ends early.
     least = [least_seconds(table.of(part)) for part in parts]
+    # A run that is known not to fit makes the whole cut impossible.
     for key in keys:
         if key in known and known[key] is None:
             return None
@@ -236,8 +245,10 @@ def _evened(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroBat
     made = []
     for number in range(len(micro_batches)):
         own = np.flatnonzero(packing.micro_batch[packing.group_of] == number)
+        # A micro-batch that gave all of its sequences away is gone.
         if len(own):
             numbers = [int(k) for k in own]
+            # Equal sequences have an equal bound; it need not be proved again.
             bound_s = bounds.get(tuple(numbers))
             if bound_s is None:
                 bound_s = least_seconds(table.of(numbers))
@@ -253,6 +264,7 @@ def _searched(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroB
     seconds = partial(_seconds, table)
     found = list(micro_batches)
     for _ in range(_MAX_SEARCHES):
+        # The largest distance to the bound first: there the search may gain most.
         may_gain = np.array([m.seconds - m.bound_s for m in found])
         for number in np.argsort(-may_gain, kind="stable"):
             bounds = [m.bound_s for m in found]

@@ -43,6 +43,7 @@ def bucketed(table: PriceTable) -> Buckets:
     allowed = _LOSS * float(work.sum()) / _NUM_BUCKETS
     members: list[list[int]] = []
     total = 0.0
+    # What a bucket leaves out: each member's seconds beyond those of its shortest member.
     for position, sequence in enumerate(order):
         total += float(work[position])
         if members and total - (len(members[-1]) + 1) * float(work[position]) <= allowed:
@@ -50,5 +51,6 @@ def bucketed(table: PriceTable) -> Buckets:
         else:
             members.append([int(sequence)])
             total = float(work[position])
+    # Members come from long to short, so that the last one is the shortest.
     shortest = [bucket[-1] for bucket in members]
     return Buckets(table.of(shortest), tuple(np.array(bucket) for bucket in members))

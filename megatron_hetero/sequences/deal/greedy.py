@@ -54,6 +54,7 @@ def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[PackedGroups, li
     # One group for each sequence from the longest, while ranks are left.
     for sequence in range(len(table.lengths)):
         for option in orders[:, sequence]:
+            # Kinds that the ranks have no room for stay out of the question: `counts` only grows.
             kind = int(table.kind_of_option[option])
             if kind in used_up or not np.isfinite(table.seconds[option, sequence]):
                 continue
@@ -63,6 +64,7 @@ def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[PackedGroups, li
                 break
             counts[kind] -= 1
             used_up.add(kind)
+        # Every rank has a group: no further one can be opened.
         if tree.num_ranks <= sum(k.size * c for k, c in zip(tree.kinds, counts, strict=True)):
             break
     # Then fill these groups with as many sequences as memory allows.
@@ -70,6 +72,7 @@ def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[PackedGroups, li
     everywhere = np.arange(len(options))
     taken, filled = list[int](), 0.0
     for s, part in enumerate(table.ranks_filled):
+        # The first sequence is taken even if it alone fills more than the level.
         if (not taken or filled + part <= most_ranks) and packing.place(s, everywhere):
             taken.append(s)
             filled += float(part)

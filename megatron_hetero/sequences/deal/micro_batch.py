@@ -149,6 +149,7 @@ def _by_programme(search: _PackingSearch) -> None:
     # The relaxation is solved fastest, and refuses almost as much as whole numbers do.
     _bisect(search, programme, high_s)
     # Pack solutions a little above the bound, with more room if none fits.
+    # `step` grows where a trial above the bound is still impossible, and so raises the bound.
     step = 1.0
     for room in _ROOMS:
         packings, tried = 0, 0
@@ -160,6 +161,7 @@ def _by_programme(search: _PackingSearch) -> None:
             trial_s = search.low_s * (1 + step * _ABOVE[packings])
             solution = programme.solve(trial_s, room, "all")
             tried += 1
+            # With less room than there is, "impossible" proves nothing.
             if solution.answer == "impossible" and room == 1.0:
                 search.low_s = min(trial_s, search.best_s)
                 step *= 2
@@ -186,6 +188,7 @@ def _bisect(search: _PackingSearch, programme: Programme, high_s: float) -> None
             high_s = trial_s
         if high_s <= search.low_s * (1 + (_QUICKLY if search.quick else _BISECTED)):
             break
+        # The geometric mean leaves the square root of the ratio of both ends.
         trial_s = (search.low_s * high_s) ** 0.5
 
 
@@ -211,6 +214,7 @@ def _by_patterns(search: _PackingSearch) -> None:
     if patterns is None:
         return
     programme = PatternProgramme(search.table, patterns)
+    # Without all patterns whole there is no list of times to bisect over.
     times = programme.times
     if times is None:
         _raise_bound(search, programme)
@@ -220,12 +224,14 @@ def _by_patterns(search: _PackingSearch) -> None:
     low, high = -1, len(times)
     # Bisect over the times that a pattern can take.
     middle = high - 1
+    # `low` is impossible and `high` is enough, at every pass.
     while high - low > 1:
         answer, packing = programme.solve(float(times[middle]))
         if answer == "unknown":
             return
         if answer == "impossible":
             low = middle
+            # Between two neighbouring times there is no deal: the bound rises to the next one.
             beyond = float(times[low + 1]) if low + 1 < len(times) else search.best_s
             search.low_s = max(search.low_s, min(beyond, search.best_s))
         else:

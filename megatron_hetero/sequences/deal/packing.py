@@ -38,6 +38,7 @@ class PackedGroups:
         """Of each group, without its fixed seconds."""
         most_rows = max(rows.stop - rows.start for rows in table.rows)
         # Rows that a option does not have take nothing and hold anything.
+        # [group, row, sequence] and [group, row].
         self._need = np.zeros((num_groups, most_rows, num_sequences))
         self._room = np.ones((num_groups, most_rows))
         for g, option in enumerate(self.options):
@@ -56,6 +57,7 @@ class PackedGroups:
 
     def _done(self) -> Floats:
         """Return the seconds of each group; 0 where it has no sequence."""
+        # A group without sequences does no pass, hence pays no fixed seconds.
         return np.where(self.seconds > 0, self.seconds + self._fixed_s, 0.0)
 
     def _tops(self, done: Floats) -> Floats:
@@ -139,6 +141,8 @@ class PackedGroups:
         """
         longest_first = np.argsort(-self._tops(self._done()), kind="stable")
         moves, at, has_helped = 0, 0, False
+        # Each pass improves the busiest group of one micro-batch, or goes on to the next
+        # micro-batch.
         while moves < max_moves and at < len(longest_first):
             done = self._done()
             tops = self._tops(done)
@@ -171,21 +175,25 @@ class PackedGroups:
         number = self.micro_batch[busiest]
         # When every group would be done with each of the busiest group's sequences, and if it has
         # room.
+        # [group, own sequence], both.
         after = self.seconds[:, None] + self._cost[:, own] + self._fixed_s[:, None]
         fits = (self._used[:, :, None] + self._need[:, :, own] <= self._room[:, :, None]).all(1)
         fits[busiest] = False
         # What the busiest group keeps; the second busiest sets the pace then.
         left = done[busiest] - self._cost[busiest, own]
+        # A group that gives its only sequence away is done at once.
         if len(own) == 1:
             left = np.zeros(1)
         remaining = np.maximum(left, second)[None, :]
         # A move inside the micro-batch changes one maximum, a move out of it two.
         is_here = (self.micro_batch == number)[:, None]
+        # [group, own sequence]: what the move adds to the target's micro-batch.
         there = np.where(is_here, 0.0, np.maximum(after - tops[self.micro_batch][:, None], 0.0))
         here = np.where(is_here, np.maximum(after, remaining), remaining)
         # Of moves that gain the same, one that leaves the lower group.
         gain = np.where(fits, tops[number] - here - there, -np.inf)
         gain = np.where(fits, gain - _TIE * np.maximum(after, left[None, :]), -np.inf)
+        # The best group and the place of its sequence in `own`.
         group, place = np.unravel_index(int(np.argmax(gain)), gain.shape)
         if not gain[group, place] > _GAIN * done[busiest]:
             return False
@@ -206,6 +214,7 @@ class PackedGroups:
         theirs = self.group_of[others]
         number = self.micro_batch[busiest]
         given = self._cost[busiest, own][:, None]
+        # [own sequence, other sequence], both.
         mine = done[busiest] - given + self._cost[busiest, others][None, :]
         yours = (
             done[theirs][None, :]
@@ -214,6 +223,7 @@ class PackedGroups:
         )
         # The step's change, as for a move.
         is_here = (self.micro_batch[theirs] == number)[None, :]
+        # What the exchange adds to the other micro-batch.
         more = np.where(
             is_here, 0.0, np.maximum(yours - tops[self.micro_batch[theirs]][None, :], 0.0)
         )

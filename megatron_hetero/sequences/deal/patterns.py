@@ -54,6 +54,7 @@ def patterns_within(table: PriceTable, seconds: float) -> Patterns | None:
     num_options, num_sequences = table.seconds.shape
     if num_sequences > MAX_SEQUENCES:
         return None
+    # An empty part, so that there is something to join where no option has a set.
     found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, num_sequences), dtype=bool))]
     loose = np.zeros((num_options, num_sequences), dtype=bool)
     left = _MAX_PATTERNS
@@ -63,6 +64,7 @@ def patterns_within(table: PriceTable, seconds: float) -> Patterns | None:
         most = min(left, _MAX_OF_OPTION)
         sets, count = _most_sets(table, int(option), seconds, longest_first, most)
         loose[option, longest_first[count:]] = True
+        # All options share the limit of patterns.
         left -= len(sets[0])
         found.append((np.full(len(sets[0]), option), *sets))
     options, times, members = (np.concatenate(part) for part in zip(*found, strict=True))
@@ -91,12 +93,14 @@ def _most_sets(
     # Otherwise bisect the number of sequences taken.
     low, high = 0, len(order)
     best = _sets(table, option, seconds, order[:0], most)
+    # `low` sequences have few enough sets, `high` have too many.
     while high - low > 1:
         middle = (low + high) // 2
         sets = _sets(table, option, seconds, order[:middle], most)
         low, high = (middle, high) if sets is not None else (low, middle)
         best = sets if sets is not None else best
     times, members = best if best is not None else (np.zeros(0), np.zeros((0, len(order)), bool))
+    # Groups with only loose sequences use the empty set.
     nothing = np.zeros((1, members.shape[1]), dtype=bool)
     with_nothing = np.r_[times, table.fixed_s[option]], np.concatenate([members, nothing])
     return with_nothing, low
@@ -111,6 +115,7 @@ def _sets(
     # Memory and seconds of each sequence on the option.
     need, room = table.memory[rows][:, among], table.room[rows] * (1 + 1e-9)
     takes = table.seconds[option, among]
+    # The frontier: sets of one size, each with its seconds, memory and last sequence.
     time, used = np.array([table.fixed_s[option]]), np.zeros((1, len(room)))
     last, members = np.array([-1]), np.zeros((1, num_sequences), dtype=bool)
     times, sets, total = [np.zeros(0)], [np.zeros((0, num_sequences), dtype=bool)], 0
@@ -119,6 +124,7 @@ def _sets(
         after = time[:, None] + takes[None, :]
         filled = used[:, :, None] + need[None, :, :]
         allowed = (
+            # Only sequences later in the order, so that each set is found once.
             (np.arange(len(among))[None, :] > last[:, None])
             & (after <= seconds)
             & (filled <= room[None, :, None]).all(axis=1)
@@ -157,6 +163,7 @@ class PatternProgramme:
         # Patterns, and single loose sequences, within the time.
         chosen = np.flatnonzero(patterns.seconds <= seconds * (1 + 1e-12))
         members, option = patterns.members[chosen], patterns.option[chosen]
+        # Seconds that an option has beside its fixed ones.
         spare = seconds - table.fixed_s
         takes = patterns.loose & (table.seconds <= spare[:, None])
         taker, item = np.nonzero(takes)
@@ -166,9 +173,11 @@ class PatternProgramme:
         # Unknowns: patterns, parts of loose sequences, divided groups.
         num_kinds, count = len(table.tree.kinds), len(table.lengths)
         nest, limit = nest_rows(table.tree, table.kind_of_option[option])
+        # Columns of `nest`: used groups, here one for each pattern, then divided groups.
         used, divided = nest[:, : len(option)], nest[:, len(option) :]
         dealt = csr_array((np.ones(len(item)), (item, np.arange(len(item)))), (count, len(item)))
         cover = [csr_array(members.T.astype(np.float64)), dealt, csr_array((count, num_kinds))]
+        # [sequence, unknown]: each sequence is in patterns and parts once, together.
         rows = [
             LinearConstraint(hstack(cover, "csr"), 1.0, 1.0),
             LinearConstraint(
@@ -182,9 +191,11 @@ class PatternProgramme:
         cost = table.size_of_option[option].astype(np.float64) * self._is_whole
         found = milp(
             np.r_[cost, others],
+            # Without whole patterns all unknowns are real: a linear programme, which bounds only.
             integrality=np.r_[np.full(len(option), int(self._is_whole)), others],
             bounds=Bounds(0.0, np.inf),
             constraints=rows,
+            # Any solution will do: with a gap of 1 the solver stops at the first.
             options={"node_limit": _NODE_LIMIT, "mip_rel_gap": 1.0},
         )
         # The solver's answer; only whole patterns are a deal.
@@ -194,6 +205,7 @@ class PatternProgramme:
             return "unknown", None
         if not self._is_whole:
             return "possible", None
+        # The solver's whole numbers are whole up to its tolerance.
         times = np.rint(found.x[: len(option)]).astype(np.int64)
         return "possible", self._packed(option, members, times)
 
@@ -233,17 +245,20 @@ class PatternProgramme:
         # For each option: its loose sequences against what its patterns leave.
         for own in np.unique(taker):
             mine, groups = np.flatnonzero(taker == own), np.flatnonzero(option == own)
+            # [row, sequence] and [row].
             memory, room = table.memory[table.rows[own]], table.room[table.rows[own]]
             # What does not fit is in no pattern.
             memory = np.where(np.isfinite(memory), memory, 0.0)
             left_s = seconds * (1 + 1e-9) - patterns.seconds[chosen[groups]]
             left = room[:, None] * (1 + 1e-9) - memory @ members[groups].T
+            # One row for time and one for each member's memory, all relative to what there is.
             parts = [
                 (table.seconds[own, item[mine]] / seconds, left_s / seconds),
                 *zip(memory[:, item[mine]] / room[:, None], left / room[:, None], strict=True),
             ]
             for taken, there in parts:
                 row.append(np.full(len(mine) + len(groups), num_rows))
+                # Loose sequences take; each use of a pattern gives what the pattern leaves.
                 column.append(np.r_[len(chosen) + mine, groups])
                 value.append(np.r_[counted(taken), -np.maximum(there, 0.0)])
                 num_rows += 1

@@ -92,8 +92,10 @@ def price_table(tree: GroupTree, lengths: Sequence[int] | Floats) -> PriceTable:
     rows, memories, seconds, rooms = [], [], [], []
     row = 0
     for _, price in tree.options:
+        # [row, sequence], a row for each unlike member.
         memory = price.memory(tokens)
         room = np.asarray(price.room, dtype=np.float64)
+        # Memory first: a price may give seconds for sequences that memory refuses.
         alone = (memory <= room[:, None] * (1 + _ROUNDING)).all(axis=0)
         seconds.append(np.where(alone, price.seconds(tokens), np.inf))
         memories.append(memory)

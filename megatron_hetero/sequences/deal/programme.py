@@ -53,6 +53,7 @@ class Programme:
         self._counts = buckets.counts
         self._num_options, self._num_buckets = table.seconds.shape
         self._num_kinds = len(table.tree.kinds)
+        # Pairs (option, bucket) of a bucket that fits on the option at all, [pair].
         pairs = np.nonzero(np.isfinite(table.seconds))
         self._option, self._bucket = (np.asarray(index) for index in pairs)
         self._taken = table.seconds[self._option, self._bucket]
@@ -88,6 +89,7 @@ class Programme:
         # What a option takes is not more than the time, and the memory, of its groups.
         none, options = np.full(self._num_options, -np.inf), np.arange(self._num_options)
         taken = self._taken[allowed]
+        # Rows relative to the time, because the solver's tolerance is absolute.
         scale = 1.0 / max(seconds, 1e-300)
         rows.add(
             np.r_[option, options],
@@ -108,8 +110,10 @@ class Programme:
                 )
         # Large sequences: only so many fit in one group, which fractions would not see.
         with np.errstate(divide="ignore", invalid="ignore"):
+            # The part of a group's time or memory that one sequence takes, whichever is larger.
             part = np.maximum(taken / spare[option], self._filled[allowed])
         for most in _ONLY_SO_MANY:
+            # More than 1 / (m + 1) each: m + 1 of them are too much for one group.
             large = part > (1 + 1e-6) / (most + 1)
             if large.any():
                 rows.add(
@@ -129,6 +133,7 @@ class Programme:
             np.full(self._num_kinds, -np.inf),
             limit,
         )
+        # [unknown]; numbers of groups are limited by the nest.
         upper = np.r_[self._counts[bucket], np.full(num_unknowns - num_pairs, np.inf)]
         integer = np.r_[
             np.full(num_pairs, int(whole == "all" and self._is_countable)),
@@ -185,8 +190,10 @@ def nest_rows(tree: GroupTree, kind_of: npt.NDArray[np.int64]) -> tuple[csr_arra
     """
     num_used, num_kinds = len(kind_of), len(tree.kinds)
     divided = num_used + np.arange(num_kinds)
+    # A used or a divided group is one of its kind.
     row, column = [*kind_of, *range(num_kinds)], [*range(num_used), *divided]
     value = [1.0] * len(row)
+    # Each divided group brings the parts of its kind.
     for larger, kind in enumerate(tree.kinds):
         for part, count in kind.parts.items():
             row.append(part)

@@ -42,6 +42,7 @@ def packed(
         None where memory did not allow it.
     """
     # The groups of the solution, option by option.
+    # [group] -> its option.
     options = np.repeat(np.arange(len(num_groups)), num_groups)
     if not len(options):
         return None
@@ -55,6 +56,7 @@ def packed(
     # Pack from the most expensive sequence down; where memory forbids it, allow more time.
     groups_of = {int(option): np.flatnonzero(options == option) for option in np.unique(options)}
     order = np.argsort(-table.rank_seconds, kind="stable")
+    # To the group that is done first; to the fullest that is done in time; to the fullest.
     for in_time_s in (None, seconds * (1 + _LATER), float("inf")):
         packing = PackedGroups(table, [int(option) for option in options])
         if _pack(packing, order, wished, groups_of, in_time_s):
@@ -71,6 +73,7 @@ def _pack(
 ) -> bool:
     """Place all sequences; False where some group has no room for the rest."""
     everywhere = np.arange(len(packing.options))
+    # Sequences without room on their wished option go wherever there is room.
     late = []
     for sequence in order:
         among = groups_of.get(int(wished[sequence]), everywhere[:0])
@@ -88,6 +91,7 @@ def _whole(parts: Floats, total: int) -> npt.NDArray[np.int64]:
     if missing > 0:
         order = np.argsort(-(parts - counts), kind="stable")
         counts[order[:missing]] += 1
+    # Parts of a solver may add up to more than there are, by its tolerance.
     while counts.sum() > total:
         counts[int(np.argmax(counts))] -= 1
     return counts

@@ -32,8 +32,10 @@ def static_deals(tree: GroupTree, lengths: Sequence[int]) -> dict[int, Deal]:
     found: dict[int, Deal] = {}
     for size in sorted({kind.size for kind in tree.kinds}):
         groups = [g for g in tree.groups if g.stop - g.first == size]
+        # A degree counts only where its groups cover all ranks.
         if len(groups) * size != tree.num_ranks:
             continue
+        # Inputs as full as memory allows, or only as full as the longest sequence.
         for full in (True, False):
             deal = _static(table, [tree.groups.index(g) for g in groups], full)
             if deal is not None and (size not in found or deal.seconds < found[size].seconds):
@@ -58,9 +60,11 @@ def _static(table: PriceTable, groups: Sequence[int], full: bool) -> Deal | None
     chosen = [option for option in options if option is not None]
     if not np.isfinite(table.seconds[chosen]).all():
         return None
+    # [sequence]: the part of memory in the group where it takes most, so that any group will do.
     part = table.fullest[chosen].max(axis=0)
     inputs = _best_fit(part, 1.0 if full else float(part.max()))
     worst = table.seconds[chosen].max(axis=0)
+    # Inputs of like time share a micro-batch, because the slowest group sets its pace.
     inputs.sort(key=lambda own: (-float(worst[own].sum()), own))
     micro_batches = []
     for first in range(0, len(inputs), len(groups)):

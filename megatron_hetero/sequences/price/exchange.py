@@ -12,11 +12,14 @@ def all_to_all_s(cluster: Cluster, devices: Sequence[Device]) -> tuple[float, fl
     """Return the seconds that a byte of every token takes in an all-to-all among equal ranks, and
     the latency: each rank sends 1/n of its 1/n of the tokens to each other one."""
     count = len(devices)
+    # The part of a byte of every token that one rank sends to one other.
     part = 1 / count**2
     between: dict[tuple[str, str], float] = {}
     inside: dict[str, float] = {}
     latency_s = 0.0
     for a in devices:
+        # Inside a node a rank's own link limits what it sends; between nodes all pairs share the
+        # path.
         for b in devices:
             if a == b:
                 continue
@@ -43,7 +46,10 @@ def into_domains_s(
     for members in division:
         own = [devices[i] for i in members]
         others = [d for d in devices if d not in own]
+        # Ranks of a domain are on one node, or the division has one domain only.
         here = own[0].node
+        # The part of the foreign tokens that comes from the own node, spread over the domain's
+        # ranks.
         inside = [d for d in others if d.node == here]
         seconds = len(inside) / len(others) / len(own) / cluster.node_by_name[here].link.bytes_per_s
         between: dict[tuple[str, str], float] = {}
@@ -51,6 +57,7 @@ def into_domains_s(
             latency_s = max(latency_s, cluster.link(d, own[0]).latency_s)
             if d.node != here:
                 pair = (d.node, here)
+                # A byte of every foreign token: each rank outside brings its part.
                 between[pair] = between.get(pair, 0.0) + 1 / len(others)
         # In a ring a node hands on to the next what all of its domains need.
         found.append(max(seconds, _between_nodes(cluster, between)))

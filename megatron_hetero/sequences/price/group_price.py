@@ -48,6 +48,7 @@ class GroupPrice(Protocol):
 
 def holds(price: GroupPrice, lengths: Floats) -> npt.NDArray[np.bool_]:
     """Return which sequences fit on the group alone, shape [sequence]."""
+    # The tolerance is for memory that is a sum of rounded parts.
     room = np.asarray(price.room)[:, None]
     fits = (price.memory(lengths) <= room * (1 + 1e-12)).all(axis=0)
     return np.asarray(fits & np.isfinite(price.seconds(lengths)))
@@ -75,6 +76,7 @@ def undominated(prices: Sequence[GroupPrice], lengths: Floats) -> tuple[GroupPri
     seen: list[GroupPrice] = []
     table = [(p, p.seconds(lengths), _parts_of_room(p, lengths)) for p in prices]
 
+    # The later of two equal prices is the worse one, so that one of both stays.
     def is_worse(i: int, j: int) -> bool:
         (one, seconds, parts), (other, others, least) = table[i], table[j]
         no_better = bool(
@@ -91,5 +93,6 @@ def undominated(prices: Sequence[GroupPrice], lengths: Floats) -> tuple[GroupPri
 
 def _parts_of_room(price: GroupPrice, lengths: Floats) -> Floats:
     """Return the part of the fullest member filled by each sequence."""
+    # A member without room is full with any sequence; the floor keeps the division defined.
     parts = price.memory(lengths) / np.maximum(np.asarray(price.room)[:, None], 1e-300)
     return np.asarray(parts.max(axis=0))

@@ -139,6 +139,7 @@ class ModelledPrice:
         """Return the seconds of each domain for one own token, shape [domain, sequence]."""
         found = []
         for d in self.domains:
+            # Only fused attention leaves out what a window hides; others compute all keys.
             window = self.window if d.rates.is_fused else None
             pairs = pairs_per_token(lengths, window)
             found.append((d.rates.token_s + d.rates.pair_s * pairs) / d.width + d.exchange_s)
@@ -153,6 +154,7 @@ class ModelledPrice:
         if len(self.domains) == 1:
             return np.zeros(len(lengths))
         travelling = np.array(self.key_value_s)[:, None] * (lengths[None, :] - shares)
+        # Gathered keys and values are needed before attention begins: nothing hides their way.
         if self.between == "gather":
             return np.asarray(travelling.max(axis=0))
         hidden = (len(self.domains) - 1) / len(self.domains)

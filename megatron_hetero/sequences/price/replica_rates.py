@@ -62,6 +62,7 @@ def replica_rates(
         placement: of a plan, each replica with as many micro-batches as fill its pipeline.
         profile: measured times.
     """
+    # [length][replica]: the model of a step at each of the asked lengths.
     costs = [_costs(cluster, at_length(workload, n), placement, profile) for n in ASKED_LENGTHS]
     return tuple(
         _rates(cluster, workload, replica, of_lengths)
@@ -120,6 +121,7 @@ def _stage(costs: Sequence[ReplicaCost], index: int) -> StageRates:
     passes = costs[0].stages[index].times
     hops_s = [0.0] * len(costs)
     if index < len(costs[0].forward_hops):
+        # There and back at once: `crossing_s` is one direction, so the mean of both.
         both = [(c.forward_hops[index], c.backward_hops[index]) for c in costs]
         hops_s = [(there.total_s + back.total_s) / 2 for there, back in both]
     return StageRates(

@@ -45,15 +45,20 @@ def balanced_shares(costs: Floats, caps: Floats, lengths: Floats) -> Floats:
     full_at = costs * caps
     order = np.argsort(full_at, axis=0, kind="stable")
     costs, caps, full_at = (np.take_along_axis(a, order, axis=0) for a in (costs, caps, full_at))
+    # Tokens a second of this member and all that are full later.
     speed = (1 / costs)[::-1].cumsum(axis=0)[::-1]
+    # Tokens that the members before hold when they are full.
     held = np.concatenate([np.zeros((1, caps.shape[1])), caps.cumsum(axis=0)[:-1]])
     # With the first i members full, the rest share what is left at one lambda.
     level = np.maximum(lengths[None, :] - held, 0.0) / speed
     is_enough = level <= full_at * (1 + 1e-12)
+    # The first member that is not full at the level decides lambda.
     first = np.argmax(is_enough, axis=0)
     chosen = np.take_along_axis(level, first[None, :], axis=0)
     shares = np.minimum(caps, chosen / costs)
+    # Full members alone do not hold the sequence.
     shares[:, ~is_enough.any(axis=0)] = np.nan
+    # Back into the order in which members came.
     found = np.empty_like(shares)
     np.put_along_axis(found, order, shares, axis=0)
     return found
@@ -78,6 +83,7 @@ def whole_shares(shares: Sequence[float], length: int, caps: Sequence[float]) ->
             f"sequence has {length} tokens"
         )
     # Cut to whole tokens, then hand out the rest by remainder, as far as memory goes.
+    # The tolerance keeps a share of 2.9999999 from losing a token.
     whole = [int(s + 1e-9) for s in shares]
     order = sorted(range(len(whole)), key=lambda r: (whole[r] - shares[r], r))
     left = length - sum(whole)
@@ -110,6 +116,7 @@ def head_shares(num_query_groups: int, shares: Sequence[float]) -> tuple[int, ..
             f"has {num_query_groups} query groups; use at most {num_query_groups} ranks, or a ring "
             "or a gather between them"
         )
+    # Each rank has one query group for sure; only the rest is divided in proportion.
     total = sum(shares)
     spare = num_query_groups - len(shares)
     wished = [max(0.0, num_query_groups * s / total - 1) for s in shares]

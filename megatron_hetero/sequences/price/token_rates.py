@@ -92,12 +92,15 @@ def token_rates(
 def by_length(found: Sequence[float]) -> tuple[float, float, float]:
     """Return the fixed part of a figure at `ASKED_LENGTHS`, the part per token, and the part per
     square of the length: the least squares of the relative errors."""
+    # A figure of nothing, as the hop behind a last stage, has no relative errors.
     if not any(found):
         return 0.0, 0.0, 0.0
     lengths = np.array(ASKED_LENGTHS, dtype=float)
+    # In units of the longest length: columns of like size keep the least squares exact.
     unit = float(lengths[-1])
     powers = (lengths[:, None] / unit) ** np.arange(3)
     figures = np.array(found, dtype=float)[:, None]
+    # Rows divided by their figures: each error counts relative to the figure.
     parts, *_ = np.linalg.lstsq(powers / figures, np.ones(len(found)), rcond=None)
     fixed, of_token, of_square = (float(part) for part in parts)
     return fixed, of_token / unit, of_square / unit**2
@@ -107,6 +110,7 @@ def at_length(workload: Workload, length: int) -> Workload:
     """Return the job with sequences of `length` tokens, one at a time, computed as in
     `runtime.sequences.attention`."""
     model, training = workload.model, workload.training
+    # Dropout of attention and a learned offset of the softmax need stored scores.
     stores = training.attention_dropout or model.learns_softmax_offset
     fused: FusedScores = "nowhere" if stores else "everywhere"
     return replace(
@@ -172,6 +176,7 @@ def _measured_ratio(
     members = [(gpu, even_share(workload.model, 1))]
     rows = padded_vocab_size(workload.model)
     count = workload.model.num_layers
+    # The same pieces twice, with the profile and without it, on a GPU without neighbours.
     found = price_pieces(workload, profile, members, _NO_LINK, rows)
     modelled = price_pieces(workload, None, members, _NO_LINK, rows)
     measured_s = found.stage(count, True, True).total_s

@@ -77,11 +77,13 @@ class _Finder:
 
     def _settings_alone(self) -> tuple[str, ...]:
         for settings in self.settings:
+            # The job as it is does not fit, which is why this was asked.
             if not settings.num_changes:
                 continue
             fits = self._fits(self.problem.cluster, settings)
             if fits:
                 return (settings.words, *self._in_other_precision(settings))
+            # None was not tried, and is not named.
             if fits is not None:
                 self.tries.settings.append(settings.words)
         return ()
@@ -93,6 +95,7 @@ class _Finder:
         def without_precision(training: TrainingSpec) -> TrainingSpec:
             return replace(training, precision="bf16", mixes_precisions=False)
 
+        # Equal but for the precision, and as few changes.
         for settings in self.settings:
             is_other = settings is not fitting and settings.num_changes == fitting.num_changes
             same = without_precision(settings.training) == without_precision(fitting.training)
@@ -118,6 +121,7 @@ class _Finder:
         found: list[str] = []
         num_gpus = _MAX_MORE_GPUS + 1
         few = self._few_settings()
+        # More changes of settings count only where they save GPUs.
         for num_changes in range(1 + max(s.num_changes for s in few)):
             options = [s for s in few if s.num_changes == num_changes]
             fewest = self._fewest(options, num_gpus)
@@ -142,11 +146,13 @@ class _Finder:
         """Return the fewest GPUs of a type with one of `options`, in nodes like the present nodes;
         if none fits, in larger nodes."""
         fewest = None
+        # Nodes like those of the cluster come first, servers of eight only where none of them does.
         for nodes_of in (nodes_to_copy, larger_nodes):
             self.work = 0
             pairs: list[tuple[int, int, Settings, Node]] = []
             for settings in options:
                 for node in nodes_of(self._nodes(), settings.training):
+                    # The bound gives the number to begin with.
                     least = _first_true(partial(self._more_may_fit, settings, node), below)
                     if least is not None:
                         pairs.append((least, len(pairs), settings, node))
@@ -154,6 +160,7 @@ class _Finder:
                         self.tries.excluded(settings, MoreGpus(node, below - 1))
                     else:
                         pairs.append((below - 1, len(pairs), settings, node))
+            # The smallest possible numbers first: each success lowers the limit for all others.
             for least, _, settings, node in sorted(pairs, key=lambda pair: pair[:2]):
                 num_gpus = self._fewest_of(settings, node, least, below)
                 if num_gpus is not None:
@@ -174,6 +181,7 @@ class _Finder:
             self.all_proved &= bool(fits)
             return bool(fits)
 
+        # Steps double until a plan is found, then bisection between the last failure and it.
         failed, num_gpus, step = least - 1, least, 1
         while num_gpus < below and not plans(num_gpus):
             failed, num_gpus, step = num_gpus, num_gpus + step, 2 * step
@@ -189,6 +197,7 @@ class _Finder:
 
     def _fits(self, cluster: Cluster, settings: Settings) -> bool | None:
         """Return whether a plan is found; None where that was not tried."""
+        # A proof by capacity is quicker than a search.
         if self.bound_proves and not self._may_fit(cluster, settings):
             return False
         fits = self._plans(cluster, settings)
@@ -202,6 +211,7 @@ class _Finder:
     def _plans(self, cluster: Cluster, settings: Settings) -> bool | None:
         """Return whether a plan is found; None where that was not tried."""
         relaxed = self._relaxed(cluster, settings)
+        # Beyond the limit of work nothing is said, neither yes nor no.
         if relaxed is None or self.work > _MAX_WORK:
             return None
         self.work += relaxed.num_gpus
@@ -228,6 +238,7 @@ class _Finder:
 def _first_true(holds: Callable[[int], bool], below: int) -> int | None:
     """Return the least number in 1 .. below - 1 for which `holds`, which then holds for all
     larger."""
+    # Doubling finds an interval, bisection the least number in it.
     low, high = 0, 1
     while high < below and not holds(high):
         low, high = high, 2 * high

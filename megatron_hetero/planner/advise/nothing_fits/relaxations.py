@@ -50,12 +50,14 @@ def settings_changes(problem: Problem) -> list[Settings]:
         [("no --fp8-format", {"fp8": False})] if training.fp8 else [],
     ]
     ranked = []
+    # -1 is no change from a menu.
     for choice in product(*(range(-1, len(menu)) for menu in menus)):
         chosen = [(m, option) for m, option in enumerate(choice) if option >= 0]
         words = " and ".join(menus[m][option][0] for m, option in chosen)
         changed = training
         for m, option in chosen:
             changed = replace(changed, **menus[m][option][1])  # type: ignore[arg-type]
+        # Sorted by number of changes, then by menus and by places in them.
         ranked.append((len(chosen), chosen, Settings(words, changed, len(chosen))))
     return [settings for *_, settings in sorted(ranked, key=lambda entry: entry[:2])]
 
@@ -179,6 +181,7 @@ def with_more(cluster: Cluster, more: MoreGpus) -> Cluster:
             num_gpus=num_gpus,
             gpu_indices=(),
         )
+        # A copy has the links of the node it copies, as far as there are any.
         for other in nodes:
             known = other.machine != node.machine and (node.name, other.name) in links
             links[copy.name, other.name] = links[node.name, other.name] if known else slowest
