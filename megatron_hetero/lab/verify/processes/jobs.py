@@ -139,7 +139,6 @@ class VerifyJobs:
     def training_arguments(self, optimizer: str, in_fp32: bool = False) -> tuple[str, ...]:
         asked = self.options.precision_of(optimizer)
         trained = self.precisions_of(optimizer)
-        # In half precision Adam's own epsilon would vanish beside rounding.
         epsilon = () if trained == {"fp32"} else (f"--adam-eps={HALF_PRECISION_EPSILON}",)
         # The job's rate for the job's optimizer, a usual rate for the other one.
         rates = self._flags.learning_rates
