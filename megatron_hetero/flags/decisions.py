@@ -100,6 +100,7 @@ def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Ite
     # A flag of one value agrees only where all stages have that value.
     yield _same_everywhere("--tensor-model-parallel-size", widths, "tensor-parallel width")
     yield _same_everywhere("--pipeline-model-parallel-size", depths, "pipeline depth")
+    # The plan says these stage by stage, so any use of these flags contradicts it.
     named = "its own layers for each stage"
     yield Decision(_GROUP_SIZE, None, "its own order of computations")
     yield Decision("--pipeline-model-parallel-layout", None, named)

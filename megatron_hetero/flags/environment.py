@@ -59,6 +59,7 @@ def job_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
     # The plan's settings win over the script's.
     decided = {s.name for s in (*own, *(s for host in plan.hosts for s in node_settings(host)))}
     for name, value in script_exports(plan):
+        # What may differ from machine to machine, or loads a file, stays behind.
         if name not in decided and is_for_every_machine(name, value):
             yield EnvironmentSetting(name, value, "the job's own script sets it")
 
@@ -87,6 +88,7 @@ def exports_left(plan: Plan) -> Iterator[str]:
                 yield f"{name}={value} of the script gives way to the plan's {decided[name]}"
         elif not is_for_every_machine(name, value):
             remedy = "give it in the environment of the machines where it holds"
+            # An interface has an option of `launch`.
             if name.endswith("SOCKET_IFNAME"):
                 remedy = "launch --interface NAME sets it, or --interface MACHINE=NAME on one"
             yield (

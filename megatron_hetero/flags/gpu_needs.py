@@ -88,6 +88,7 @@ def unmet_needs(plan: Plan, places: Mapping[str, str] | None = None) -> Iterator
     for need in gpu_needs({o.flag.names[0]: o.values for o in options}):
         less = [f"{name} has {v}" for name, v in versions.items() if v < need.capability]
         if less:
+            # Places are kept by flag: `--attention-backend flash` loses its value for the look-up.
             place = (places or {}).get(need.flag.partition(" ")[0])
             where = f"{place}: " if place else ""
             yield (

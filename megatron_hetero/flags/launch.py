@@ -150,6 +150,7 @@ def _rendezvous(hosts: tuple[Host, ...], node_rank: int, master_port: int) -> tu
     if len(hosts) == 1:
         return (*ONE_MACHINE, *processes)
     return (
+        # torchrun's static rendezvous, whose store is on the first host.
         *("--nnodes", str(len(hosts))),
         *("--node-rank", str(node_rank)),
         *processes,
@@ -182,6 +183,7 @@ def check_hosts(hosts: tuple[Host, ...], *, may_be_public: bool = False) -> None
         if not is_host_name(host.host):
             raise PlanFormatError(f"machine {host.node}: {host.host!r} is not a host name.")
         address = _address(host.host)
+        # Several machines, or any machine, would answer to such an address.
         if address is not None and (address.is_unspecified or address.is_multicast):
             raise PlanFormatError(
                 f"machine {host.node}: {host.host} is no address of one machine; name the host or "

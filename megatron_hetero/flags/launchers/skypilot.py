@@ -274,6 +274,7 @@ def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[La
     names = _clusters(record)
     if action == "status":
         yield LauncherCommand(("sky", "status", *names))
+        # A cluster that is not up has no queue.
         yield LauncherCommand(("sky", "queue", *names), may_fail=True)
         return
     words = ("logs", "--no-follow") if action == "logs" else ("cancel", "--yes", "--all")

@@ -222,6 +222,7 @@ def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[La
         yield LauncherCommand(("tail", "-n", LOG_LINES, "--", LOG_NAME))
         return
     number = kept_number(folder / JOB_ID_NAME, _JOB_ID)
+    # squeue forgets ended jobs, and a site may keep no accounts for sacct.
     if action == "status":
         yield LauncherCommand(("squeue", "--jobs", number), may_fail=True)
         columns = "JobID,JobName,State,ExitCode,Elapsed,NodeList"

@@ -131,6 +131,7 @@ def _options(job: LaunchJob) -> Iterator[str]:
 
 
 def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
+    # pgrep fails where nothing runs, which is an answer too.
     if action == "status":
         for host in record.hosts:
             yield LauncherCommand(

@@ -57,6 +57,7 @@ def treat(options: Sequence[Option]) -> Treated:
     refused = [
         f"{option}: {entry.note}"
         for option, entry in treated
+        # A refused flag with Megatron's default value changes nothing.
         if entry.treatment == "refused" and option.values != (str(option.flag.default),)
     ]
     if refused:
