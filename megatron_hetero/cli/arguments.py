@@ -46,6 +46,7 @@ def _environment(text: str) -> tuple[str, str | None]:
     Raises:
         ArgumentTypeError: the name is none of the shell's.
     """
+    # The value may hold further `=`.
     name, separator, value = text.partition("=")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
         raise argparse.ArgumentTypeError(f'"{text[:40]}": write NAME=VALUE')

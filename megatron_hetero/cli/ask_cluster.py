@@ -67,13 +67,16 @@ class _Questions:
 
     def cluster(self) -> Draft:
         num_sites = self._number("How many sites have machines", 1, _MAX_SITES)
+        # A single site needs no name of the user's.
         sites = ["main"] if num_sites == 1 else self._site_names(num_sites)
         nodes = [node for site in sites for node in self._machines(site, num_sites > 1)]
+        # A site of one machine has no network within.
         inside = {
             site: self._link(f"Between two machines{_at(site, num_sites)}", NODES_GUESS)
             for site in sites
             if sum(node.site == site for node in nodes) > 1
         }
+        # Each pair of sites has a link of its own.
         between = {
             (a, b): self._link(f"Between {a} and {b}", SITES_GUESS)
             for a, b in combinations(sites, 2)
@@ -97,10 +100,12 @@ class _Questions:
         nodes: list[NodeDraft] = []
         for kind in range(1, self._number(f"How many kinds of machines{at}", 1, _MAX_KINDS) + 1):
             which = f"kind {kind}{at}"
+            # Machines of a kind are described once; only their host names are asked one by one.
             cards = self._cards(which)
             alike = self._number(f"How many such machines{at}", 1, _MAX_ALIKE)
             cards = [self._with_link(entry) for entry in cards]
             between = None
+            # Only unlike GPUs of one machine have a link between kinds.
             if len(cards) > 1:
                 between = self._link("Between two unlike GPUs of a machine", PATH_GUESSES["PHB"])
             for number in range(alike):
@@ -118,6 +123,7 @@ class _Questions:
             "RTX-4090",
             self._known,
         )
+        # The check has passed: each word is COUNTxGPU.
         if "+" in text:
             pairs = [entry.partition("x") for entry in text.split("+")]
             return [self._entry(gpu, int(count)) for count, _, gpu in pairs]
@@ -136,6 +142,7 @@ class _Questions:
 
     def _node_name(self, gpu: str, number: int, alike: int, which: str) -> str:
         stem, place = gpu.lower().replace(".", "-"), number
+        # The suggestion is a name that no machine has yet.
         while f"{stem}-{place}" in self._names:
             place += 1
 
@@ -154,6 +161,7 @@ class _Questions:
             return "+".join(self._known_entry(word.strip()) for word in text.split("+"))
         if text == "own" or text in self._own:
             return text
+        # The catalogue's spelling is kept, whatever was typed.
         try:
             return gpu_type(text).name
         except ClusterError as error:
@@ -169,6 +177,7 @@ class _Questions:
 
     def _own_type(self) -> str:
         name = self._ask("Its name", "MY-CARD", check_host_name)
+        # The usual answers show the form of each value.
         memory = self._ask("Its memory", "24 GB", _unit(parse_bytes))
         bandwidth = self._ask("Its memory bandwidth", "900 GB/s", _unit(parse_bandwidth))
         peak = self._ask("Its dense bf16 peak, without sparsity", "120 TFLOPS", _unit(parse_flops))
@@ -197,6 +206,7 @@ class _Questions:
         shown = f" [{usual}]" if usual else ""
         while True:
             try:
+                # Where no answer is usual, an empty one goes to the check, which explains itself.
                 text = self._read(f"{question}{shown}: ").strip() or usual
             except EOFError:
                 raise UsageError(

@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("--config: name the config.json of the model, which says its family")
     else:
         words.append(str(arguments.config))
+    # Looked up and not imported: this process stays without torch.
     for package in ("torch", "megatron", "safetensors"):
         if importlib.util.find_spec(package) is None:
             raise EnvironmentMismatchError(

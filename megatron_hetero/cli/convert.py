@@ -79,20 +79,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Convert in the direction that was asked for."""
+    # A host file alone asks for a first cluster.yaml.
     if arguments.hostfile is not None and arguments.folder is None:
         output.verbatim(cluster_text(arguments.hostfile).rstrip())
         return 0
+    # From a plan of ours to the other system's flags.
     if arguments.target_system is not None:
         return _write(arguments, output)
     if arguments.source_system is None:
         raise UsageError("say --from or --to, and hexiscale or flagscale")
+    # Flags behind `--` stand in for a script, or add to it.
     typed = tuple(arguments.megatron_args or ())
     source: Path | None = arguments.source
     is_yaml = source is not None and source.suffix in (".yaml", ".yml")
+    # FlagScale's experiments are YAML, and describe whole jobs.
     if is_yaml and source is not None and arguments.source_system == "flagscale":
         return _experiment(arguments, source, typed, output)
     if arguments.folder is not None:
         raise UsageError("--folder: only an experiment of FlagScale's (.yaml) is a whole job")
+    # A script: its flags give the layout, and with -o a plan.
     flags = read_flags(source, typed)
     read = from_hexiscale if arguments.source_system == "hexiscale" else from_flagscale
     conversion: Conversion = read(flags)
@@ -112,12 +117,14 @@ def _experiment(
     """Convert an experiment of FlagScale's; write the parts that convert even where its layout does
     not."""
     folder: Path | None = arguments.folder
+    # Overrides stand on the command line as FlagScale's own launcher takes them.
     job = read_flagscale_job(source, group_arguments(command_line_words(typed)))
     flags = GivenFlags(job.arguments)
     written: list[str] = []
     # The cluster and the job come first: both convert even where the layout does not.
     if folder is not None:
         check_new_folder(folder, f"--folder {folder}")
+        # A typed host file names machines; without it the meshes of the experiment count GPUs.
         if arguments.hostfile is not None:
             cluster = cluster_text(arguments.hostfile)
         else:
@@ -136,6 +143,7 @@ def _experiment(
         conversion = from_flagscale(flags)
         layout = f"The layout is {conversion.layout}. "
         wants_plan = folder is not None or arguments.output is not None
+        # The model of --model, or the experiment's own where a plan file needs one.
         workload = None
         if arguments.model is not None:
             workload = _model(arguments.model, ())
@@ -143,6 +151,7 @@ def _experiment(
             workload = load_workload(None, job.megatron_args)
         plan = _plan(conversion, workload)
     except HeteroError as error:
+        # Nothing was written, so the error says everything.
         if folder is None:
             raise
         raise type(error)(
@@ -175,6 +184,7 @@ def _experiment(
 
 def _show_left_out(job: FlagScaleJob, output: Output) -> None:
     """Show a note for each reason, with its keys; file names are relative to the source."""
+    # Reason -> the keys that it holds for, with their places.
     places: dict[str, list[str]] = {}
     for left in job.left_out:
         where = left.where.removeprefix(f"{job.path.parent}/")
@@ -206,6 +216,7 @@ def _plan(conversion: Conversion, workload: Workload | None) -> Plan:
     plan = plan_from_layout(parse_layout(conversion.layout), workload)
     if not conversion.recompute:
         return plan
+    # A layout has no recompute, so each stage gets its own here.
     replicas = tuple(
         replace(replica, stages=tuple(map(_recomputed, replica.stages, conversion.recompute)))
         for replica in plan.replicas
@@ -222,9 +233,11 @@ def _recomputed(stage: Stage, how: StageRecompute) -> Stage:
 def _flags_of_the_model(typed: Sequence[str]) -> tuple[str, ...]:
     """Keep the flags that describe the model, of Megatron's flags typed behind `--`."""
     kept: list[str] = []
+    # Whether the present flag is kept; its values follow it.
     taken = False
     for word in flag_table().known_part(tuple(typed)):
         if word.startswith("--"):
+            # The layout replaces what these flags would say.
             taken = "parallel" not in word and "hetero" not in word
         if taken:
             kept.append(word)
@@ -236,6 +249,7 @@ def _write(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"--to {arguments.target_system}: name the plan.json to convert")
     plan = load_plan(arguments.source)
     if arguments.target_system == "hexiscale":
+        # HexiScale's flags have the micro-batch size, which a layout may leave out.
         size = plan.workload.training.micro_batch_size if plan.workload else None
         text = to_hexiscale(plan.layout, size)
     else:

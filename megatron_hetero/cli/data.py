@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Tokenize and write; say what training takes."""
     if arguments.bytes and arguments.megatron_args:
         raise UsageError("--bytes needs no tokenizer; leave Megatron's flags out")
+    # Torch and Megatron are needed from here on.
     require_runtime()
     command = importlib.import_module("megatron_hetero.lab.data.command")
     request = command.DataRequest(
@@ -89,6 +90,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             }
         )
         return 0
+    # The first faults in words, the others as a number.
     for fault in written.faults:
         output.note(f"left out: {fault}")
     if written.num_left_out > len(written.faults):

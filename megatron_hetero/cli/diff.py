@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not differences:
         output.show("the plans are equal")
         return 0
+    # Like differences of many stages or GPUs share a row.
     rows = folded(differences)
     lines = count(len(differences), "difference")
     if len(rows) < len(differences):

@@ -86,6 +86,7 @@ def _here(
     topology: Topology | None = None
     if arguments.nccl_tests:
         test = parse_nccl_test(read_text(arguments.nccl_tests), str(arguments.nccl_tests))
+        # The bandwidth of wrong values means nothing.
         if test.num_wrong:
             raise UsageError(
                 f"{arguments.nccl_tests} counts {test.num_wrong} wrong values: this machine's GPUs "
@@ -93,10 +94,12 @@ def _here(
                 "NCCL_P2P_DISABLE=1 is the first thing to try."
             )
         measured = test.link()
+    # From a file, or asked of this machine where it has GPUs to join.
     if arguments.topology:
         topology = parse_topology(read_text(arguments.topology), str(arguments.topology))
     elif len(gpus) > 1:
         topology = parse_topology(topology_text(), "nvidia-smi topo -m")
+    # Speeds of the NICs that the topology names.
     ports = "" if topology is None else read_ports(port_files(topology))
     node = draft_node(gpus, topology, measured, ports=ports)
     return (node,), {"gpus": [asdict(gpu) for gpu in gpus]}, f"{len(gpus)} GPUs"
@@ -106,6 +109,7 @@ def _over_ssh(
     arguments: argparse.Namespace, output: Output
 ) -> tuple[tuple[NodeDraft, ...], dict[str, Any], str]:
     """Return as `_here`, of other machines."""
+    # A log and a topology belong to one machine.
     for name in ("nccl_tests", "topology"):
         if getattr(arguments, name):
             raise UsageError(
@@ -145,6 +149,7 @@ def write_new(path: Path, text: str) -> None:
         UsageError: it is; a cluster file is somebody's work.
     """
     try:
+        # Mode "x" fails on an existing file, without a gap between the look and the write.
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:

@@ -101,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Check, and print what was found."""
+    # The kit brings models of its own; everything below needs a plan.
     if arguments.train:
         return _run_training(arguments, output)
     if arguments.plan is None or arguments.cluster is None:
@@ -108,13 +109,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "doctor looks at a plan on its cluster: give PLAN.JSON and --cluster CLUSTER.YAML; "
             "or --train, to try the runtime on this machine without a plan"
         )
+    # A serving plan has neither ranks nor Megatron's flags.
     if is_serving_plan(arguments.plan):
         return _run_on_fleet(arguments, output)
+    # Flags behind `--` are those that `launch` will add.
     plan = _with_flags(load_plan(arguments.plan), arguments.megatron_args)
     cluster = load_cluster(arguments.cluster)
     profile = load_profile(arguments.profile) if arguments.profile else None
     settings = arguments.env
     if arguments.on_cluster:
+        # Each process of the launch has its own environment to look at.
         if settings:
             raise UsageError(
                 "--env is for a look at the files alone; set the variable on the machine"
@@ -168,6 +172,7 @@ def _run_on_cluster(
     output: Output,
 ) -> int:
     require_runtime()
+    # Before ranks wait for each other: a plan that cannot start.
     unfit = check_fit(plan, cluster)
     if unfit:
         # Every process of the launch finds the same: one of them says it.
@@ -176,6 +181,7 @@ def _run_on_cluster(
         return 1
     command = importlib.import_module("megatron_hetero.lab.doctor.command")
     outcome = command.examine_machines(plan, cluster, arguments.time_limit)
+    # Figures come from the files, alike on all ranks; rank 0 prints.
     findings = errors_first((*check_figures(make_job(plan, cluster), profile), *outcome.findings))
     if outcome.rank == 0:
         looked_at = f"{_size(plan)}, their machines and {len(outcome.tested)} groups"
@@ -184,6 +190,7 @@ def _run_on_cluster(
             "groups": list(outcome.tested),
         }
         _print(findings, looked_at, arguments.json, output, data)
+    # A finding may mean a communicator that hangs, and the clean-up would hang too.
     code: int = command.leave(bool(outcome.findings), 1 if has_errors(findings) else 0)
     return code
 

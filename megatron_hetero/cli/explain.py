@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the plan and, with a cluster, the reasons for its shape."""
+    # Scoring needs the cluster that the scores are of.
     if arguments.profile and not arguments.cluster:
         raise UsageError("--profile scores the plan on a cluster; give --cluster too")
     if arguments.what_if and not arguments.cluster:
@@ -95,6 +96,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return 0
     # In words: the plan, its reasons, its communicators, what could be added.
     output.show(plan_report(plan, utilization))
+    # Figures of the file are shown with their origin.
     if explanation is None and plan.estimates is not None:
         output.show(
             f"Times, memory and bound are those that {arguments.plan} holds, of the plan as it was "

@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the flags of a plan."""
     plan = load_plan(arguments.plan)
+    # The machines may keep the plan at another path than this one.
     plan_path = arguments.plan_path or str(arguments.plan)
     argv = megatron_args(plan, plan_path)
     launches = node_launches(plan, plan_path, master_port=arguments.master_port)
@@ -93,6 +94,7 @@ def _data(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...]) -
 
 def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...]) -> Iterator[str]:
     """Write the output as bash; everything but commands is a comment."""
+    # The layout, and whether stock Megatron runs the plan.
     yield comment(format_layout(plan.layout))
     reasons = reasons_not_stock(plan)
     if reasons:
@@ -100,6 +102,7 @@ def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...])
         yield from (comment(f"  {reason}") for reason in reasons)
     else:
         yield comment("Stock Megatron runs this plan: these are its own flags, without plug-in.")
+    # What stops the job comes before what is worth knowing.
     for option in refused_options(plan):
         yield comment(f"REFUSED at start-up on this plan, take it out: {option}")
     missing = missing_in_job(plan.workload)
@@ -111,12 +114,15 @@ def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...])
     if plan.workload is not None:
         yield comment(f"Model: {plan.workload.source}")
     yield ""
+    # Megatron's arguments once, in an array that every line uses.
     yield render_bash(argv)
     yield ""
+    # The plug-in reads the plan from a file; stock flags need none.
     if len(launches) > 1 and any(word.startswith("--hetero-plan") for word in argv):
         yield comment("--hetero-plan is read on every machine: copy the file to that path on each.")
     if len(launches) > 1:
         yield comment("One line for each machine; start them all.")
+    # The lines without the arguments that are in the array.
     shared = tuple(NodeLaunch(n.node_rank, n.host, n.environment, _head(n, argv)) for n in launches)
     yield from _commands(shared, tail=' "${MEGATRON_ARGS[@]}"')
     yield ""

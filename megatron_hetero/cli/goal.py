@@ -53,6 +53,7 @@ def add_goal_arguments(parser: argparse.ArgumentParser) -> None:
 def asks_for_a_goal(arguments: argparse.Namespace, cluster: Cluster) -> bool:
     """Return whether more was asked for than the fastest step."""
     given = (arguments.steps, arguments.tokens, arguments.deadline, arguments.budget)
+    # A price limit in the cluster file is a goal as well.
     limited = cluster.limits.max_price_per_hour is not None
     return limited or arguments.objective != "throughput" or any(given)
 
@@ -86,11 +87,13 @@ def num_steps_of(arguments: argparse.Namespace, workload: Workload) -> float | N
     steps, tokens = _parsed("--steps", arguments.steps), _parsed("--tokens", arguments.tokens)
     if steps is not None and tokens is not None:
         raise UsageError("--steps and --tokens both say how long the run is; give one of them")
+    # In sequences; the number of steps need not be whole.
     batch = workload.training.global_batch_size
     if tokens is not None:
         return tokens / (batch * workload.model.seq_length)
     if steps is not None:
         return steps
+    # The job's own flags, of which iterations win over samples.
     iterations = _own_number(workload, "--train-iters")
     samples = _own_number(workload, "--train-samples")
     return samples / batch if iterations is None and samples is not None else iterations
@@ -100,6 +103,7 @@ def _own_number(workload: Workload, flag: str) -> float | None:
     """Read the value of one of the job's own flags."""
     words = workload.megatron_args
     for index, word in enumerate(words):
+        # Both `--flag=value` and `--flag value`.
         name, joined, value = word.partition("=")
         if name == flag:
             text = value if joined else words[index + 1] if index + 1 < len(words) else ""
@@ -114,6 +118,7 @@ def _parsed(flag: str, text: str | None) -> float | None:
         value = parse_time_span(text) if flag == "--deadline" else parse_count(text)
     except UnitError as error:
         raise UsageError(f"{flag}: {error}") from None
+    # "nan" and "inf" are numbers to the parser.
     if not (value > 0 and math.isfinite(value)):
         raise UsageError(f"{flag} {text}: it must be above 0")
     return value

@@ -121,10 +121,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     draft = with_machine_facts(_draft(arguments, output), arguments)
     heading = "A starter: correct what is marked as a guess, then plan."
     write_new(arguments.output, cluster_yaml(draft.nodes, heading, draft.network))
+    # A file with question marks cannot be loaded yet; any other one has to be.
     if not unknown_types(draft.nodes):
         try:
             load_cluster(arguments.output)
         except Exception:
+            # A file that does not load is this program's fault, and does not stay.
             arguments.output.unlink()
             raise
     output.show(f"Written to {arguments.output}; {what_next(arguments.output, draft.nodes)}")
@@ -132,6 +134,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _draft(arguments: argparse.Namespace, output: Output) -> Draft:
+    # A name of the scheduler -> a type of the catalogue, checked before any file is read.
     means = dict(_pair("--gpu-name", text) for text in arguments.gpu_name)
     for name in means.values():
         gpu_type(name)
@@ -141,11 +144,13 @@ def _draft(arguments: argparse.Namespace, output: Output) -> Draft:
         "--from-kubernetes": arguments.from_kubernetes,
         "--from-skypilot": arguments.from_skypilot,
     }
+    # One list, because two lists could name one machine twice.
     given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give one of them, and put the files together")
     if arguments.free and arguments.from_slurm is None:
         raise UsageError("--free goes with --from-slurm: the other lists do not say what is free")
+    # Without a list the user is asked, on a terminal.
     if not given:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise UsageError(
@@ -153,6 +158,7 @@ def _draft(arguments: argparse.Namespace, output: Output) -> Draft:
                 "example --node a100-0=4xA100-80GB"
             )
         return ask_cluster(input, output.note)
+    # Types with the user's numbers, for the machines typed here.
     own = dict(_own_type(text) for text in arguments.own_type)
     if arguments.node is not None:
         inventory = Inventory(_typed_nodes(arguments.node, own))
@@ -170,6 +176,7 @@ def _draft(arguments: argparse.Namespace, output: Output) -> Draft:
 def _typed_nodes(texts: Sequence[str], own: Mapping[str, TypeDraft]) -> tuple[NodeDraft, ...]:
     """Return all machines of `--node`; the GPUs that nobody knows are named together."""
     nodes: list[NodeDraft] = []
+    # Unknown GPUs in the order of the machines, each once.
     faults: dict[str, None] = {}
     for text in texts:
         try:
@@ -182,6 +189,7 @@ def _typed_nodes(texts: Sequence[str], own: Mapping[str, TypeDraft]) -> tuple[No
 
 
 def _nodes(text: str, own: Mapping[str, TypeDraft]) -> list[NodeDraft]:
+    # NAME=CARDS@SITE, where CARDS are COUNTxGPU joined by `+`.
     found = _NODE.fullmatch(text)
     words = () if found is None else [_CARDS.fullmatch(word) for word in found["cards"].split("+")]
     cards = [_cards(word["count"], word["gpu"], own) for word in words if word is not None]
@@ -212,6 +220,7 @@ def _own_type(text: str) -> tuple[str, TypeDraft]:
     name, values = _pair("--own-type", text)
     parts = [part.strip() for part in values.split(",")]
     library: Library | None = None
+    # The library is the fourth value, where there is one.
     if len(parts) == 4:
         last = parts.pop()
         library = next((known for known in LIBRARIES if known == last), None)
@@ -227,6 +236,7 @@ def _own_type(text: str) -> tuple[str, TypeDraft]:
             f"--own-type {text}: the name shows no maker; add the communication library behind the "
             f"peak: {', '.join(LIBRARIES)} (NCCL for an NVIDIA GPU)"
         )
+    # The values stay as they were typed; parsing only judges them.
     for part, parse in zip(parts, (parse_bytes, parse_bandwidth, parse_peak), strict=True):
         _checked("--own-type", part, parse)
     memory, bandwidth, peak = parts
@@ -238,6 +248,7 @@ def _network(arguments: argparse.Namespace, nodes: Sequence[NodeDraft]) -> Netwo
     inside: dict[str, tuple[str, str]] = {}
     for text in arguments.between_nodes:
         site, equals, link = text.rpartition("=")
+        # Without a site the link holds inside every site.
         for name in [_known(site, sites, "--between-nodes")] if equals else sites:
             inside[name] = _link("--between-nodes", link)
     between: dict[tuple[str, str], tuple[str, str]] = {}

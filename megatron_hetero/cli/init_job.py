@@ -40,6 +40,7 @@ def write_job(arguments: argparse.Namespace, output: Output) -> int:
     except Exception:
         path.unlink()
         raise
+    # A shell may start the script as it is.
     path.chmod(0o755)
     state = "fill in what is MISSING there" if MISSING in text else "nothing is missing"
     output.show(f"Written to {path}; {state}.")

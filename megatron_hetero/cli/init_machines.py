@@ -41,6 +41,7 @@ def with_machine_facts(draft: Draft, arguments: argparse.Namespace) -> Draft:
     Raises:
         UsageError: a value is malformed, or names no machine of the draft.
     """
+    # Later words win, machine by machine.
     nodes = list(draft.nodes)
     for text in arguments.nics:
         chosen, value = _chosen("--nics", text, nodes)
@@ -51,6 +52,7 @@ def with_machine_facts(draft: Draft, arguments: argparse.Namespace) -> Draft:
                     f"--nics {text}: machine {nodes[i].name} has {nodes[i].count} GPUs, and a NIC "
                     "that is near none of them does not count; name other machines before `=`"
                 )
+            # NICs are divided among the GPUs in the order of the bus.
             near = near_in_order(nodes[i].count, count)
             nodes[i] = replace(nodes[i], nics=NicsDraft(near, gb_per_s))
     for text in arguments.price:
@@ -68,6 +70,7 @@ def _count_and_rate(text: str, value: str) -> tuple[int, int]:
     if found is None or int(found["count"]) < 1:
         raise UsageError(f"--nics {text}: write COUNTxBANDWIDTH, for example 4x200 Gb/s")
     try:
+        # The parser gives bytes/s; NICs are named by Gb/s.
         gb_per_s = parse_bandwidth(found["bandwidth"].strip()) * _BITS / _GIGA
     except UnitError as error:
         raise UsageError(f"--nics {text}: {error}") from None
@@ -78,10 +81,12 @@ def _count_and_rate(text: str, value: str) -> tuple[int, int]:
 
 def _chosen(option: str, text: str, nodes: Sequence[NodeDraft]) -> tuple[list[int], str]:
     """Split MACHINES=VALUE: the places of the machines, all where none are named, and the value."""
+    # The last `=` divides, because values hold none.
     which, equals, value = text.rpartition("=")
     if not equals:
         return list(range(len(nodes))), value.strip()
     wanted: set[str] = set()
+    # Commas inside brackets belong to a range of names.
     for name in re.split(r",(?![^\[]*\])", which):
         try:
             wanted.add(gpu_type(name.strip()).name)
@@ -90,6 +95,7 @@ def _chosen(option: str, text: str, nodes: Sequence[NodeDraft]) -> tuple[list[in
                 wanted.update(expand_names(name.strip()))
             except ValueError as error:
                 raise UsageError(f"{option} {error}") from None
+    # Place of a machine -> the names by which it may be meant.
     has = {
         i: {node.name, node.site, *(cards.gpu for cards in node.cards)}
         for i, node in enumerate(nodes)

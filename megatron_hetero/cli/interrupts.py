@@ -27,10 +27,12 @@ def answered_interrupts(say: Callable[[str], None]) -> Iterator[None]:
         return
 
     def answer(signal_number: int, frame: FrameType | None) -> NoReturn:
+        # The next Ctrl-C is the system's, which ends the process at once.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         say("interrupted: ending what runs (Ctrl-C again stops at once)")
         raise KeyboardInterrupt
 
+    # The handler of before comes back, for programs that call a verb as a function.
     before = signal.signal(signal.SIGINT, answer)
     try:
         yield
@@ -43,6 +45,7 @@ def leave(code: int) -> NoReturn:
     once torch is loaded."""
     if code != EXIT_INTERRUPTED:
         sys.exit(code)
+    # `os._exit` writes out nothing that is still in buffers.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

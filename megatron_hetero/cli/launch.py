@@ -52,6 +52,7 @@ _ACTION_HELP: dict[Action, str] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `launch`."""
     parser.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON", help="the plan")
+    # Launchers of training and of serving share the option; the plan decides which of them fit.
     targets = tuple(dict.fromkeys((*LAUNCHERS, *TARGETS)))
     parser.add_argument(
         "--for", dest="launcher", choices=targets, metavar="LAUNCHER",
@@ -129,6 +130,7 @@ def _add_options(parser: argparse.ArgumentParser, launcher: Launcher) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Write the folder, or ask about the job of one."""
+    # --status, --logs and --stop ask about a folder that was written before.
     for action in ACTIONS:
         folder = getattr(arguments, action)
         if folder is not None:
@@ -137,6 +139,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             return _run_steps(folder, action, arguments, output)
     if arguments.dry_run:
         raise UsageError("--dry-run goes with --status, --logs or --stop; the files start nothing")
+    # All three are needed to write a folder; what is missing is named at once.
     missing = [
         name
         for name, value in (
@@ -236,6 +239,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
 def _write_fleet(arguments: argparse.Namespace, output: Output) -> int:
     """Write the folder of a serving plan."""
     folder: Path = arguments.output
+    # A serving plan starts engines.
     if arguments.launcher not in TARGETS:
         raise UsageError(
             f"--for {arguments.launcher} starts training, and {arguments.plan} is a serving plan; "
@@ -257,6 +261,7 @@ def _write_fleet(arguments: argparse.Namespace, output: Output) -> int:
 
 def _left_exports(job: LaunchJob) -> tuple[str, ...]:
     """Return the notes on variables of the script; an interface that the command names is none."""
+    # The command names the interface itself.
     left = exports_left(job.plan)
     return tuple(note for note in left if not (job.interfaces and "SOCKET_IFNAME=" in note))
 
@@ -269,6 +274,7 @@ def _interface(text: str) -> tuple[str, str]:
 def _refuse_options_of_others(launcher: Launcher, arguments: argparse.Namespace) -> None:
     """Refuse options that only another launcher reads."""
     for other in LAUNCHERS.values():
+        # Options of all launchers are declared; only those of the chosen one are read.
         given = [o.flag for o in other.options if getattr(arguments, o.name)]
         if other is not launcher and given:
             raise UsageError(
@@ -278,6 +284,7 @@ def _refuse_options_of_others(launcher: Launcher, arguments: argparse.Namespace)
 
 def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, output: Output) -> int:
     """Run the steps of an action; show their output as it comes."""
+    # The record in the folder says which tools know the job.
     todo = steps(folder, action)
     if arguments.json:
         if not arguments.dry_run:
@@ -289,6 +296,7 @@ def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, outp
         if arguments.dry_run:
             output.verbatim(shlex.join(step.argv))
             continue
+        # The launcher's tools may be on another machine than this one.
         if shutil.which(step.argv[0]) is None:
             text = f"there is no {step.argv[0]} here; run this where the job was started"
             if not step.may_fail:
@@ -297,12 +305,14 @@ def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, outp
             num_failed += 1
             continue
         code = subprocess.run(step.argv, cwd=folder, check=False).returncode
+        # A step that may fail counts, and only if all of them fail the job was not found.
         num_failed += code != 0
         if code and not step.may_fail:
             raise CheckFailedError(f"{shlex.join(step.argv)} ended with exit code {code}")
     if num_failed and num_failed == len(todo):
         raise CheckFailedError(f"--{action} {folder}: none of its commands found the job")
     launcher, record = read_record(folder)
+    # Some launchers leave machines that go on costing.
     if action == "stop" and not arguments.dry_run and launcher.after_stop is not None:
         output.note(launcher.after_stop(record))
     return 0

@@ -93,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb is not None and verb.TAKES_MEGATRON_FLAGS:
         words, found = _take_megatron_flags(words, verb)
         megatron_args = [*found, *(megatron_args or ())]
+    # Without a verb `--help` and `--version` are still to be answered below.
     if verb is None:
         _refuse_unknown_verb(parser, words)
     # Refuse what nobody knows, with what is near.
@@ -127,6 +128,7 @@ def console() -> NoReturn:
 
 def _refuse_unknown_verb(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Refuse an unknown verb, and name the nearest verb if there is a near one."""
+    # The first word that is neither an option nor the value of --color.
     typed = next((w for w in words if not w.startswith("-") and w not in COLOR_CHOICES), None)
     if typed is not None:
         from megatron_hetero.files import near_names  # loads much, and only here is it needed
@@ -169,6 +171,7 @@ def _take_megatron_flags(words: list[str], verb: Verb) -> tuple[list[str], list[
     """
     from megatron_hetero.model.flag_table import flag_table
 
+    # Names of both belong to the verb.
     own_names = _own_names(verb)
     table = flag_table()
     kept: list[str] = []
@@ -177,12 +180,15 @@ def _take_megatron_flags(words: list[str], verb: Verb) -> tuple[list[str], list[
     while position < len(words):
         name, joined, _ = words[position].partition("=")
         flag = table.by_name.get(name)
+        # A word of the verb's, a value of it, or a flag that nobody knows.
         if flag is None or name in own_names:
             kept.append(words[position])
             position += 1
             continue
+        # As many values as Megatron's parser takes for this flag; None is any number.
         most = 0 if joined else flag.bounds[1]
         stop = position + 1
+        # Values end at the next flag.
         while (
             stop < len(words)
             and (most is None or stop - position <= most)
@@ -226,6 +232,7 @@ def _parser(
     parser.add_argument("--version", action="version", version=f"megatron-hetero {__version__}")
     _add_color(parser, default="auto")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+    # All verbs have a parser for --help, and only the one that was typed its arguments.
     for name, summary in VERBS.items():
         verb_parser = verbs.add_parser(
             name,

@@ -34,6 +34,7 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     Raises:
         UsageError: a flag that needs a plan stands beside it.
     """
+    # Nothing is searched, so options of the search have nothing to change.
     given = [name for name in _PLANNING if getattr(arguments, name)]
     if given:
         raise UsageError(f"--memory makes no plan, so --{given[0]} does not go with it")
@@ -103,6 +104,7 @@ def _assumed(arguments: argparse.Namespace) -> tuple[str, ...]:
     )
     given = {a.flag: a for a in job.arguments}
     words = given["--max-position-embeddings"].words if "--max-position-embeddings" in given else ()
+    # The last occurrence holds; more than 11 digits are no length.
     most = words[-1] if words else ""
     length = min(int(most), _LENGTH) if most.isdecimal() and len(most) < 12 else _LENGTH
     values = {
@@ -113,6 +115,7 @@ def _assumed(arguments: argparse.Namespace) -> tuple[str, ...]:
         else "1",
     }
     missing = [flag for flag in values if flag not in given]
+    # Another name of the same length.
     if "--encoder-seq-length" in given and "--seq-length" in missing:
         missing.remove("--seq-length")
     # Megatron trains experts on a tensor-parallel group only so; at width 1 it does nothing.

@@ -65,6 +65,7 @@ def check_near_arguments(arguments: argparse.Namespace) -> None:
         UsageError: `--prefer` or `--store-bandwidth` without `--near`; `--prove` or `--schedule
             best` with it.
     """
+    # Options of planning again mean nothing in a first plan.
     if arguments.near is None:
         for flag, given in (
             ("--store-bandwidth", arguments.store_bandwidth is not None),
@@ -96,6 +97,7 @@ def run_near(
         if old.workload is not None and workload.training.precision == "fp32":
             # The job names none: as it was chosen for the old plan.
             workload = with_precision(workload, old.workload.training.precision)
+    # Sends as the old plan was priced, unless the user says otherwise.
     of_old = None if old.workload is None else old.workload.training.sends
     workload = with_sends(workload, arguments.sends or of_old)
     check_user_flags(workload.megatron_args)
@@ -121,6 +123,7 @@ def run_near(
         save_plan(plan, arguments.output)
     if found.interrupted:
         output.note("interrupted: these are the best plans found so far")
+    # A plan that was saved, but whose job would not start, gives exit code 1.
     refused, unknown = refused_words(plan), unknown_words(unread_parts(plan))
     code = CheckFailedError.exit_code if refused or unknown else 0
     code = EXIT_INTERRUPTED if found.interrupted else code

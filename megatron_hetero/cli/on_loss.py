@@ -41,6 +41,7 @@ def replanning_of(arguments: argparse.Namespace) -> OnLoss | None:
         if arguments.cluster is not None or arguments.profile is not None:
             raise UsageError("--cluster and --profile go with --hetero-on-loss replan")
         return None
+    # Only a start that sees all machines can go on without some of them.
     if not LAUNCHERS[arguments.launcher].can_replan:
         able = " or ".join(name for name, launcher in LAUNCHERS.items() if launcher.can_replan)
         raise UsageError(
@@ -51,6 +52,7 @@ def replanning_of(arguments: argparse.Namespace) -> OnLoss | None:
         raise UsageError(
             "--hetero-on-loss replan needs --cluster CLUSTER.YAML: the machines to plan again for"
         )
+    # Both files are read now, because a lost machine is no time for a typing error.
     if arguments.profile is not None:
         load_profile(arguments.profile)
     cluster = load_cluster(arguments.cluster)

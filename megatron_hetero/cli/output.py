@@ -52,6 +52,7 @@ class Output:
     def show(self, *renderables: RenderableType) -> None:
         """Show tables and text for people, wrapped to the terminal between words: a path or a
         command's option that is longer than a line stays whole, to be copied."""
+        # Rich renders tables; lines of text are broken here, so that paths stay whole.
         with self._people.capture() as captured:
             for renderable in renderables:
                 if isinstance(renderable, str):
@@ -107,6 +108,7 @@ class Output:
                 file: TextIO | None = None,
                 line: str | None = None,
             ) -> None:
+                # Warnings of other packages keep their own form.
                 if issubclass(category, BoundFaultWarning):
                     self._errors.print(Text.assemble(("warning: ", "bold yellow"), str(message)))
                 else:
@@ -119,6 +121,7 @@ class Output:
     def progress(self, words: str) -> Iterator[Callable[[str], None]]:
         """Show a line of progress on stderr, in a pipe every half minute; the yielded call changes
         the words."""
+        # A spinner in a log file would be a line for each frame.
         if not sys.stderr.isatty():
             with self._said_now_and_then(words) as change:
                 yield change
@@ -129,9 +132,11 @@ class Output:
     @contextmanager
     def _said_now_and_then(self, words: str) -> Iterator[Callable[[str], None]]:
         """Say in a log what has been going on for half a minute, and again every half minute."""
+        # A list holds the words, so that both functions see the change.
         current, is_done, started = [words], threading.Event(), time.monotonic()
 
         def say() -> None:
+            # The wait ends at once when the work is done.
             while not is_done.wait(SAID_EVERY_S):
                 self.note(f"{current[0]} ({time.monotonic() - started:.0f} s)")
 
@@ -150,6 +155,7 @@ class Output:
     def byte_progress(self, words: str, total: int) -> Iterator[Callable[[int], None]]:
         """Show a bar on stderr that follows bytes, while somebody is looking; the function yielded
         sets them."""
+        # Nobody looks at a bar in a pipe.
         if not sys.stderr.isatty():
             yield lambda done: None
             return
@@ -213,6 +219,7 @@ def _between_words(words: str, width: int) -> str:
 
 def _console(stream: IO[str], color: str) -> Console:
     colored = wants_color(color, stream)
+    # A pipe has no width, so that text is as wide as on a wide terminal.
     width = None if stream.isatty() or "COLUMNS" in os.environ else MAX_WIDTH
     console = Console(
         file=stream,

@@ -21,11 +21,13 @@ def own_stdout(is_json: bool) -> Iterator[None]:
     Args:
         is_json: whether the command promised one JSON object; else nothing is done.
     """
+    # Text for people may mix; a captured stdout (in a test) has no C library behind it.
     if not is_json or not _is_stdout():
         yield
         return
     before = sys.stdout
     before.flush()
+    # Number 1, which C writes to, becomes stderr; Python writes to a copy of what it was.
     kept = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)
     sys.stdout = open(kept, "w", encoding=before.encoding, errors=before.errors)  # noqa: SIM115
@@ -35,6 +37,7 @@ def own_stdout(is_json: bool) -> Iterator[None]:
         # The C library writes into a pipe when its buffer is full; it must not keep anything back.
         with suppress(OSError, TypeError, AttributeError):
             ctypes.CDLL(None).fflush(None)
+        # Back in the opposite order.
         os.dup2(kept, _STDOUT)
         own, sys.stdout = sys.stdout, before
         own.close()

@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         patching.apply(tree)
     elif arguments.action == "revert":
         patching.revert(tree)
+    # Read anew from the disk: what is there now, whatever was asked for.
     state = patching.recognise(arguments.tree).state
     if arguments.json:
         output.json(

@@ -161,6 +161,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     # Other questions than a plan of training: lengths of sequences, memory, a plan near an old one.
     if arguments.picture is not None and arguments.sequences is None:
         raise UsageError("--picture draws a step of sequences, so it needs --sequences LENGTHS.TXT")
+    # Memory alone needs no cluster.
     if arguments.memory and arguments.sequences is None:
         return run_memory(arguments, output)
     if arguments.cluster is None:
@@ -168,6 +169,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "--cluster CLUSTER.YAML is missing: the machines to plan for (`init` writes a "
             "starter); without one, --memory says which GPUs would hold the model"
         )
+    # Machines and GPUs of --without are gone from here on.
     cluster = load_cluster(arguments.cluster).without(arguments.without)
     profile = load_profile(arguments.profile) if arguments.profile else None
     if arguments.sequences is not None:
@@ -193,6 +195,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         workload = with_mixed_precisions(workload)
     objective = objective_of(arguments, workload)
     held = HeldCluster(cluster, "")
+    # A profile of one micro-batch size says nothing of other sizes, so they are left out.
     if not arguments.scale_profile:
         held = held_to_measured_sizes(cluster, workload, profile)
     cluster = held.cluster
@@ -214,6 +217,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         try:
             chosen = in_best_precision(search, itemgetter(0), cluster, workload, objective)
         except InfeasiblePlanError as error:
+            # The message also names flags of the job that would save memory.
             raise InfeasiblePlanError(f"{error} {memory_savers(workload)}".strip()) from None
     plan, explanation = chosen.found
     search_s = time.perf_counter() - start_s
@@ -221,6 +225,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     megatron_args(plan, str(arguments.output or "plan.json"))
     if arguments.output:
         save_plan(plan, arguments.output)
+    # A job that would not start gives exit code 1, with the plan saved.
     refused = refused_words(plan, explanation.best_stock is not None)
     code = CheckFailedError.exit_code if refused or unknown_words(unread_parts(plan)) else 0
     code = EXIT_INTERRUPTED if explanation.interrupted else code
@@ -251,6 +256,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         summary["faster_flags"] = [asdict(g) for g in faster_flags(plan, cluster, profile)]
         output.json(summary)
         return code
+    # Comparison with stock Megatron, the goal, and flags that would be faster.
     beside = comparison_lines(explanation, reasons_not_stock(plan), runners_up=False)
     outcome = explanation.outcome if asks_for_a_goal(arguments, cluster) else None
     outcome_part = [] if outcome is None else outcome_lines(outcome)
@@ -259,6 +265,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     chosen_for_you = [words for words in (chosen.words, held.words) if words]
     notes = note_lines(plan, workload, _places(arguments))
     output.show(lines, "", *chosen_for_you, *outcome_part, *beside, *notes, *faster)
+    # A wide gap may be the plan's or the bound's.
     if _may_be_proved_further(arguments, plan):
         if arguments.strategy == "auto":
             output.show(
@@ -267,6 +274,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.show("plan --prove takes a minute or two more and may find a tighter lower bound")
     # Name the file written, and flags of the job that would stop its start.
     refusals = tuple(refusal_lines(plan, explanation.best_stock is not None))
+    # The last line says what to do next.
     if arguments.output is None:
         output.show("Nothing was written: -o plan.json saves the plan", *refusals)
     elif refused:
@@ -293,6 +301,7 @@ def _strategy(name: str) -> str:
     Raises:
         ArgumentTypeError: there is none of this name, or no more.
     """
+    # Names of earlier releases get an answer of their own.
     if name not in (*STRATEGIES, STOCK):
         try:
             strategies_of(name)
@@ -314,5 +323,6 @@ def _part(percent: str | None, flag: str = "--simplest") -> float | None:
 def _may_be_proved_further(arguments: argparse.Namespace, plan: Plan) -> bool:
     """Return True if the plan is so far from the bound that a longer search may pay."""
     gap = None if plan.estimates is None else plan.estimates.gap
+    # Longer searches are advised for the default schedule, and where not only stock plans count.
     is_plain = arguments.schedule == "counts" and arguments.strategy != STOCK
     return gap is not None and gap > _WIDE_GAP and is_plain and not arguments.prove

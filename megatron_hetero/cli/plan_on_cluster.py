@@ -58,6 +58,7 @@ def read_plan_on_cluster(arguments: argparse.Namespace) -> PlanOnCluster:
     """
     cluster = load_cluster(arguments.cluster)
     profile = load_profile(arguments.profile) if arguments.profile else None
+    # A layout has neither devices nor a model: devices in order, the model from the flags.
     if arguments.layout is not None:
         layout = parse_layout(arguments.layout)
         workload = load_workload(
@@ -77,6 +78,7 @@ def read_plan_on_cluster(arguments: argparse.Namespace) -> PlanOnCluster:
             f"{arguments.plan} says which model it is for; --model and Megatron flags go with "
             "--layout"
         )
+    # Figures of the file are dropped, since sends or cluster may be others now.
     plan = replace(plan, workload=with_sends(plan.workload, arguments.sends), estimates=None)
     plan = place_in_order(plan, cluster)
     validate_plan(plan, cluster, str(arguments.plan))

@@ -127,6 +127,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         num_layers=min(arguments.layers, workload.model.num_layers),
         seconds=arguments.seconds,
         output=arguments.output,
+        # As in training all cards of the type compute at once.
         num_busy=arguments.gpus or len(cards) or max(arguments.widths),
         cards=cards,
     )
@@ -148,6 +149,7 @@ def _run_pairs(arguments: argparse.Namespace, output: Output) -> int:
     cards = probed.visible_cards()
     if arguments.cards is not None:
         cards = probed.cards_at(cards, arguments.cards)
+    # Without cards processes on the CPU stand for them.
     count = len(cards) or arguments.gpus or 2
     if count < 2:
         raise UsageError("--pairs needs two cards; only one is measured here")
@@ -177,6 +179,7 @@ def _run_links(arguments: argparse.Namespace, output: Output) -> int:
     links = importlib.import_module("megatron_hetero.lab.probe.links")
     fits = importlib.import_module("megatron_hetero.lab.probe.link_fit")
     each_s = arguments.seconds / 10
+    # Under torchrun this process is one rank, and only the first has a result.
     if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK")):
         count = int(os.environ["WORLD_SIZE"])
         measured = links.measure_in_world(each_s) if count > 1 else ()
@@ -195,6 +198,7 @@ def _run_links(arguments: argparse.Namespace, output: Output) -> int:
                 measured = links.measure_links(cards, count, each_s)
     if not measured:
         raise UsageError("--links needs two cards or processes; only one is measured here")
+    # All constants, and how well they predict sizes that were left out.
     fit, errors = fits.fit_genmodel(measured), fits.held_out(measured)
     lines = list(fits.fit_for_cluster_file(measured).cluster_lines())
     if arguments.json:
@@ -229,6 +233,7 @@ def _mean(errors: Sequence[float]) -> float:
 
 def _catalogue_name(typed: str) -> str:
     """The catalogue's name of a GPU, by which plans look times up; else what was typed."""
+    # Plans look times up by this name.
     try:
         return gpu_type(typed).name
     except ClusterError:
@@ -237,6 +242,7 @@ def _catalogue_name(typed: str) -> str:
 
 def _lines(width: int, result: dict[str, Any] | None) -> Iterator[Text]:
     yield Text(f"Tensor-parallel width {width}", style="bold")
+    # All points of this width were in the file.
     if result is None:
         yield Text("  in the file already")
         return
@@ -263,6 +269,7 @@ def _lines(width: int, result: dict[str, Any] | None) -> Iterator[Text]:
             yield Text(f"  {what:<14} {format_bytes(result[name])}")
     if result["free_bytes"] is not None:
         yield Text(f"  free memory    {format_bytes(result['free_bytes'])}")
+    # Only a width of several ranks measures the path between two.
     link = result["link"]
     if link is not None:
         yield Text(

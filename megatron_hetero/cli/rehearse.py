@@ -95,6 +95,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Rehearse and report."""
     slow_ranks = dict(_slow_rank(text) for text in arguments.slow_rank)
     slow_links = [_slow_link(text) for text in arguments.slow_link]
+    # Dealt sequences have a run and a report of their own.
     if arguments.sequences is not None:
         sequences = importlib.import_module("megatron_hetero.cli.rehearse_sequences")
         code: int = sequences.rehearse_sequences(arguments, output, slow_ranks, slow_links)
@@ -102,9 +103,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.plan is None and arguments.layout is None:
         raise UsageError("give PLAN.JSON or --layout LINE, the plan to rehearse")
     found = read_plan_on_cluster(arguments)
+    # The same job, planned anew on what is left.
     if arguments.lose_device:
         found = without_devices(found, tuple(arguments.lose_device))
     require_runtime()
+    # Both sides leave these terms out, so that they stay comparable.
     if found.cluster.without_link_terms is not found.cluster:
         output.show(
             "Rehearsed, and predicted here, without the reduce_bandwidth and incast of the links."
@@ -161,6 +164,7 @@ def without_devices(found: PlanOnCluster, lost: tuple[str, ...]) -> PlanOnCluste
                 f"--lose-device {name}: the cluster has no such GPU or node; name one of "
                 f"{', '.join(sorted(names))}"
             )
+    # The planner takes lost devices for devices that are to stay idle.
     limits = replace(cluster.limits, idle_devices=(*cluster.limits.idle_devices, *lost))
     left = replace(cluster, limits=limits)
     if workload is None:  # `read_plan_on_cluster` sees to it

@@ -51,6 +51,7 @@ def rehearse_sequences(
         UsageError: an option is for plans alone.
         InfeasiblePlanError: a sequence is longer than any group can hold.
     """
+    # Options that a dealt step has no place for.
     for name in _OF_PLANS:
         if getattr(arguments, name, None):
             raise UsageError(f"--{name.replace('_', '-')} does not go with --sequences yet")
@@ -82,6 +83,7 @@ def rehearse_sequences(
 
 
 def _read_job(arguments: argparse.Namespace) -> _AskedJob:
+    # Every GPU is a replica of its own.
     if arguments.plan is None and arguments.layout is None:
         workload = load_workload(
             arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)

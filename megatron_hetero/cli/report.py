@@ -84,11 +84,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     cluster = load_cluster(arguments.cluster)
     profile = load_profile(arguments.profile) if arguments.profile else None
     validate_plan(plan, cluster, str(arguments.plan))
+    # Lanes of other timelines, drawn below the predicted one.
     others = [rehearsed_lanes(arguments.rehearsal, plan)] if arguments.rehearsal else []
     if arguments.measured:
         others.append(measured_lanes(arguments.measured, plan))
     with output.progress("comparing plans"):
         content = gather(plan, cluster, profile, others, str(arguments.plan), arguments.quick)
+        # A measured timeline may show that another plan is better.
         again = replan(content, profile) if arguments.measured else None
     if again is not None:
         content = replace(content, notes=tuple(replan_lines(again)))

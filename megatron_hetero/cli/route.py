@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not 1 <= arguments.port <= 65535:
         raise UsageError(f"--port {arguments.port} is not between 1 and 65535")
     urls: dict[str, str] = {}
+    # NAME=URL, each name once.
     for word in arguments.replica:
         name, equals, url = word.partition("=")
         if not equals or not url.startswith(("http://", "https://")):

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Compare the schedules; write one."""
+    # Without both there is nothing to write, or nowhere to.
     if (arguments.kind is None) != (arguments.output is None):
         raise UsageError("--kind and --output go together: which schedule, and where to write it")
     if arguments.chunks < 2:
@@ -48,6 +49,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     found = read_plan_on_cluster(arguments)
     made = candidates(found.plan, found.cluster, found.profile, arguments.chunks, says_loss=True)
     if arguments.output is not None:
+        # The orders of the chosen schedule, if they fit into memory.
         chosen = next(c for c in made if c.name == arguments.kind)
         if chosen.plan is None:
             raise CheckFailedError(f"--kind {arguments.kind}: {chosen.held}")
@@ -86,6 +88,7 @@ def _table(made: tuple[ScheduledPlan, ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("schedule", "pipeline", "relative", "under way"):
         table.add_column(column, justify="left" if column in ("schedule", "under way") else "right")
+    # Times are relative to the first schedule, 1F1B.
     first_s = made[0].slowest_s
     for candidate in made:
         if candidate.plan is None:

@@ -42,6 +42,7 @@ def run_sequences(
         UsageError: a flag that needs a plan stands beside it.
         InfeasiblePlanError: a sequence is longer than any group can hold.
     """
+    # Groups are chosen from step to step, so there is no plan to write.
     given = [name for name in _PLANNING if getattr(arguments, name, None)]
     if given:
         raise UsageError(f"--sequences makes no plan.json, so --{given[0]} does not go with it")
@@ -50,6 +51,7 @@ def run_sequences(
         arguments.model, arguments.megatron_args, environment=dict(arguments.model_env)
     )
     window = attention_window(workload.megatron_args)
+    # Once with the exchanges that the runtime trains, once with every kind.
     groups, any_exchange = (
         cluster_groups(cluster, workload, profile, window=window, exchanges=exchanges)
         for exchanges in (TRAINED, EVERY)
@@ -79,6 +81,7 @@ def attention_window(megatron_args: Sequence[str]) -> int | None:
         UsageError: the window is not two numbers.
         UnsupportedError: some layers have a window and others none.
     """
+    # The last occurrence of a flag holds.
     given = {a.flag: a for a in group_arguments(command_line_words(megatron_args))}
     if "--window-attn-skip-freq" in given:
         raise UnsupportedError(
@@ -88,6 +91,7 @@ def attention_window(megatron_args: Sequence[str]) -> int | None:
     if "--window-size" not in given:
         return None
     text = " ".join(given["--window-size"].words or ())
+    # Two numbers, with or without parentheses around them.
     found = re.fullmatch(r"--window-size \(?(-?[0-9]+), ?(-?[0-9]+)\)?", text)
     if found is None:
         raise UsageError(f"{text}: a window is two numbers, as in --window-size 1023,0")
@@ -110,8 +114,10 @@ def _table(made: SequencePlan) -> Table:
     table.add_column("groups")
     for column in ("a step", "relative", "tokens/s"):
         table.add_column(column, justify="right")
+    # Tokens of all steps together.
     count, tokens = len(made.deals), sum(map(sum, made.batches))
     rows = [("flexible", made.seconds)]
+    # What exchanges would gain that the runtime does not have yet.
     if made.any_exchange_s < made.seconds:
         rows.append(("flexible, rings too (not trained yet)", made.any_exchange_s))
     rows += [(f"all of {degree.size}", degree.seconds) for degree in made.fixed]

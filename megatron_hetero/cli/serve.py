@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             f"--answer-limit {arguments.answer_limit:g}: give 1 to 86400 seconds; ranks without "
             "work hear from the first one every half second"
         )
+    # Cheap refusals come before torch is looked for.
     replica = _replica(arguments)
     for package, extra in (("torch", "runtime"), ("megatron", "runtime"), ("aiohttp", "serve")):
         if importlib.util.find_spec(package) is None:
@@ -88,11 +89,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             )
     layout = arguments.layout
     kv_tokens, sequences = arguments.kv_tokens, arguments.max_sequences
+    # The plan's replica; the user's own numbers win over the plan's.
     if replica is not None:
         layout = ",".join(f"tp{len(s.devices)}:{s.num_layers}" for s in replica.stages)
         kv_tokens = replica.kv_tokens if kv_tokens is None else kv_tokens
         sequences = replica.max_sequences if sequences is None else sequences
         _take_gpus(replica)
+    # A folder's config.json has the length; a file of flags has its own.
     length = () if _has_length(arguments) else _length_of(arguments.model)
     described = load_workload(
         arguments.model,
@@ -100,6 +103,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         is_planned=False,
     ).megatron_args
     with ExitStack() as stack:
+        # Without a checkpoint the folder's weights become one, for as long as the service runs.
         checkpoint = arguments.load
         if checkpoint is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="megatron-hetero-"))
@@ -135,6 +139,7 @@ def _replica(arguments: argparse.Namespace) -> PlannedReplica | None:
     if arguments.replica not in names:
         raise UsageError(f"--replica: name one of {', '.join(names)}")
     replica = plan.replicas[names.index(arguments.replica)]
+    # A part of requests needs keys and values of another replica.
     if replica.phase != "both":
         raise UsageError(
             f"{replica.name} serves the {replica.phase} phase alone, which needs an engine that "
@@ -168,6 +173,7 @@ def _take_gpus(replica: PlannedReplica) -> None:
             f"{replica.name} has GPU {max(places)} of {hosts[0]}, and this machine has {count} "
             f"GPUs, numbered from 0; run it on {hosts[0]}, or try the layout here with --layout"
         )
+    # Places in the plan are places on the bus.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, places))
 

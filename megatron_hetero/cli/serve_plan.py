@@ -104,6 +104,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"--budget {arguments.budget} buys nothing; give a price above 0")
     if arguments.load_bandwidth and arguments.running is None:
         raise UsageError("--load-bandwidth goes with --from")
+    # Files are read before the search, so that a fault shows at once.
     running = load_serving_plan(arguments.running) if arguments.running else None
     cluster = load_cluster(arguments.cluster)
     served = load_served(arguments.model, arguments.weights, arguments.kv)
@@ -130,13 +131,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
         old_rate = sum(c.rate_per_s for c in running.classes)
         new_rate = sum(c.rate_per_s for c in plan.classes)
+        # GPUs that the running fleet may still use.
         there = set(cluster.without(()).device_by_name) - set(cluster.limits.idle_devices)
         left = [
             r for r in running.replicas if all(d in there for s in r.stages for d in s.devices)
         ]  # fmt: skip
+        # What is left of the fleet's rate, as a part of it; an empty fleet has none.
         part = sum(sum(r.rates) for r in left) / max(
             sum(sum(r.rates) for r in running.replicas), 1e-300
         )
+        # Scales are multiples of the workload's rates, which may have changed.
         scale = running.scale * part * old_rate / new_rate
         stable_s = parse_time_span(arguments.stable)
         change = compare_plans(running, plan, stable_s, rate, scale)

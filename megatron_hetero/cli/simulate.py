@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             arguments.trace,
             chrome_trace({"simulated": simulation.timelines}, {"simulated": simulation.messages}),
         )
+    # By the simulated step, not by the plan's own estimate.
     utilization = utilization_of(found.plan, found.cluster, simulation.step_time_s)
     if arguments.json:
         data = simulation_to_data(simulation)

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Validate; an invalid plan leaves through `FileFormatError` (exit code 4)."""
     try:
+        # From cheap to dear: format, invariants, orders, operations, memory.
         plan = load_plan(arguments.plan)
         cluster = load_cluster(arguments.cluster) if arguments.cluster else None
         validate_plan(plan, cluster, str(arguments.plan))
@@ -56,6 +57,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         found = error_object(type(error).__name__, str(error), error.exit_code)
         output.json({"valid": False, **found})
         return error.exit_code
+    # A valid plan may still have figures of another cluster file.
     made_for_cluster = cluster and plan.inputs.get("cluster") == cluster_hash(cluster)
     if cluster and not made_for_cluster:
         output.note(

@@ -115,6 +115,7 @@ def require_runtime() -> None:
     Raises:
         EnvironmentMismatchError: one is missing; the message says what to install.
     """
+    # Looked up and not imported: the message comes at once.
     missing = [name for name in RUNTIME_MODULES if not _is_installed(name)]
     if not missing:
         return

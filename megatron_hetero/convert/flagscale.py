@@ -70,6 +70,7 @@ def from_flagscale(flags: GivenFlags) -> Conversion:
     for name in flags.never_asked_for(("--hetero",)):
         if name not in ("--hetero-device-types", "--hetero-current-device-type"):
             notes.append(f"{name} is not converted")
+    # Recompute by stage, where every micro-batch of a stage has the same.
     recompute = stage_recompute(flags, layers, replica.num_micro_batches, notes)
     notes += [
         f"{name} is not converted: put `recompute` into the stages of plan.json"
@@ -87,6 +88,7 @@ def to_flagscale(layout: Layout) -> str:
         UnsupportedError: replicas that differ, or uneven shares: FlagScale has neither; or context
             parallelism, which it divides otherwise.
     """
+    # What FlagScale cannot say is refused.
     first, *others = layout.replicas
     if any(replica != first for replica in others):
         raise UnsupportedError(
@@ -97,6 +99,7 @@ def to_flagscale(layout: Layout) -> str:
     if layout.has_context_parallel:
         raise UnsupportedError("context parallelism (cp) is not converted; use a plan without it")
     widths = [stage.tensor_parallel for stage in first.stages]
+    # Stages of one width in a row are a mesh: tp cp ep dp pp.
     runs = [(width, len(list(stages))) for width, stages in groupby(widths)]
     numbers = [f"{width} 1 1 {len(layout.replicas)} {pp}" for width, pp in runs]
     return " ".join(
@@ -217,6 +220,7 @@ def _cluster_text(source: str, nodes: Sequence[str], has_unlike_cards: bool = Fa
 
 
 def _five_each(flags: GivenFlags) -> list[Mesh]:
+    # Five numbers for each mesh.
     numbers = flags.integers(_MESHES)
     if len(numbers) % 5:
         raise UsageError(
@@ -242,6 +246,7 @@ def _meshes(flags: GivenFlags) -> list[Mesh]:
 
 
 def _layers(flags: GivenFlags, num_stages: int) -> tuple[int, ...]:
+    # Without a split the layers are divided evenly.
     if flags.has(_SPLIT):
         layers = flags.integers(_SPLIT)
         if len(layers) != num_stages:

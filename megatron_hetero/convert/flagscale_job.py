@@ -167,6 +167,7 @@ def _other_checkpoints(
     """Take out a form of checkpoints that no job with unlike stages can write."""
     flag, form = "--ckpt-format", "torch_dist"
     argument = found.get(flag)
+    # What the user types is taken at the user's word.
     if argument is None or _words(argument) == (form,) or flag in {a.flag for a in typed}:
         return
     del found[flag]
@@ -179,6 +180,7 @@ def _arguments(train: Tree, prefix: str) -> Iterator[tuple[str, Argument]]:
     keys of an earlier part."""
     merged = Tree()
     first_part: dict[str, str] = {}
+    # A later part replaces a key's value and part; the key keeps its place in the order.
     for part in _PARTS:
         for name, entry in train.branch(part).entries.items():
             merged.entries[name] = entry
@@ -194,6 +196,7 @@ def _arguments(train: Tree, prefix: str) -> Iterator[tuple[str, Argument]]:
 
 
 def _argument(name: str, value: Value) -> Argument:
+    # A switch has no values; a list has several.
     items = value.data if isinstance(value.data, list) else [value.data]
     words = () if value.data is True else tuple(Word(str(i), value.where) for i in items)
     return Argument(f"--{name.replace('_', '-')}", words, value.where, value.reason)
@@ -214,6 +217,7 @@ def _mlp_columns(found: Mapping[str, Argument]) -> Iterator[Option]:
     if "--ffn-hidden-size" in found or any(flag not in found for flag in wanted):
         return
     multiple = int(_number(found["--multiple-of"]))
+    # FlagScale's rule: two thirds of four times the hidden size, rounded up to the multiple.
     columns = int(4 * int(_number(found["--hidden-size"])) * 2 / 3)
     if "--hidden-dim-multiplier" in found:
         columns = int(columns * _number(found["--hidden-dim-multiplier"]))
@@ -246,8 +250,10 @@ def _options(
     for argument in arguments:
         flag = argument.flag
         words = argument.words
+        # The layout and the MLP's width are converted elsewhere.
         if flag in _LAYOUT or flag in ("--multiple-of", "--hidden-dim-multiplier"):
             continue
+        # Unknown value, unknown flag, or a value that Megatron does not take.
         if words is None:
             why = f"{argument.reason}; give {flag} after --"
         elif flag not in table.by_name:
@@ -267,6 +273,7 @@ def _options(
 def _elsewhere(experiment: Experiment, prefix: str) -> Iterator[LeftOut]:
     """Yield the keys outside `train`: FlagScale's own, but for those that were taken over."""
     for key, value in experiment.tree.leaves():
+        # What the options have, what is empty, and what others refer to, is not left out.
         is_train = key.startswith("train.") if prefix else key.split(".")[0] in _PARTS
         unsaid = value.data is None or value.data in ("", [])
         if is_train or unsaid or key in experiment.referred or key in _USED_ELSEWHERE:
@@ -282,6 +289,7 @@ def _gpus_per_node(tree: Tree) -> int | None:
     given = tree.find("experiment.runner.nproc_per_node")
     if isinstance(given, Value) and isinstance(given.data, int) and given.data > 0:
         return given.data
+    # Without a number of processes the visible GPUs say it.
     visible = tree.find("experiment.envs.CUDA_VISIBLE_DEVICES")
     if isinstance(visible, Value) and visible.data is not None and not visible.reason:
         return len(str(visible.data).split(","))

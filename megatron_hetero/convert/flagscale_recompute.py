@@ -76,6 +76,7 @@ def _of_each_stage(
         raise UsageError(f"{flags.where(flag)}: {flag} {text}: lists such as [1, 30, 0, 2, 1]")
     found: list[int | None] = []
     for inner in re.findall(r"\[([^\]]*)\]", text):
+        # Number of stages, then pairs of (micro-batches, value).
         stages, *runs = (int(number) for number in inner.split(","))
         if len(runs) % 2 or not runs or sum(runs[::2]) != num_micro_batches:
             raise UsageError(
@@ -84,6 +85,7 @@ def _of_each_stage(
             )
         if stages > num_stages - len(found):
             break
+        # A run of no micro-batches says nothing.
         kinds = {value for count, value in zip(runs[::2], runs[1::2], strict=True) if count}
         found += [kinds.pop() if len(kinds) == 1 else None] * stages
     else:
@@ -98,6 +100,7 @@ def _of_the_job(flags: GivenFlags, flag: str) -> int | None:
     job = flag.removesuffix("-per-stage-micro-batch")
     if not flags.has(job):
         return None
+    # The codes of the lists, for the job's words.
     if flag == _NUM_LAYERS:
         return flags.integer(job)
     names = {"full": 1} if flag == _GRANULARITY else {"uniform": 0, "block": 1}

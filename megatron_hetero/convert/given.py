@@ -106,5 +106,6 @@ def read_flags(script: Path | None, typed: Sequence[str]) -> GivenFlags:
     arguments: list[Argument] = []
     if script is not None:
         arguments += group_arguments(read_megatron_words(script, read_text(script)))
+    # Typed flags come last and win.
     arguments += group_arguments(command_line_words(typed))
     return GivenFlags(arguments)

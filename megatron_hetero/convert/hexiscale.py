@@ -96,6 +96,7 @@ def to_hexiscale(layout: Layout, micro_batch_size: int | None) -> str:
 def _for_each(flags: GivenFlags, flag: str, count: int) -> tuple[int, ...]:
     """Return a number for each pipeline; one number stands for all."""
     values = flags.integers(flag)
+    # A single number holds for all pipelines.
     if len(values) == 1:
         return values * count
     if len(values) != count:
@@ -108,6 +109,7 @@ def _check_ranks(flags: GivenFlags, widths: list[list[int]]) -> None:
         return
     given = "".join(flags.text("--pp_layouts").split())
     ranks = iter(range(sum(map(sum, widths))))
+    # Ranks as a layout numbers them: pipeline by pipeline, stage by stage.
     natural = [[[next(ranks) for _ in range(width)] for width in p] for p in widths]
     if given != "".join(str(natural).split()):
         raise UnsupportedError(

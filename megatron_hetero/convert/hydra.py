@@ -95,6 +95,7 @@ def read_experiment(path: Path) -> Experiment:
         UnsupportedError: a form of `defaults` or of packages that is not read here.
     """
     tree = _composed(path, ())
+    # Hydra's own settings are none of the job's.
     tree.entries.pop("hydra", None)
     references = _Interpolations(tree)
     references.replace(tree)
@@ -103,9 +104,11 @@ def read_experiment(path: Path) -> Experiment:
 
 def _composed(path: Path, opened: tuple[Path, ...]) -> Tree:
     """Read a file and the files in its defaults, as the mapping of the file's own package."""
+    # The chain of files that led here, which must not close.
     if path in opened or len(opened) >= MAX_FILES:
         raise FileFormatError(f"{path}:1: its defaults lead back to itself")
     document = read_yaml(path)
+    # A header may place the file elsewhere in the tree.
     package = _PACKAGE.search(read_text(path))
     if package is not None and package[1] != "_group_":
         raise UnsupportedError(f"{path}: @package {package[1]} is not read here; remove the header")
@@ -127,6 +130,7 @@ def _composed(path: Path, opened: tuple[Path, ...]) -> Tree:
         folder = path.parent / group
         for name in names:
             part = _composed(folder / f"{name}.yaml", (*opened, path))
+            # `a/b` becomes the mapping a with the mapping b in it.
             for parent in reversed(group.split("/") if group else []):
                 part = Tree({parent: part})
             tree.merge(part)
@@ -139,6 +143,7 @@ def _composed(path: Path, opened: tuple[Path, ...]) -> Tree:
 def _default(entry: Any, where: str) -> tuple[str, list[str]]:
     """Read group ("" for the folder of the file itself) and configurations of an entry of
     `defaults`."""
+    # NAME, or GROUP: NAME, or GROUP: [NAMES]; null names no file.
     group, option = "", entry
     if isinstance(entry, dict) and len(entry) == 1:
         ((group, option),) = entry.items()
@@ -187,6 +192,7 @@ class _Interpolations:
 
     def replaced(self, value: Value) -> Value:
         """Return a value without references."""
+        # A list is unknown if one of its items is.
         if isinstance(value.data, list):
             items = [self.replaced(Value(item, value.where)) for item in value.data]
             reason = next((item.reason for item in items if item.reason), "")
@@ -196,6 +202,7 @@ class _Interpolations:
         text = value.data
         if _TO_FILL_IN.fullmatch(text):
             return Value(text, value.where, f"{text} is to be filled in")
+        # A reference alone keeps the type of its value; within a text it becomes text.
         whole = _REFERENCE.fullmatch(text)
         if whole is not None:
             found = self.value_of(whole[1], value.where)
@@ -204,6 +211,7 @@ class _Interpolations:
         for match in _REFERENCE.finditer(text):
             reason = reason or self.value_of(match[1], value.where).reason
         text = _REFERENCE.sub(lambda m: str(self.value_of(m[1], value.where).data), text)
+        # Doubling references could fill the memory.
         self.num_replaced += len(text) if text != value.data else 0
         if self.num_replaced > MAX_REPLACED:
             raise FileFormatError(
@@ -217,6 +225,7 @@ class _Interpolations:
         """Return the value of a key that is referred to at `where`."""
         if key in self.known:
             return self.known[key]
+        # Keys whose values are being found: one among them would go round.
         if key in self.pending:
             raise FileFormatError(f"{where}: ${{{key}}} refers to itself")
         if len(self.pending) == MAX_REFERENCES:

@@ -28,12 +28,14 @@ def parse_pipelines(text: str, flag: str) -> list[list[int]]:
     [[1, 1], [4]]
     """
     try:
+        # Parsed as Python, never evaluated.
         value = _value(ast.parse(text.strip(), mode="eval").body, flag)
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
         raise UsageError(f"{flag} {text!r}: not a list such as [[4, 2], [2]]") from error
     if not isinstance(value, list) or not value:
         raise UsageError(f"{flag} {text!r}: a list of lists is wanted, such as [[4, 2], [2]]")
     pipelines: list[list[int]] = []
+    # Two levels: pipelines, and numbers above 0 in each.
     for row in value:
         if not isinstance(row, list) or not row:
             raise UsageError(f"{flag}: {row!r} is not a list of whole numbers")
@@ -60,9 +62,11 @@ def _value(node: ast.expr, flag: str) -> Nested:
 
 
 def _repeated(first: Nested, second: Nested, flag: str) -> Nested:
+    # `2 * [1]` is as good as `[1] * 2`.
     if isinstance(first, int):
         first, second = second, first
     if isinstance(first, list) and isinstance(second, int):
+        # Counted before the list is made.
         if _size(first) * max(second, 0) > _MOST:
             raise UsageError(f"{flag}: more than {_MOST} elements")
         return first * second

@@ -41,8 +41,10 @@ def stock_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iter
     """
     replica = plan.replicas[0]
     width, depth = replica.stages[0].shape.tensor_parallel, len(replica.stages)
+    # Stock Megatron has one width and one depth for all replicas.
     yield _number("--tensor-model-parallel-size", width, "tensor-parallel width", printed=True)
     yield _number("--pipeline-model-parallel-size", depth, "pipeline depth", printed=True)
+    # Equal stages are Megatron's default, and need no layout.
     if is_even_split(plan):
         yield Decision("--pipeline-model-parallel-layout", None, "equal stages")
     else:
@@ -50,9 +52,11 @@ def stock_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iter
         yield Decision(
             "--pipeline-model-parallel-layout", (layout,), f"stages {layout}", printed=True
         )
+    # Megatron's own group of micro-batches is the pipeline's depth.
     if plan.replicas[0].stages[0].chunks:
         meaning = "groups of micro-batches of interleaved stages"
         yield _number(_GROUP_SIZE, depth, meaning)
+    # The order of ranks that the plan's devices follow; either fits where one axis has size 1.
     orders = rank_orders(plan)
     if "tp-dp-pp" not in orders:
         meaning = "ranks that follow the pipeline before the replicas"
@@ -60,6 +64,7 @@ def stock_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iter
     elif "tp-pp-dp" not in orders:
         meaning = "ranks that follow the replicas before the pipeline"
         yield Decision("--use-tp-pp-dp-mapping", None, meaning)
+    # Without a size in plan and job the flag is left to the user.
     size = micro_batch_size(plan, replica) or job_micro_batch_size
     if size is not None:
         yield _number("--micro-batch-size", size, "micro-batch size", printed=True)
@@ -71,6 +76,7 @@ def stock_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iter
 def _stock_group_decisions(plan: Plan) -> Iterator[Decision]:
     """Yield the sizes of context-parallel groups and of groups of experts; each flag is written
     only where it is not Megatron's default."""
+    # All stages of a stock plan have one shape but for their layers.
     shape = plan.replicas[0].stages[0].shape
     width, context = shape.tensor_parallel, shape.context_parallel
     meaning = "context-parallel size"
@@ -91,8 +97,10 @@ def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Ite
     """
     widths = plan.layout.tensor_parallel_widths
     depths = tuple(sorted({len(replica.stages) for replica in plan.replicas}))
+    # A flag of one value agrees only where all stages have that value.
     yield _same_everywhere("--tensor-model-parallel-size", widths, "tensor-parallel width")
     yield _same_everywhere("--pipeline-model-parallel-size", depths, "pipeline depth")
+    # The plan says these stage by stage, so any use of these flags contradicts it.
     named = "its own layers for each stage"
     yield Decision(_GROUP_SIZE, None, "its own order of computations")
     yield Decision("--pipeline-model-parallel-layout", None, named)
@@ -112,6 +120,7 @@ def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Ite
 
 
 def _hetero_group_decisions(plan: Plan) -> Iterator[Decision]:
+    # Each stage has its own size, so that no value of the flag is right.
     if plan.layout.has_context_parallel:
         yield Decision("--context-parallel-size", None, "context parallelism of each stage")
     else:
@@ -132,9 +141,11 @@ def _hetero_group_decisions(plan: Plan) -> Iterator[Decision]:
 
 
 def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[Decision]:
+    # All replicas hold the same model.
     num_layers = plan.layout.replicas[0].num_layers
     yield _number("--num-layers", num_layers, "layers")
     yield _number("--encoder-num-layers", num_layers, "layers")
+    # Sequences of each replica in a step; without every size the global batch is unknown.
     parts = [
         replica.num_micro_batches * size
         for replica in plan.replicas
@@ -143,6 +154,7 @@ def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[
     if len(parts) == len(plan.replicas):
         total = sum(parts)
         yield _number("--global-batch-size", total, "global batch", printed=True)
+    # What would divide the pipeline a second time.
     for name in (
         "--num-layers-per-virtual-pipeline-stage",
         "--num-virtual-stages-per-pipeline-rank",
@@ -161,6 +173,7 @@ def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[
 
 def _recompute_decisions(plan: Plan) -> Iterator[Decision]:
     """Yield the recompute flags, only where the stages differ from the job's own setting."""
+    # Flags say one recompute for all stages, where the stages have one.
     granularity, num_layers = common_recompute(plan) or (None, None)
     job = None if plan.workload is None else plan.workload.training.recompute
     if granularity is None or (granularity == job and num_layers is None):
@@ -174,6 +187,7 @@ def _recompute_decisions(plan: Plan) -> Iterator[Decision]:
     yield Decision("--recompute-granularity", (granularity,), meaning, printed=True)
     if granularity == "selective":
         return
+    # All layers, each by itself, or the first `count` of every stage.
     method, count = ("uniform", 1) if num_layers is None else ("block", num_layers)
     yield Decision("--recompute-method", (method,), f"{method} {meaning}", printed=True)
     yield _number("--recompute-num-layers", count, "recomputed layers", printed=True)

@@ -52,11 +52,13 @@ def megatron_args(
     """
     table = flag_table()
     options = check_user_flags(() if plan.workload is None else plan.workload.megatron_args)
+    # Stock Megatron: its own flags say everything.
     if is_stock(plan) and not in_our_runtime:
         _need_micro_batch_size(plan)
         options = _without_overridden(plan, options, of_stock=True)
         decided = _settle(table, options, tuple(stock_decisions(plan)))
         return tokens_of((*options, *decided))
+    # The plug-in: what its runtime could not follow is refused before the start.
     check_dealt_experts_of_job(plan)
     check_tensor_overlap_of_job(plan)
     options = _without_overridden(plan, options, of_stock=False)
@@ -88,6 +90,7 @@ def plan_arguments(
     """
     table = flag_table()
     options = last_of_each(table.split(tuple(given)))
+    # The command line's size counts where the plan leaves the size open.
     size = next((int(o.values[0]) for o in options if o.name == "--micro-batch-size"), None)
     is_stocks = is_stock(plan) and not in_our_runtime
     decisions = (stock_decisions if is_stocks else hetero_decisions)(plan, size)
@@ -108,6 +111,7 @@ def render_bash(argv: Sequence[str], name: str = "MEGATRON_ARGS") -> str:
     """Return a bash array with a flag and its values on each line, for use as `"${NAME[@]}"`."""
     lines: list[list[str]] = []
     for token in argv:
+        # A flag begins a line, and its values follow on the same line.
         if token.startswith("--") or not lines:
             lines.append([])
         lines[-1].append(token)
@@ -142,8 +146,10 @@ def _without_overridden(
         return tuple(options)
     training = plan.workload.training
     stages = [stage for replica in plan.replicas for stage in replica.stages]
+    # (granularity, number of layers) of every stage.
     kinds = {recompute(plan, stage) for stage in stages}
     overridden: set[str] = set()
+    # The plan's own size takes the place of the job's.
     if common_micro_batch_size(plan) not in (None, training.micro_batch_size):
         overridden.add("--micro-batch-size")
     if kinds != {(training.recompute, None)} and (of_stock or all(s.recompute for s in stages)):
@@ -170,6 +176,7 @@ def _settle(
     table: FlagTable, options: Sequence[Option], decisions: Sequence[Decision]
 ) -> tuple[Option, ...]:
     """Return the options to add to the user's; refuse user's options that contradict a decision."""
+    # By argparse's destination, because a flag may have several names.
     given = {option.flag.dest: option for option in options}
     added = []
     # Megatron takes a global batch size or a schedule of batches, not both.
@@ -178,6 +185,7 @@ def _settle(
         if has_schedule and decision.name == "--global-batch-size":
             continue
         option = given.get(table.by_name[decision.name].dest)
+        # The user has not said it: only flags that Megatron needs are added.
         if option is None:
             if decision.printed and decision.values is not None:
                 added.append(table.option(decision.name, *decision.values))
@@ -193,6 +201,7 @@ def _settle(
 
 
 def _agrees(option: Option, values: tuple[str, ...]) -> bool:
+    # "08" and "8" are one number.
     if option.flag.type == "int":
         return [int(value) for value in option.values] == [int(value) for value in values]
     return option.values == values
@@ -209,6 +218,7 @@ def _need_micro_batch_size(plan: Plan) -> None:
 
 
 def _hetero_flag(plan: Plan, plan_path: str | None) -> tuple[str, ...]:
+    # A layout on the command line needs no file on the machines.
     if not _says_more_than_a_layout(plan):
         return ("--hetero-layout", format_layout(plan.layout))
     if plan_path is None:
@@ -216,6 +226,7 @@ def _hetero_flag(plan: Plan, plan_path: str | None) -> tuple[str, ...]:
             "this plan names devices or settings of single stages, which a layout cannot hold: "
             "save it to a file and give its path."
         )
+    # With `=`, so that argparse takes the path for a value.
     if plan_path.startswith("-"):
         return (f"--hetero-plan={plan_path}",)
     return ("--hetero-plan", plan_path)

@@ -56,8 +56,10 @@ def job_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
     """Yield the variables that are the same on every node: the plan's, then the script's."""
     own = tuple(_own_settings(plan))
     yield from own
+    # The plan's settings win over the script's.
     decided = {s.name for s in (*own, *(s for host in plan.hosts for s in node_settings(host)))}
     for name, value in script_exports(plan):
+        # What may differ from machine to machine, or loads a file, stays behind.
         if name not in decided and is_for_every_machine(name, value):
             yield EnvironmentSetting(name, value, "the job's own script sets it")
 
@@ -80,11 +82,13 @@ def exports_left(plan: Plan) -> Iterator[str]:
     nodes = (setting for host in plan.hosts for setting in node_settings(host))
     decided = {s.name: s.value for s in (*_own_settings(plan), *nodes)}
     for name, value in script_exports(plan):
+        # Only another value is worth a line, and never the numbers of GPUs.
         if name in decided:
             if decided[name] != value and "VISIBLE_DEVICES" not in name:
                 yield f"{name}={value} of the script gives way to the plan's {decided[name]}"
         elif not is_for_every_machine(name, value):
             remedy = "give it in the environment of the machines where it holds"
+            # An interface has an option of `launch`.
             if name.endswith("SOCKET_IFNAME"):
                 remedy = "launch --interface NAME sets it, or --interface MACHINE=NAME on one"
             yield (
@@ -95,6 +99,7 @@ def exports_left(plan: Plan) -> Iterator[str]:
 
 def _own_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
     """Yield the plan's own variables that are the same on every node."""
+    # The first host's maker stands for all.
     on_rocm = bool(plan.hosts) and library_of(plan.hosts[0]) == "RCCL"
     if plan.hosts and not on_rocm:  # HIP has one order alone
         yield EnvironmentSetting(
@@ -112,6 +117,7 @@ def _own_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
             else "Megatron wants it with tensor parallelism on GPUs before Blackwell: kernels "
             "start in the order of their launches",
         )
+    # A bare layout has no hosts and runs on one machine, too.
     if len(plan.hosts) < 2:
         yield EnvironmentSetting(
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
@@ -151,6 +157,7 @@ def wastes_no_memory(allocator: str | None) -> bool:
 def _is_tight(plan: Plan) -> bool:
     if plan.estimates is None:
         return False
+    # Bytes of each GPU; the peak includes the reserve.
     devices = plan.estimates.devices.values()
     return any(d.capacity_bytes - d.peak_bytes < TIGHT_PART * d.capacity_bytes for d in devices)
 
@@ -169,6 +176,7 @@ def peer_to_peer_settings(host: Host) -> Iterator[EnvironmentSetting]:
     reason = (
         f"{' and '.join(without)} {verb} no peer-to-peer, and some drivers hang where NCCL tries it"
     )
+    # Two other cards or more may have NVLink between them.
     if sum(not has_no_peer_to_peer(t) for t in types) > 1:
         yield EnvironmentSetting(
             "NCCL_P2P_LEVEL", "NVL", f"{reason}; NVLink between other cards stays"

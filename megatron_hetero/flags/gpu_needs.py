@@ -46,6 +46,7 @@ def gpu_needs(options: Mapping[str, tuple[str, ...]]) -> Iterator[GpuNeed]:
         return options[flag][0] if options.get(flag) else str(flag_table().by_name[flag].default)
 
     if "--fp8-format" in options:
+        # A recipe of the user's own has a need that is not known here.
         recipe = value("--fp8-recipe")
         if recipe in FP8_CAPABILITY:
             yield GpuNeed(
@@ -57,6 +58,7 @@ def gpu_needs(options: Mapping[str, tuple[str, ...]]) -> Iterator[GpuNeed]:
             "fp4-unsupported", "--fp4-format", "fp4", _FP4_CAPABILITY,
             "remove --fp4-format, or plan again without these GPUs",
         )  # fmt: skip
+    # An older switch and a newer flag ask for the same kernel.
     asked = "--use-flash-attn" if "--use-flash-attn" in options else "--attention-backend flash"
     if asked == "--use-flash-attn" or value("--attention-backend") == "flash":
         yield GpuNeed(
@@ -80,11 +82,13 @@ def unmet_needs(plan: Plan, places: Mapping[str, str] | None = None) -> Iterator
         return
     options = last_of_each(flag_table().split(plan.workload.megatron_args))
     names = dict.fromkeys(plan.type_by_device.values())
+    # GPUs that only the cluster file describes are left to `doctor`, which has the file.
     types = [gpu_type(name) for name in names if name in set(gpu_type_names())]
     versions = {t.name: t.capability for t in types if t.capability is not None}
     for need in gpu_needs({o.flag.names[0]: o.values for o in options}):
         less = [f"{name} has {v}" for name, v in versions.items() if v < need.capability]
         if less:
+            # Places are kept by flag: `--attention-backend flash` loses its value for the look-up.
             place = (places or {}).get(need.flag.partition(" ")[0])
             where = f"{place}: " if place else ""
             yield (

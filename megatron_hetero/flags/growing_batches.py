@@ -21,8 +21,10 @@ def undivided_batches(plan: Plan) -> tuple[int, ...]:
     texts = [o.values[0] for o in options if o.name == "--step-batch-size-schedule" and o.values]
     counts = [replica.num_micro_batches for replica in plan.replicas]
     whole = plan.workload.training.global_batch_size
+    # Each word is THRESHOLD:BATCH.
     batches = [batch for text in texts for _, _, batch in (w.partition(":") for w in text.split())]
     if not all(batch.isdecimal() for batch in batches):
         return ()
     found = sorted({int(batch) for batch in batches})
+    # A replica's part of a batch is count / whole of it, in whole micro-batches.
     return tuple(batch for batch in found if any(count * batch % whole for count in counts))

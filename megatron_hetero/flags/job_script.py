@@ -148,6 +148,7 @@ def job_script(arguments: Sequence[Argument], source: str, name: str) -> str:
         source: origin of the arguments, for the first comment.
         name: file name of the script itself.
     """
+    # The source's own arguments, which replace the defaults of the sections.
     known = {argument.flag: argument for argument in arguments}
     lines = [
         "#!/usr/bin/env bash",
@@ -157,9 +158,11 @@ def job_script(arguments: Sequence[Argument], source: str, name: str) -> str:
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         "",
     ]
+    # Flags of experts are only for models that have experts.
     sections = [s for s in _SECTIONS if "--num-experts" in known or not s.of_experts]
     in_sections = {flag for section in sections for flag, _ in section.flags}
     in_sections |= {flag for needed in NEEDED for flag in needed.flags}
+    # Everything without a section of its own describes the model.
     lines += ["# The model, and how it is computed.", "MODEL_ARGS=("]
     for argument in arguments:
         if argument.flag not in in_sections:
@@ -167,6 +170,7 @@ def job_script(arguments: Sequence[Argument], source: str, name: str) -> str:
     lines += [")", ""]
     for section in sections:
         lines += [f"# {section.title}", f"{section.name}=(", *_body(section, known), ")", ""]
+    # One command with all arrays, which `plan --model` reads as well.
     names = ["MODEL_ARGS", *(section.name for section in sections)]
     lines += [_TAIL.format(name=shlex.quote(name)), "torchrun --standalone --nproc-per-node 1 \\"]
     lines += ["    -m megatron_hetero.pretrain_gpt \\"]
@@ -178,6 +182,7 @@ def _missing(known: dict[str, Argument]) -> tuple[Needed, ...]:
     """Return the needed flags that neither the source nor a default of the sections gives."""
     given = {flag: argument.words[1:] for flag, argument in known.items() if argument.words}
     for section in _SECTIONS:
+        # Defaults of experts meet no need of every job.
         for default in () if section.of_experts else section.defaults:
             given.setdefault(default.split()[0], tuple(default.split()[1:]))
     return missing_flags(given)
@@ -187,6 +192,7 @@ def _body(section: _ScriptSection, known: dict[str, Argument]) -> Iterator[str]:
     """Yield the lines of a section; a missing flag stands in its place as a comment."""
     defaults = {default.split()[0]: default for default in section.defaults}
     missing = {needed.flags[0]: needed for needed in _missing(known)}
+    # What the source gives, what is missing, what only the source's shell knows, or the default.
     for flag, meaning in section.flags:
         argument = known.get(flag)
         if argument is not None and argument.words is not None:
@@ -208,6 +214,7 @@ def _replaced(flag: str, known: dict[str, Argument]) -> bool:
 
 
 def _line(argument: Argument, meaning: str = "") -> str:
+    # The value came from a variable that the source's shell has.
     if argument.words is None:
         where = _one_line(argument.where)
         examples = {flag: needed.example for needed in NEEDED for flag in needed.flags[:1]}

@@ -83,8 +83,10 @@ def node_launches(
         PlanFormatError: a host name cannot be used, or two nodes claim one GPU of a host.
     """
     check_master_port(master_port)
+    # The entry and Megatron's arguments are the same on every node.
     entry = STOCK_ENTRY if is_stock(plan) else HETERO_ENTRY
     command = (*entry, *megatron_args(plan, plan_path))
+    # A bare layout starts on one machine, whichever that is.
     if not plan.hosts:
         argv = ("torchrun", *ONE_MACHINE, "--nproc-per-node", str(plan.layout.num_devices))
         return (NodeLaunch(0, None, _pairs(job_settings(plan)), (*argv, *command)),)
@@ -110,12 +112,14 @@ def _pairs(settings: Iterable[EnvironmentSetting]) -> tuple[tuple[str, str], ...
 
 def rank_rows(plan: Plan) -> tuple[RankRow, ...]:
     """List every process of the launch by global rank; `plan` has to be valid."""
+    # [rank]: replica, stage and place in the stage.
     places = rank_table(plan)
     if not plan.hosts:
         return tuple(
             RankRow(r, 0, r, None, None, None, p.replica, p.stage, p.tensor_rank, p.context_rank)
             for r, p in enumerate(places)
         )
+    # torchrun numbers ranks node by node, and on a node by local rank.
     processes = [
         (node_rank, local_rank, host, index)
         for node_rank, host in enumerate(plan.hosts)
@@ -142,9 +146,11 @@ def rank_rows(plan: Plan) -> tuple[RankRow, ...]:
 
 def _rendezvous(hosts: tuple[Host, ...], node_rank: int, master_port: int) -> tuple[str, ...]:
     processes = ("--nproc-per-node", str(len(hosts[node_rank].gpu_indices)))
+    # One machine needs no port, which others could reach.
     if len(hosts) == 1:
         return (*ONE_MACHINE, *processes)
     return (
+        # torchrun's static rendezvous, whose store is on the first host.
         *("--nnodes", str(len(hosts))),
         *("--node-rank", str(node_rank)),
         *processes,
@@ -171,11 +177,13 @@ def check_hosts(hosts: tuple[Host, ...], *, may_be_public: bool = False) -> None
     Raises:
         PlanFormatError: a host name cannot be used, or two nodes claim one GPU of a host.
     """
+    # (host, GPU) -> the machine that starts a process there.
     node_of_gpu: dict[tuple[str, int], str] = {}
     for host in hosts:
         if not is_host_name(host.host):
             raise PlanFormatError(f"machine {host.node}: {host.host!r} is not a host name.")
         address = _address(host.host)
+        # Several machines, or any machine, would answer to such an address.
         if address is not None and (address.is_unspecified or address.is_multicast):
             raise PlanFormatError(
                 f"machine {host.node}: {host.host} is no address of one machine; name the host or "

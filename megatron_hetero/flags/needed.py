@@ -82,8 +82,10 @@ def missing_flags(
     """
     names = {*given, *unknown}
     found = [needed for needed in NEEDED if names.isdisjoint(needed.flags)]
+    # Some tokenizers are read from a file or folder.
     if given.get("--tokenizer-type", ("",))[0] in READ_A_MODEL and "--tokenizer-model" not in names:
         found.append(_TOKENIZER_MODEL)
+    # A job that only evaluates has neither steps nor a rate.
     if "--skip-train" in names:
         found = [needed for needed in found if needed.flags[0] not in _NOT_TO_EVALUATE]
     return tuple(found)

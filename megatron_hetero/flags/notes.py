@@ -36,6 +36,7 @@ def unread_lines(parts: Collection[Unread], most: int | None = None) -> Iterator
     Args:
         most: lines that are written, the others counted; all by default.
     """
+    # (place, reason, has a name) -> names, so that each place has one line.
     alike: dict[tuple[str, str, bool], list[str]] = {}
     for part in sorted(parts, key=lambda part: not part.may_change_model):
         alike.setdefault((part.where, part.reason, bool(part.name)), []).append(part.name)
@@ -43,6 +44,7 @@ def unread_lines(parts: Collection[Unread], most: int | None = None) -> Iterator
         str(Unread(", ".join(dict.fromkeys(names)), where, reason))
         for (where, reason, _), names in alike.items()
     ]
+    # One more line costs no more than the line that counts the rest.
     if most is None or len(lines) <= most + 1:
         yield from lines
         return
@@ -83,6 +85,7 @@ def changed_settings(plan: Plan, job: Workload) -> str:
     none."""
     training = job.training
     own = training if plan.workload is None else plan.workload.training
+    # Sizes and recompute of all replicas beside the job's.
     sizes = sorted({r.micro_batch_size or own.micro_batch_size for r in plan.replicas})
     changed = []
     if sizes != [training.micro_batch_size]:
@@ -121,6 +124,7 @@ def memory_savers(workload: Workload) -> str:
 
     They are for the error that no plan fits, of which they may be the reason.
     """
+    # Flags with and without `=`.
     given = {word.partition("=")[0] for word in workload.megatron_args}
     found = [flag for flag in _MEMORY_SAVERS if flag in given]
     if not found:
@@ -143,6 +147,7 @@ _MEMORY_SAVERS = (
 def _notes(
     plan: Plan, job: Workload | None, places: Mapping[str, str] | None, most_unread: int | None
 ) -> Iterator[str]:
+    # A bare layout leaves nothing out.
     if plan.workload is None or job is None:
         return
     _, bracket, vocabulary = plan.workload.source.partition(" (vocabulary of ")
@@ -156,6 +161,7 @@ def _notes(
     yield from unread_lines(parts, most_unread)
     if any(part.name.startswith("--") for part in parts):
         yield "give such flags after --, or write their values into the script, and plan again"
+    # Variables of the script that the launch sets to the same value.
     decided = {(setting.name, setting.value) for setting in job_settings(plan)}
     kept = ["=".join(pair) for pair in script_exports(plan) if pair in decided]
     if kept:

@@ -23,12 +23,14 @@ def other_objective(plan: Plan) -> str | None:
         return None
     given = {o.name: o for o in last_of_each(flag_table().split(plan.workload.megatron_args))}
     reasons = []
+    # A mean of means weighs tokens by their micro-batch.
     if not training.per_token_loss:
         masked = "--eod-mask-loss masks" if "--eod-mask-loss" in given else "where you mask"
         reasons.append(
             f"{masked} losses, another size weighs tokens otherwise; --calculate-per-token-loss "
             "weighs all alike under any size"
         )
+    # Megatron balances by aux_loss unless it is told otherwise.
     balance = given.get("--moe-router-load-balancing-type")
     kinds = _BALANCED_WITHIN_A_MICRO_BATCH if balance is None else balance.values
     if model.num_experts and set(kinds) & set(_BALANCED_WITHIN_A_MICRO_BATCH):

@@ -22,5 +22,6 @@ def pipeline_layout(plan: Plan) -> str:
     Several chunks of a stage follow each other in chain order, as Megatron reads them.
     """
     stages = ["t" if n == 1 else f"t*{n}" for n in chained_layers(plan.replicas[0])]
+    # Layers of further tokens stand on the last stage.
     further = 0 if plan.workload is None else plan.workload.model.mtp_num_layers
     return f"E{'|'.join(stages)}{'m' * further}L"

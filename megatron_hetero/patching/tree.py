@@ -77,6 +77,7 @@ def recognise(root: Path) -> SourceTree:
     if not root.is_dir():
         raise UsageError(f"{root}: not a folder. Give the root of a Megatron-LM checkout.")
     known = releases()
+    # What the message says of an unknown tree: files found, and the nearest known lines.
     found: list[str] = []
     edits: list[str] = []
     for name in sorted({release.file for release in known}):
@@ -86,6 +87,7 @@ def recognise(root: Path) -> SourceTree:
             continue
         data = path.read_bytes()
         digest = _sha256(data)
+        # The hash alone decides: names and version numbers do not tell an edited file.
         for release in known:
             if release.file == name and digest == release.sha256:
                 return SourceTree(root, release, "unpatched")
@@ -111,6 +113,7 @@ def _what_to_do(root: Path, version: str | None) -> str:
     the tree's own Megatron core.
     """
     has_script = (root / "pretrain_gpt.py").is_file()
+    # Neither sign of Megatron: most likely the wrong folder.
     if version is None and not has_script:
         return (
             "This is no Megatron-LM checkout: give the root of one, the folder with "
@@ -118,6 +121,7 @@ def _what_to_do(root: Path, version: str | None) -> str:
             "as the lines of `megatron-hetero flags` do"
         )
     checkout = "check one of these commits out (undo your own changes of that file first)."
+    # The runtime needs Megatron core of its own release, so that no patch would help.
     if version is not None and not version.startswith(f"{RELEASE}."):
         return f"The runtime does not work with megatron-core {version}, patched or not: {checkout}"
     if not has_script:
@@ -138,6 +142,7 @@ def _edits(path: Path, data: bytes, known: Sequence[Release]) -> Iterator[str]:
     """
     text = data.decode("utf-8", errors="replace")
     for release in known:
+        # The first hunk whose lines the file does not have says where it was edited.
         hunks = hunks_of(patch_text(release), release.patch)
         missed = next((m for hunk in hunks if (m := first_difference(text, hunk))), None)
         if missed is None:
@@ -162,6 +167,7 @@ def megatron_core_version(root: Path) -> str | None:
     path = root / "megatron" / "core" / "package_info.py"
     if not path.is_file():
         return None
+    # Three plain assignments; the tree's code is not run.
     numbers = dict(re.findall(r"^(MAJOR|MINOR|PATCH) = (\d+)$", path.read_text("utf-8"), re.M))
     return ".".join(numbers.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH"))
 
@@ -199,13 +205,16 @@ def _rewrite(tree: SourceTree, *, backwards: bool) -> None:
     hunks = hunks_of(patch_text(release), release.patch)
     if backwards:
         hunks = tuple(hunk.reversed for hunk in hunks)
+    # One patch serves both directions.
     result = apply_hunks(original.decode("utf-8"), hunks, str(tree.path)).encode("utf-8")
+    # Before anything is written: the result has to be the known file, byte for byte.
     expected = release.sha256 if backwards else release.sha256_patched
     if _sha256(result) != expected:
         raise FileFormatError(
             f"{release.patch} does not lead to the file it should; nothing was changed. "
             "The installation of megatron-hetero is damaged: install it again."
         )
+    # The new file replaces the old one in one step, with its mode.
     beside = tree.path.with_name(f".{tree.path.name}.{os.getpid()}")
     try:
         beside.write_bytes(result)

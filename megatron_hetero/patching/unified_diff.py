@@ -42,11 +42,13 @@ def hunks_of(diff: str, name: str) -> tuple[Hunk, ...]:
     found: list[Hunk] = []
     lines = iter(_lines(diff))
     for line in lines:
+        # Names of the file stand before the first hunk only.
         if line.startswith(("--- ", "+++ ")) and not found:
             continue
         header = _HUNK.match(line)
         if header is None:
             raise FileFormatError(f"{name}: not a line of a unified diff: {line.rstrip()!r}")
+        # A count that the header leaves out is 1.
         start, num_before, new_start, num_after = (int(n) if n else 1 for n in header.groups())
         before, after = _sides(lines, num_before, num_after, f"{name}: the hunk of line {start}")
         found.append(Hunk(start, new_start, before, after))
@@ -60,10 +62,12 @@ def _sides(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     before: list[str] = []
     after: list[str] = []
+    # The counts tell the end of a hunk, so that a removed line may begin with `--`.
     while len(before) < num_before or len(after) < num_after:
         line = next(lines, "")
         if line[:1] not in (" ", "-", "+"):
             raise FileFormatError(f"{where} ends early")
+        # A context line belongs to both sides.
         if line[0] in " -":
             before.append(line[1:])
         if line[0] in " +":
@@ -78,6 +82,7 @@ def apply_hunks(text: str, hunks: tuple[Hunk, ...], name: str) -> str:
         FileFormatError: the diff was made from another text.
     """
     lines = _lines(text)
+    # From the last hunk on, so that line numbers of earlier hunks stay true.
     for hunk in reversed(hunks):
         at = slice(hunk.start - 1, hunk.start - 1 + len(hunk.before))
         if tuple(lines[at]) != hunk.before:
@@ -94,6 +99,7 @@ def first_difference(text: str, hunk: Hunk) -> tuple[int, str, str | None] | Non
     """
     lines = _lines(text)
     size = len(hunk.before)
+    # A hunk that has only moved shows no edited line of its own.
     if any(tuple(lines[i : i + size]) == hunk.before for i in range(len(lines) - size + 1)):
         return None
     for number, expected in enumerate(hunk.before, start=hunk.start):

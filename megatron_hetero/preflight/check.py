@@ -34,6 +34,7 @@ def check_plan_on_cluster(
         return unfit
     job = make_job(plan, cluster, environment)
     findings = check_job(job)
+    # Memory is priced at the job's precision, which a GPU without it has no times for.
     if not any(finding.id == "precision-unsupported" for finding in findings):
         findings = (*check_figures(job, profile), *findings)
     return errors_first(findings)

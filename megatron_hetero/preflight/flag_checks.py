@@ -21,10 +21,12 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 def launches_are_serialised(job: Job) -> Iterator[Finding]:
     """Check that CUDA_DEVICE_MAX_CONNECTIONS is 1 for tensor parallelism on GPUs before Blackwell,
     as `validate_args` requires."""
+    # Widths are ascending, so that a last width of 1 means no tensor parallelism.
     if job.plan.layout.tensor_parallel_widths[-1] == 1:
         return
     for node, value in job.variable(CONNECTIONS).items():
         versions = [island.gpu_type.capability for island in job.cluster.machines[node]]
+        # Megatron asks the local GPU alone, so that a machine of Blackwell GPUs needs no variable.
         if value != "1" and any(version is not None and version < 10.0 for version in versions):
             yield Finding(
                 "connections-not-one",
@@ -67,6 +69,7 @@ def the_script_is_read(job: Job) -> Iterator[Finding]:
     """Find parts of the job's script that only a running shell knows; the job starts without these
     parts."""
     for part in unread_parts(job.plan):
+        # Lost work or another model is an error; other parts the job does without.
         loses = part.name in LOSES_WORK or part.may_change_model
         what = f"{part.name} is left out" if part.name else "what may hold flags is left out"
         what += ", and the job trains without it" if loses else ""
@@ -85,6 +88,7 @@ def growing_batches_divide(job: Job) -> Iterator[Finding]:
 
     Every replica runs the same part of each batch (`runtime.batches`).
     """
+    # The plan's own batch divides; a schedule of growing batches has others too.
     batches = undivided_batches(job.plan)
     if batches:
         yield Finding(
@@ -123,6 +127,7 @@ def flash_attention_is_used(job: Job) -> Iterator[Finding]:
 
     Local layers compute attention unfused (`core.transformer.dot_product_attention`).
     """
+    # Both the newer flag and the older switch ask for it.
     wants = job.value("--attention-backend") in ("flash", "fused") or job.has("--use-flash-attn")
     if wants and job.value("--transformer-impl") == "local":
         yield Finding(
@@ -154,6 +159,7 @@ def sequence_parallelism_has_a_width(job: Job) -> Iterator[Finding]:
 
 def overlap_has_its_partner(job: Job) -> Iterator[Finding]:
     """Find overlaps that `validate_args` refuses or drops because another flag is missing."""
+    # (flag, flags of which one has to be there, reason).
     rules = (
         ("--overlap-param-gather", ("--use-distributed-optimizer", "--use-megatron-fsdp"),
          "parameters are gathered by the distributed optimizer alone"),

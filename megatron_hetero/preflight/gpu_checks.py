@@ -16,6 +16,7 @@ def precision_is_supported(job: Job) -> Iterator[Finding]:
     """Find GPUs that cannot compute in the precision of the job or stage."""
     for stage in job.stages:
         job_precision = None if job.plan.workload is None else job.plan.workload.training.precision
+        # A stage's own precision wins over the job's; without a workload nobody says one.
         precision = stage.content.precision or job_precision
         if precision is not None and stage.gpu.peak_flops.get(precision) is None:
             yield Finding(
@@ -31,6 +32,7 @@ def precision_is_supported(job: Job) -> Iterator[Finding]:
 def old_gpus_are_worth_their_cost(job: Job) -> Iterator[Finding]:
     """Find GPUs before Ampere in a plan with newer GPUs, which lose bf16 and fused attention."""
     versions = {gpu.name: gpu.capability for gpu in job.gpu_types}
+    # A type that the user describes may have no compute capability, and stands on neither side.
     known = {name: version for name, version in versions.items() if version is not None}
     old = [f"{name} ({v})" for name, v in known.items() if v < _FLASH_CAPABILITY]
     new = [f"{name} ({v})" for name, v in known.items() if v >= _FLASH_CAPABILITY]
@@ -56,6 +58,7 @@ def formats_and_kernels_are_supported(job: Job) -> Iterator[Finding]:
 
 def flash_attention_is_tested(job: Job) -> Iterator[Finding]:
     """Find GPUs on which FlashAttention was not tested."""
+    # Without a request Transformer Engine chooses, and skips what a GPU lacks.
     if job.value("--attention-backend") != "flash" and not job.has("--use-flash-attn"):
         return
     for gpu in job.gpu_types:
@@ -79,6 +82,7 @@ def arguments_do_not_depend_on_the_gpu(job: Job) -> Iterator[Finding]:
     flags = ("--use-megatron-fsdp", "--use-torch-fsdp2", "--tensor-parallel-num-weight-shards")
     given = [flag for flag in flags if job.has(flag)]
     versions = {gpu.capability or 0.0 for gpu in job.gpu_types}
+    # Arguments differ only where GPUs stand on both sides of Blackwell (10.0).
     if given and min(versions) < 10.0 <= max(versions):
         yield Finding(
             "arguments-depend-on-gpu",
@@ -94,6 +98,7 @@ def _needs(job: Job, need: GpuNeed) -> Iterator[Finding]:
     """Yield one finding for each type of GPU below a compute capability."""
     for gpu in job.gpu_types:
         version = gpu.capability
+        # Without a known version nothing can be said.
         if version is not None and version < need.capability:
             yield Finding(
                 need.id,

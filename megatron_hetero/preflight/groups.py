@@ -31,6 +31,7 @@ class GroupTest:
 
 def group_tests(plan: Plan) -> tuple[GroupTest, ...]:
     """Return every distinct group of a plan with more than one rank, small groups first."""
+    # (replica, stage) -> its ranks, ascending.
     ranks_of: dict[tuple[int, int], list[int]] = {}
     for rank, place in enumerate(rank_table(plan)):
         ranks_of.setdefault((place.replica, place.stage), []).append(rank)
@@ -40,6 +41,7 @@ def group_tests(plan: Plan) -> tuple[GroupTest, ...]:
         *_gradient_groups(plan, ranks_of),
         GroupTest("the whole job", "collective", tuple(range(plan.layout.num_devices))),
     ]
+    # Layers, and stages of one width, often have the same ranks; one test serves all of them.
     seen: set[tuple[str, tuple[int, ...]]] = set()
     kept = []
     for test in tests:
@@ -73,12 +75,14 @@ def _gradient_groups(plan: Plan, ranks_of: dict[tuple[int, int], list[int]]) -> 
     """
     num_layers = plan.layout.replicas[0].num_layers
     for layer in range(num_layers):
+        # The stages that hold this layer, one in each replica, with their ranks.
         holders = [
             (stage, ranks_of[r, s])
             for r, replica in enumerate(plan.replicas)
             for s, stage in enumerate(replica.stages)
             if stage.first_layer <= layer < stage.first_layer + stage.shape.num_layers
         ]
+        # Cut points as parts of the whole, of all replicas together.
         edges = sorted({edge for stage, _ in holders for edge in _edges(stage)})
         for start, stop in pairwise(edges):
             ranks = tuple(
@@ -86,6 +90,7 @@ def _gradient_groups(plan: Plan, ranks_of: dict[tuple[int, int], list[int]]) -> 
                 for stage, ranks in holders
                 for context in range(stage.shape.context_parallel)
                 for i, (low, high) in enumerate(pairwise(_edges(stage)))
+                # The ranks whose own piece has the slice in it, in every context-parallel group.
                 if low <= start and stop <= high
             )
             yield GroupTest(f"gradients of layer {layer}", "collective", ranks)

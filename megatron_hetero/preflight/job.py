@@ -117,6 +117,7 @@ def make_job(plan: Plan, cluster: Cluster, given: Sequence[str] = ()) -> Job:
             "the plan names no devices, so there is no hardware to look at; make one with "
             "`megatron-hetero plan --cluster CLUSTER.YAML`"
         )
+    # Variables do not depend on where the machines keep the plan.
     launches = node_launches(plan, "plan.json")
     environment = {
         host.node: dict(launch.environment)
@@ -129,11 +130,13 @@ def make_job(plan: Plan, cluster: Cluster, given: Sequence[str] = ()) -> Job:
 
 
 def _assignments(text: str, nodes: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, str]]]:
+    # The value may hold `=` and `:` itself, so the first `=` divides.
     left, separator, value = text.partition("=")
     node, colon, name = left.rpartition(":")
     if not separator or not name.isidentifier():
         raise UsageError(f"--env {text}: write NAME=VALUE, or MACHINE:NAME=VALUE for one machine")
     if colon and node not in nodes:
         raise UsageError(f'--env {text}: "{node}" is no machine of the launch ({", ".join(nodes)})')
+    # Without a machine before the colon the variable holds on all machines.
     for target in (node,) if colon else nodes:
         yield target, (name, value)

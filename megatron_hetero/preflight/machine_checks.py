@@ -32,6 +32,7 @@ _VERSIONS: tuple[tuple[str, str, Callable[[MachineFacts], str | None]], ...] = (
 def versions_are_alike(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find unlike versions of libraries; NCCL fails or hangs then (NVIDIA/nccl#354, #889)."""
     for id_, name, of in _VERSIONS:
+        # Version -> ranks that have it; "none" where the library is missing.
         ranks: dict[str, list[int]] = {}
         for fact in facts:
             ranks.setdefault(of(fact) or "none", []).append(fact.rank)
@@ -51,6 +52,7 @@ def nccl_is_not_known_to_err(job: Job, facts: Facts) -> Iterator[Finding]:
 
     All-reduce between DGX A100 and H100 hung there, and gave wrong values with NCCL_PROTO=SIMPLE.
     """
+    # 8.0 is A100, 9.0 is H100.
     kinds = {fact.gpu_capability for fact in facts}
     if not {"8.0", "9.0"} <= kinds:
         return
@@ -68,6 +70,7 @@ def nccl_is_not_known_to_err(job: Job, facts: Facts) -> Iterator[Finding]:
 def torch_has_the_kernels(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find processes with a build of torch without kernels for the GPU."""
     for fact in facts:
+        # A process without a GPU, or a torch that lists nothing, gives no answer.
         if fact.gpu_capability and fact.gpu_architectures and not _is_built(fact):
             yield Finding(
                 "gpu-architecture-not-built",
@@ -83,6 +86,7 @@ def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find processes with another type of GPU than the plan gives the rank."""
     for fact in facts:
         wanted = job.plan.type_by_device[job.devices[fact.rank]]
+        # A rehearsing process has no GPU to compare.
         if fact.gpu_name is not None and not names_match(wanted, fact.gpu_name):
             yield Finding(
                 "gpu-type-differs",
@@ -96,7 +100,9 @@ def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
 
 def cards_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find processes with another card than the plan's; CUDA orders by speed, not by the bus."""
+    # (machine, place on the bus) of each rank in the plan.
     places = {fact.rank: device_place(job.devices[fact.rank]) for fact in facts}
+    # Machine -> bus id of its card before this one; bus ids ascend with the places.
     last: dict[str, str] = {}
     for fact in sorted(facts, key=lambda fact: places[fact.rank]):
         if fact.bus_id is None:
@@ -104,6 +110,7 @@ def cards_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
         host, place = _host(job, fact), places[fact.rank][1]
         is_behind = last.get(host.node, "") < fact.bus_id
         last[host.node] = fact.bus_id
+        # With the order of the bus numbers cannot be confused, and only the sequence counts.
         is_bus_order = fact.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         if is_behind and (is_bus_order or fact.bus_place in (None, place)):
             continue
@@ -126,6 +133,7 @@ def screens_have_their_memory(job: Job, facts: Facts) -> Iterator[Finding]:
         device = job.devices[fact.rank]
         if not fact.drives_screen or fact.total_bytes is None:
             continue
+        # A description within half a GiB of the whole card has set nothing aside.
         if job.cluster.node_of(device).gpu_type.memory_bytes > fact.total_bytes - GIB // 2:
             yield Finding(
                 "screen-on-gpu",
@@ -142,8 +150,10 @@ def bridges_are_there(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find links of the cluster file that only NVLink has, between cards without peer-to-peer."""
     by_device = {job.devices[fact.rank]: fact for fact in facts}
     for host in job.plan.hosts:
+        # Torch numbers the peers of a card locally, as the host numbers its devices.
         local_ranks = {device: i for i, device in enumerate(host.type_by_device)}
         for one, other in bridged_cards(job, host):
+            # None where the card is no rank's, or the driver was not asked.
             peers = by_device[one].peers if one in by_device else None
             if peers is not None and local_ranks[other] not in peers:
                 yield Finding(
@@ -195,6 +205,7 @@ def memory_is_free(job: Job, facts: Facts) -> Iterator[Finding]:
 
 def kernels_are_installed(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find processes without the kernel packages that the job's flags ask for."""
+    # Which package the job's layers come from.
     local = job.value("--transformer-impl") == "local"
     for fact in facts:
         if fact.gpu_name is None:
@@ -227,8 +238,10 @@ def interfaces_exist(job: Job, facts: Facts) -> Iterator[Finding]:
     for fact in facts:
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             value = fact.environment.get(name, "")
+            # `^` excludes interfaces, which need not exist.
             if not value or value.startswith("^") or not fact.interfaces:
                 continue
+            # NCCL takes a name as a prefix unless `=` is before it; Gloo takes the whole name.
             exact = value.startswith("=") or name.startswith("GLOO")
             wanted = value.lstrip("=").split(",")
             if not any(i == w or (not exact and i.startswith(w)) for i in fact.interfaces
@@ -255,13 +268,16 @@ def _is_built(fact: MachineFacts) -> bool:
     """Tell if torch has a cubin of the GPU's major version, no newer minor, or older PTX."""
     major, minor = map(int, (fact.gpu_capability or "0.0").split("."))
     for name in fact.gpu_architectures:
+        # `sm_90a`, `compute_120f`: kind, version, and a letter for features of one GPU.
         kind, _, digits = name.partition("_")
         digits = digits.rstrip("af")
         if not digits.isdigit():
             continue
         built = (int(digits[:-1]), int(digits[-1]))
+        # PTX of an older version is compiled for this GPU at the start.
         if kind == "compute" and built <= (major, minor):
             return True
+        # A cubin runs on its own major version, from its minor version on.
         if built[0] == major and built[1] <= minor:
             return True
     return False

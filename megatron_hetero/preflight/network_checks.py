@@ -24,6 +24,7 @@ _COLLECTIVES = ("NCCL_ALGO", "NCCL_PROTO")
 def consumer_cards_do_not_try_p2p(job: Job) -> Iterator[Finding]:
     """Find nodes where NCCL may try peer-to-peer between cards that have none."""
     for host in job.plan.hosts:
+        # The launch lines make these settings; the user's own variable may undo them.
         for setting in peer_to_peer_settings(host):
             if not _is_held_back(job, host.node):
                 yield Finding(
@@ -47,6 +48,7 @@ def nvlink_is_not_switched_off(job: Job) -> Iterator[Finding]:
     for host in job.plan.hosts:
         is_off = job.variable("NCCL_P2P_DISABLE")[host.node] == "1"
         level = job.variable("NCCL_P2P_LEVEL")[host.node]
+        # The plan's times count on these links.
         joined = list(bridged_cards(job, host))
         if joined and (is_off or level in ("LOC", "0")):
             name = "NCCL_P2P_DISABLE=1" if is_off else f"NCCL_P2P_LEVEL={level}"
@@ -65,6 +67,7 @@ def bridged_cards(job: Job, host: Host) -> Iterator[tuple[str, str]]:
     for one, other in combinations(host.type_by_device, 2):
         a, b = (job.cluster.device_by_name[name] for name in (one, other))
         types = host.type_by_device[one], host.type_by_device[other]
+        # A consumer card without peer-to-peer goes through memory, whatever the file says.
         is_fast = job.cluster.link(a, b).bytes_per_s > PCIE_BYTES_PER_S
         if is_fast and not any(map(has_no_peer_to_peer, types)):
             yield one, other
@@ -72,6 +75,7 @@ def bridged_cards(job: Job, host: Host) -> Iterator[tuple[str, str]]:
 
 def unlike_nodes_use_one_algorithm(job: Job) -> Iterator[Finding]:
     """Find unlike nodes whose algorithms may differ, and hang (NVIDIA/nccl#1136, #1110, #794)."""
+    # Equal GPUs of one machine see one topology, and NCCL chooses alike on all ranks.
     if len(job.plan.hosts) == 1 and len(job.gpu_types) == 1:
         return
     for name in _COLLECTIVES:
@@ -84,6 +88,7 @@ def unlike_nodes_use_one_algorithm(job: Job) -> Iterator[Finding]:
                 f"the machines disagree: {_by_node(values)}; a communicator with two answers hangs",
                 f"one value of {name} on every machine",
             )
+        # Nobody has chosen, and unlike GPUs may choose differently.
         elif len(job.gpu_types) > 1 and not any(values.values()):
             kinds = ", ".join(gpu.name for gpu in job.gpu_types)
             yield Finding(
@@ -101,6 +106,7 @@ def algorithm_list_serves_every_collective(job: Job) -> Iterator[Finding]:
     From NCCL 2.31 on, a list that names collectives leaves all others without one.
     """
     for node, value in job.variable("NCCL_ALGO").items():
+        # A part without a collective's name serves all of them.
         if value and ":" in value and all(":" in part for part in value.split(";")):
             yield Finding(
                 "collective-algorithm-incomplete",
@@ -116,6 +122,7 @@ def nodes_use_one_fabric(job: Job) -> Iterator[Finding]:
     """Find communicators with InfiniBand on one node and TCP on another (NVIDIA/nccl#878)."""
     for name in ("NCCL_NET", "NCCL_IB_DISABLE"):
         values = job.variable(name)
+        # An empty value is no value.
         chosen = {v or "" for v in values.values()}
         if name == "NCCL_IB_DISABLE":
             chosen = {"1" if v == "1" else "0" for v in chosen}
@@ -134,11 +141,13 @@ def sites_are_joined_by_sockets(job: Job) -> Iterator[Finding]:
     """Find jobs over several sites in which NCCL might try a fabric inside a site."""
     names = [node.name for node in job.nodes]
     site = {node.name: node.site for node in job.nodes}
+    # Bytes/s between nodes, by ordered pair.
     links = {
         (a, b): job.cluster.node_links[a, b].bytes_per_s for a in names for b in names if a != b
     }
     inside = [speed for (a, b), speed in links.items() if site[a] == site[b]]
     across = [speed for (a, b), speed in links.items() if site[a] != site[b]]
+    # One site only, or no link within a site that looks like a fabric.
     if not across or not inside or max(inside) < _FABRIC_BYTES_PER_S:
         return
     sockets = [
@@ -162,6 +171,7 @@ def sites_are_joined_by_sockets(job: Job) -> Iterator[Finding]:
 
 def hosts_reach_each_other(job: Job) -> Iterator[Finding]:
     """Find hosts of a job of several machines that are named by a loopback address."""
+    # On one machine the loopback address is right.
     if len(job.plan.hosts) == 1:
         return
     for host in job.plan.hosts:
@@ -183,6 +193,7 @@ def interfaces_leave_the_machine(job: Job) -> Iterator[Finding]:
         return
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         for node, value in job.variable(name).items():
+            # `=` before a name asks for exactly this interface.
             names = [part.lstrip("=") for part in (value or "").split(",") if part]
             if "lo" in names or any(_is_virtual(part) for part in names):
                 yield Finding(

@@ -33,6 +33,7 @@ def plan_is_for_the_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 def figures_are_fresh(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     """Find a plan made for an earlier or another version of the cluster file."""
+    # A plan that was made from a layout knows no cluster file.
     made_for = plan.inputs.get("cluster")
     if made_for is not None and made_for != cluster_hash(cluster):
         yield Finding(
@@ -92,6 +93,7 @@ def memory_suffices(
         return
     # Too little is an error; little is a warning, unless the allocator wastes nothing.
     for name, device in estimates.devices.items():
+        # Bytes of one GPU; the peak includes the reserve.
         left = device.capacity_bytes - device.peak_bytes
         if left < 0:
             yield Finding(

@@ -72,6 +72,7 @@ def find_wheel(given: str) -> Wheel:
     Raises:
         UsageError: the text is neither, or names a file that `make dist` did not build.
     """
+    # A URL is given to pip as it is, with its hash, and the machines fetch the wheel.
     if "://" in given:
         if not _URL.fullmatch(given):
             raise UsageError(
@@ -85,6 +86,7 @@ def find_wheel(given: str) -> Wheel:
             f"--wheel {given}: there is no such wheel; `make dist` builds "
             "dist/megatron_hetero-VERSION-py3-none-any.whl"
         )
+    # A wheel of another build would install untested versions.
     if f"Provides-Extra: {EXTRA}\n" not in _metadata(path):
         raise UsageError(f"--wheel {given}: it has no extra {EXTRA!r}; build it by `make dist`")
     return Wheel(path.name, path=path)
@@ -92,6 +94,7 @@ def find_wheel(given: str) -> Wheel:
 
 def install_script(wheel: Wheel) -> LaunchFile:
     """Write `install.sh`, the same on every machine."""
+    # The wheel lies beside the script.
     if wheel.url is None:
         requirement = f'"$here/{wheel.name}[{EXTRA}]"'
     else:

@@ -128,6 +128,7 @@ class LaunchJob:
                 "`megatron-hetero flags`."
             )
         check_hosts(self.plan.hosts, may_be_public=self.takes_public_addresses)
+        # A job that is planned again may come to any machine of the cluster.
         machines, of_what = [host.node for host in self.plan.hosts], "the plan"
         if self.replanning is not None:
             self.replanning.check(self.plan, self.more_flags)
@@ -142,6 +143,7 @@ class LaunchJob:
                     f'--interface {machine}={name}: "{machine}" is no machine of {of_what} '
                     f"({', '.join(machines)})"
                 )
+        # One name for all launchers, by the rules of the strictest.
         if not _JOB_NAME.fullmatch(self.name):
             raise UsageError(
                 f"--name {self.name!r}: allowed are up to 40 lower-case letters, digits and '-', "
@@ -167,6 +169,7 @@ class LaunchJob:
         """Group the nodes, in rank order, into runs of equal GPU type and count."""
         found: list[Component] = []
         rank = 0
+        # Consecutive hosts only: the order of ranks stays.
         for (_, gpus), group in groupby(self.plan.hosts, self._kind):
             hosts = tuple(group)
             found.append(Component(len(found), rank, hosts, gpus))
@@ -174,6 +177,7 @@ class LaunchJob:
         return tuple(found)
 
     def _kind(self, host: Host) -> tuple[str, int]:
+        # Idle GPUs count, so that the numbers of the others stay the plan's.
         idle = sum(device_place(name)[0] == host.node for name in self.plan.idle_devices)
         return host.kind, len(host.gpu_indices) + idle
 
@@ -198,6 +202,7 @@ def by_kind(
     """
     found: dict[str, str] = {}
     for text in given:
+        # Without a kind the value is for all nodes.
         kind, _, value = text.rpartition("=")
         if not pattern.fullmatch(value):
             raise UsageError(f"{option} {text!r}: {what} is wanted, or GPU-TYPE={what}")
@@ -215,8 +220,10 @@ def of_kind[Value](given: tuple[tuple[str, Value], ...], component: Component) -
         UsageError: two of its GPUs have unlike values.
     """
     values = dict(given)
+    # A value for this very mixture of GPUs wins.
     if component.gpu_type in values:
         return values[component.gpu_type]
+    # Else the values of its GPUs, which have to agree, or the value for all.
     found = {kind: values[kind] for kind in component.gpu_types if kind in values}
     first = next(iter(found.values()), values.get(""))
     if any(value != first for value in found.values()):
@@ -249,6 +256,7 @@ def without_unused[Value](
             kept.append((kind, value))
             continue
         fault = f"the plan's nodes have {', '.join(sorted(types))}, not {kind}"
+        # A GPU of the catalogue may be idle in this plan; any other name is a slip.
         try:
             gpu_type(kind)
         except ClusterError:

@@ -19,6 +19,7 @@ def kept_number(path: Path, pattern: re.Pattern[str]) -> str:
     """
     if not path.is_file():
         raise UsageError(f"{path}: there is none; {_NOT_STARTED}")
+    # The number becomes a word of a command, so that its form is checked.
     text = read_text(path).strip()
     found = pattern.fullmatch(text)
     if found is None:

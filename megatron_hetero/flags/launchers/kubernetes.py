@@ -140,6 +140,7 @@ def config_map(job: LaunchJob, file: str, operator: str) -> Iterator[str]:
     yield _HEAD.format(name=job.name, file=file, operator=operator)
     plan_text = json.dumps(plan_to_data(job.plan), indent=1, sort_keys=True)
     _check_size(plan_text)
+    # Pods are named by Kubernetes, so that `train.sh` says each node's name itself.
     texts = {NAME: node_script(job, hosts_are_rented=True).text, PLAN_NAME: plan_text}
     for name, text in texts.items():
         yield f"  {name}: |\n"
@@ -154,6 +155,7 @@ def _parts(job: LaunchJob, image: str) -> Iterator[str]:
 
 
 def _check_size(plan_text: str) -> None:
+    # 64 KiB are kept for the script and for what Kubernetes adds.
     num_bytes = len(plan_text.encode()) + (64 << 10)
     if num_bytes > _MOST_BYTES:
         raise UsageError(
@@ -187,6 +189,7 @@ def _job(job: LaunchJob, component: Component, image: str) -> str:
 
 def pod_logs(record: LaunchRecord, label: str) -> LauncherCommand:
     """Return the command that shows the logs of a job's pods, which bear a label."""
+    # kubectl follows five pods unless it is told otherwise.
     most = str(max(5, len(record.hosts)))
     words = ("--selector", label, "--prefix", "--tail", LOG_LINES, "--max-log-requests", most)
     return LauncherCommand(("kubectl", "logs", *words))

@@ -83,8 +83,10 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
     )
     advice = _ADVICE_INSTALL if job.is_installed_by_script else _ADVICE_PATH
     yield _FIND_TORCHRUN.format(venv=VENV_NAME, advice=advice)
+    # What holds on every node, then node by node in a `case`.
     yield from _exports((*job_settings(job.plan), *interface_settings(job.interface_of(""))))
     yield ""
+    # The GPUs that Slurm gave, before the variable is set anew.
     if job.slurm.shares_nodes:
         yield _GIVEN
     yield from _rank_by_name(hosts)
@@ -92,6 +94,7 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
     for node_rank, host in enumerate(hosts):
         yield f"{node_rank})  # {host.node}: {host.kind}"
         yield f"    num_processes={len(host.gpu_indices)}"
+        # The plan's name of the machine, which its own host name does not say.
         if hosts_are_rented:
             yield f"    export {NODE_VARIABLE}={shlex.quote(host.node)}"
         settings = _settings_of(job, host)
@@ -103,6 +106,7 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
     yield "    ;;"
     yield "esac"
     yield ""
+    # Megatron's arguments as an array, and torchrun, which takes the shell's place.
     yield from _arguments(job)
     yield ""
     yield "exec torchrun \\"
@@ -125,6 +129,7 @@ def _rank_by_name(hosts: Sequence[Host]) -> Iterator[str]:
     yield f'if [ "$node_rank" = {BY_NAME} ]; then'
     yield f"    name=${{{HOST_VARIABLE}:-${{SLURMD_NODENAME:-$(hostname)}}}}"
     yield '    case "$name" in'
+    # Hosts have passed `is_host_name`, so that none is a pattern of the shell.
     for node_rank, host in enumerate(hosts):
         yield f"    {host.host}) node_rank={node_rank} ;;"
     yield '    *) echo "train.sh: $name is none of the machines of this plan" >&2; exit 2 ;;'
@@ -137,6 +142,7 @@ def _exports(
 ) -> Iterator[str]:
     reason = ""
     for setting in settings:
+        # A reason is written once above all settings that have it.
         if setting.reason != reason:
             reason = setting.reason
             yield f"# {reason}"
@@ -151,17 +157,20 @@ def _exports(
 
 def _arguments(job: LaunchJob) -> Iterator[str]:
     is_replanned = job.replanning is not None
+    # A job that may be planned again runs in the plug-in, which the next plan may need.
     argv = megatron_args(job.plan, PLAN_NAME, in_our_runtime=is_replanned)
     needs_file = argv[-2:] == ("--hetero-plan", PLAN_NAME)
     # Judged against the plan; then they come last, where Megatron's parser lets them win.
     plan_arguments(job.plan, job.more_flags, in_our_runtime=is_replanned)
     ours = FLAG if is_replanned else ()
     yield render_bash([*(argv[:-2] if needs_file else argv), *job.more_flags, *ours])
+    # The path is that of this folder, wherever the folder lies.
     if needs_file:
         yield f'MEGATRON_ARGS+=(--hetero-plan "$here/{PLAN_NAME}")'
 
 
 def _entry(job: LaunchJob) -> tuple[str, ...]:
+    # A plan of stock Megatron runs without this package.
     if is_stock(job.plan) and job.replanning is None:
         return (job.script,) if job.script else STOCK_ENTRY
     return ("-m", "megatron_hetero.launch", job.script) if job.script else HETERO_ENTRY

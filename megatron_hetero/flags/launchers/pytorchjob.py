@@ -98,6 +98,7 @@ def pytorchjob_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
 
 
 def _parts(job: LaunchJob, image: str) -> Iterator[str]:
+    # (host, its component) by rank; the first node is the master.
     nodes = [(host.host, part) for part in job.components for host in part.hosts]
     workers = nodes[1:]
     _check_alike(workers)
@@ -123,6 +124,7 @@ def _check_alike(workers: Sequence[tuple[str, Component]]) -> None:
 
 
 def _replicas(job: LaunchJob, image: str, role: str, nodes: Sequence[tuple[str, Component]]) -> str:
+    # All nodes of a role have one template, by the check above.
     part = nodes[0][1]
     return _REPLICAS.format(
         role=role,

@@ -84,6 +84,7 @@ class OnLoss:
             UsageError: a machine of the plan is not in the cluster, the plan has no model, or
                 the job does not go on from what it saves.
         """
+        # A machine that the cluster file lacks could never be planned again.
         for host in plan.hosts:
             if (host.node, host.host) not in self.machines:
                 raise UsageError(
@@ -95,6 +96,7 @@ class OnLoss:
                 "--hetero-on-loss replan: the plan does not say which model it is for, so nobody "
                 "could plan again; plan with --model"
             )
+        # Without one folder for both the job would start from the beginning.
         saved, loaded = (_given(plan, more_flags, flag) for flag in ("--save", "--load"))
         interval = _given(plan, more_flags, "--save-interval")
         if saved is None or saved != loaded or interval is None:
@@ -116,6 +118,7 @@ class OnLoss:
             options: of `launch`, beside the plan and its folder.
             plan_name, pid_name: files of the folder.
         """
+        # Megatron's tracker tells whether anything was saved since the start.
         saved = _given(plan, more_flags, "--save") or ""
         profile = f' --profile "$here/{PROFILE_NAME}"' if self.has_profile else ""
         cluster = f'--cluster "$here/{CLUSTER_NAME}"{profile}'

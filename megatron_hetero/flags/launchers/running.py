@@ -44,6 +44,7 @@ def read_record(folder: Path) -> tuple[Launcher, LaunchRecord]:
     if not path.is_file():
         raise FileFormatError(f"{path}: there is none; name a folder that `launch` wrote")
     record = validate_document(read_json(path), LaunchRecord, FileFormatError)
+    # The file may have been edited, and its names become words of commands.
     if record.launcher not in LAUNCHERS:
         raise FileFormatError(
             f"{path}:1: launcher {record.launcher!r} is not known; known are {', '.join(LAUNCHERS)}"

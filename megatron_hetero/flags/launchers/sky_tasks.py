@@ -80,9 +80,11 @@ def read_carried_task(path: Path, folder: Path) -> CarriedTask:
     """
     task = read_sky_task(path)
     data = task.document.data
+    # Mappings of the task, empty where it has none.
     sections = {key: _section(task, key) for key in ("file_mounts", "envs", "secrets")}
     paths = _Paths(task, folder, sections["envs"])
     workdir: Any = data.get("workdir")
+    # A folder, a repository of SkyPilot's form, or nothing.
     if isinstance(workdir, str):
         workdir = paths.absolute(("workdir",), workdir)
     elif not isinstance(workdir, dict | None):
@@ -91,9 +93,11 @@ def read_carried_task(path: Path, folder: Path) -> CarriedTask:
     if not isinstance(setup, str | None):
         raise UsageError(f"{task.document.locate(('setup',))}: setup is no text of commands")
     resources, notes = _resources(task)
+    # Names become words of commands, so that only names are taken.
     names = [*sections["envs"], *sections["secrets"]]
     if wrong := [name for name in names if not _NAME.fullmatch(name)]:
         raise UsageError(f"{path}: {wrong[0][:40]!r} is no name of a variable")
+    # Values that SkyPilot takes from the environment of its call.
     unset = [*sections["secrets"], *(k for k, v in sections["envs"].items() if v is None)]
     if unset:
         notes.append(f"{path}: start.sh takes {some_of(unset)} from the environment of its call")
@@ -122,12 +126,14 @@ def resources_at(
     Raises:
         UsageError: a place for a task that leaves a choice of places.
     """
+    # The command line's values take the place of the task's, in every choice.
     won = ({"use_spot": True} if is_spot else {}) | ({"image_id": image} if image else {})
     resources = dict(task.resources)
     for choice in _CHOICES:
         if choice in resources:
             options = ({k: v for k, v in o.items() if k not in won} for o in resources[choice])
             resources[choice] = list(options)
+    # One place cannot take the place of several.
     if infra is not None:
         if left := [key for key in _CHOICES if key in resources]:
             raise UsageError(
@@ -142,6 +148,7 @@ def yaml_block(data: Mapping[str, Any], indent: int) -> str:
     lines: list[str] = []
     for key, value in data.items():
         head = f"{' ' * indent}{yaml_value(key)}:"
+        # An empty mapping is written as {} on its line.
         if isinstance(value, dict) and value:
             lines += [head, yaml_block(value, indent + 2).removesuffix("\n")]
         else:
@@ -151,6 +158,7 @@ def yaml_block(data: Mapping[str, Any], indent: int) -> str:
 
 def yaml_value(value: object) -> str:
     """Write a value on one line; YAML 1.1 and 1.2 read the text alike."""
+    # Everything else as JSON, which YAML reads alike.
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
     return json.dumps(value)
@@ -168,6 +176,7 @@ def _resources(task: SkyTask) -> tuple[dict[str, Any], list[str]]:
         if not isinstance(options, list):
             where = task.document.locate(("resources", choice))
             raise UsageError(f"{where}: resources.{choice} is no list of choices")
+        # Choices of other GPUs are not what the plan was made for.
         kept = [option for option in options if _has_planned(task, option)]
         if len(kept) < len(options):
             notes.append(
@@ -175,6 +184,7 @@ def _resources(task: SkyTask) -> tuple[dict[str, Any], list[str]]:
                 f"{len(options) - len(kept)} are left out, which have other GPUs than the plan"
             )
         stripped = [{k: v for k, v in o.items() if k != "accelerators"} for o in kept]
+        # A single choice is no choice, and joins the resources.
         if len(stripped) > 1:
             resources[choice] = stripped
         else:
@@ -190,8 +200,10 @@ def _has_planned(task: SkyTask, option: object) -> bool:
     given = option.get("accelerators")
     if given is None:
         return True
+    # `A100:8`, a list of such names, or a mapping of names to counts.
     names = [given] if isinstance(given, str) else list(given)
     counts = given if isinstance(given, dict) else {}
+    # Without a number SkyPilot takes a single GPU.
     wanted = {f"{task.name}:{task.count}"} | ({task.name} if task.count == 1 else set())
     words = {n if counts.get(n) is None else f"{n}:{counts[n]}" for n in map(str, names)}
     return bool(wanted & words)
@@ -226,7 +238,9 @@ class _Paths:
             raise UsageError(
                 f"{where}: {text[:80]!r} hangs on {some_of(unset)}, which envs gives no value"
             )
+        # Only judged with the values; SkyPilot itself replaces the variables.
         plain = _VARIABLE.sub(lambda found: str(self.envs[found[1]]), text)
+        # Buckets and absolute paths mean the same everywhere.
         if _URI.match(plain) or plain.startswith(("/", "~")):
             return text
         if not (self.folder / plain).exists():
@@ -242,6 +256,7 @@ class _Paths:
         if isinstance(value, str):
             return self.absolute(keypath, value)
         source = value.get("source") if isinstance(value, dict) else None
+        # A mapping may have its source in a list of paths.
         if isinstance(value, dict) and isinstance(source, str | list):
             return {**value, "source": self._sources((*keypath, "source"), source)}
         return value

@@ -163,10 +163,12 @@ def skypilot_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
             "rented machines have no megatron-hetero: give --wheel (`make dist` builds it), or "
             "--image with it in (`make image`)"
         )
+    # A SkyPilot cluster for each component, because its nodes are alike.
     components = job.components
     tasks = [LaunchFile(f"part-{c.index}.yaml", _task(job, c)) for c in components]
     parts = [str(c.index) for c in components]
     names = " ".join(f"{job.name}-{part}" for part in parts)
+    # Every task's variables are passed on by the one script, each once.
     pairs = (pair for _, task in job.sky.tasks for pair in task.passed)
     text = _START.format(
         name=job.name,
@@ -197,6 +199,7 @@ def _task(job: LaunchJob, component: Component) -> str:
     resources = resources_at(
         carried, of_kind(job.sky.infra, component), is_spot=job.sky.is_spot, image=image
     )
+    # The task's own ports stay open as well.
     if job.opens_ports:
         own = resources.pop("ports", [])
         own = own if isinstance(own, list) else [own]
@@ -233,6 +236,7 @@ def _setup(carried: CarriedTask, install: str | None) -> str:
     lines = [*(carried.setup or "").splitlines(), *([install] if install else [])]
     if not lines:
         return ""
+    # YAML would take the first line's blanks for the indentation of all.
     mark = "|2" if lines[0].startswith((" ", "\t")) else "|"
     return f"setup: {mark}\n{indented(lines, by=2)}"
 
@@ -254,6 +258,7 @@ def accelerator_name(gpu_type: str) -> str:
 
 def _read_options(job: LaunchJob, given: Mapping[str, Any]) -> LaunchJob:
     read = sky_options(given["infra"], given["task"], is_spot=given["spot"])
+    # Values for GPUs that the plan leaves idle become notes.
     infra, unused = without_unused("--infra", read.infra, job)
     tasks, without_task = without_unused("--task", read.tasks, job)
     options = replace(read, infra=infra, tasks=tasks)
@@ -269,6 +274,7 @@ def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[La
     names = _clusters(record)
     if action == "status":
         yield LauncherCommand(("sky", "status", *names))
+        # A cluster that is not up has no queue.
         yield LauncherCommand(("sky", "queue", *names), may_fail=True)
         return
     words = ("logs", "--no-follow") if action == "logs" else ("cancel", "--yes", "--all")

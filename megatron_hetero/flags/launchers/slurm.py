@@ -88,6 +88,7 @@ def slurm_options(
     Raises:
         UsageError: Slurm could not read a value, or the same nodes have two values.
     """
+    # Values stand in the script's lines, so that only plain words are taken.
     for name, value in (("--account", account), ("--qos", qos)):
         if value is not None and not _NAME.fullmatch(value):
             raise UsageError(f"{name} {value!r}: a name of letters, digits and _.,@+- is wanted")
@@ -122,10 +123,12 @@ def slurm_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
 def _parts(job: LaunchJob) -> Iterator[str]:
     components = job.components
     yield "#!/usr/bin/env bash\n# Submitted by start.sh, from this folder, on a shared disk\n"
+    # A line `hetjob` between components makes a heterogeneous job of them.
     for component in components:
         if component.index:
             yield "#SBATCH hetjob\n"
         yield from _resources(job, component)
+    # One step over all components, so that all nodes start together.
     group = f" --het-group=0-{len(components) - 1}" if len(components) > 1 else ""
     yield _BODY.format(group=group, container=_container(job), by_name=BY_NAME)
 
@@ -134,6 +137,7 @@ def _container(job: LaunchJob) -> str:
     """Return the options of srun's plug-in for containers, pyxis; the job's folder is in it."""
     if job.image is None:
         return ""
+    # The job's folder first, with the plan and train.sh in it.
     mounts = ",".join(filter(None, ('"$SLURM_SUBMIT_DIR"', job.slurm.mounts)))
     return (
         f"    --container-image={shlex.quote(job.image)} --container-mounts={mounts} "
@@ -155,6 +159,7 @@ def _resources(job: LaunchJob, component: Component) -> Iterator[str]:
     options = job.slurm
     if options.requeue:
         yield "#SBATCH --requeue\n"
+    # Every component repeats the site's options.
     for name, value in (
         ("partition", of_kind(options.partition, component)),
         ("account", options.account),
@@ -181,6 +186,7 @@ def _read_options(job: LaunchJob, given: Mapping[str, Any]) -> LaunchJob:
         shares_nodes=given["share_nodes"],
         memory=given["mem"],
     )
+    # Values for GPUs that the plan leaves idle become notes.
     partition, unused = without_unused("--partition", options.partition, job)
     cpus, without_cpus = without_unused("--cpus-per-task", options.cpus_per_task, job)
     memory, without_memory = without_unused("--mem", options.memory, job)
@@ -211,10 +217,12 @@ def _check_shared(job: LaunchJob, options: SlurmOptions) -> Iterator[str]:
 
 
 def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
+    # The log lies in the folder, and needs no number of the job.
     if action == "logs":
         yield LauncherCommand(("tail", "-n", LOG_LINES, "--", LOG_NAME))
         return
     number = kept_number(folder / JOB_ID_NAME, _JOB_ID)
+    # squeue forgets ended jobs, and a site may keep no accounts for sacct.
     if action == "status":
         yield LauncherCommand(("squeue", "--jobs", number), may_fail=True)
         columns = "JobID,JobName,State,ExitCode,Elapsed,NodeList"

@@ -98,6 +98,7 @@ def ssh_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
 
 
 def _parts(job: LaunchJob) -> Iterator[str]:
+    # Head, variables, start of all nodes, and the wait; with replanning also what follows a loss.
     hosts, replanning = job.plan.hosts, job.replanning
     first = hosts[0].host
     yield _HEAD.format(place=_COPIED if replanning is None else _SHARED, port=job.master_port)
@@ -119,6 +120,7 @@ def _parts(job: LaunchJob) -> Iterator[str]:
 
 def _options(job: LaunchJob) -> Iterator[str]:
     """Yield the options of `launch` that write this job's files."""
+    # Equal options give equal files when the job is launched again.
     yield from ("--for", "ssh", "--name", job.name, "--master-port", str(job.master_port))
     if job.script is not None:
         yield from ("--script", job.script)
@@ -129,6 +131,7 @@ def _options(job: LaunchJob) -> Iterator[str]:
 
 
 def _commands(folder: Path, record: LaunchRecord, action: Action) -> Iterator[LauncherCommand]:
+    # pgrep fails where nothing runs, which is an answer too.
     if action == "status":
         for host in record.hosts:
             yield LauncherCommand(

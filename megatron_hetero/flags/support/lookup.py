@@ -63,8 +63,10 @@ def refused_among(megatron: Sequence[str]) -> tuple[Option, ...]:
         UsageError: Megatron would not read the flags.
     """
     table = flag_table()
+    # Longest name -> the last occurrence.
     given = {o.flag.names[0]: o for o in last_of_each(table.split(megatron))}
     for entry in SUPPORT:
+        # The flag's default holds where it is not given, and may be refused beside another flag.
         if entry.followed and entry.asked_by in given and entry.names not in given:
             flag = table.by_name[entry.names]
             given[entry.names] = Option(flag, entry.names, (str(flag.default),))
@@ -75,6 +77,7 @@ def _is_refused(option: Option, given: Collection[str]) -> bool:
     entry = support_of(option.flag)
     if entry.status != "refused" or (entry.asked_by and entry.asked_by not in given):
         return False
+    # Any value is refused; else only values that the runtime does not follow.
     if entry.by_presence:
         return True
     followed = entry.followed or (str(option.flag.default),)

@@ -25,6 +25,7 @@ def check_tensor_overlap(plan: Plan, *, transformer_impl: str, is_bf16: bool) ->
     Raises:
         UnsupportedError: the message names the flag, every cause with its stage, and advice.
     """
+    # All causes together, so that one run shows them all.
     found = []
     if transformer_impl != "transformer_engine":
         found.append(f"--transformer-impl {transformer_impl}: only Transformer Engine overlaps")
@@ -70,6 +71,7 @@ def check_tensor_overlap_of_job(plan: Plan) -> None:
 def _implementation(megatron_args: tuple[str, ...]) -> str:
     """Return `--transformer-impl` of a job, by default Megatron's."""
     found = "transformer_engine"
+    # The last occurrence holds, in either form.
     for word, value in zip(megatron_args, (*megatron_args[1:], ""), strict=True):
         if word == "--transformer-impl":
             found = value

@@ -37,8 +37,10 @@ def treatments_of(flag: Flag) -> tuple[Entry, ...]:
         names = entry.names.split()
         if any(fnmatchcase(name, pattern) for pattern in names for name in flag.names):
             found.append(entry)
+            # An entry for all values ends the search.
             if not entry.values:
                 return tuple(found)
+    # Without a general entry the flag's status in the runtime decides.
     status = support_of(flag).status
     if status not in OF_STATUS:
         raise LookupError(f"{flag.names[0]} is in no entry of verification_table.TABLE")
@@ -55,6 +57,7 @@ def treat(options: Sequence[Option]) -> Treated:
     refused = [
         f"{option}: {entry.note}"
         for option, entry in treated
+        # A refused flag with Megatron's default value changes nothing.
         if entry.treatment == "refused" and option.values != (str(option.flag.default),)
     ]
     if refused:

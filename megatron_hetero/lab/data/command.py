@@ -109,14 +109,18 @@ def _add(
 
     largest = max(tokens, default=0)
     fault = document.fault
+    # The range is checked here: `IndexedDatasetBuilder` writes any number that its dtype holds, and
+    # only training would fail, in the lookup of the embedding.
     if not fault and not 0 <= min(tokens, default=0) <= largest < written.vocab_size:
         fault = f"token {largest} is outside of the vocabulary of {written.vocab_size}"
     if not fault:
+        # A good document is one item, and Megatron's index keeps the border between documents.
         builder.add_item(torch.tensor(tokens, dtype=torch.int64))
         builder.end_document()
         written.num_documents += 1
         written.num_tokens += len(tokens)
         return
+    # A bad document ends the run or is counted; only the first few are kept in words.
     line = f"{document.where}: {fault}"
     if request.strict:
         raise FileFormatError(f"{line}. Mend it, or leave --strict out to go on without it.")
@@ -132,6 +136,7 @@ def _tokenized(
     batches = batched(_all_documents(request, say), _BATCH)
     work = partial(_encoded, encode)
     if request.workers == 1:
+        # A single worker is this process itself, without a fork.
         for batch in batches:
             yield from work(batch)
         return
@@ -141,6 +146,7 @@ def _tokenized(
     with multiprocessing.get_context("fork").Pool(request.workers) as pool:
         # A few batches ahead of the writer, not the whole of the files.
         ahead: deque[AsyncResult[list[tuple[TextDocument, list[int]]]]] = deque()
+        # Results leave in the order in which batches go in, whatever the number of workers.
         for batch in batches:
             ahead.append(pool.apply_async(_in_worker, (batch,)))
             if len(ahead) > 4 * request.workers:
@@ -161,6 +167,7 @@ def _in_worker(batch: Sequence[TextDocument]) -> list[tuple[TextDocument, list[i
 def _encoded(encode: Encode, batch: Sequence[TextDocument]) -> list[tuple[TextDocument, list[int]]]:
     found = []
     for document in batch:
+        # A fault of the reader passes through: one place counts and reports all faults.
         if document.fault:
             found.append((document, list[int]()))
             continue
@@ -196,6 +203,7 @@ def _new_files(data_path: Path) -> Iterator[tuple[Path, Path]]:
     for target in targets:
         if target.exists():
             raise UsageError(f"{target} is there already; give another name, or remove it")
+    # The names are hidden and this process's own, in the same folder, where a rename is atomic.
     data_path.parent.mkdir(parents=True, exist_ok=True)
     passing = [target.with_name(f".{os.getpid()}-{target.name}") for target in targets]
     try:

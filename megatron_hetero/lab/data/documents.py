@@ -41,6 +41,7 @@ def documents(path: Path, key: str, cut: Cut) -> Iterator[TextDocument]:
         OSError: the file cannot be read; `EOFError` and `gzip.BadGzipFile` are possible too.
     """
     is_packed = path.suffix == ".gz"
+    # The position is the raw file's: bytes of the unpacked stream have no place on the disk.
     with path.open("rb") as raw, gzip.open(raw) if is_packed else nullcontext(raw) as opened:
         file = cast(BinaryIO, opened)
         name = path.name.removesuffix(".gz")
@@ -59,6 +60,7 @@ def _parts(lines: Iterable[bytes], cut: Cut) -> Iterator[tuple[int, bytes]]:
     """Yield the pieces of a plain text, each with the number of its first line."""
     first, piece = 1, list[bytes]()
     for number, line in enumerate(lines, 1):
+        # An empty line ends a paragraph and belongs to none; "file" keeps empty lines.
         ends = cut == "line" or (cut == "paragraph" and not line.strip())
         if line.strip() or cut == "file":
             first = first if piece else number
@@ -66,6 +68,7 @@ def _parts(lines: Iterable[bytes], cut: Cut) -> Iterator[tuple[int, bytes]]:
         if ends and piece:
             yield first, b"".join(piece)
             piece = []
+    # The last document ends with the file.
     if piece:
         yield first, b"".join(piece)
 
@@ -75,6 +78,7 @@ def _decoded(where: str, line: bytes, position: int, key: str | None) -> TextDoc
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         return TextDocument(where, "", f"not UTF-8 at byte {error.start}", position)
+    # Plain text has no form to check; a line of JSON must be an object with text under its key.
     if key is None:
         return TextDocument(where, text.rstrip("\r\n"), "", position)
     try:

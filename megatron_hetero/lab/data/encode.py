@@ -43,6 +43,7 @@ def tokenizer_of(megatron_args: Sequence[str]) -> tuple[Encode, int]:
     check_tokenizer(args.tokenizer_type, args.tokenizer_model)
     # Nothing is padded for a model here.
     args.rank, args.pad_vocab_size = 0, False
+    # Megatron's tokenizers have no common error for a missing file, package or method.
     try:
         tokenizer = build_tokenizer(args)
         end = tokenizer.eod

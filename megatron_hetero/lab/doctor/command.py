@@ -113,6 +113,7 @@ def leave(meeting_is_broken: bool, exit_code: int) -> int:
 
 
 def _meet(plan: Plan, meet_s: float) -> Meeting:
+    # A process that no launcher started has neither variable, and is a launch of one.
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     wanted = plan.layout.num_devices
     if size != wanted:
@@ -125,6 +126,7 @@ def _meet(plan: Plan, meet_s: float) -> Meeting:
     path = os.environ.get("MEGATRON_HETERO_STORE")
     timeout = timedelta(seconds=meet_s)
     try:
+        # Ranks on one machine may meet through a file, which needs no port.
         if path:
             store = dist.FileStore(path, size)
         else:
@@ -135,6 +137,7 @@ def _meet(plan: Plan, meet_s: float) -> Meeting:
             f"{os.environ.get('MASTER_PORT', '?')}: {error}. Check that address and port from this "
             "node, and its firewall."
         ) from error
+    # The prefix keeps these keys apart from the keys that torch puts into the same store.
     store.set_timeout(timeout)
     return Meeting(dist.PrefixStore("doctor", store), rank, size)
 
@@ -160,6 +163,7 @@ def _exchange_values(plan: Plan, meeting: Meeting, limit_s: float) -> tuple[str,
     # Group by group, so that the first fault names its group.
     for number, test in enumerate(group_tests(plan)):
         try:
+            # `new_group` is collective over the world: ranks outside of the group call it too.
             group = dist.new_group(test.ranks, timeout=limit)
             if meeting.rank in test.ranks:
                 run_test(test, group, device, limit_s)
@@ -173,6 +177,7 @@ def _exchange_values(plan: Plan, meeting: Meeting, limit_s: float) -> tuple[str,
             meeting.report(_finding("collective-failed", test.name, _first_line(error)))
         # All ranks come back from the test before the next one.
         came = meeting.arrive(f"test/{number}", limit_s + _GRACE_S, patience_s=limit_s)
+        # A rank that hangs reports nothing itself, so the ranks that came name the late ones.
         if not came and not meeting.has_findings:
             late = ", ".join(map(str, meeting.absent(f"test/{number}")))
             meeting.report(_hang(test, f"ranks {late} did not come back"))

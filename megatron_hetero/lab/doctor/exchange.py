@@ -73,6 +73,7 @@ def _check_all_reduce(
 ) -> list[str]:
     found = pattern(dist.get_rank(), num_elements, device, dtype)
     _finish(lambda: [dist.all_reduce(found, group=group, async_op=True)], limit_s)
+    # Each rank can make the sum alone, because `pattern` is known for every rank.
     wanted = torch.zeros(num_elements, device=device)
     for rank in ranks:
         wanted += pattern(rank, num_elements, device, dtype)
@@ -83,6 +84,7 @@ def _check_all_gather(
     ranks: Sequence[int], group: Any, num_elements: int, device: torch.device, limit_s: float
 ) -> list[str]:
     sent = pattern(dist.get_rank(), num_elements, device, torch.float32)
+    # -1 is in no pattern, so that an element that was never written is found.
     received = torch.full((len(ranks) * num_elements,), -1.0, device=device)
     _finish(
         lambda: [dist.all_gather_into_tensor(received, sent, group=group, async_op=True)], limit_s
@@ -96,9 +98,12 @@ def _exchange_boundary(
 ) -> list[str]:
     """Exchange all messages of a boundary at once, both ways, as the pipeline does."""
     rank = dist.get_rank()
+    # The ranks on the other side of the boundary.
     others = [r for r in test.ranks if (r in test.senders) != (rank in test.senders)]
     sent = pattern(rank, num_elements, device, torch.float32)
     received = {r: torch.full((num_elements,), -1.0, device=device) for r in others}
+    # Sends and receives form one batch, so that NCCL starts them together and
+    # none waits for the other.
     operations = [
         operation
         for other in others
@@ -121,18 +126,22 @@ def _finish(start: Callable[[], Sequence[Any]], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     try:
         works = [work for work in start() if work is not None]
+        # NCCL's `wait` holds up the stream, not the host, and knows no limit, so the host polls.
         if backend.cuda_is_usable():
             done = torch.cuda.Event()
             for work in works:
                 while not work.is_completed():
                     _check_deadline(deadline, limit_s)
+            # The event also covers torch's own stream, on which the input was made.
             done.record()
             while not done.query():
                 _check_deadline(deadline, limit_s)
             return
         for work in works:
+            # Gloo's wait takes a limit; work that has ended already gets 1 ms.
             work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
     except RuntimeError as error:
+        # Gloo may give up slightly early; an error long before the limit is no hang.
         if time.monotonic() >= deadline - 0.1 * limit_s:
             raise HangError(f"no end after {limit_s:g} s") from error
         raise

@@ -66,6 +66,7 @@ def _gpu_facts() -> dict[str, Any]:
 
 def _place_on_the_bus(index: int) -> dict[str, Any]:
     seen, cards = bus.visible_bus_ids(), bus.machine_bus_ids()
+    # Without bus ids CUDA's numbers cannot be matched with the driver's list.
     if index >= len(seen):
         return {}
     try:

@@ -29,6 +29,7 @@ class Meeting:
 
     def gather(self, key: str, limit_s: float) -> dict[int, str]:
         """Collect the texts published under `key` within the limit; late ranks are missing."""
+        # Polled, because a store's own wait ends in an error and loses the texts that came.
         deadline = time.monotonic() + limit_s
         found: dict[int, str] = {}
         while len(found) < self.size:
@@ -47,8 +48,10 @@ class Meeting:
         The wait takes at most `limit_s`, and only `patience_s` after a report: a rank may be stuck.
         """
         self.store.set(f"arrived/{key}/{self.rank}", "1")
+        # A counter beside the keys makes a poll one request, whatever the number of ranks.
         self.store.add(f"count/{key}", 1)
         start = time.monotonic()
+        # Adding 0 reads a counter at once; `get` would wait for a key that is not there.
         while self.store.add(f"count/{key}", 0) < self.size:
             waited_s = time.monotonic() - start
             if waited_s > limit_s or (waited_s > patience_s and self.has_findings):
@@ -62,6 +65,7 @@ class Meeting:
 
     def report(self, finding: Finding) -> None:
         """Add a finding for rank 0."""
+        # Numbers start at 1 and are unique, because the store itself adds.
         number = self.store.add("findings/count", 1)
         self.store.set(f"findings/{number}", json.dumps(asdict(finding)))
 

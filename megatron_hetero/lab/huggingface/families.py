@@ -32,6 +32,7 @@ class Heads:
         """Join rows of q, k and v ([rows, ...] each) in Megatron's order."""
         rest = q.shape[1:]
         per_group = self.query // self.groups
+        # Axis 0: key-value groups. Axis 1: a group's query rows, then its key's, then its value's.
         parts = [
             q.reshape(self.groups, per_group * self.channels, *rest),
             k.reshape(self.groups, self.channels, *rest),
@@ -74,6 +75,7 @@ def pieces_of(config: Mapping[str, Any]) -> tuple[MappedParameter, ...]:
         return tuple(_llama(config))
     if kind == "gpt2":
         return tuple(_gpt2(config))
+    # Megatron's GPT has no parallel residual: only the sequential form means the same there.
     if kind == "gpt_neox":
         if config.get("use_parallel_residual", True):
             raise UnsupportedError(
@@ -98,6 +100,7 @@ def _llama(config: Mapping[str, Any]) -> Iterator[MappedParameter]:
         attention = theirs + "self_attn."
         yield _same(ours + "input_layernorm.weight", theirs + "input_layernorm.weight")
         yield _qkv(ours, "weight", attention, heads)
+        # Qwen2 has biases on q, k and v without a word in its config; Qwen3 has norms instead.
         if config["model_type"] == "qwen2":
             yield _qkv(ours, "bias", attention, heads)
         if config["model_type"] in ("qwen3", "qwen3_moe"):
@@ -112,6 +115,7 @@ def _llama(config: Mapping[str, Any]) -> Iterator[MappedParameter]:
             names = ("gate_proj", "up_proj", "down_proj")
             yield from _gated_mlp(ours + "mlp.", theirs + "mlp.", names)
     yield _same("decoder.final_layernorm.weight", "model.norm.weight")
+    # A tied output layer is the embedding, and no parameter of its own in Megatron.
     if not config.get("tie_word_embeddings", False):
         yield _same("output_layer.weight", "lm_head.weight")
 
@@ -135,6 +139,7 @@ def _experts(config: Mapping[str, Any], ours: str, theirs: str) -> Iterator[Mapp
 
 def _gated_mlp(ours: str, theirs: str, names: tuple[str, str, str]) -> Iterator[MappedParameter]:
     gate, up, down = (f"{theirs}{name}.weight" for name in names)
+    # Megatron's fc1 holds the rows of the gate, then the rows of the up projection.
     yield MappedParameter(
         ours + "linear_fc1.weight",
         (gate, up),
@@ -166,6 +171,7 @@ def _gpt2(config: Mapping[str, Any]) -> Iterator[MappedParameter]:
                 lambda both: heads.join(*_turned(both).chunk(3)),
                 lambda qkv: (_turned(torch.cat(heads.split(qkv))),),
             )
+        # All other matrices of a layer are `Conv1D` too.
         for mine, name in (
             ("self_attention.linear_proj", "attn.c_proj"),
             ("mlp.linear_fc1", "mlp.c_fc"),
@@ -180,6 +186,7 @@ def _gpt2(config: Mapping[str, Any]) -> Iterator[MappedParameter]:
                 )
         yield from _both(ours + "pre_mlp_layernorm", theirs + "ln_2")
     yield from _both("decoder.final_layernorm", "transformer.ln_f")
+    # Transformers ties the output layer of this family unless the config denies it.
     if config.get("tie_word_embeddings", True) is False:
         yield _same("output_layer.weight", "lm_head.weight")
 

@@ -41,6 +41,7 @@ class WeightFolder:
             named = data.get("weight_map") if isinstance(data, dict) else None
             if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
                 raise CheckpointError(f"{self._folder / INDEX}: it has no map `weight_map`")
+            # A file of the index has to be in this folder: its name must not lead out of it.
             for file in set(named.values()):
                 if Path(file).name != file or not (self._folder / file).is_file():
                     raise CheckpointError(f"{self._folder / INDEX}: {file} is not in the folder")
@@ -50,6 +51,7 @@ class WeightFolder:
                 f"{self._folder}: neither {SINGLE} nor {INDEX} is there. Weights in .bin files are "
                 "pickles, which are not read; save the model as safetensors first."
             )
+        # A single file lists its own tensors.
         with safe_open(self._folder / SINGLE, framework="pt") as file:
             return dict.fromkeys(file.keys(), SINGLE)
 
@@ -116,6 +118,7 @@ def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], conf
         weight_map = {t: names[i] for i, part in enumerate(parts) for t in part}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    # The user may export into the folder of that very config.json.
     if config.resolve() != (folder / "config.json").resolve():
         shutil.copyfile(config, folder / "config.json")
     return len(parts)

@@ -80,6 +80,7 @@ def export_weights(checkpoint: Path, target: Path, config_path: Path) -> int:
         tensors = _their_tensors(_parameters(model), pieces)
         written.append(write_folder(target, tensors, config_path))
 
+    # `--finetune` takes the weights of any iteration and starts at step 0.
     flags = [f"--load={checkpoint}", "--finetune", "--exit-on-missing-checkpoint"]
     _with_model(config_path, flags, load_and_write)
     return written[0]
@@ -100,6 +101,7 @@ def _with_model(config_path: Path, flags: Sequence[str], act: WithModel) -> None
     backend.activate_cpu_backend()
     # Flags of a training job of this model, the smallest that Megatron accepts.
     config = read_json(config_path).data
+    # GPT-2's config has the older name `n_positions`.
     length = config.get("max_position_embeddings") or config["n_positions"]
     batch = ["--micro-batch-size=1", "--global-batch-size=1", f"--seq-length={length}"]
     described = load_workload(config_path, batch).megatron_args
@@ -140,6 +142,7 @@ def _parameters(model: list[Any]) -> dict[str, torch.Tensor]:
 def _fill(
     parameters: dict[str, torch.Tensor], pieces: Sequence[MappedParameter], weights: WeightFolder
 ) -> None:
+    # Names must agree in full before the first copy: no model is filled in part.
     _check_complete(parameters, pieces)
     for piece in pieces:
         value = piece.join(*(weights(name) for name in piece.names))

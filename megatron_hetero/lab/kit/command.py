@@ -102,12 +102,14 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
     on_progress("importing Megatron")
     lacking = machine.lacks_transformer_engine()
     preload()
+    # Imports do not belong to the seconds of the checks.
     began = time.monotonic()
     # All checks, on as many ranks as the machine can hold.
     with side_by_side(machine.num_gpus) as sharing:
         checks = []
         for name, check in _checks(request, machine, lacking, on_progress):
             checks.append(_run(name, check, on_progress))
+            # A planted error has to be found once; further checks would only cost time.
             if request.fault is not None and not checks[-1]["ok"]:
                 break
     data = {
@@ -150,6 +152,7 @@ def _machine(named: str | None) -> Machine:
     if count == 0:
         return Machine("CPU", 0)
     cards = find_gpus()
+    # Every visible card has to hold its share of the ranks.
     for card in cards[:count]:
         free = card.memory_bytes - card.used_bytes
         if free < NEEDED_BYTES:
@@ -158,6 +161,7 @@ def _machine(named: str | None) -> Machine:
                 f"{format_bytes(NEEDED_BYTES)}: end what runs on the card (`nvidia-smi` lists the "
                 "processes), or hide the card with CUDA_VISIBLE_DEVICES."
             )
+    # The type's name stands in profile.json, so the catalogue or the user has to say it.
     name = named or cards[0].catalogue_name
     if name is None:
         raise UsageError(
@@ -179,6 +183,7 @@ def _checks(
     folder = request.output / RUNS
     if folder.exists():  # of a run before this one
         shutil.rmtree(folder)
+    # The memory fault changes the prediction alone, which no equality check sees.
     fault = None if request.fault == MEMORY_FAULT else request.fault
     cases = () if request.fault == MEMORY_FAULT else cases_for(machine, request.is_short)
     for number, case in enumerate(cases):
@@ -192,6 +197,7 @@ def _checks(
         what = f"equal to one process: {case.name} ({case.layout}, {case.precision})"
         missing = machine.lacks_fp8() if set(FP8) <= set(case.flags) else None
         yield what, _if_there(case.layers, lacking or missing, equal)
+    # Documents dealt to groups of ranks, beside whole documents.
     if cases and not request.is_short:
 
         def dealt() -> Found:
@@ -199,6 +205,7 @@ def _checks(
 
         words = f"flexible sequences, {NUM_RANKS} ranks, documents dealt in parts, fp32"
         yield f"equal to one process: {words}", dealt
+    # Lost ranks, memory and speed are judged in a runtime without planted errors.
     if request.is_short or fault is not None:
         return
     for how in LOSSES if request.fault is None else ():
@@ -209,6 +216,7 @@ def _checks(
 
         yield f"a rank that is {how} is named, and all leave ({LAYOUT})", lost
 
+    # A profile is measured, and a job must then hold and take what the profile predicts.
     for named, short, words in _TRAINED:
 
         def predicted(named: str = named, short: str = short) -> Found:
@@ -219,6 +227,7 @@ def _checks(
 
         what = f"memory and step as predicted (tp1:4 @4, {PROFILE}{short}.json){words}"
         yield what, _if_there(named, lacking, predicted)
+    # The speed of the own runtime beside stock Megatron, on a job that both run.
     for named, short, words in _TRAINED if request.fault is None else ():
 
         def raced(named: str = named, short: str = short) -> Found:
@@ -276,6 +285,7 @@ def judged(found: Forecast, machine: Machine, is_planted: bool) -> Found:
     over = found.held_bytes / predicted - 1
     ratio = found.step_s / found.predicted_step_s
     factor = STEP_FACTOR if machine.num_gpus else SHARED_STEP_FACTOR
+    # Memory may stay below its prediction; a step may be neither much longer nor much shorter.
     fits, is_timely = over <= MEMORY_TOLERANCE, 1 / factor <= ratio <= factor
     memory = f"{found.held_bytes / 2**20:.1f} MiB held, {over:+.1%} beside the prediction"
     if not fits:
@@ -295,6 +305,7 @@ def judged(found: Forecast, machine: Machine, is_planted: bool) -> Found:
 
 
 def _race(machine: Machine, folder: Path, named: str) -> Found:
+    # The tokenizer of the text sets the vocabulary, so the model's own flag goes.
     flags = [flag for flag in machine.model(named) if not flag.startswith("--vocab-size")]
     more = (
         *tokenizer_arguments(folder / TEXT),
@@ -306,11 +317,13 @@ def _race(machine: Machine, folder: Path, named: str) -> Found:
         "--eval-interval=1000000",
         "--num-workers=0",
     )
+    # Four micro-batches on one rank: a plan that stock Megatron runs as well.
     plan = plan_from_layout(parse_layout("tp1:4 @4"))
     pairs = 40 if machine.num_gpus else 12
     found = race(
         plan, (*flags, *more), (), pairs, folder, forced=True, limit_s=RACE_LIMIT_S
     )
+    # The race fails only where the whole interval lies above the limit.
     low, high = found.interval
     limit = RATIO_LIMIT if machine.num_gpus else SHARED_RATIO_LIMIT
     what = f"step times {found.ratio:.3f} ({low:.3f} to {high:.3f}), at most {limit:.2f} allowed"

@@ -122,6 +122,7 @@ def try_documents(machine: Machine, folder: Path, fault: str | None = None) -> d
     cluster.write_text(_CLUSTER, encoding="utf-8")
     flags = (*_FLAGS, f"--data-path={folder / 'text'}", *machine.flags)
 
+    # The plug-in's own entry, with the fixed deal in place of the search for a deal.
     def ranks(rank: int) -> None:
         if fault is not None:
             catalogue.plant(fault)
@@ -131,6 +132,7 @@ def try_documents(machine: Machine, folder: Path, fault: str | None = None) -> d
         entry.main((*argv, f"--data-cache-path={folder / 'ranks' / 'cache'}"), recorder)
         recorder.save(folder / "ranks" / f"record-{rank}")
 
+    # Stock Megatron, a document in each micro-batch.
     def one(rank: int) -> None:
         recorder = Recorder()
         train_whole((*flags, f"--data-cache-path={folder / 'one' / 'cache'}"), recorder)
@@ -141,6 +143,7 @@ def try_documents(machine: Machine, folder: Path, fault: str | None = None) -> d
 
     dealt = LocalJob("dealt documents", NUM_RANKS, on_this_backend(ranks), folder / "ranks")
     whole = LocalJob("whole documents", 1, on_this_backend(one), folder / "one")
+    # The data set has to be whole before a run opens it.
     run_jobs([LocalJob("documents", 1, write, folder / "data")], LIMIT_S)
     run_jobs([dealt, whole], LIMIT_S)
     # Which rank read which document is the deal's, so samples are not compared.
@@ -179,6 +182,7 @@ def write_documents(
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=DType.optimal_dtype(end + 1))
     written = []
     for length in lengths:
+        # Every token but the last is below `end`, so that a document ends once.
         tokens = numpy.r_[drawn.integers(0, end, length - 1), end]
         builder.add_item(torch.from_numpy(tokens))
         builder.end_document()
@@ -211,6 +215,7 @@ def train_whole(
         device = torch.device("cuda" if backend.cuda_is_usable() else "cpu")
         tokens = torch.from_numpy(next(data_iterator)["tokens"].astype(numpy.int64)).to(device)
         places = torch.arange(len(tokens), device=device)[None]
+        # The label of a token is the next one; the last token, whose label wraps around, is masked.
         labels = torch.cat([tokens[1:], tokens[:1]])[None]
         mask = (places < len(tokens) - 1).float()
         losses = model(tokens[None], places, None, labels=labels, loss_mask=mask)
@@ -221,10 +226,12 @@ def train_whole(
         train = document_datasets(num_samples, 1 << 30).splits[0]
         return iter(train[i] for i in range(len(train))), None, None
 
+    # A CPU needs the bridge before Megatron parses the flags.
     own: tuple[str, ...] = ()
     if not backend.cuda_is_usable():
         backend.activate_cpu_backend()
         own = backend.CPU_FLAGS
+    # Weighted by tokens: a micro-batch is a document, and documents are of unlike length.
     argv = (
         *flags,
         *own,
@@ -236,12 +243,14 @@ def train_whole(
     args = job.parse(parse_and_validate_args, args_defaults={})
     model = job.configure(gpt_config_from_args, args)
 
+    # Weights that do not depend on the layout, as the ranks have them.
     def same_start(chunks: list[Any]) -> list[Any]:
         initialise(chunks, get_args().seed)
         return chunks
 
     model.post_wrap_hooks.append(same_start)
     config = pretrain_cfg_container_from_args(args, model)
+    # The recorder wraps the model after its weights are set.
     recorder.observe_log()
     model.post_wrap_hooks.append(recorder.post_wrap_hook)
     kind = ModelType.encoder_or_decoder

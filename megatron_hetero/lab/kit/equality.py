@@ -83,6 +83,7 @@ def try_case(
     # From here the plan saves, and another plan goes on to the last step.
     shrunk = shrink(plan, workload)
     other = parse_layout(case.resumed)
+    # Megatron pads the vocabulary to this number times the TP width, which the new plan changes.
     padding = shrunk.vocab_multiple // lcm(*other.tensor_parallel_widths)
     resumed = replace(
         shrunk,
@@ -95,6 +96,7 @@ def try_case(
     jobs = VerifyJobs(shrunk, options, folder.resolve(), own)
     before, after = jobs.interrupted_jobs(case.optimizer, resumed, SAVED_AT)
     reference = jobs.reference_job(case.optimizer)
+    # Seed weights come first, and the second part needs the checkpoint of the first.
     for run in ([jobs.seed_job()], [before, reference], [after]):
         run_jobs(run, LIMIT_S)
     (one,) = records(reference)

@@ -84,6 +84,7 @@ def forecast(
     flags = machine.model(named)
     workload = load_workload(None, flags)
     seconds = 0.5 if machine.num_gpus == 0 else 2.0
+    # One width and one micro-batch size: those of the plan below.
     asked = ProbeRequest(workload, machine.gpu, (1,), (1,), 4, seconds, profile, 1)
     probe(replace(asked, limit_s=_LIMIT_S), on_progress)
     on_progress("training with what was measured")
@@ -92,10 +93,12 @@ def forecast(
     parts = {
         name: (estimate.parts_bytes[name], measured["parts"][name]) for name in measured["parts"]
     }
+    # Torch's peak on a GPU includes the workspaces of its libraries; live bytes do not.
     predicted = estimate.tensor_bytes
     if machine.num_gpus:
         predicted += torch_workspace_bytes(gpu_type(machine.gpu))
     held = measured["peak_bytes"]
+    # A CPU's allocator counts nothing, so that the sum of the parts stands for the peak.
     if held is None:
         predicted, held = (sum(side) for side in zip(*parts.values(), strict=True))
     assert plan.estimates is not None
@@ -105,6 +108,7 @@ def forecast(
 def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Plan, DeviceEstimate]:
     """Return the plan on a single device with the device's estimate."""
     gpu = gpu_type(machine.gpu) if machine.num_gpus else _CPU
+    # A single device sends nothing, so that any link serves; a reserve would hide an error.
     link = Link(1e9, 1e-5)
     limits = Limits(memory_reserve_bytes=0, as_given=CHOICES)
     cluster = Cluster((Node("here", gpu, 1, "here", "localhost", link),), {}, limits)
@@ -134,8 +138,10 @@ def _train(plan: Plan, machine: Machine, flags: Sequence[str], folder: Path) -> 
     # One run for the time, one for the bytes by part.
     def paced(rank: int) -> None:
         ends: list[float] = []
+        # Megatron's log calls at the end of every iteration.
         training_log.add_observer(lambda *given: ends.append(time.perf_counter()))
         _run(plan, folder, (*argv, f"--train-iters={_WARM_UP + _STEPS}"), None)
+        # The first difference begins at the end of the last step of the warm-up.
         steps = [b - a for a, b in pairwise(ends[_WARM_UP - 1 :])]
         peak = torch.cuda.max_memory_allocated() if machine.num_gpus else None
         found = {"step_s": statistics.median(steps), "peak_bytes": peak}
@@ -161,5 +167,6 @@ def _run(plan: Plan, folder: Path, argv: tuple[str, ...], observer: LiveBytes | 
         backend.activate_cpu_backend()
         argv = (*argv, *layers.cpu_flags(argv))
     arguments = HeteroArguments(None, folder / "plan.json", "layout-independent", argv)
+    # The runtime gets the layout alone; devices of a described cluster mean nothing here.
     bare = plan_from_layout(plan.layout)
     entry.train_asymmetric(bare, arguments, World.from_environment(), observer)

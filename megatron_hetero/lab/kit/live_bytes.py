@@ -59,6 +59,7 @@ class LiveBytes:
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
         """Start to count; memory left by Megatron's warm-up is no activation."""
         self._model = list(model)
+        # Autograd keeps weights as well; their storages are told apart by address.
         self._weights = {p.untyped_storage().data_ptr() for p in self._parameters()}
         sync = gradient_sync(get_model_config(model[0]))
         if sync is not None:
@@ -76,8 +77,10 @@ class LiveBytes:
         """Count a tensor in `storage` kept by autograd, unless a weight; return True if counted."""
         if storage in self._weights:
             return False
+        # A sharded layer's whole weights move from pass to pass, so that addresses are read anew.
         if any(p.untyped_storage().data_ptr() == storage for p in self._sharded):
             return False
+        # [number of kept tensors, bytes] by storage: views of one storage count once.
         entry = self._kept.setdefault(storage, [0, num_bytes])
         entry[0] += 1
         if entry[0] == 1:
@@ -103,6 +106,7 @@ class LiveBytes:
         gradients = [p.main_grad for p in parameters if p.main_grad is not None]
         gradients += self._kept_gradients
         states: list[torch.Tensor] = []
+        # Megatron hands its optimizers to nobody, so the garbage collector has to find them.
         for optimizer in [o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer)]:
             states += [p for group in optimizer.param_groups for p in group["params"]]
             states += [
@@ -111,6 +115,7 @@ class LiveBytes:
                 for t in state.values()
                 if torch.is_tensor(t) and t.dim() > 0  # not a count of steps
             ]
+        # An optimizer's parameters may be the model's own weights, which are counted there.
         not_weights = [t for t in states if t.untyped_storage().data_ptr() not in self._weights]
         parts = {
             "weights": _num_bytes([*(p.data for p in parameters), *self._kept_parts]),

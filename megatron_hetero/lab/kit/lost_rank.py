@@ -69,6 +69,7 @@ def lose(how: str, machine: Machine, folder: Path) -> Lost:
     Raises:
         RankFailedError: the others did not end.
     """
+    # A plan of two stages, whose ranks wait for each other within a step.
     drill, layout = LOSSES[how], parse_layout(LAYOUT)
     flags = (*default_flags(layout), "--transformer-impl=local")
     workload = load_workload(None, flags, is_planned=False)
@@ -76,8 +77,10 @@ def lose(how: str, machine: Machine, folder: Path) -> Lost:
     options = Options(steps=_STEPS, optimizers=("adam",), plan_flags=given)
     shrunk = shrink(plan_from_layout(layout, workload), workload)
     jobs = VerifyJobs(shrunk, options, folder.resolve())
+    # The plan's ranks read their first weights from this checkpoint.
     run_jobs([jobs.seed_job()], _SEED_LIMIT_S)
     job: LocalJob = jobs.plan_job("adam")
+    # The lost rank is left out: a stopped process never ends by itself.
     codes = dict(ends_without(job, drill.rank, _LIMIT_S))
     codes.pop(drill.rank, None)
     named = {rank: tuple(map(int, _NAMED.findall(log_of(job, rank)))) for rank in codes}

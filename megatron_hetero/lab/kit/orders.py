@@ -18,9 +18,11 @@ def with_chunks(plan: Plan, replica: int, layers: list[tuple[int, int]]) -> Plan
     """Deal a replica's layers out along a chain of (stage, number of layers)."""
     ranges: dict[int, list[LayerRange]] = {}
     first = 0
+    # Layers follow each other along the chain, whichever stage a link of the chain is on.
     for stage, num_layers in layers:
         ranges.setdefault(stage, []).append(LayerRange(first, num_layers))
         first += num_layers
+    # A stage with a single range is a plain stage, without chunks.
     stages = tuple(
         replace(
             stage,
@@ -48,6 +50,7 @@ def with_zero_bubble(plan: Plan, replica: int, limits: list[int]) -> Plan:
     shape = plan.replicas[replica]
     on_stage = chain(shape)
     hops = (BoundaryTime(0.0, 0.5),) * (len(on_stage) - 1)
+    # Units of time in place of seconds: the order is under test, not its speed.
     times = tuple((ChunkTimes(1.0, 1.0, 1.0),) * on_stage.count(s) for s in range(len(limits)))
     pipeline = TimedPipeline(on_stage, shape.num_micro_batches, times, hops, hops)
     return with_schedule(plan, replica, zero_bubble(pipeline, limits).schedule, "zero-bubble")

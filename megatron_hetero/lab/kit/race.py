@@ -135,8 +135,10 @@ class Turns:
         with self._changed:
             self._done[job].value += 1
             self._changed.notify_all()
+            # The second job's last step is the end of the race.
             if is_last and job == 1:
                 return
+            # Job 0 goes on after n steps of both; job 1 after n + 1 of job 0 and n of its own.
             needed = (num_steps + job, num_steps)
             self._changed.wait_for(
                 lambda: all(
@@ -175,14 +177,17 @@ class Pace:
 
 def _steps(folder: Path, job: str, num_ranks: int) -> tuple[float, ...]:
     """Return the seconds of every step after the first few, of the slowest rank."""
+    # A row of seconds for each rank; a step lasts until the slowest rank has done it.
     ranks = [json.loads((folder / f"{job}-{rank}.json").read_text()) for rank in range(num_ranks)]
     return tuple(max(times) for times in zip(*ranks, strict=True))[WARM_UP:]
 
 
 def _median_interval(count: int) -> tuple[int, int]:
     """Places, in rising order, of a 95 % interval of the median of `count` values."""
+    # below[k]: chance that exactly k of `count` values lie below the true median.
     below = [math.comb(count, k) / 2**count for k in range(count + 1)]
     low = 0
+    # The widest interval whose tail below is at most 2.5 %; the tail above is its mirror.
     while low < count // 2 and sum(below[: low + 1]) <= 0.025:
         low += 1
     return max(low - 1, 0), min(count - low, count - 1)

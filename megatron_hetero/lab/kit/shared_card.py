@@ -46,8 +46,10 @@ def _service(control: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         os.environ |= dict.fromkeys(_FOLDERS, folder)
         try:
+            # `-d` starts a daemon, which takes the folders from the environment.
             started = _run([control, "-d"])
             if started:
+                # CUDA would look for the service at these folders.
                 for name in _FOLDERS:
                     del os.environ[name]
                 yield f"time slices: MPS refused ({started})"

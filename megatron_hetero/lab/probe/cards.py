@@ -37,6 +37,7 @@ def visible_cards() -> tuple[ProbedCard, ...]:
     if not torch.cuda.is_available():
         return ()
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    # Words may be numbers or UUIDs; without the variable CUDA numbers the cards from 0.
     given = os.environ.get(_variable())
     words = given.split(",") if given else [str(i) for i in range(len(names))]
     return cards_of(names, words, bus.visible_bus_ids(), bus.machine_bus_ids())
@@ -53,6 +54,7 @@ def cards_of(
         machine: bus ids of all cards of the machine, ascending; empty where nobody lists them: then
             the visible ones are numbered.
     """
+    # Zero-padded numbers, so that sorting as text keeps CUDA's order.
     ids = list(bus_ids) or [f"{i:08}" for i in range(len(names))]
     among = machine if set(ids) <= set(machine) else sorted(ids)
     cards = [
@@ -76,6 +78,7 @@ def chosen_cards(
     """
     # By place, or by the driver's name of the type.
     is_known = gpu in gpu_type_names()
+    # A name of the user's own fits every card; the checks below find unlike ones.
     if places is not None:
         chosen = cards_at(cards, places)
     else:

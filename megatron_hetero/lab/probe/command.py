@@ -100,6 +100,7 @@ def probe(request: ProbeRequest, on_progress: Callable[[str], None]) -> tuple[Me
     data = _existing(request)
     measured = []
     for number, width in enumerate(request.widths, start=1):
+        # A size without one of its pieces is measured whole.
         missing = [s for s in request.micro_batch_sizes if not _has(data, request, width, s)]
         if not missing:
             measured.append(MeasuredWidth(width, None))
@@ -110,6 +111,7 @@ def probe(request: ProbeRequest, on_progress: Callable[[str], None]) -> tuple[Me
         result = _launch(request, width, tuple(missing))
         _add(data, request, width, result)
         write_json(request.output, data)
+        # Read back: a file that `plan` could not load has to fail now.
         load_profile(request.output)
         measured.append(MeasuredWidth(width, result))
     return tuple(measured)
@@ -132,6 +134,7 @@ def _check_gpus(request: ProbeRequest) -> None:
 
 def _existing(request: ProbeRequest) -> dict[str, Any]:
     """Read the output file, or start a new one."""
+    # Versions by GPU type, because one file may hold several types.
     provenance = {
         "tool": f"megatron-hetero {__version__}",
         f"{request.gpu}: torch": importlib.metadata.version("torch"),
@@ -142,6 +145,7 @@ def _existing(request: ProbeRequest) -> dict[str, Any]:
     if not request.output.exists():
         return {"version": PROFILE_SCHEMA_VERSION, "provenance": provenance, "points": []}
     load_profile(request.output)
+    # Another machine or load of the same type is recorded and does no harm.
     may_differ = {f"{request.gpu}: machine", f"{request.gpu}: busy GPUs"}
     data: dict[str, Any] = read_json(request.output).data
     for key, value in provenance.items():
@@ -158,6 +162,7 @@ def _existing(request: ProbeRequest) -> dict[str, Any]:
 def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, Any]:
     """Return the identifying fields of a measured point."""
     model, training = request.workload.model, request.workload.training
+    # Fields of a dense model's key do not change when the schema learns of further fields.
     only_if_used = (
         "num_experts", "moe_router_topk", "moe_ffn_hidden_size",
         "moe_shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "qk_head_dim",
@@ -186,6 +191,7 @@ def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, 
 
 
 def _has(data: dict[str, Any], request: ProbeRequest, width: int, size: int) -> bool:
+    # Two points measure the same piece if all fields but their seconds agree.
     known = [{k: v for k, v in p.items() if not k.endswith("_s")} for p in data["points"]]
     return all(_key(request, width, size, piece) in known for piece in PIECES)
 
@@ -195,12 +201,14 @@ def _add(data: dict[str, Any], request: ProbeRequest, width: int, result: dict[s
     for piece in result["pieces"]:
         key = _key(request, width, piece["micro_batch_size"], piece["piece"])
         new.append({**key, "forward_s": piece["forward_s"], "backward_s": piece["backward_s"]})
+    # New seconds take the place of those that the file has for the same piece.
     keys = [{k: v for k, v in p.items() if not k.endswith("_s")} for p in new]
     kept = [
         p for p in data["points"]
         if {k: v for k, v in p.items() if not k.endswith("_s")} not in keys
     ]  # fmt: skip
     data["points"] = kept + new
+    # Figures of the card itself, such as its launch time, which plans look up by type.
     asked = {name: result.get(name) for name in MeasuredType.model_fields}
     if figures := {name: value for name, value in asked.items() if value is not None}:
         gpus = data.setdefault("gpus", {})
@@ -212,6 +220,7 @@ def _add(data: dict[str, Any], request: ProbeRequest, width: int, result: dict[s
 def megatron_flags(request: ProbeRequest, width: int) -> tuple[str, ...]:
     """Return the user's flags for a job of few layers and random data, at one width."""
     model, training = request.workload.model, request.workload.training
+    # As in argparse the last occurrence of a flag holds.
     options = last_of_each(flag_table().split(request.workload.megatron_args))
     kept = [o for o in options if not set(o.flag.names) & set(_NOT_FOR_A_PROBE)]
     batch = max(request.micro_batch_sizes)
@@ -230,6 +239,7 @@ def megatron_flags(request: ProbeRequest, width: int) -> tuple[str, ...]:
         f"--vocab-size={model.vocab_size}",
         "--num-workers=0",
     ]
+    # Megatron refuses full recompute without a method and a number of layers.
     if training.recompute == "full":
         own.append("--recompute-num-layers=1")
         if not any("--recompute-method" in o.flag.names for o in kept):
@@ -245,6 +255,7 @@ def _launch(request: ProbeRequest, width: int, sizes: Sequence[int]) -> dict[str
         "micro_batch_sizes": list(sizes),
         "seconds": request.seconds,
         "width": width,
+        # Sizes of the matrix products whose rates are measured.
         "shapes": {
             "hidden": model.hidden_size,
             "ffn": model.ffn_hidden_size,
@@ -253,6 +264,7 @@ def _launch(request: ProbeRequest, width: int, sizes: Sequence[int]) -> dict[str
             "precision": request.workload.training.precision,
         },
     }
+    # The folder holds the store through which the ranks meet, and their logs.
     with tempfile.TemporaryDirectory(prefix="megatron-hetero-probe-") as name:
         folder = Path(name)
         (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")

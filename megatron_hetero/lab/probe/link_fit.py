@@ -120,6 +120,7 @@ def held_out(measured: Sequence[MeasuredExchange]) -> HeldOut:
     Raises:
         FileFormatError: fewer than four sizes.
     """
+    # Every second size is fitted, so that most of the others lie between fitted ones.
     sizes = sorted({found.num_bytes for found in measured})
     if len(sizes) < 4:
         raise FileFormatError(
@@ -133,6 +134,7 @@ def held_out(measured: Sequence[MeasuredExchange]) -> HeldOut:
 def _fit(measured: Sequence[MeasuredExchange], columns: Sequence[int]) -> GenModelFit:
     if len({found.num_bytes for found in measured}) < 2:
         raise FileFormatError("a fit of links needs exchanges of at least two sizes")
+    # The threshold is a whole number with few values: all are tried.
     best = min(_fits(measured, columns), key=lambda found: found[0])[1]
     if not best.sent_s_per_byte:
         raise FileFormatError(
@@ -147,8 +149,10 @@ def _fits(
     """Yield (squared relative error, fit) for every threshold that tells exchanges apart."""
     seconds = np.array([found.seconds for found in measured])
     most = max(found.counts.num_senders for found in measured)
+    # Also where no receiver hears from two senders, one threshold is tried.
     for num_senders in range(1, max(most, 2)):
         rows = np.array([_row(found, num_senders) for found in measured])[:, columns]
+        # Errors are relative: every row aims at 1.
         rows /= seconds[:, None]
         # Columns of one length: bytes and rounds differ by many orders of magnitude.
         length = np.linalg.norm(rows, axis=0)
@@ -159,6 +163,7 @@ def _fits(
         round_s, sent, added, accessed, incast = map(float, constants)
         fit = GenModelFit(round_s, sent, added, accessed, incast, num_senders)
         yield residual**2, fit
+        # Without the column of incast all thresholds give the same fit.
         if 4 not in columns:
             return
 

@@ -82,6 +82,7 @@ def exchanges(num_holders: int, size: int) -> Iterator[ExchangePlan]:
     """Yield the exchanges of a buffer of `size` elements that a sweep measures."""
     for purpose in _PURPOSES:
         yield ring(size, num_holders, purpose)
+        # Two holders send the same messages in every algorithm.
         if num_holders > 2:
             yield parameter_servers(size, num_holders, purpose)
         if num_holders > 3:
@@ -98,6 +99,7 @@ def sweep(sizes: Sequence[int], seconds: float) -> Iterator[MeasuredExchange]:
         seconds: about how long each exchange is repeated.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if _has_cuda() else None
+    # Every rank makes every group, as torch requires; ranks outside only meet at the barriers.
     for num_holders in range(2, dist.get_world_size() + 1):
         group = dist.new_group(list(range(num_holders)))
         for num_bytes in sizes:
@@ -115,10 +117,12 @@ def _median_s(
     rank, is_holder = dist.get_rank(), dist.get_rank() < plan.num_holders
     rounds = HolderRounds(plan, rank) if is_holder else None
     times: list[float] = []
+    # The first repeat is the warm-up, in which NCCL connects.
     count = 1 + _FEWEST
     while len(times) < count:
         dist.barrier()
         start = time.perf_counter()
+        # Ranks outside of the exchange take part in the barrier and the maximum only.
         if rounds is not None:
             rounds.run(flat, group, len(times))
             if flat.is_cuda:

@@ -47,6 +47,8 @@ def device_rates(hidden: int, ffn: int, heads: int, tokens: int, precision: str)
     device = _device()
     dtype = _TYPES[precision]
     rates = []
+    # Products of a layer: query, key and value together; into the MLP; out of the
+    # MLP. [tokens, k] x [k, n].
     for n, k in ((3 * hidden, hidden), (ffn, hidden), (hidden, ffn)):
         a = torch.randn(tokens, k, device=device, dtype=dtype)
         b = torch.randn(k, n, device=device, dtype=dtype)
@@ -57,7 +59,9 @@ def device_rates(hidden: int, ffn: int, heads: int, tokens: int, precision: str)
     seconds = _seconds(
         lambda: torch.nn.functional.scaled_dot_product_attention(q, k_, v, is_causal=True)
     )
+    # Causal: half of the two products of 2 heads x tokens^2 x size FLOP each.
     rates.append(Rate("attention", (heads, tokens, size), 2.0 * heads * tokens**2 * size / seconds))
+    # fp32, 256 MiB on a GPU: more than any cache; read once and written once.
     source = torch.randn((64 << 20) // 4 if device.type == "cpu" else 64 << 20, device=device)
     target = torch.empty_like(source)
     seconds = _seconds(lambda: target.copy_(source))
@@ -94,10 +98,12 @@ def communicator_bytes() -> int | None:
     """
     if not backend.cuda_is_usable() or dist.get_world_size() < 2:
         return None
+    # The message is there before, so that only the communicator is new.
     message = torch.ones(1 << 20, device=_device())
     torch.cuda.synchronize()
     before = _untensored_bytes()
     group = dist.new_group([0, 1])
+    # All ranks make the group, as torch requires; two of them use it.
     if dist.get_rank() > 1:
         return None
     dist.all_reduce(message, group=group)
@@ -119,6 +125,7 @@ def link_between(one: int, other: int) -> LinkFit:
     rank, device = dist.get_rank(), _device()
     times = []
     for num_bytes in _MESSAGE_BYTES:
+        # fp32: 4 bytes for each element.
         message = torch.zeros(num_bytes // 4, device=device)
         dist.barrier()
         seconds = 0.0
@@ -161,6 +168,7 @@ def _ping_pong_s(message: torch.Tensor, other: int, count: int, *, is_first: boo
 
 
 def _counted_s(work: Callable[[], Any], count: int) -> float:
+    # The first calls connect, load kernels and choose algorithms.
     for _ in range(2):
         work()
     times = []
@@ -175,6 +183,7 @@ def _counted_s(work: Callable[[], Any], count: int) -> float:
 
 def _seconds(work: Callable[[], Any]) -> float:
     """Return the median duration of some work, repeated for about `_SECONDS`."""
+    # A first measurement says how many repeats the time allows.
     first = _counted_s(work, 1)
     return _counted_s(work, max(3, min(100, round(_SECONDS / max(first, 1e-6)))))
 

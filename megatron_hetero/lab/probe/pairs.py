@@ -58,6 +58,7 @@ def machine_lines(found: Mapping[Pair, LinkFit]) -> Iterator[str]:
     Paths of about one bandwidth are written with one, so that equal cards stay equal.
     """
     kinds = _kinds(found)
+    # The kind of most pairs is the machine's `link`; every other pair stands by itself.
     usual = max(kinds, key=len)
     yield f"link: {{{_link_words([found[pair] for pair in usual])}}}"
     others = [kind for kind in kinds if kind is not usual]
@@ -73,6 +74,7 @@ def _kinds(found: Mapping[Pair, LinkFit]) -> list[list[Pair]]:
     """The pairs by kind of path, slow ones first."""
     kinds: list[list[Pair]] = []
     for pair in sorted(found, key=lambda pair: (found[pair].bytes_per_s, pair)):
+        # Pairs come in the order of bandwidth, so that a kind begins with its slowest pair.
         slowest = found[kinds[-1][0]].bytes_per_s if kinds else 0.0
         if slowest and found[pair].bytes_per_s < _ALIKE * slowest:
             kinds[-1].append(pair)
@@ -103,6 +105,7 @@ def main(result_path: Path) -> None:
         world_size=size,
         timeout=_PATIENCE,
     )
+    # Pair by pair, with all other ranks waiting: nothing is shared meanwhile.
     fits = [machine.link_between(one, other) for one, other in combinations(range(size), 2)]
     if rank == 0:
         result_path.write_text(json.dumps([asdict(fit) for fit in fits]), encoding="utf-8")

@@ -85,6 +85,7 @@ class PieceProbe:
             try:
                 result += _measure(model[0], size, self.seconds)
             except torch.cuda.OutOfMemoryError:
+                # Sizes need not ascend, so the next one may fit.
                 result.append(TooLarge(size))
                 torch.cuda.empty_cache()
         raise ProbeDoneError(result)
@@ -117,18 +118,23 @@ class _Stopwatch:
 
 def _measure(wrapped: Any, size: int, seconds: float) -> list[PieceTime]:
     gpt = get_attr_wrapped_model(wrapped, "decoder", return_model_obj=True)
+    # The time of all layers over their number is that of one layer.
     num_layers = len(gpt.decoder.layers)
     batch = _batch(size)
     runs: list[list[float]] = []
     for _ in range(_WARM_UP):
         _pass(wrapped, gpt, batch)
     start = time.perf_counter()
+    # As long as `seconds`, but for bounds on the number; all ranks stop together.
     while len(runs) < _MAX_REPEATS and (
         len(runs) < _MIN_REPEATS or not _all_agree(time.perf_counter() - start > seconds)
     ):
         runs.append(_pass(wrapped, gpt, batch))
+    # Gradients of all passes have added up in the main buffer, which the next size starts empty.
     wrapped.zero_grad_buffer()
+    # Seven marks of a pass enclose six intervals, each with its median over the runs.
     columns = [median(column) for column in zip(*runs, strict=True)]
+    # Spread: distance of the quartiles over the median, of whole passes.
     totals = sorted(sum(run) for run in runs)
     spread = (totals[3 * len(totals) // 4] - totals[len(totals) // 4]) / median(totals)
 
@@ -161,6 +167,7 @@ def _marked(gpt: Any, clock: _Stopwatch) -> Iterator[None]:
     """Mark both borders of the decoder's layers, in the forward and the backward pass."""
 
     def border(_module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        # Megatron gives the decoder its input by name, the norm by position.
         x_SBH = given[0] if given else named["hidden_states"]
         clock.mark()
         x_SBH.register_hook(lambda _gradient: clock.mark())
@@ -189,6 +196,7 @@ def _batch(size: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1234)
     tokens = torch.randint(0, args.padded_vocab_size, (size, length + 1), generator=generator)
     positions = torch.arange(length).expand(size, length).contiguous()
+    # True masks a place out: a token sees no later token.
     mask = torch.triu(torch.ones(length, length, dtype=torch.bool), 1)
     return {
         "input_ids": tokens[:, :-1].contiguous().to(device),

@@ -38,10 +38,12 @@ def run_ranks(
     """
     (folder / "store").touch()
     words = (module, *arguments)
+    # The parent meets nobody: the ranks meet each other through the store.
     ranks = [_start(words, rank, num_ranks, folder, variables) for rank in range(num_ranks)]
     try:
         _wait(ranks, folder, limit_s)
     finally:
+        # A rank that outlives the measurement would keep its card.
         for process in ranks:
             if process.poll() is None:
                 process.kill()
@@ -51,6 +53,7 @@ def run_ranks(
 def _start(
     words: Sequence[str], rank: int, num_ranks: int, folder: Path, variables: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
+    # Megatron asks for one connection with tensor parallelism.
     connections = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if num_ranks > 1 else {}
     environment = {
         **os.environ,
@@ -68,12 +71,14 @@ def _start(
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
+    # One rank that fails ends the wait, for its group would wait in vain.
     while any(process.poll() is None for process in ranks):
         codes = [process.poll() for process in ranks]
         if any(codes) or time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)
     for rank, process in enumerate(ranks):
+        # The other ranks get a moment to end as well and write why.
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=2.0)
         if process.poll() != 0:

@@ -63,6 +63,7 @@ class Clock:
         """Return the rank's time of an event that was due at `due_s` and has happened by now."""
         lag_s = now() - due_s
         self.largest_lag_s = max(self.largest_lag_s, lag_s)
+        # A short lag is made up for by the next sleep: the event counts as in time.
         if lag_s <= self.allowance_s:
             return due_s
         self.lost_s += lag_s
@@ -85,7 +86,9 @@ class Clock:
             began: its begin in real time.
             seconds: its duration on the cluster.
         """
+        # The machine's own time for the pass, from which the time scale follows.
         self.host_s.append(now() - began)
+        # At scale 0 nothing is stretched, and the pass ends now.
         end_s = self.at(begin_s + seconds * self.scale) if self.scale else now()
         sleep_until(end_s)
         self.until_s = end_s

@@ -75,14 +75,17 @@ class GradientHooks:
         from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction
 
         self._transport.gradient_bytes = self._gradient_bytes
+        # Reductions of our buckets, whole and divided, flat and by groups.
         for reduction in (Reduction, DividedReduction, GroupedReduction, GroupedDividedReduction):
             reduction._start = self._starting(reduction._start)
         for divided in (DividedReduction, GroupedDividedReduction):
             divided.gather = self._gathering(divided.gather)
         GroupedExchange.start = self._transport.held_rounds(GroupedExchange.start)
         gradient_buckets._pieces = self._measuring(gradient_buckets._pieces)
+        # The report of a complete gradient, in stock Megatron and in our runtime.
         for group in (_ParamAndGradBucketGroup, gradients.ChunkGradients):
             group.register_grad_ready = self._readying(group.register_grad_ready)
+        # Stock Megatron's exchanges of gradients and of new weights.
         stock = _ParamAndGradBucketGroup
         stock.start_grad_sync = self._syncing(stock.start_grad_sync)
         stock.start_param_sync = self._sharing(stock.start_param_sync)
@@ -101,6 +104,7 @@ class GradientHooks:
 
     def _starting(self, start: Callable[..., Any]) -> Callable[..., Any]:
         def held(reduction: Any, flat: torch.Tensor) -> Any:
+            # Real bytes for each element of the small flat buffer.
             each = self._bytes_of(reduction.views) / flat.numel()
             with self._transport.exchanging("gradient_sync", each):
                 return start(reduction, flat)
@@ -109,6 +113,7 @@ class GradientHooks:
 
     def _gathering(self, gather: Callable[..., Any]) -> Callable[..., Any]:
         def held(reduction: Any, tensor: Any) -> Any:
+            # Gathers of anything but new weights stay as they are.
             if tensor is not data:
                 return gather(reduction, tensor)
             num_bytes = self._bytes_of(reduction.views) * self._small.weight_ratio
@@ -128,6 +133,7 @@ class GradientHooks:
 
     def _readying(self, register: Callable[..., Any]) -> Callable[..., Any]:
         def held(group: Any, parameter: torch.nn.Parameter, *args: Any, **kwargs: Any) -> Any:
+            # Only the last micro-batch of a step completes a gradient.
             if group.is_last_microbatch and self._clock.scale:
                 self._reach(self._names[parameter])
             return register(group, parameter, *args, **kwargs)
@@ -139,6 +145,7 @@ class GradientHooks:
         under_way, last = self.under_way, self._last_backward
         if last is None or under_way is None or under_way.kind != "backward":
             return
+        # The gradient of this layer is complete `early_s` before the pass ends, in its last chunk.
         final = last.final(self._small.real_layer(name))
         if final.chunk != under_way.chunk:
             return
@@ -151,6 +158,7 @@ class GradientHooks:
 
     def _gradient_bytes(self, ranks: tuple[int, ...], num_elements: int) -> float:
         """Return the real bytes of an all-reduce outside buckets: a norm or tied embeddings."""
+        # Within a TP group it is a norm's gradient, across replicas or stages the tied embedding.
         is_inside = set(ranks) <= self._tensor_ranks
         name = "decoder.final_layernorm.weight" if is_inside else "embedding.word_embeddings.weight"
         return num_elements * self._small.gradient_bytes(name)
@@ -161,11 +169,13 @@ class GradientHooks:
         def held(group: Any, *args: Any, **kwargs: Any) -> Any:
             process_group = _group_of(group)
             ranks = dist.get_process_group_ranks(process_group)
+            # Without ranks to exchange with, in a free step, or started before: as it is.
             is_under_way = group.grad_reduce_handle is not None
             if len(ranks) == 1 or self._clock.scale == 0 or is_under_way:
                 return start_grad_sync(group, *args, **kwargs)
             network, num_bytes = self._transport.network, self._bytes_of_group(group)
             divided = group.ddp_config.use_distributed_optimizer
+            # ZeRO-1 reduce-scatters, otherwise the bucket is all-reduced.
             make_ring = network.one_pass if divided else network.all_reduce
             overlaps = group.ddp_config.overlap_grad_reduce
             start = partial(start_grad_sync, group, *args, **kwargs)
@@ -178,6 +188,7 @@ class GradientHooks:
             work = self._transport.hold(
                 process_group, make_ring(ranks, num_bytes), real, overlaps, "gradient_sync"
             )
+            # Megatron's `finish_grad_sync` waits for this handle.
             if overlaps:
                 group.grad_reduce_handle = work
             return None

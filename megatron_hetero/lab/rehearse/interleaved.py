@@ -23,6 +23,7 @@ class StockPasses:
 
     def forward(self, model: Any) -> tuple[int, int]:
         """Count a forward pass; return (micro-batch, chunk). First ones come in chunk order."""
+        # The first passes of a step go through the chunks in order, which numbers the models.
         chunk = self._chunk_of_model.setdefault(id(model), len(self._chunk_of_model))
         return self._count("forward", chunk), chunk
 

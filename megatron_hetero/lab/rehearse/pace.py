@@ -112,6 +112,8 @@ class StepPace:
         Raises:
             RehearsalDone: all ranks have seen enough steps.
         """
+        # Free steps come first; their times choose the scale, and each later step is judged
+        # when the next one begins.
         if self.num_begun == WARMUP_STEPS:
             self._agree_on_scale()
         elif self.num_begun > WARMUP_STEPS:
@@ -119,6 +121,7 @@ class StepPace:
         self.num_begun += 1
         if self._progress is not None:
             self._progress.begin(self.num_begun, self._num_kept, self._clock.scale)
+        # A moment that no rank has passed: the slowest rank's present, and a little more.
         begin_s = self._latest(now()) + _BEGIN_IN_S
         self._transport.sent, self._transport.collectives = [], []
         self._transport.line_s = defaultdict(float)
@@ -130,9 +133,11 @@ class StepPace:
         """Record a step at the end, with further notes."""
         clock = self._clock
         self._free_step_s = now() - self._begun_s
+        # Free steps are no result.
         if clock.scale == 0:
             return
         length_s = clock.until_s - clock.step_begin_s
+        # How far this machine is behind the rank's own time at the end.
         late_s = now() - clock.until_s
         self.records.append(
             {
@@ -151,10 +156,12 @@ class StepPace:
 
     def _judge_last_step(self) -> None:
         """Keep a step in which this machine kept pace on all ranks; else try again, more slowly."""
+        # Disturbed on one rank is disturbed on all.
         is_disturbed = bool(self._latest(float(self.records[-1]["is_disturbed"])))
         self.records[-1]["is_disturbed"] = is_disturbed
         if self._num_kept == self._num_steps:
             raise RehearsalDone
+        # More time for each pass, unless the user has fixed the scale.
         if is_disturbed and self._time_scale is None:
             self._set_scale(_STRETCH_ON * self._clock.scale)
 
@@ -170,6 +177,7 @@ class StepPace:
         """
         times = self._times
         passes_s = sorted(self._clock.host_s)
+        # The median pass of the last free step, in this machine's seconds.
         typical_s = passes_s[len(passes_s) // 2]
         own = max(SLACK * self._free_step_s / times.busy_s, 2 * typical_s / times.shortest_s)
         self._set_scale(self._time_scale or self._latest(own))
@@ -180,6 +188,7 @@ class StepPace:
 
     def _latest(self, value: float) -> float:
         tensor = torch.tensor([value], dtype=torch.float64)
+        # This agreement is the rehearsal's own and no message of the job.
         with self._transport.left_alone():
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return float(tensor.item())

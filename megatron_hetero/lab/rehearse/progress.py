@@ -56,6 +56,7 @@ def progress_words(
         return f"starting {num_ranks} processes"
     if state.scale == 0:
         return f"a free step of {num_ranks} processes, to see how slow the rehearsal has to be"
+    # Steps that are still to count, less what the present step has used.
     step_s = predicted_s * state.scale
     left_s = (num_steps - state.num_kept) * step_s - (at_s - state.since_s)
     return (

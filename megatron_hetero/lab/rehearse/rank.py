@@ -92,10 +92,12 @@ class RehearsedRank:
         from megatron_hetero.runtime.parallel.boundary import always_send_parts
         from megatron_hetero.runtime.steps.executed_step import ExecutedStep
 
+        # Messages and collectives first, then everything that calls them.
         always_send_parts()
         self.transport.install()
         p2p_communication._p2p_ops = batched_p2p_ops(lambda ops: dist.batch_isend_irecv(ops))
         self._gradients.install()
+        # Steps, then passes: stock Megatron's schedules and our executor's operations.
         training.train_step = self._stepping(training.train_step)
         schedules.forward_step = self._counted("forward", schedules.forward_step)
         schedules.backward_step = self._counted("backward", schedules.backward_step)
@@ -146,6 +148,7 @@ class RehearsedRank:
         """
 
         def held(*args: Any, **kwargs: Any) -> Any:
+            # A pass within a pass (our executor calls Megatron's functions) is counted once.
             if self.transport.is_computing:
                 return function(*args, **kwargs)
             passes = self._passes
@@ -165,6 +168,7 @@ class RehearsedRank:
         """Wrap the optimizer's step, which counts once a step for chained optimizers."""
 
         def held(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            # The chain hands over to its parts, of which the first counts for all.
             chained = getattr(optimizer, "chained_optimizers", ())
             if self._steps_updated == self.pace.num_begun or chained:
                 return function(optimizer, *args, **kwargs)
@@ -178,6 +182,7 @@ class RehearsedRank:
         """Wrap a step of training."""
 
         def held(*args: Any, **kwargs: Any) -> Any:
+            # Chunks and micro-batches are counted anew in every step.
             self._passes = StockPasses()
             self.pace.begin()
             result = train_step(*args, **kwargs)

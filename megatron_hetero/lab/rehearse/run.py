@@ -126,6 +126,7 @@ def rehearse(
             "the plan is priced for a trainer that sends by rendezvous (--sends), and a rehearsal "
             "runs this project's runtime or stock Megatron. Give --sends as-run or buffered."
         )
+    # The prediction, before any process is started.
     predicted = simulate_plan(plan, cluster, profile=profile)
     table = rank_table(played)
     check_capacity(len(table))
@@ -259,6 +260,7 @@ class _RehearsalJob:
         workload = self._plan.workload
         if workload is None or not workload.training.overlap_grad_reduce:
             return ()
+        # As many small elements as a real bucket has, so that the number of buckets stays.
         bucket = stock_bucket_elements(len(self._plan.replicas))
         return "--overlap-grad-reduce", f"--ddp-bucket-size={self.small.elements_of(bucket)}"
 
@@ -266,6 +268,7 @@ class _RehearsalJob:
         place = self._table[rank]
         times = self._times[place.replica][place.stage]
         factor = self._options.slow_ranks.get(rank, 1.0)
+        # Ranks that compute together: the tensor- and context-parallel group of the stage.
         same_stage = [
             r
             for r, p in enumerate(self._table)
@@ -274,6 +277,7 @@ class _RehearsalJob:
         return RehearsedRank(
             rank,
             RankTimes(
+                # The fault slows this rank alone; the prediction does not know of it.
                 tuple(chunk.slower(factor) for chunk in times.chunks),
                 times.update_s * factor,
                 self._plan.replicas[place.replica].num_micro_batches,

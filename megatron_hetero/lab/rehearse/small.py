@@ -51,6 +51,7 @@ class SmallModel:
         """Return the real bytes of gradient for each element of the small parameter `name`."""
         is_vector = name.endswith(".bias") or "norm" in name
         if name.startswith("decoder.layers."):
+            # A matrix of a layer, or else a vector of the layer.
             (each,) = [
                 num_bytes
                 for matrix, num_bytes in self._matrix_bytes.items()
@@ -69,6 +70,7 @@ class SmallModel:
 
     def elements_of(self, num_params: int) -> int:
         """Return the elements of the small model's matrices that stand for `num_params`."""
+        # A small layer stands for a run of real layers, of this length on average.
         mean_run = sum(self.layer_runs) / len(self.layer_runs)
         stands_for = self._mean_matrix_bytes * mean_run / self._gradient_bytes
         return max(1, round(num_params / stands_for))
@@ -165,6 +167,7 @@ def _with_counted_buckets(plan: Plan, workload: Workload) -> list[LayerRange]:
 def _with_pieces(cuts: list[int], chunks: list[LayerRange], most_layers: int) -> list[int]:
     """Cut the runs inside any of `chunks` into pieces of at most `most_layers` layers (or one)."""
     found = set(cuts)
+    # Only runs that lie whole in a chunk whose buckets count.
     for first, last in pairwise(cuts):
         if any(c.first_layer <= first and last <= c.first_layer + c.num_layers for c in chunks):
             found |= set(range(first, last, max(1, most_layers)))
@@ -179,6 +182,7 @@ def _layer_matrices(model: ModelSpec) -> dict[str, int]:
     query = model.num_attention_heads * model.kv_channels
     gated = query if model.attention_output_gate else 0
     query_key_value = query + gated + 2 * model.num_query_groups * model.kv_channels
+    # Experts of a layer together are one wide MLP.
     columns = (model.num_experts or 1) * model.mlp_columns
     return {
         "linear_qkv": model.hidden_size * query_key_value,
@@ -207,6 +211,7 @@ def _renumbered(replica: Replica, cuts: list[int]) -> Replica:
     for stage in replica.stages:
         chunks = []
         for chunk in stage_chunks(stage):
+            # Every end of a chunk is a cut, so that the index exists.
             first = cuts.index(chunk.first_layer)
             end = cuts.index(chunk.first_layer + chunk.num_layers)
             chunks.append(LayerRange(first, end - first))

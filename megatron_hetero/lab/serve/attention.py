@@ -37,9 +37,12 @@ class ServedStep:
         """Take over the next step."""
         self.segments = tuple((s.first, s.stop) for s in step.segments)
         runs = [torch.arange(first, stop) for first, stop in self.segments]
+        # A step is filled up to a multiple of the widths; such tokens stand at position 0.
         padding = step.num_tokens - sum(map(len, runs))
         self.positions = torch.cat([*runs, torch.zeros(padding, dtype=torch.int64)]).to(device)
         places = []
+        # Slot of each token of the sequence so far: its block's first slot,
+        # and the place in the block.
         for segment in step.segments:
             at = torch.arange(segment.stop)
             blocks = torch.tensor(segment.blocks)[at // BLOCK_TOKENS]
@@ -80,12 +83,15 @@ class CachedAttention(MaskedAttention):
         """
         keys, values = self._room(key, value)
         row, found = 0, []
+        # Rows of a segment follow those of the one before; its sequence is `places` long.
         for (first, stop), places in zip(self._step.segments, self._step.places, strict=True):
             last = row + stop - first
             keys[places[first:]], values[places[first:]] = key[row:last, 0], value[row:last, 0]
+            # Keys and values of the whole sequence, [tokens, 1, groups, d].
             of_sequence = (keys[places].unsqueeze(1), values[places].unsqueeze(1))
             found.append(self.rows(query[row:last], *of_sequence, ((first, stop - first),)))
             row = last
+        # Rows that fill up the step.
         width = query.size(2) * value.size(3)
         found.append(query.new_zeros(len(query) - row, 1, width))
         return torch.cat(found)
@@ -114,6 +120,7 @@ class RotaryByPosition(nn.Module):
     def forward(self, max_seq_len: int, *given: Any, **named: Any) -> Any:
         """Return the angles `[t, 1, 1, d]` of the step's tokens, and beside them the scale of
         attention where `whole` has one; arguments are Megatron's."""
+        # All angles once; a step selects the rows of its positions.
         if self._table is None:
             found = self.whole.get_emb(self._max_length)
             self._table = found if isinstance(found, tuple) else (found,)

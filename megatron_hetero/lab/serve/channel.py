@@ -39,6 +39,7 @@ class Channel:
     def tell_step(self, step: Step) -> None:
         """Tell all ranks the next step, and make room for its tokens: on the first rank."""
         self._broadcast(_STEP, step.to_bytes())
+        # Room for the answer is posted with the question, so that tokens arrive while steps run.
         if self._drawing != 0:
             num_bytes = _SIZE + step.most_drawn_bytes
             room = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
@@ -57,6 +58,7 @@ class Channel:
     def hear(self) -> Step | None:
         """Wait for the next step; None is the end.  On all ranks but the first."""
         while True:
+            # (kind, bytes that follow).
             head = torch.empty(2, dtype=torch.int64, device="cpu")
             dist.broadcast(head, 0, group=self._steps)
             kind, size = head.tolist()
@@ -73,8 +75,10 @@ class Channel:
         if self._rank == 0:
             self._own.append(data)
             return
+        # A fixed number of bytes, which the receiver knows from the step.
         body = len(data).to_bytes(_SIZE, "little") + data.ljust(step.most_drawn_bytes, b"\0")
         message = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        # A message has to live until it has left.
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
         work = dist.isend(message, 0, group=self._tokens)

@@ -28,6 +28,7 @@ def serve_here(layout: str, argv: Sequence[str], options: ServeOptions, keep: Pa
         RankFailedError: a rank has died; all requests have been told.
     """
     plan = plan_of_layout(layout)
+    # Serving has no micro-batches, which a layout of training counts behind the @.
     words = (*argv, f"--hetero-layout={layout if '@' in layout else f'{layout} @1'}")
     with kept_folder(keep, "serve") as folder:
         print(f"logs of the ranks: {folder}", flush=True)

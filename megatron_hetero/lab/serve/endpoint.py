@@ -46,6 +46,7 @@ def endpoint(engine: ServingEngine, tokenizer: Any, options: ServeOptions) -> Ca
     Raises:
         EnvironmentMismatchError: the address cannot be bound.
     """
+    # The loop has a thread of its own: this one computes.
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="endpoint", daemon=True)
     thread.start()
@@ -62,6 +63,7 @@ def endpoint(engine: ServingEngine, tokenizer: Any, options: ServeOptions) -> Ca
     print(f"> serving {options.name} on http://{options.host}:{options.port}/v1", flush=True)
 
     def end() -> None:
+        # First the handlers, which still tell their clients, then the loop.
         asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(_LAST_WORDS_S + 5)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(5)
@@ -113,6 +115,7 @@ class _Service:
 
     async def _answer(self, request: web.Request, is_chat: bool) -> web.StreamResponse:
         body = await read_body(request)
+        # The body was too large or broke off; the answer says so.
         if isinstance(body, web.Response):
             return body
         try:
@@ -135,6 +138,7 @@ class _Service:
             tokens = self._tokens(asked.prompt)
         else:
             tokens = asked.prompt
+        # A token beyond the vocabulary would end the rank in its embedding.
         size = int(self._tokenizer.vocab_size)
         strange = [token for token in tokens if not 0 <= token < size]
         if strange:
@@ -176,11 +180,13 @@ class _Service:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[RequestEvent]()
         ends = frozenset((int(self._tokenizer.eod),))
         answer = AnswerText(self._tokenizer, asked.stops, len(prompt), ends)
+        # Completions have OpenAI's number, chats all that is left of the longest sequence.
         most = asked.max_tokens or _DEFAULT_TOKENS
         if isinstance(asked, ChatRequest):
             room = max(self._engine.capacity.longest - len(prompt), 1)
             most = asked.max_completion_tokens or asked.max_tokens or room
 
+        # Events come from the computing thread; the queue belongs to the loop.
         def on_event(event: RequestEvent) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
@@ -245,6 +251,7 @@ async def _whole(
     text = ""
     while True:
         event = await events.get()
+        # The replica has failed: the whole answer is an error.
         if event.drawn is None:
             return refused(503, event.error or "no answer", "server_error")
         text += answer.add(event.drawn, event.ended)
@@ -275,6 +282,7 @@ async def _stream(
             return response
         text = answer.add(drawn, event.ended)
         ended = "stop" if answer.stopped else event.ended
+        # A token may add no text yet, where a character or a stop is not complete.
         if text or ended:
             await _send(request, response, form.part(text, answer, first, ended))
             first = len(answer.drawn)

@@ -76,6 +76,7 @@ class ServingEngine:
             UsageError: it can never fit.
         """
         self._scheduler.check(len(prompt), max_new)
+        # Number, listener and queue under one lock: a failure finds every listener, or comes first.
         with self._lock:
             number = self._next
             self._next += 1
@@ -90,6 +91,7 @@ class ServingEngine:
     def cancel(self, number: int) -> None:
         """Drop a request: nobody listens any more."""
         with self._lock:
+            # A request that is over has no listener.
             if self._listeners.pop(number, None) is not None:
                 self._asked.put(number)
 
@@ -121,18 +123,22 @@ class ServingEngine:
         under_way: deque[Step] = deque()
         while True:
             step = None
+            # As many steps under way as stages, so that each stage has one.
             if len(under_way) < self.capacity.num_stages:
                 if not self._take_requests(can_wait=self._is_idle(under_way)):
                     return
                 step = self._scheduler.next_step()
+            # The first rank is a stage itself: it tells the step and computes its own part.
             if step is not None:
                 channel.tell_step(step)
                 under_way.append(step)
                 drawn = runner.run(step)
                 if drawn is not None:
                     channel.send_tokens(step, drawn)
+            # Ranks that wait would take silence for the end of this rank.
             elif not under_way:
                 channel.tell_idle()
+            # Tokens are awaited only where nothing else is to be done.
             if under_way and (step is None or channel.tokens_are_there()):
                 told = channel.take_tokens()
                 self._tell(self._scheduler.finish(under_way.popleft(), told))
@@ -147,6 +153,7 @@ class ServingEngine:
                 asked = self._asked.get(timeout=_IDLE_S) if can_wait else self._asked.get_nowait()
             except queue.Empty:
                 return True
+            # What else is there is taken without a wait.
             can_wait = False
             if asked is None:
                 return False
@@ -161,6 +168,7 @@ class ServingEngine:
     def _tell(self, told: list[tuple[int, Drawn, str | None]]) -> None:
         for number, drawn, ended in told:
             with self._lock:
+                # The client may have gone in the meantime.
                 listener = self._listeners.get(number)
                 if ended is not None:
                     self._listeners.pop(number, None)

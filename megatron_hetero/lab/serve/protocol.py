@@ -115,11 +115,13 @@ def parse_request(body: bytes, is_chat: bool) -> CompletionRequest | ChatRequest
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}") from error
+    # A list or a number is JSON, but no request.
     if not isinstance(data, dict):
         raise UsageError("the body is not a JSON object")
     try:
         return (ChatRequest if is_chat else CompletionRequest).model_validate(data)
     except ValidationError as error:
+        # Without the input and at most five: an error is no place to send a body back.
         faults = [
             f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}"
             for fault in error.errors(include_input=False, include_url=False)[:5]
@@ -151,9 +153,11 @@ class AnswerText:
 
         Text that may be the beginning of a stop, or of a character, waits.
         """
+        # The token that ends an answer is not part of it.
         if not (ended == "stop" and drawn.token in self._ends):
             self.drawn.append(drawn)
         text = self._tokenizer.detokenize([d.token for d in self.drawn])
+        # A stop may begin in text that was held back, so that the search begins before its end.
         for stop in self._stops:
             at = text.find(stop, max(0, len(self._shown) - len(stop)))
             if at >= 0:
@@ -166,8 +170,10 @@ class AnswerText:
 
     def _held_back(self, text: str) -> int:
         """Return how many last characters may change or turn out to be a stop."""
+        # U+FFFD at the end: a character whose further bytes are still to come.
         most = len(text) - len(text.rstrip("\ufffd"))
         for stop in self._stops:
+            # The longest end of the text that begins a stop.
             for length in range(min(len(stop) - 1, len(text)), most, -1):
                 if stop.startswith(text[-length:]):
                     most = length

@@ -136,6 +136,7 @@ def serve_rank(
 
     with MEETING.refusals_told():
         MEETING.announce(World.from_environment())
+        # Flags of the replica come last and win.
         words = (*argv, *SERVED_FLAGS, f"--global-batch-size={1}")
         plan = _checked(given_plan(split_arguments(words)))
         job = job_of(words, in_our_runtime=True)
@@ -147,6 +148,7 @@ def serve_rank(
         model = job.configure(gpt_config_from_args, args)
         served = ServedStep(capacity.num_blocks)
         set_served_step(model.transformer, served)
+        # Megatron's layers, with the attention that finds earlier keys and values.
         original = model.transformer_layer_spec
         model.transformer_layer_spec = lambda *given, **named: with_parts(
             original(*given, **named), {_core_attention(): CachedAttention}
@@ -160,12 +162,14 @@ def serve_rank(
 
         loaded = _loaded(config, pg_collection)
         tokenizer = get_tokenizer()
+        # The first rank of the last stage draws.
         stages = plan.replicas[0].stages
         drawing = sum(stage.shape.num_devices for stage in stages[:-1])
         channel = Channel(drawing, timedelta(seconds=options.answer_limit_s))
         runner = StageRunner(
             loaded, pg_collection, p2p_communicator, served, _vocabulary(tokenizer, args), observe
         )
+        # Only the first rank has requests; the others do as they are told.
         if torch.distributed.get_rank() != 0:
             follow(channel, runner)
             return
@@ -203,6 +207,7 @@ def _checked(plan: Plan | None) -> Plan:
             f"the layout has {len(plan.replicas)} replicas; each is served by processes of its "
             "own, and a router divides the requests among them (megatron-hetero route)"
         )
+    # Abilities of training that serving lacks, all named at once.
     stages = plan.replicas[0].stages
     found = []
     if plan.layout.has_context_parallel:
@@ -230,6 +235,7 @@ def capacity_of(plan: Plan, options: ServeOptions, max_length: int) -> Capacity:
             f"{options.step_tokens} tokens in a step serve nothing: give at least {BLOCK_TOKENS}, "
             "1 and 1"
         )
+    # Tokens of a step have to divide by every width, for sequence parallelism.
     widths = [stage.shape.tensor_parallel for stage in plan.replicas[0].stages]
     return Capacity(
         options.kv_tokens,
@@ -279,6 +285,7 @@ def main(argv: Sequence[str]) -> int:
     from megatron_hetero.lab.serve.endpoint import endpoint
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    # A flag `--serve-NAME` for each setting, with the setting's own type and default.
     for name, kind in ServeOptions.__annotations__.items():
         cast = {"int": int, "float": float}.get(str(kind), str)
         default = getattr(ServeOptions, name)

@@ -33,6 +33,7 @@ def draw_token(logits: Tensor, sampling: Sampling, number: int) -> Drawn:
 
     The log-probability is the model's own, before temperature and cuts.
     """
+    # Natural logarithms, whatever is drawn.
     own = torch.log_softmax(logits, 0)
     if sampling.temperature == 0:
         token = int(torch.argmax(logits))
@@ -53,6 +54,7 @@ def _drawn(logits: Tensor, sampling: Sampling, number: int) -> int:
     sums = torch.cumsum(probabilities, 0)
     # The smallest set whose probability reaches top_p: those before which less is there.
     kept = min(kept, int((sums - probabilities < sampling.top_p).sum()))
+    # One random number for each (seed, place in the answer).
     point = random.Random(f"{sampling.seed}:{number}").random() * float(sums[kept - 1])
     index = int(torch.searchsorted(sums[:kept], torch.tensor(point, dtype=sums.dtype), right=True))
     return int(tokens[min(index, kept - 1)])

@@ -76,6 +76,7 @@ class Scheduler:
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
+        # A stack with block 0 on top.
         self._free = list(range(capacity.num_blocks))[::-1]
         self._waiting: deque[HeldSequence] = deque()
         self._running: dict[int, HeldSequence] = {}
@@ -132,6 +133,7 @@ class Scheduler:
         if number in self._running:
             running = self._running[number]
             running.is_cancelled = True
+            # The step under way still writes into its blocks; `finish` ends it then.
             if not running.is_under_way:
                 self._end(running)
             return
@@ -145,9 +147,11 @@ class Scheduler:
         most = ceil(len(self._running) / self.capacity.num_stages)
         left = self.capacity.step_tokens
         segments: list[Segment] = []
+        # Sequences that generate come before prompts; both keep the order of arrival.
         for running in sorted(ready, key=lambda s: s.num_computed < s.num_prompt):
             if len(segments) == most or not left:
                 break
+            # All tokens that are not computed yet: one in generation, a chunk of a prompt.
             stop = min(len(running.tokens), running.num_computed + left)
             first, running.num_computed = running.num_computed, stop
             running.is_under_way = True
@@ -158,6 +162,7 @@ class Scheduler:
                     first,
                     tuple(running.tokens[first:stop]),
                     running.blocks[: ceil(stop / BLOCK_TOKENS)],
+                    # Only behind the last known token a new one is drawn.
                     running.num_drawn if stop == len(running.tokens) else None,
                     running.sampling,
                 )
@@ -178,6 +183,7 @@ class Scheduler:
         for segment in step.segments:
             running = self._running[segment.sequence]
             running.is_under_way = False
+            # A chunk in the middle of a prompt draws nothing.
             if segment.draws is not None:
                 found = next(tokens)
                 running.tokens.append(found.token)
@@ -198,6 +204,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.capacity.max_sequences:
+            # The oldest waits for its blocks; a shorter one behind does not overtake.
             need = self._waiting[0].num_blocks
             if need > len(self._free):
                 return

@@ -68,12 +68,15 @@ class StageRunner:
         """Compute a step; return its tokens on the rank that draws."""
         device = torch.cuda.current_device()
         self._served.begin(step, device)
+        # The whole activation comes from the stage before, or with sequence
+        # parallelism this rank's part.
         if self._before is not None:
             self._before.begin()
             width = self._tensor.size() if self._gathers else 1
             shape = (step.num_tokens // width, 1, self._config.hidden_size)
             self._before.post_receive(shape)
             self._chunk.set_input_tensor(self._before.take().detach())
+        # Tokens of all segments in one row [1, t], filled up to the step's length.
         tokens = [t for segment in step.segments for t in segment.tokens]
         tokens += [0] * (step.num_tokens - len(tokens))
         found = self._model(
@@ -83,11 +86,13 @@ class StageRunner:
             output_processor=self._logits if self._is_last else None,
             output_processor_context=step,
         )
+        # The result goes on to the next stage.
         if self._after is not None:
             # The message before has left when its receiver began; this waits for no later one.
             self._after.finish_sends()
             self._after.begin()
             self._after.send(found)
+        # Only the last stage has logits, and only a step that draws needs them.
         if not self._is_last or not step.drawn:
             return () if self.draws else None
         logits = self._whole(found)
@@ -112,6 +117,7 @@ class StageRunner:
         if self._gathers:
             hidden_states = gather_from_sequence_parallel_region(hidden_states, group=self._tensor)
         rows, row = [], 0
+        # The last row of each segment that draws.
         for segment in context.segments:
             row += len(segment.tokens)
             if segment.draws is not None:
@@ -127,6 +133,7 @@ class StageRunner:
         # 16-bit logits of unlike ranks are drawn from in fp32; wider ones stay as they are.
         part = part.to(torch.promote_types(part.dtype, torch.float32))
         width = self._tensor.size()
+        # `all_gather` takes equal shapes, so every part is padded to the widest.
         if width > 1:
             # A group without shares has one unit for each rank.
             edges = tensor_place(self._config).vocabulary_rows

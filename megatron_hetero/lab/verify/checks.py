@@ -31,6 +31,7 @@ def check_alike(workload: Workload, options: Options) -> None:
             "the place of packing them, and its further tokens cross their edges. Leave out "
             f"{' and '.join(sorted(given & PACKED))} to compare the rest."
         )
+    # In half precision the plan follows the one process's choices, where Megatron lets it.
     half = any(options.precision_of(o) != "fp32" for o in options.optimizers)
     if half and workload.model.num_experts and balances_by_choice(workload):
         raise UnsupportedError(
@@ -52,6 +53,7 @@ def check_resumed(shrunk: Shrunk, workload: Workload, options: Options) -> None:
         UnsupportedError: stock Megatron cannot resume the job on a CPU, or choices of experts would
             have to be replayed from the middle.
     """
+    # The run is not interrupted.
     if not options.resumes_after:
         return
     if not 0 < options.resumes_after < options.steps:
@@ -66,6 +68,7 @@ def check_resumed(shrunk: Shrunk, workload: Workload, options: Options) -> None:
             "--use-distributed-optimizer with the Adam that a CPU has. Leave out the one or the "
             "other."
         )
+    # Only Adam's run is interrupted.
     half = options.precision_of("adam") != "fp32"
     if half and workload.model.num_experts:
         raise UnsupportedError(
@@ -80,6 +83,7 @@ def check_capacity(num_processes: int) -> None:
     Raises:
         EnvironmentMismatchError: there are too many processes; the message says how many fit.
     """
+    # Free pages, without the caches that the system could give back.
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     most = max(available // RANK_BYTES, 1)
     if num_processes > most:

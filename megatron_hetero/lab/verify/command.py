@@ -105,6 +105,7 @@ def _check_own_flags(flags: Sequence[str]) -> None:
 
 
 def _plan_and_workload(arguments: argparse.Namespace) -> tuple[Plan, Workload]:
+    # A layout names no model, so flags behind `--` do, with sizes for what they leave out.
     if arguments.layout is not None:
         layout = parse_layout(arguments.layout)
         args = (*default_flags(layout), *arguments.megatron_args)
@@ -128,13 +129,16 @@ def _plan_and_workload(arguments: argparse.Namespace) -> tuple[Plan, Workload]:
 def default_flags(layout: Layout) -> tuple[str, ...]:
     """Return sizes absent from a layout and shrunk anyway; the user's later flags win."""
     shares = (sum(s.shares) for r in layout.replicas for s in r.stages if s.shares is not None)
+    # Heads and sequence in units that every width, share and context-parallel size divides.
     unit = lcm(*layout.tensor_parallel_widths, *shares)
     heads = unit * 4
     contexts = (s.context_parallel for r in layout.replicas for s in r.stages)
     sequence = unit * 64 * lcm(*contexts)
     sizes = [r.micro_batch_size or 1 for r in layout.replicas]
     batch = sum(r.num_micro_batches * s for r, s in zip(layout.replicas, sizes, strict=True))
+    # Micro-batches of unlike sizes need losses weighted by tokens.
     per_token = ("--calculate-per-token-loss",) if len(set(sizes)) > 1 else ()
+    # Transformer Engine divides a sequence in equal parts only.
     local = ("--transformer-impl=local",) if layout.has_uneven_context_parallel else ()
     return (
         f"--num-layers={layout.replicas[0].num_layers}",

@@ -62,6 +62,7 @@ def verify(
         EnvironmentMismatchError: this machine's memory cannot hold the processes.
         RankFailedError: a process refused the job, or died.
     """
+    # Small model and flags, and refusals before anything is started.
     shrunk = shrink(plan, workload)
     flags = job_flags(replace(plan, workload=workload), workload, shrunk, options.steps)
     check_alike(workload, options)
@@ -91,6 +92,7 @@ def _notes(jobs: VerifyJobs, workload: Workload) -> Iterator[str]:
             yield f"the one process casts where the plan does ({optimizer})"
     if options.resumes_after:
         yield f"saved, ended and resumed after step {options.resumes_after} (adam)"
+    # Stock Megatron's divided optimizer is Adam's alone.
     divided = training.use_distributed_optimizer and is_stock(shrunk.plan)
     if divided and "sgd" in options.optimizers:
         yield (
@@ -204,6 +206,7 @@ def _routing(ranks: Sequence[RankRecord], single: RankRecord, precision: str) ->
     """Compare the plan's choice of experts, which may differ as rounding moves scores."""
     if single.flips is None:
         return None
+    # Of all ranks; the single process's own flips are what rounding does.
     flips = sum((r.flips for r in ranks if r.flips is not None), Flips())
     allowed = max(FLOOR_FACTOR * single.flips.margin, UNIT_ROUNDOFF[precision])
     return Routing(flips, allowed)
@@ -216,6 +219,7 @@ def _comparison(
     ranks: Sequence[RankRecord],
     floor: Distances | None,
 ) -> Comparison:
+    # Only last stages have losses; all of them report the same one.
     losses = {step: loss for record in ranks for step, loss in record.losses.items()}
     return Comparison(
         distances,
@@ -249,6 +253,7 @@ def records_of_plan(jobs: Sequence[LocalJob]) -> list[RankRecord]:
 
 def _run(jobs: list[LocalJob], limit_s: float, on_progress: Callable[[str, int], None]) -> None:
     watched = jobs[0]
+    # The last rank prints Megatron's log.
     log = watched.directory / f"rank-{watched.num_ranks - 1}.log"
     run_jobs(jobs, limit_s, lambda: on_progress(watched.name, _steps_done(log)))
 

@@ -52,6 +52,7 @@ def rehearse_sequences(
     Returns:
         `error`, and of each step `predicted_s, rehearsed_s, error` and more.
     """
+    # Plan and groups are those of the real job; only the ranks shrink tensors.
     plan = job_plan(cluster, workload, asked, profile)
     groups = job_groups(cluster, workload, asked, plan, profile)
     import_megatron(on_progress)

@@ -36,6 +36,7 @@ class SmallTokens:
 
     def group(self, group: GroupTokens) -> GroupTokens:
         """Return a group with as few tokens as the small model trains."""
+        # Rounded up: a member with tokens keeps at least one.
         tokens = tuple(tuple(-(-own // self.divisor) for own in of) for of in group.tokens)
         return replace(group, tokens=tokens)
 
@@ -82,6 +83,7 @@ class DealtRank:
             slower: factor by which this rank computes longer than predicted.
             progress: progress to write, on one rank only.
         """
+        # What is real (groups, pipeline), and what is small.
         self._place, self._groups, self._small, self._slower = place, groups, small, slower
         self._pipeline = groups.pipelines[place.replica]
         self.clock = Clock()
@@ -114,9 +116,12 @@ class DealtRank:
         from megatron_hetero.runtime.sequences import schedule, steps
         from megatron_hetero.runtime.steps.executed_step import ExecutedStep
 
+        # In the runtime: parts of activations, messages over the described
+        # links, the real job's groups.
         always_send_parts()
         self.transport.install_messages()
         flexible_sequences.groups_of = lambda arguments, plan: self._groups
+        # Tokens are cut after the deal, steps and operations are stretched.
         steps.own_batch = self._cutting(steps.own_batch)
         dealt = schedule.DealtSchedule
         dealt.__call__ = self._stepping(dealt.__call__)  # type: ignore[method-assign]
@@ -127,6 +132,7 @@ class DealtRank:
         """Wrap the choice of a rank's tokens: of each sequence only the first ones are left."""
 
         def held(group: GroupTokens, rank: int, documents: Sequence[Any], *given: Any) -> Any:
+            # A document keeps its first tokens, as many as its small shares have together.
             small = self._small.group(group)
             cut = [d[: sum(t)] for d, t in zip(documents, small.tokens, strict=True)]
             return own_batch(small, rank, cut, *given)
@@ -137,6 +143,7 @@ class DealtRank:
         """Wrap a step: its time begins once its documents are read, on all ranks at once."""
 
         def held(dealt: Any, **named: Any) -> Any:
+            # The deal arrives with the data; it is read here and handed on as it came.
             step = next(named["data_iterator"])
             self._follow(step.whole)
             self._num_small = [batch.tokens.numel() for batch in step.batches]
@@ -148,8 +155,10 @@ class DealtRank:
 
     def _follow(self, whole: StepTokens) -> None:
         pipelines = self._groups.pipelines
+        # The deal of all replicas, of which this rank has its own micro-batches.
         self._own = whole.of_rank(self._place.replica, len(self._pipeline.stages))
         simulated_s = SimulatedStep(whole, pipelines).seconds
+        # Every micro-batch is two passes, one in each direction.
         most = max(len(whole.of_rank(r, len(p.stages))) for r, p in enumerate(pipelines))
         self._times.follow(simulated_s, 2 * most)
         self._noted = {
@@ -173,6 +182,7 @@ class DealtRank:
         def held(step: Any, operation: Any, forward: Any) -> None:
             number = operation.micro_batch
             group = self._own[number]
+            # A message stands for the real activation of this micro-batch, not for a fixed ratio.
             self.transport.activation_ratio = self._real_tokens(number) * self._small.token_bytes
             if operation.kind not in COMPUTE:
                 return do(step, operation, forward)
@@ -195,11 +205,13 @@ class DealtRank:
 
     def _key(self, kind: str, number: int, group: GroupTokens | None) -> tuple[object, ...]:
         """Return a pass's name, equal on all ranks of the pass."""
+        # Members of a group share a pass; a replica without tokens passes alone.
         which = (self._place.replica, number) if group is None else (group.first, *group.sequences)
         return "pass", self.pace.num_begun, kind, self._place.stage, group is None, which
 
     def _seconds(self, kind: str, group: GroupTokens | None) -> float:
         stage = self._place.stage
+        # A price is of both passes; `forward_part` of it is the forward pass.
         part = self._pipeline.stages[stage].forward_part
         seconds = self._pipeline.seconds(stage, group) * self._slower
         return seconds * (part if kind == "forward" else 1 - part)
@@ -210,5 +222,7 @@ class DealtRank:
         group = self._own[number]
         if group is None:
             return 1.0
+        # A group's tokens are [sequence][member]; the member is counted from
+        # the group's first replica.
         own = sum(tokens[self._place.replica - group.first] for tokens in group.tokens)
         return own / self._num_small[number]

@@ -153,11 +153,13 @@ class _Ranks:
         self._batch = training.global_batch_size
         self._small: Shrunk = shrink(job.plan, job.workload)
         self._table = rank_table(job.plan)
+        # The described links between the ranks, and room for all that ranks announce to each other.
         known = {device.name: device for device in job.cluster.devices}
         devices = [known[place.device or ""] for place in self._table]
         self._network = Network(job.cluster, devices, options.slow_links)
         slots = self._num_steps * self._batch * len(self._table) * _SLOTS
         self._board = Board(len(self._network.path_names), slots)
+        # Bytes of a real token for each byte of a small one: hidden sizes and precisions differ.
         real, small = job.workload.model.hidden_size, self._small.model.hidden_size
         self._tokens = SmallTokens(
             -(-job.lengths.longest // _MOST_TOKENS),
@@ -189,6 +191,7 @@ class _Ranks:
             from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
             builder = IndexedDatasetBuilder(str(self._text) + ".bin", dtype=DType.optimal_dtype(2))
+            # Lengths decide, tokens do not: zeros for all steps, in the order of the draw.
             for length in self._job.lengths.batch(self._batch * self._num_steps, 0):
                 builder.add_item(torch.zeros(length, dtype=torch.int64))
                 builder.end_document()
@@ -227,6 +230,7 @@ class _Ranks:
 
         def train(rank: int) -> None:
             watched = self._rank(rank)
+            # Hooks are put in after the fork, so that the parent's functions stay as they are.
             watched.install()
             with suppress(RehearsalDone):
                 entry.train(job_of(argv), watched)
@@ -253,6 +257,7 @@ def _gathered(
     records: Sequence[Sequence[Mapping[str, Any]]], replicas: Sequence[int]
 ) -> DealtRehearsal:
     """Combine the records of the ranks, [rank][step] as `StepPace.records`."""
+    # Steps in which no rank fell behind; all steps if there are none.
     tried = range(len(records[0]))
     kept = [step for step in tried if not any(rank[step]["is_disturbed"] for rank in records)]
     steps = kept or list(tried)
@@ -265,6 +270,7 @@ def _gathered(
 
 
 def _seen(ranks: Sequence[Mapping[str, Any]], replicas: Sequence[int]) -> DealtStepSeen:
+    # Seconds of passes of each rank.
     busy_s = [sum(end_s - start_s for *_, start_s, end_s in rank["spans"]) for rank in ranks]
     first = ranks[0]
     return DealtStepSeen(

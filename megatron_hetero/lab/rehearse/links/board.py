@@ -82,6 +82,7 @@ class Board:
             self.put(key, "latest_s", max(self.get(key, "latest_s"), at_s))
             self.put(key, "num_come", num_come)
             overtaken_s = 0.0
+            # The last rank knows when the collective can begin, so that it announces the hops.
             if num_come == num_ranks:
                 overtaken_s = self.announce(key, hops, self.get(key, "latest_s"))
         return overtaken_s
@@ -109,6 +110,7 @@ class Board:
         overtaken_s = 0.0
         for path, seconds in _seconds(hops).items():
             overtaken_s = max(overtaken_s, self._overtaken_s(path, from_s, seconds))
+            # A free place on the path: name 0.
             free = np.flatnonzero(self._due_names[path] == 0)
             if not free.size:
                 raise CheckFailedError(f"more than {MOST_DUE} messages are due on one link")
@@ -122,6 +124,7 @@ class Board:
         """
         paths = _paths(hops)
         names, due_s = self._due_names[paths], self._due_s[paths]
+        # Announced earlier in the ranks' time, whatever this machine did first.
         is_before = (due_s < from_s) | ((due_s == from_s) & (names < _name(key)))
         return not (is_before & (names != 0)).any()
 
@@ -136,9 +139,11 @@ class Board:
             The time at which the last hop is done.
         """
         name = _name(key)
+        # The message is due no longer on any of its paths.
         for path in _paths(hops):
             self._due_names[path, self._due_names[path] == name] = 0
         last_s = from_s
+        # All paths of a hop are taken at once; hops do not wait for each other.
         for paths, seconds in hops:
             start_s = self._first_gap(paths, from_s, seconds)
             for path in paths:
@@ -148,6 +153,7 @@ class Board:
 
     def _overtaken_s(self, path: int, from_s: float, seconds: float) -> float:
         until_s = from_s + seconds
+        # Time taken within this message's own by messages that were ready later.
         before_s = sum(
             end_s - max(begin_s, from_s)
             for begin_s, end_s, since_s in self._taken(path)
@@ -158,12 +164,14 @@ class Board:
     def _first_gap(self, paths: Sequence[int], from_s: float, seconds: float) -> float:
         taken = sorted(interval for path in paths for interval in self._taken(path))
         start_s = from_s
+        # Gaps in order of time: a conflict moves the start behind what is there.
         for begin_s, end_s, _ in taken:
             if begin_s < start_s + seconds and end_s > start_s:
                 start_s = end_s
         return start_s
 
     def _taken(self, path: int) -> Iterator[tuple[float, float, float]]:
+        # [path][place][begin, end, since], flat; the oldest place is overwritten.
         base = path * 3 * TAKEN_KEPT
         for place in range(base, base + 3 * min(self._num_taken[path], TAKEN_KEPT), 3):
             begin_s, end_s, since_s = self._taken_s[place : place + 3]
@@ -176,6 +184,7 @@ class Board:
 
     def _slot(self, key: Key) -> int:
         name = _name(key)
+        # Open addressing: the next slot that is free or has this name.
         for step in range(self._num_slots):
             slot = (name + step) % self._num_slots
             if self._keys[slot] in (0, name):

@@ -113,6 +113,8 @@ class LinkHolder:
             async_op: as in `torch.distributed`.
             kind: its `OpSpan` kind; "" leaves it out of the timeline.
         """
+        # The last rank to come announces the hops; overtaking by this
+        # machine's fault counts as lost.
         ranks = tuple(ranks_of(group))
         key = self.number(("collective", ranks, name_of(group)))
         self.clock.lost_s += self.board.come(key, self.clock.time(), len(ranks), self._hops(ring))
@@ -120,6 +122,7 @@ class LinkHolder:
             real(False)
             self._until(self.done_s(key, ring, kind))
             return None
+        # A thread waits, so that this rank computes on as with NCCL.
         work = CollectiveWork(self, key, ring, kind, real(True))
         work.start()
         return work
@@ -133,9 +136,11 @@ class LinkHolder:
         _, ranks, *_ = key
         self.board.wait_for(key, len(cast(tuple[int, ...], ranks)))
         begin_s = self.board.latest_s(key)
+        # Not before everything earlier can have been announced.
         hops = self._hops(ring)
         if hops:
             sleep_until(self._turn_s(hops, begin_s))
+        # Whichever rank finds the turn first takes the paths for all of them.
         while True:
             with self.board.locked():
                 done_s = self.board.get(key, "arrival_s")

@@ -81,6 +81,7 @@ class Network:
                         f"--slow-link {link.a}:{link.b}:{link.factor:g}: the cluster has no node "
                         f"{name}; its nodes are {', '.join(sorted(names))}"
                     )
+        # Every path that any two ranks use, numbered for the board.
         pairs = [(a, b) for a in self._devices for b in self._devices if a != b]
         self.path_names = sorted({name for a, b in pairs for name, _ in self._speeds(a, b)})
         self.between_nodes = frozenset(
@@ -91,6 +92,7 @@ class Network:
     def hop(self, sender: int, receiver: int) -> RankHop:
         """Return the hop from one rank to another."""
         here, there = self._devices[sender], self._devices[receiver]
+        # Paths of one bandwidth take a message for equally long.
         ways: dict[float, list[int]] = {}
         for name, bytes_per_s in self._speeds(here, there):
             if bytes_per_s < inf:
@@ -114,9 +116,11 @@ class Network:
         """
         path = self._cluster.path(here, there)
         bytes_per_s = path.bytes_per_s / self._factor(here, there)
+        # Inside a node no NIC and no line takes part.
         if here.node == there.node:
             return [(f"{here.name} out", bytes_per_s), (f"{there.name} in", bytes_per_s)]
         lines = self._cluster.lines_beside_nics(here.node, there.node)
+        # A path whose bandwidth is that of its NICs must not count twice.
         has_limit = not self._cluster.is_path_of_nics(here.node, there.node)
         own = (f"{here.node} -> {there.node}", bytes_per_s if has_limit else inf)
         slower = self._factor(here, there)
@@ -157,6 +161,7 @@ class Network:
         if here.node == there.node:
             yield from self.hop(sender, receiver).taken(num_bytes)
             return
+        # Lines between the nodes carry the whole hop; NICs near any rank carry their part.
         nics = {f"{self._cluster.nic_of(here)} out", f"{self._cluster.nic_of(there)} in"}
         for name, bytes_per_s in self._speeds(here, there):
             if name not in nics and bytes_per_s < inf:
@@ -176,6 +181,7 @@ class Network:
         A library that knows ranks and hosts, but not the planner's sites, builds its ring in this
         order.
         """
+        # The lowest rank of each node.
         first: dict[str, int] = {}
         for rank in sorted(ranks):
             first.setdefault(self._devices[rank].node, rank)
@@ -193,6 +199,7 @@ class Network:
 
     def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> CollectiveHops:
         """Build direct messages from every rank to each owner of a part."""
+        # Every rank sends each owner that owner's part, all at once.
         hops = [
             (self.hop(sender, owner), num_bytes)
             for sender in ranks
@@ -252,6 +259,7 @@ class Network:
         """Build a broadcast from the root along the ring to the last rank."""
         order = self._around(ranks)
         first = order.index(root)
+        # From the root on around the ring; the last hop back is not needed.
         chain = order[first:] + order[:first]
         hops = [self.hop(sender, receiver) for sender, receiver in pairwise(chain)]
         return CollectiveHops(

@@ -60,6 +60,7 @@ class Transport(LinkHolder):
         dist.batch_isend_irecv = self._held_batch
 
     def _held_batch(self, operations: list[Any]) -> list[Any]:
+        # Free steps measure this machine and go unhindered.
         if self.clock.scale == 0:
             return self._batch(operations)
         works: list[Any] = []
@@ -88,6 +89,7 @@ class Transport(LinkHolder):
         ranks = ranks_of(group)
         if self._is_free(ranks):
             return real(async_op)
+        # Gradients of a known buffer, any other large buffer, or only a wait.
         ring, kind = None, "gradient_sync"
         if self._exchanged is not None:
             kind, each = self._exchanged
@@ -126,6 +128,7 @@ class Transport(LinkHolder):
             )
 
         ranks = ranks_of(group)
+        # Only gradients in parts of known sizes go to owners.
         if self._is_free(ranks) or self._exchanged is None or input_split_sizes is None:
             return real(async_op)
         kind, each = self._exchanged
@@ -146,6 +149,7 @@ class Transport(LinkHolder):
             return self._broadcast(tensor, src, group, is_async, group_src)
 
         ranks = ranks_of(group)
+        # Only new weights come from an owner.
         if self._is_free(ranks) or self._exchanged is None or group_src is None:
             return real(async_op)
         kind, each = self._exchanged
@@ -167,6 +171,7 @@ class Transport(LinkHolder):
             if self._is_free(ranks) or self._exchanged is None:
                 return start(exchange, bucket, flat, group, purpose, division)
             kind, each = self._exchanged
+            # The messages of the plan, round by round, with the bytes of the real model.
             plan = exchange.plan(bucket, flat.numel(), group, purpose, division)
 
             def real(is_async: bool) -> Any:

@@ -45,6 +45,7 @@ class SendWork:
     def wait(self, timeout: Any = None) -> bool:
         """Wait until the receiver has the message."""
         transport = self._transport
+        # When this rank began to wait, in its own time.
         came_s = transport.clock.time()
         self._has_left.wait()
         for work in self._works:
@@ -71,6 +72,7 @@ class ReceiveWork:
         self._transport, self._key = transport, key
         with transport.board.locked():
             transport.board.put(key, "asked_s", transport.clock.time())
+        # Only now may the sender find the message asked for.
         self._works = post()
 
     def wait(self, timeout: Any = None) -> bool:
@@ -109,6 +111,7 @@ class CollectiveWork(threading.Thread):
     def wait(self, timeout: Any = None) -> bool:
         """Wait until the collective is done."""
         came_s = self._transport.clock.time()
+        # The thread has waited for transport and links.
         self.join()
         self._transport.waited(self._done_s, came_s)
         return True
@@ -140,6 +143,7 @@ class Courier(threading.Thread):
         """Wait for the next due action, and call it, for ever."""
         while True:
             with self._changed:
+                # A new action may be due before the one that is waited for.
                 while not self._due or self._due[0][0] > now():
                     timeout_s = self._due[0][0] - now() if self._due else None
                     self._changed.wait(timeout_s)

@@ -58,6 +58,7 @@ class _Moments:
         self._count += 1
         self._first = s.beta1 * self._first + (1 - s.beta1) * clipped
         self._second = s.beta2 * self._second + (1 - s.beta2) * clipped**2
+        # Moments without the bias of their start at zero (Kingma and Ba 2015, algorithm 1).
         first = self._first / (1 - s.beta1**self._count)
         second = self._second / (1 - s.beta2**self._count)
         direction: numpy.ndarray = first / (numpy.sqrt(second) + s.epsilon)
@@ -96,8 +97,11 @@ def explained_difference(
             mine = own.update(record.arrays[f"gradient/{step}/{name}"], record.norms[step])
             moved = reference[f"weight/{step}/{name}"].astype(numpy.float64)
             moved = moved - reference[f"weight/{step - 1}/{name}"]
+            # The rate is the least-squares factor between the one process's
+            # direction and its own move.
             square = float((due * due).sum())
             rate = -float((moved * due).sum()) / square if square else 0.0
+            # Differences add up from step to step, as the weights do.
             total = total - rate * (mine - due)
         found[step] = numpy.asarray(total)
     return found

@@ -59,6 +59,7 @@ def tolerances(model: ModelSpec, optimizer: str, is_explained: bool = False) -> 
         optimizer: "sgd" or "adam".
         is_explained: the part that Adam makes of unlike gradients is removed (`compare`'s `adam`).
     """
+    # Architectures whose gradients sum terms of unlike sign.
     demanding = model.gated_mlp or model.num_query_groups != model.num_attention_heads
     gradients = GATED_OR_GROUPED_TOLERANCE if demanding else GRADIENT_TOLERANCE
     of_adam = ADAM_ARITHMETIC_TOLERANCE if is_explained else ADAM_UPDATE_TOLERANCE
@@ -206,6 +207,7 @@ def half_precision_tolerances(
     The latter is `single`. Tensors are held to the same factor by `compare` with `single` for its
     floor. With `has_fp8` the loss may move by what the rounding of weights to fp8 does too.
     """
+    # What half precision does to the one process itself.
     loss, _, norm, _ = rounding_of(reference, single, model, optimizer)
     fp32 = tolerances(model, optimizer)
     of_loss = max(loss.value, loss_rounding(reference)) if has_fp8 else loss.value
@@ -239,17 +241,20 @@ def _worst(
     reference = measure.reference
     loss = norm = Worst(0.0)
     tensors = dict.fromkeys(("gradient", "weight", "later gradient"), Worst(0.0))
+    # Every rank and step against the one process's part of the same tensor.
     for rank, record in enumerate(ranks):
         for step in steps:
             where = f"step {step}, rank {rank}"
             if step in record.losses:
                 loss = loss.or_worse(_relative(record.losses[step], reference.losses[step]), where)
+            # A step that overflowed has no norm to compare.
             if SKIPPED not in (record.norms[step], reference.norms[step]):
                 at, due = (float.fromhex(r.norms[step]) for r in (record, reference))
                 norm = norm.or_worse(_relative(at, due), where)
             for kind, name, difference, scale in measure.tensors(record, step):
                 if difference <= noise.get((kind, name), 0.0):
                     continue
+                # Relative, but for a tensor that is all zero in the reference.
                 distance = difference / scale if scale else difference
                 tensors[kind] = tensors[kind].or_worse(distance, f"{name}, {where}")
     return loss, tensors["gradient"], norm, tensors["weight"], tensors["later gradient"]
@@ -258,10 +263,12 @@ def _worst(
 def _require_complete(reference: RankRecord, ranks: Sequence[RankRecord], steps: range) -> None:
     if not steps or not any(record.losses for record in ranks):
         raise CheckFailedError("no losses were recorded; the runs did not train")
+    # The reference trains from the first step to the last, without a gap.
     if reference.steps != tuple(range(1, len(reference.steps) + 1)):
         raise CheckFailedError(f"the one process recorded steps {reference.steps}")
     if set(reference.losses) != set(reference.steps):
         raise CheckFailedError("the one process did not report the loss of every step")
+    # Together the ranks hold every tensor of the model.
     covered = {name for record in ranks for name in record.shards}
     if missing := sorted(set(reference.shards) - covered):
         raise CheckFailedError(f"no rank of the plan holds {', '.join(missing)}")

@@ -33,10 +33,12 @@ def loss_rounding(reference: RankRecord) -> float:
     for step in reference.steps:
         square = 0.0
         for name, shard in reference.shards.items():
+            # Biases and norms are not multiplied in fp8.
             if _IN_FP8 not in name or len(shard.global_shape) < 2:
                 continue
             gradient = reference.arrays[f"gradient/{step}/{name}"].astype(numpy.float64)
             weight = reference.arrays[f"weight/{step - 1}/{name}"]
+            # Independent rounding errors of the weights: squares of gradient times weight add up.
             square += float(numpy.square(gradient * weight).sum())
         most = max(most, _ROUNDING * sqrt(square) / abs(reference.losses[step]))
     return most

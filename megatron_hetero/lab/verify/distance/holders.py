@@ -28,6 +28,7 @@ def first_unequal_holder(ranks: Sequence[RankRecord], steps: Sequence[int]) -> s
                 own = record.arrays[f"weight/{step}/{name}"]
                 if name not in whole:
                     whole[name] = numpy.full(shard.global_shape, numpy.nan, "float32")
+                # NaN marks elements that no rank before has held.
                 held = part_of(whole[name], shard)
                 known = ~numpy.isnan(held)
                 if not numpy.array_equal(own[known], held[known]):
@@ -39,6 +40,7 @@ def first_unequal_holder(ranks: Sequence[RankRecord], steps: Sequence[int]) -> s
 def fill(whole: numpy.ndarray, record: RankRecord, name: str, own: numpy.ndarray) -> None:
     """Write a rank's part `own` of a tensor to its place in the `whole`."""
     shard, offset = record.shards[name], 0
+    # A shard is a run of intervals along one axis; its own elements follow each other.
     for start, stop in shard.intervals:
         place = (slice(None),) * shard.dim + (slice(start, stop),)
         local = (slice(None),) * shard.dim + (slice(offset, offset + stop - start),)

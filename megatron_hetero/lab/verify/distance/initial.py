@@ -30,6 +30,7 @@ def first_unlike_draw(reference: RankRecord) -> str | None:
     drawn, stock = reference.drawn, reference.stock_drawn
     for name, due in stock.items():
         own = drawn[name]
+        # A constant (norms, biases) has no distribution; it has to be the same.
         if due.min() == due.max():
             if not numpy.array_equal(own, due):
                 return f"{name} does not start as Megatron's constant {due.flat[0]:g}"
@@ -38,6 +39,7 @@ def first_unlike_draw(reference: RankRecord) -> str | None:
                 f"{name} has a standard deviation of {own.std():.3g}, and in Megatron's own "
                 f"initialisation one of {due.std():.3g}"
             )
+    # Tensors that Megatron itself draws alike do not count.
     for one, other in sorted(_alike(drawn) - _alike(stock)):
         return f"{one} and {other} start alike"
     return None
@@ -52,6 +54,7 @@ def _alike(drawn: Mapping[str, numpy.ndarray]) -> set[tuple[str, str]]:
     }
     if not rows:
         return set()
+    # Of the first elements, so that a scaled copy is found as well; [tensor, tensor].
     correlation = numpy.abs(numpy.corrcoef(numpy.stack(list(rows.values()))))
     names = list(rows)
     return {

@@ -49,6 +49,7 @@ def first_unlike_entry(
     due, found = printed_steps(reference), printed_steps(plan)
     if not due:
         return "the one process's log has no line of a step that this program can read"
+    # Both runs print the same steps, and each step the same entries.
     if due.keys() != found.keys():
         return f"steps {sorted(found)} are printed, in the one process {sorted(due)}"
     for step, entries in due.items():
@@ -58,7 +59,9 @@ def first_unlike_entry(
                 return f"{name!r} of step {step} is printed by one of the two only"
             if step in averaged and name.endswith("loss"):
                 continue
+            # The bound of the loss, and what the printed digits round.
             allowed = (relative + _SEVEN_DIGITS) * abs(one) + _PRINTED.get(name, 0.0)
+            # In this form a NaN is a difference.
             if not abs(own - one) <= allowed:
                 return f"{name} {own:g} in step {step}, in the one process {one:g}"
     return None

@@ -38,11 +38,13 @@ class Measure:
             for kind in ("gradient", "weight"):
                 whole = self.reference.arrays[f"{kind}/{step}/{name}"]
                 difference = record.arrays[f"{kind}/{step}/{name}"] - part_of(whole, shard)
+                # Gradients at weights that have moved apart are compared by length only.
                 if kind == "gradient" and not self._has_equal_gradients(step):
                     if self.adam is not None and self.reference.norms[step] != SKIPPED:
                         far = _length(_without(difference, keys))
                         yield "later gradient", name, far, _length(_without(whole, keys))
                     continue
+                # What Adam makes of unlike gradients is not the plan's doing.
                 if kind == "weight" and explained is not None:
                     difference = (difference - explained).astype(numpy.float32)
                     if self.starts_apart:
@@ -50,9 +52,11 @@ class Measure:
                         difference -= record.arrays[start] - part_of(
                             self.reference.arrays[start], shard
                         )
+                # This rank has only the rounded weight, the one process the main weight.
                 if kind == "weight" and name in record.rounded:
                     weights = part_of(whole, shard)
                     difference = _beyond_one_unit(difference, weights, record.rounded[name])
+                # With Adam lengths beside the update since the start, otherwise largest elements.
                 size = _largest
                 if kind == "weight" and self.optimizer == "adam":
                     difference = _beyond_rounding(difference, part_of(whole, shard), step)
@@ -74,6 +78,7 @@ class Measure:
     ) -> dict[int, numpy.ndarray]:
         if self.adam is None or self.optimizer != "adam":
             return {}
+        # Adam runs over all steps at once, so the result is kept for the later ones.
         key = (id(record), name)
         if key not in self._kept:
             parts = {
@@ -122,6 +127,7 @@ def _beyond_rounding(
     updates. But the weights of a norm are about 1, and where gradients are small beside Adam's
     epsilon one unit (6e-8) is a thousandth of the whole tensor's update.
     """
+    # Distance to the next fp32 number, of the larger of the two weights.
     unit = numpy.spacing(numpy.maximum(numpy.abs(weights), numpy.abs(weights + difference)))
     beyond: numpy.ndarray = numpy.maximum(numpy.abs(difference) - num_steps * unit, 0.0)
     # A NaN must stay one: numpy.maximum keeps it.
@@ -136,6 +142,7 @@ def _beyond_one_unit(
 ) -> numpy.ndarray:
     """Reduce a difference by a unit in the last place of half precision; only the compared side is
     rounded, not the main weight."""
+    # 2^16 or 2^13 units of fp32, and no less than fp16's smallest number.
     unit = numpy.maximum(numpy.spacing(numpy.abs(weights)) * _UNIT_OVER_FP32[dtype], 2.0**-24)
     beyond: numpy.ndarray = numpy.sign(difference) * numpy.maximum(
         numpy.abs(difference) - unit, 0.0
@@ -161,12 +168,14 @@ def key_bias_rows(name: str, model: ModelSpec) -> _Rows | None:
     Adding one vector to every key shifts all scores of a query alike, which softmax ignores. Such a
     bias has no gradient, unless positions or a norm come between the bias and the score.
     """
+    # Rotary positions turn the bias of a key, which then has a gradient.
     if model.is_rotary:
         return None
     if name.endswith("k_layernorm.bias"):
         return 1, 0, 1
     if name.endswith("linear_qkv.bias") and not model.qk_layernorm:
         size = model.kv_channels
+        # Rows of a group in Megatron's order: queries, then the key, then the value.
         queries = model.num_attention_heads // model.num_query_groups * size
         return queries + 2 * size, queries, queries + size
     return None

@@ -14,6 +14,7 @@ def sync_to_data(ranks: Sequence[RankTraffic]) -> dict[str, float] | None:
     """Return the gradient sync's bytes beside the least; None under stock Megatron."""
     if not ranks:
         return None
+    # Bytes of all ranks and steps together.
     payload = sum(rank.payload_bytes for rank in ranks)
     return {
         "most_collectives_per_step": max(r.num_collectives / max(r.num_steps, 1) for r in ranks),
@@ -41,6 +42,7 @@ def boundaries_to_data(
             sent.setdefault((place.replica, number, place.stage), []).append(traffic)
     found = []
     for (replica, number, stage), parts in sorted(sent.items()):
+        # Each rank hands over its own piece; all ranks count the same whole tensor.
         handed, least = sum(part.handed_bytes for part in parts), parts[0].tensor_bytes
         found.append(
             {

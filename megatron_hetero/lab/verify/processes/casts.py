@@ -72,10 +72,12 @@ class Casts:
     def attach(self, model: Sequence[Any]) -> list[Any]:
         """Attach to a new model of Megatron's with a single chunk: the `pre_wrap_hook`."""
         (gpt,) = model
+        # A forward pass is a micro-batch, which says whose precisions count.
         gpt.register_forward_pre_hook(self._next_micro_batch)
         self._wrap(gpt.embedding, _EMBEDDING)
         for number, layer in enumerate(gpt.decoder.layers):
             self._wrap(layer, number)
+        # The last norm belongs to the stage of the output layer.
         if gpt.decoder.final_layernorm is not None:
             self._wrap(gpt.decoder.final_layernorm, _OUTPUT)
         self._wrap(gpt.output_layer, _OUTPUT)
@@ -101,14 +103,17 @@ class Casts:
         inner: Callable[..., Any] = module.forward
 
         def forward(*given: Any, **named: Any) -> Any:
+            # The precision of this module in the replica of the present micro-batch.
             dtype = self._replica.of(place)
             _tell_softmax(module, dtype)
             own = {
                 name: self._cast(parameter, dtype, name)
                 for name, parameter in module.named_parameters()
             }
+            # The tied output layer is given the embedding's weight.
             if isinstance(named.get("weight"), torch.nn.Parameter):
                 named["weight"] = self._cast(named["weight"], dtype, _TIED)
+            # The module computes with cast weights; gradients flow back to the fp32 ones.
             with _reparametrize_module(module, own):
                 return inner(*_cast(given, dtype), **_cast(named, dtype))
 
@@ -128,11 +133,13 @@ def start_rounding(plan: Plan, job: Precision) -> Rounding | None:
     unlike precisions: first to the first replica's precision, then to the rank's own."""
     if not mixes_precisions(plan, job):
         return None
+    # [replica][stage].
     table = stage_precisions(plan, job)
     first = _replica_casts(plan.replicas[0].stages, table[0])
     own = [_DTYPES[table[place.replica][place.stage]] for place in rank_table(plan)]
 
     def rounded(rank: int, name: str, whole: numpy.ndarray) -> numpy.ndarray:
+        # All replicas start from the weights that the first one has rounded.
         started = torch.from_numpy(whole).to(first.of(_place(name)))
         value: numpy.ndarray = started.to(own[rank]).float().numpy()
         return value
@@ -162,6 +169,7 @@ def casts_of(plan: Plan, job: Precision, micro_batch_size: int, is_reversed: boo
             "sequences) and unlike precisions cannot be compared with one process, whose "
             "micro-batches are of one size. Verify the plan with one size."
         )
+    # Which replica trains each of a step's micro-batches, in the order of the one process.
     counts = [replica.num_micro_batches for replica in plan.replicas]
     dealt = deal(counts, [1] * len(counts))
     owner = {batch.start: r for r, batches in enumerate(dealt) for batch in batches}

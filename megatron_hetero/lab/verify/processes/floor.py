@@ -54,6 +54,7 @@ def round_anew(module: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             up = torch.rand(parameter.shape, generator=generator) < 0.5
+            # The next number towards plus or minus infinity.
             ends = torch.where(up, torch.inf, -torch.inf).to(parameter)
             parameter.copy_(torch.nextafter(parameter, ends))
 
@@ -66,8 +67,10 @@ class _ReversedDataset:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
+        # Index -> micro-batch of the run, and place in it.
         micro_batch, place = divmod(index, self._size)
         step, number = divmod(micro_batch, self._count)
+        # Within its step the micro-batch is mirrored.
         other = step * self._count + self._count - 1 - number
         return self._dataset[other * self._size + place]
 

@@ -140,6 +140,7 @@ class VerifyJobs:
         asked = self.options.precision_of(optimizer)
         trained = self.precisions_of(optimizer)
         epsilon = () if trained == {"fp32"} else (f"--adam-eps={HALF_PRECISION_EPSILON}",)
+        # The job's rate for the job's optimizer, a usual rate for the other one.
         rates = self._flags.learning_rates
         rate = rates.get(optimizer, LEARNING_RATE[optimizer])
         model = (
@@ -171,6 +172,7 @@ class VerifyJobs:
 
     def seed_job(self) -> LocalJob:
         """Return the job in which stock Megatron makes the initial weights of every run."""
+        # One step without a rate: Megatron saves the weights that it has drawn.
         argv = (
             *without_flags(self._model_arguments(self.options.precision, False), RATES),
             *self._one_process,
@@ -186,6 +188,7 @@ class VerifyJobs:
         shares = any(s.shares for r in self.shrunk.plan.layout.replicas for s in r.stages)
 
         def seed(rank: int) -> None:
+            # Weights and text of a run before this one serve again.
             if self.options.reuses and (self._seed / _SAVED).exists():
                 return
             write_text_dataset(self._text, self._num_tokens)
@@ -235,10 +238,12 @@ class VerifyJobs:
     def fp32_job(self, optimizer: str, skipped: Sequence[int]) -> LocalJob:
         """Return the one-process job in fp32, without the steps skipped by half precision."""
         flags: tuple[str, ...] = ()
+        # The flag counts steps from 0.
         if skipped:
             flags = ("--iterations-to-skip", *(str(step - 1) for step in skipped))
 
         def recorder() -> Recorder:
+            # In fp32 the one process follows its own choices of half precision.
             if not self.replays_routing(optimizer):
                 return Recorder()
             count = sum(r.num_micro_batches for r in self.shrunk.plan.replicas)
@@ -256,6 +261,7 @@ class VerifyJobs:
         in_fp32: bool = False,
         casts: Casts | None = None,
     ) -> LocalJob:
+        # Where the run casts, the flag of precision is the optimizer's alone.
         folder = self._folder / optimizer / name
         of_optimizer: tuple[str, ...] = ()
         if casts is not None:
@@ -272,6 +278,7 @@ class VerifyJobs:
         def train(rank: int) -> None:
             if self.options.reuses and (folder / f"record-{rank}.json").exists():
                 return
+            # Errors in code that both runs use are planted in both.
             catalogue.plant_in_one_process(self.options.fault)
             recorder = make()
             one_process.train(argv, entry.World.from_environment().store(), recorder, casts)
@@ -306,6 +313,7 @@ class VerifyJobs:
         checkpoints = self._folder / optimizer / "checkpoints"
         saving = (f"--save={checkpoints}", "--save-interval=1000")
         given = (*self.training_arguments(optimizer), *saving)
+        # The second job loads the first one's checkpoint, optimizer included, and not the seed.
         start = ("--load=", "--finetune", "--no-load-optim")
         going_on = tuple(flag for flag in given if not flag.startswith(start))
         return (
@@ -335,12 +343,14 @@ class VerifyJobs:
         )
 
         def train(rank: int) -> None:
+            # A fault is planted in the forked ranks, before the entry takes hold of anything.
             always_send_parts()
             if self.options.fault is not None:
                 catalogue.plant(self.options.fault)
             save_without_a_server()
             mixes = self.mixes_precisions(optimizer)
             recorder = Recorder(self._replayed(shrunk, optimizer, rank), records_main=mixes)
+            # The record is written before the process may leave.
             leaving = None
             try:
                 entry.main(argv, recorder)
@@ -367,12 +377,14 @@ class VerifyJobs:
 
     def _flags_of_the_plan(self, shrunk: Shrunk, optimizer: str) -> tuple[str, ...]:
         given = (*shrunk.plan_args, *self._flags.plan, *self.options.plan_flags)
+        # Stock Megatron has a divided optimizer for Adam only.
         if optimizer != "sgd" or not is_stock(shrunk.plan):
             return given
         return without_flags(given, ONLY_WITH_ADAM)
 
 
 def _plan_flag(plan: Plan, path: Path) -> str:
+    # A plan that its layout says in full needs no file.
     if plan == plan_from_layout(plan.layout):
         return f"--hetero-layout={format_layout(plan.layout)}"
     path.parent.mkdir(parents=True, exist_ok=True)

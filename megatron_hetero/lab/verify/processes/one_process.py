@@ -46,6 +46,7 @@ def train(
     )
     from megatron.training.arguments import parse_and_validate_args
 
+    # What Megatron takes for granted of CUDA is bridged on a CPU.
     flags = layers.gpu_flags(argv)
     if not backend.cuda_is_usable():
         flags = layers.cpu_flags(argv)
@@ -72,6 +73,7 @@ def train(
 def _model(gpt_config_from_args: Any, args: Any, casts: Casts | None) -> Any:
     if casts is None:
         return gpt_config_from_args(args)
+    # The model is built in fp32; the optimizer still sees the job's flags.
     of_optimizer = args.fp16, args.bf16, args.params_dtype
     args.fp16, args.bf16, args.params_dtype = False, False, torch.float32
     model = gpt_config_from_args(args)
@@ -93,9 +95,11 @@ def _forward_step(batches: Iterator[dict[str, Tensor]], model: Any) -> tuple[Ten
         labels=batch["labels"],
         loss_mask=batch["loss_mask"],
     )
+    # Tokens that the mask leaves in the loss.
     counted = batch["loss_mask"].bool()
 
     def loss(losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        # Megatron divides the sum by the tokens of the step (three results: loss per token).
         total, count = losses.float()[counted].sum(), counted.sum()
         report = torch.stack([total.detach(), count.float()])
         return total, count.int(), {"lm loss": report}

@@ -147,6 +147,7 @@ class Recorder:
         self._boundaries = boundaries_of(config)
         if self._sync is not None:
             self._late = arrive_late(self._sync)
+        # Called at the end of the backward passes, before norm, clipping and update.
         inner = config.finalize_model_grads_func or finalize_model_grads
 
         def finalize(*args: Any, **kwargs: Any) -> None:
@@ -158,10 +159,12 @@ class Recorder:
             else:
                 stock_division.gather_gradients(model)
             done = get_args().curr_iteration
+            # Before the first update of this run: the initial weights.
             if not self._norms:
                 if self._sync is not None:
                     self._sync.sharded.make_whole()
                 self._keep("weight", done, self._weight)
+            # fp16 scales losses, and gradients with them; the record is without the scale.
             scale = float(config.grad_scale_func(torch.ones(1, device="cuda")))
             self._loss_scales[done + 1] = scale
             self._keep("gradient", done + 1, main_grad, scale)
@@ -195,9 +198,11 @@ class Recorder:
             self._arrays[f"{kind}/{step}/{name}"] = value / numpy.float32(scale)
 
     def _observe_step(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
+        # Only last stages have losses.
         if "lm loss" in loss_dict:
             self._losses[iteration] = float(loss_dict["lm loss"])
         self._norms[iteration] = SKIPPED if grad_norm is None else float(grad_norm).hex()
+        # Weights have to be whole on every rank before they are kept.
         if self._sync is None:
             stock_division.gather_weights(self._model)
         else:
@@ -218,6 +223,7 @@ class Recorder:
     def save(self, path: Path) -> None:
         """Write `path.safetensors` and `path.json`."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Weights of the last update may still travel.
         if self._sync is not None and self._sync.weights_under_way is not None:
             self._sync.weights_under_way.finish()
         self._keep_late_weights()
@@ -233,6 +239,7 @@ class Recorder:
             "samples": self._samples,
             "random_state": hashlib.sha256(bytes(torch.cuda.get_rng_state().tolist())).hexdigest(),
             "flips": None if self._routers is None else asdict(self._routers.flips()),
+            # Ranks without main weights, which the comparison treats by their type.
             "rounded": {
                 name: str(self._weight(p).dtype)
                 for name, p in self._parameters.items()

@@ -80,11 +80,13 @@ def replay_of_rank(plan: Plan, rank: int, size: int, record: Path, seq_length: i
         seq_length: tokens of a sequence.
     """
     counts = [replica.num_micro_batches for replica in plan.replicas]
+    # Micro-batches of this replica by their first sequence, hence by number.
     dealt = deal(counts, [size] * len(counts))
     place = rank_table(plan)[rank]
     numbers = tuple(batch.start // size for batch in dealt[place.replica])
     num_parts = plan.replicas[place.replica].stages[place.stage].shape.context_parallel
     positions: tuple[int, ...] = ()
+    # Tokens of the sequence that this context-parallel rank has.
     if num_parts > 1:
         own = ContextPlace((seq_length // num_parts,) * num_parts, place.context_rank)
         positions = tuple(own.positions().tolist())
@@ -108,6 +110,7 @@ class Routers:
                 if isinstance(module, TopKRouter):
                     number = int(module.layer_number)
                     given = None if archive is None else archive[_key(number)]
+                    # Megatron's router asks this object where replay is switched on.
                     module.router_replay = _Seat(number, self._replay, given)
                     self._seats.append(module.router_replay)
 
@@ -147,10 +150,12 @@ class _Seat:
         """Return (scores, experts) of shape [token, choice], as Megatron's `RouterReplay` does."""
         if default_compute_topk is None:
             raise ValueError("a router asked for a replay without saying how it chooses")
+        # The router's own choice, which decides unless there is one to follow.
         values, own = default_compute_topk(
             scores, topk, num_groups=num_groups, group_topk=group_topk
         )
         call, is_first = self._call()
+        # A recomputed pass chooses again and is not counted again.
         if is_first:
             self.chosen.append(own.detach().cpu().numpy().astype(numpy.int16))
         if self.replay is None or self.given is None:
@@ -160,11 +165,13 @@ class _Seat:
             # Rows are of tokens first, then of sequences.
             by_token = whole.reshape(self.replay.seq_length, -1, whole.shape[-1])
             whole = by_token[list(self.replay.positions)].reshape(-1, whole.shape[-1])
+        # With sequence parallelism the router has one rank's part of the rows.
         part = self.replay.part if len(whole) > len(scores) else 0
         rows = whole[part * len(scores) : (part + 1) * len(scores)]
         due = torch.from_numpy(rows.astype(numpy.int64)).to(own)
         if is_first:
             self.flips = self.flips + _flips(scores.detach(), own, due)
+        # Scores are the run's own; only the experts are the one process's.
         return scores.gather(1, due), due
 
     def _call(self) -> tuple[int, bool]:
@@ -183,9 +190,11 @@ class _Seat:
 
 
 def _flips(scores: torch.Tensor, own: torch.Tensor, due: torch.Tensor) -> Flips:
+    # [token]: another set of experts, in whatever order.
     differs = (own.sort(dim=1)[0] != due.sort(dim=1)[0]).any(dim=1)
     if not differs.any():
         return Flips(0, len(own), 0.0)
+    # The weakest expert of each choice is the one that the other choice left out.
     least_own = scores.gather(1, own)[differs].float().amin(dim=1)
     least_due = scores.gather(1, due)[differs].float().amin(dim=1)
     margin = ((least_own - least_due).abs() / least_own.abs().clamp_min(1e-30)).max()

@@ -19,6 +19,7 @@ def gather_gradients(model: Sequence[Any]) -> None:
     for group in _bucket_groups(model):
         size = group.intra_distributed_optimizer_instance_size
         for bucket in group.buckets:
+            # This rank's part of the bucket has the sums; the others come from their owners.
             own = shard_buffer(bucket.grad_data, size)[
                 group.intra_distributed_optimizer_instance_rank
             ]

@@ -125,6 +125,7 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
 
 def _why_no_fp8(options: Sequence[Option], workload: Workload, shrunk: Shrunk) -> str | None:
     """Return the reason why the small model's products are not in fp8; None if they can be."""
+    # The last recipe holds, as in argparse.
     recipes = [o.values[0] for o in options if o.name == "--fp8-recipe"]
     if not any(o.name == "--fp8-format" for o in options):
         return "there is no --fp8-format"
@@ -134,6 +135,7 @@ def _why_no_fp8(options: Sequence[Option], workload: Workload, shrunk: Shrunk) -
             return f"fp8 products need Transformer Engine's layers: {reason}"
         if recipes and recipes[-1] not in fp8.ON_A_CPU:
             return f"a CPU has no --fp8-recipe {recipes[-1]}"
+    # The small model may have sizes that the real model's do not have.
     try:
         fp8.check_plan(shrunk.plan, replace(workload, model=shrunk.model))
     except UnsupportedError as error:
@@ -144,6 +146,7 @@ def _why_no_fp8(options: Sequence[Option], workload: Workload, shrunk: Shrunk) -
 def without_flags(argv: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     """Drop some flags and their values from an argument vector."""
     kept, is_kept = [], True
+    # Values follow their flag until the next flag.
     for token in argv:
         if token.startswith("--"):
             is_kept = token.partition("=")[0] not in names
@@ -180,6 +183,7 @@ class _Values:
             UnsupportedError: the value is a list with an entry for each layer, and fewer layers are
                 left.
         """
+        # A number means every so many layers, which fewer layers keep.
         per_layer = ("--no-rope-freq", "--window-attn-skip-freq")
         if option.name in per_layer and not option.values[0].lstrip("-").isdigit():
             raise UnsupportedError(
@@ -205,6 +209,7 @@ class _Values:
         if name in ("--train-iters", "--lr-decay-iters"):
             tokens = () if name == "--train-iters" else (f"{name}={self._num_steps}",)
             return tokens, f"{self._num_steps} steps"
+        # The same part of the run as in the job, but neither none nor all of it.
         whole = self._length_of_the_job(option.name.endswith("-samples"))
         part = int(option.values[0])
         here = min(max(round(part * self._num_steps / whole), 1), self._num_steps - 1)
@@ -220,18 +225,21 @@ class _Values:
 
     def window(self, option: Option) -> tuple[tuple[str, ...], str]:
         """Scale attention windows as the sequence is shorter than the job's."""
+        # A window of -1 or 0 has no length to scale.
         ratio = self._shrunk.model.seq_length / self._workload.model.seq_length
         given = [int(x) for x in re.findall(r"-?\d+", " ".join(option.values))]
         here = ",".join(str(max(round(x * ratio), 1) if x > 0 else x) for x in given)
         return (f"{option.name}={here}",), here
 
     def recomputed(self, option: Option) -> tuple[tuple[str, ...], str]:
+        # No more layers than the smallest stage has left.
         stages = [s for r in self._shrunk.plan.replicas for s in r.stages]
         here = min(int(option.values[0]), *(s.shape.num_layers for s in stages))
         return (f"{option.name}={here}",), str(here)
 
     def groups_of_experts(self, option: Option) -> tuple[tuple[str, ...], str]:
         experts, topk = self._shrunk.model.num_experts, self._shrunk.model.moe_router_topk
+        # Groups have to divide the experts, and the chosen groups have to hold top-k of them.
         groups = gcd(int(self._given["--moe-router-num-groups"].values[0]), max(experts, 1))
         here = groups
         if option.name == "--moe-router-group-topk":

@@ -72,6 +72,7 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         # Shares that divide nothing small are rounded, as they are in the job itself.
         unit = lcm(*plan.layout.tensor_parallel_widths)
         groups = _multiple(min(model.num_query_groups, _MAX_UNIT), unit)
+    # Grouped queries stay grouped, with few of them.
     queries_per_group = min(model.num_attention_heads // model.num_query_groups, 4)
     # Enough heads for a hidden size at which rounding behaves as usual.
     if model.num_query_groups == model.num_attention_heads:
@@ -147,6 +148,7 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
     size = training.micro_batch_size
     if micro_batch != size:
         changes.append(f"micro_batch_size {size} -> {micro_batch} (the plan's)")
+    # Any small number: Megatron pads by it times the TP width.
     divisor = 4
     return Shrunk(
         small_plan,
@@ -210,7 +212,9 @@ def _sparse_layers(model: ModelSpec, num_layers: int) -> tuple[int, ...]:
     """Choose the layers with experts of the small model: as in the real one at the same depth, and
     at least one of each kind."""
     real = model.moe_layer_freq
+    # Each small layer looks at the real layer of the same relative depth.
     pattern = [real[i * len(real) // num_layers] for i in range(num_layers)]
+    # Experts in the last layer, none in the first one, if the choice left a kind out.
     for kind, place in ((1, -1), (0, 0)):
         if kind in real and kind not in pattern and num_layers > 1:
             pattern[place] = kind
@@ -247,6 +251,7 @@ def _latent_attention(sizes: Mapping[str, int]) -> list[str]:
 def _num_experts(plan: Plan, model: ModelSpec) -> int:
     """Return the experts of the small model: few, and as many as any stage can deal out."""
     shapes = [stage for replica in plan.layout.replicas for stage in replica.stages]
+    # A stage that deals experts out needs a multiple of its table's length.
     tables = [len(table) for shape in shapes if (table := shape.expert_shares)]
     unit = lcm(*tables, *(shape.expert_groups[0] for shape in shapes if shape.expert_groups))
     return min(model.num_experts, _multiple(_MAX_EXPERTS, unit))
@@ -321,6 +326,7 @@ def _with_fewer_layers(plan: Plan, max_layers: int) -> Plan:
 
 
 def _scale(replica: Replica, old: int, new: int) -> Replica:
+    # Stages in the order in which the micro-batch passes them, chunk by chunk.
     on_stage = chain(replica)
     ends = sorted(c.first_layer + c.num_layers for s in replica.stages for c in stage_chunks(s))
     chunks: list[list[LayerRange]] = [[] for _ in replica.stages]

@@ -37,6 +37,7 @@ def write_text_dataset(prefix: Path, num_tokens: int) -> int:
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=DType.optimal_dtype(VOCAB_SIZE))
     written = 0
     for paragraph in paragraphs():
+        # One token a byte, then the end of the document.
         tokens = numpy.fromiter(chain(paragraph, [VOCAB_SIZE - 1]), dtype=numpy.int64)
         builder.add_item(torch.from_numpy(tokens))
         builder.end_document()
