@@ -233,8 +233,7 @@ def sequence_parallel_divides(plan: Plan) -> Iterator[Violation]:
                     "--sequence-parallel.",
                 )
         elif context > 1 and not whole % (2 * context) and seq_length % width:
-            # Another invariant refuses a sequence that does not divide by the context-parallel
-            # size.
+            # Another invariant refuses sequences that context parallelism does not divide.
             yield Violation(
                 stage_key(r, s, "shape", "tensor_parallel"),
                 f"{stage_name(r, s)}: with --sequence-parallel the width {width} must divide the "
