@@ -90,7 +90,6 @@ def _stage(where: str, old: Stage | None, new: Stage | None) -> Iterator[Differe
     yield from _changed(where, "holds", _layers(old), _layers(new))
     sharded = old.shape.num_sharded_layers, new.shape.num_sharded_layers
     yield from _changed(where, "sharded layers", *sharded)
-    # Settings for which None has a meaning of its own.
     for field, default in _DEFAULTS.items():
         yield from _changed_setting(
             where, field.replace("_", " "), getattr(old, field), getattr(new, field), default
@@ -119,7 +118,6 @@ def _changed_setting(
 def _devices(before: Plan, after: Plan) -> Iterator[Difference]:
     """Report moves by device: easier to follow than two lists for each stage."""
     old, new = _place_of_device(before), _place_of_device(after)
-    # In the order of names, whichever plan has the device.
     for device in sorted(old.keys() | new.keys()):
         if old.get(device) != new.get(device):
             yield Difference(
@@ -158,7 +156,6 @@ def _job(before: Plan, after: Plan) -> Iterator[Difference]:
         *([list(group) for group in plan.exchange_uplinks] for plan in (before, after)),
     )
     # Sizes of the model and the training, field by field.
-    # A workload on one side alone is one difference; on neither side, none.
     if before.workload is None or after.workload is None:
         if before.workload is not after.workload:
             yield Difference("plan", "workload", *map(_workload_text, (before, after)))
@@ -197,7 +194,6 @@ def _workload_text(plan: Plan) -> str | None:
 
 def _estimates(before: Plan, after: Plan) -> Iterator[Difference]:
     old, new = before.estimates, after.estimates
-    # Estimates on one side alone are one difference.
     if old is None or new is None:
         if old is not new:
             yield Difference("estimates", "step time", _step_text(old), _step_text(new))

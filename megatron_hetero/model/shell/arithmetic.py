@@ -83,7 +83,6 @@ def _shown(text: str) -> str:
 
 def _tokens(text: str, where: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
-    # Trailing blanks match no token, and the end is taken before those.
     position, text_end = 0, len(text.rstrip())
     while position < text_end:
         match = _TOKEN.match(text, position)
@@ -204,7 +203,6 @@ class _Reader:
             counts = operator not in ("&&", "||") or (value != 0) == (operator == "&&")
             other = self._skipping(lambda: self._level(level + 1), counts)
             if operator in ("&&", "||"):
-                # Bash makes 1 or 0 of a logical result, whatever the operands were.
                 value = int(bool(other)) if counts else int(operator == "||")
             else:
                 value = self._combined(operator, value, other)
@@ -248,7 +246,6 @@ class _Reader:
             if kind != "name":
                 raise self._not_run()
             return self._set(name, self._variable(name) + (1 if step == "++" else -1))
-        # A row of signs, as in `- - - 1`, recurses too and counts as depth.
         if sign := self._take("-", "+", "!", "~"):
             self._depth += 1
             if self._depth > _MAX_DEPTH:
@@ -261,7 +258,6 @@ class _Reader:
             if not self._take(")"):
                 raise self._not_run()
             return value
-        # An operator where a value has to be: the expression is not bash's.
         if not self._tokens or self._tokens[0][0] == "operator":
             raise self._not_run()
         kind, text = self._tokens.pop(0)

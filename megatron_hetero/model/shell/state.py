@@ -118,7 +118,6 @@ class Shell:
         self.flow, self.returned = "", returned
         # The loop around may have ended in one of these branches, so its number of runs is open.
         self.may_leave_loop = bool(leaving) or any(b.may_leave_loop for b in going_on)
-        # A function that several branches define is the one of the last branch.
         self.functions = {k: v for branch in alive for k, v in branch.functions.items()}
         self.exported = frozenset().union(*(branch.exported for branch in alive))
         self.folder = first.folder
@@ -148,10 +147,8 @@ class Shell:
     def _merged(self, name: str, found: list[Variable | None], reason: str) -> Variable:
         values = [v for v in found if v is not None]
         first = values[0]
-        # All branches set the variable, and to the same value.
         if len(values) == len(found) and all(v.equals(first) for v in values):
             return first
-        # The last branch that sets the variable gives the line of the reason.
         where = next((w.where for v in reversed(values) for w in v.words), self.where)
         words = f"{name} (line {where.rpartition(':')[2]}) {reason}, which is not run"
         # A table that differs loses its keys: which of them it has is not known.
@@ -216,7 +213,6 @@ class Shell:
         self.records.steps += (size + 128 * num_parts + 4 * len(words)) >> 8
         if size > MAX_VALUE or len(words) > MAX_VALUE >> 4:
             raise ModelError(f"{self.where}: {name} grows beyond {MAX_VALUE} characters")
-        # Bash keeps this variable read-only.
         if name == "SHELLOPTS":
             return
         self.unset -= {name}

@@ -79,7 +79,6 @@ def experts_can_be_dealt_out(plan: Plan) -> Iterator[Violation]:
         if shares is None:
             continue
         key, where = stage_key(r, s, "shape", "expert_shares"), stage_name(r, s)
-        # Every device has one expert at least.
         if model.num_experts < width:
             had = f"{model.num_experts} experts" if model.num_experts else "no experts"
             yield Violation(
@@ -137,7 +136,6 @@ def experts_over_replicas_meet(plan: Plan) -> Iterator[Violation]:
     for (r, s), peers in expert_peers(plan).items():
         shape = plan.replicas[r].stages[s].shape
         wanted = stages_in_group(shape)
-        # One message for a set of peers, at its first replica.
         if len(peers) < wanted and r == peers[0]:
             yield Violation(
                 stage_key(r, s, "shape", "expert_groups"),
@@ -274,7 +272,6 @@ def unlike_sizes_are_weighted_by_token(plan: Plan) -> Iterator[Violation]:
     micro-batches would weigh a short micro-batch like a long one."""
     if plan.workload is None or plan.workload.training.per_token_loss:
         return
-    # [replica] -> micro-batch size.
     sizes = [r.micro_batch_size or plan.workload.training.micro_batch_size for r in plan.replicas]
     for r, size in enumerate(sizes):
         if size != sizes[0]:

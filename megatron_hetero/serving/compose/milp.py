@@ -54,7 +54,6 @@ def serve_cheapest(problem: Composing, gap: float = 1e-4, time_limit_s: float = 
     smaller = problem.without_dominated()
     found = _MilpProblem(smaller, is_cost=True).solve(gap, time_limit_s)
     if found is None:
-        # How much could be served is only for the message, so a wider gap does.
         most = _MilpProblem(smaller, is_cost=False).solve(max(gap, 1e-2), time_limit_s)
         part = 0.0 if most is None else most.scale
         raise InfeasiblePlanError(
@@ -99,7 +98,6 @@ class _TripletRows:
 
     def add(self, terms: Sequence[tuple[int, float]], lower: float, upper: float) -> None:
         """Add a row: bounds of a sum of (column, factor)."""
-        # (value, row, column) of each term; the row is the next one.
         for column, value in terms:
             self.values.append(value)
             self.rows.append(len(self.lower))
@@ -346,7 +344,6 @@ class _MilpProblem:
 
     def _composition(self, values: Sequence[float], bound: float) -> Composition:
         p = self.problem
-        # Rates below this are rounding of the solver.
         least = [_LEAST_RATE * max(demanded, 1e-300) for demanded in p.demand]
         counts: dict[str, int] = {}
         rates: dict[str, tuple[float, ...]] = {}
