@@ -22,6 +22,7 @@ from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.errors import ClusterError
 from megatron_hetero.files import near_names, read_json, validate_document
 
+# Words of makers and brands, which people write or leave out.
 _VENDOR_WORDS = re.compile(
     r"\b(nvidia|amd|geforce|tesla|instinct|blackwell|generation)\b", re.IGNORECASE
 )
@@ -92,6 +93,7 @@ def gpu_type(name: str) -> GpuType:
         ClusterError: no such GPU; the message has the nearest names and the way to add one's own.
     """
     types, names, *_ = _load()
+    # Names are compared without what writers differ in: case, blanks, hyphens, "GiB" for "GB".
     canonical = names.get(_normalise(name))
     if canonical is None:
         raise ClusterError(
@@ -134,9 +136,11 @@ def sheet_link(name: str) -> SheetLink:
 def _hint(name: str) -> str:
     """Guess the GPU meant: one that begins so ("A100": its sizes), a near name, or what there
     is."""
+    # A GPU of another maker is no slip of the keyboard, and gets its own reason.
     library = library_of_name(name)
     if library is not None and (why := cannot_train(name, library)):
         return f", and could not train: {why}"
+    # Entries that begin like the name, else those that have all of its words, as "RTX 6000".
     wanted, names = _normalise(name), gpu_type_names()
     words = re.findall(r"[a-z]+[0-9]*|[0-9]+", _VENDOR_WORDS.sub("", name).lower())
     longer = [n for n in names if wanted and _normalise(n).startswith(wanted)] or [
@@ -144,6 +148,7 @@ def _hint(name: str) -> str:
         for n in names
         if words and set(words) <= set(re.findall(r"[a-z]+[0-9]*|[0-9]+", n.lower()))
     ]
+    # A few guesses help; more would only repeat the catalogue.
     if 0 < len(longer) <= 8:
         meant = " or ".join(f'"{n}"' for n in longer)
         return f" (did you mean {meant}?)"
@@ -156,6 +161,7 @@ def _normalise(name: str) -> str:
 
 
 def _part_of_peak(entry: _CatalogueEntry) -> float | None:
+    # The best product measured, as a part of the 16-bit peak.
     peak = entry.bf16 or entry.fp16
     return entry.best_product / peak if entry.best_product and peak else None
 
@@ -190,6 +196,7 @@ def _load() -> tuple[
             half_rate=entry.half_rate,
         )
         links[entry.name] = SheetLink(entry.link, entry.link_bandwidth, entry.bridge_bandwidth)
+        # The first GPU keeps a name that several entries give.
         for name in (entry.name, *entry.aliases):
             names.setdefault(_normalise(name), entry.name)
     # Spellings serve the guess of a card from somebody's words.

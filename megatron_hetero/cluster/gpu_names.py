@@ -99,24 +99,31 @@ def parse_gpu_name(name: str) -> GpuName | None:
     """Read a name; None for one that is too long, or of which nothing is left."""
     if len(name) > MAX_NAME:
         return None
+    # Marks of shared GPUs are of the list, not of the card; underscores stand for blanks.
     text = _SHARED.sub("", name).lower().replace("_", " ")
     text = re.sub(r"(?<=[a-z0-9])-(?=[a-z0-9])|[(),/:]", " ", re.sub("max[- ]q", "maxq", text))
+    # The memory is taken out first, as "80GB" would read like a part of the model's number.
     sizes = _MEMORY.findall(text)
     text = _MEMORY.sub(" ", text)
+    # Forms in the spellings of lists: "PCI-E", "NVL72" of a rack, "80GBPCIe" glued to a number.
     text = re.sub(r"\bpci e\b", "pcie", text)
     text = re.sub(r"\bnvl ?[0-9]+\b", " ", text)  # a rack
     text = re.sub(r"(?<=[0-9])(pcie|nvl|sxm[0-9]?|oam|hbm)", r" \1", text)
     form: str | None = None
     words: set[str] = set()
     for chunk in text.split():
+        # A chunk that is one word stays whole; glued words are cut.
         for piece in [chunk] if chunk in _FORMS or chunk in _NOISE else _PIECES.findall(chunk):
             if piece in _FORMS:
+                # The last form named counts.
                 form = _FORMS[piece]
             elif piece not in _NOISE:
                 words.add(piece)
+    # Words that a number implies go, so that "RTX 3090" and "3090" are one.
     words = _plain(words)
     if not words:
         return None
+    # The last size that the name gives counts.
     return GpuName(frozenset(words), int(sizes[-1]) if sizes else None, form)
 
 
@@ -156,9 +163,11 @@ def find_gpu(name: str, memory_bytes: int | None = None) -> FoundName | None:
     found = candidates(name, memory_bytes)
     if len(found) == 1:
         return FoundName(found[0])
+    # Several agree: the one that is called exactly so is meant, if there is one.
     own = named_exactly(name.replace("_", " "))
     if own is None or own not in found:
         return None
+    # Without a form in the name the others stay possible, and the user is told.
     wanted = parse_gpu_name(name)
     is_plain = wanted is not None and wanted.form is None
     return FoundName(own, tuple(n for n in found if n != own) if is_plain else ())
@@ -173,6 +182,7 @@ def near_candidates(name: str) -> tuple[str, ...]:
         known.name
         for known in spellings()
         if any(
+            # The name has fewer words, one with a digit, and lacks more than numbers.
             wanted.words < spelled.words
             and any(map(_has_digit, wanted.words))
             and not all(word.isdecimal() for word in spelled.words - wanted.words)
@@ -194,10 +204,12 @@ def names_match(name: str, driver_name: str) -> bool:
     found = parse_gpu_name(driver_name)
     if found is None or part_of_card(driver_name):
         return False
+    # A type of the user's own has no spellings: its words have to be among the driver's.
     known = next((k for k in spellings() if k.name == name), None)
     if known is None:
         wanted = parse_gpu_name(name)
         return wanted is not None and wanted.words <= found.words
+    # Only NVL counts as a form: module and card are one model here.
     free = replace(found, form=found.form if found.form == "nvl" else None)
     return any(_agree(free, known, spelled) for spelled in _parsed(known))
 
@@ -205,6 +217,7 @@ def names_match(name: str, driver_name: str) -> bool:
 def _agree(wanted: GpuName, known: Spelling, spelled: GpuName) -> bool:
     if wanted.words != spelled.words:
         return False
+    # Any of the sizes in the GPU's names may be written, as well as the nominal one.
     sizes = {known.nominal_gb, *(s.memory_gb for s in _parsed(known))}
     if wanted.memory_gb is not None and wanted.memory_gb not in sizes:
         return False

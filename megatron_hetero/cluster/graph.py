@@ -34,7 +34,9 @@ def link_graph(
 
     graph: networkx.Graph[Any] = networkx.Graph()
     graph.add_nodes_from(node_names)
+    # Sorted, so that the graph does not depend on the order of the file.
     for (a, b), link in sorted(node_links.items(), key=lambda item: item[0]):
+        # The first direction of a pair sets the edge, the second may only slow it.
         known = graph.get_edge_data(a, b, {"bytes_per_s": link.bytes_per_s, "latency_s": 0.0})
         graph.add_edge(
             a,
@@ -52,6 +54,7 @@ def connected_parts(
     import networkx
 
     names = tuple(node_names)
+    # Sets of networkx have no order; parts and members get that of the names.
     position = {name: i for i, name in enumerate(names)}
     parts = networkx.connected_components(link_graph(names, node_links))
     ordered = (tuple(sorted(part, key=position.__getitem__)) for part in parts)

@@ -47,6 +47,7 @@ def faster_lines(
         factor: of the capacity.
         is_meant: chooses the pairs of sites; all by default.
     """
+    # A line may be shared by pairs that are not meant, and is faster for these too.
     named = {line.name for pair, lines in site_lines.items() if is_meant(pair) for line in lines}
     return {
         pair: tuple([line.faster(factor) if line.name in named else line for line in lines])

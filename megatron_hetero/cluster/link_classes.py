@@ -40,16 +40,21 @@ def classify_links(
         site_places: numbers of all sites.
     """
     inner = [node.link for node in nodes]
+    # Distinct links in a fixed order, so that equal clusters get equal numbers.
     links = tuple(dict.fromkeys([*summary.usual.values(), *summary.others.values(), *inner]))
     number = {link: i for i, link in enumerate(links)}
+    # [site, site] -> class of the usual link.
     of_sites = np.zeros((len(site_places), len(site_places)), np.int64)
     for (here, there), link in summary.usual.items():
         of_sites[site_places[here], site_places[there]] = number[link]
+    # [node] -> its site; indexing by it twice gives [node, node].
     own = np.array([site_places[node.site] for node in nodes])
     of_pairs = of_sites[np.ix_(own, own)]
     node_number = {node.name: i for i, node in enumerate(nodes)}
+    # Pairs with a link of their own, over the usual ones.
     for (one, other), link in summary.others.items():
         of_pairs[node_number[one], node_number[other]] = number[link]
+    # A node with itself: the link between its GPUs.
     np.fill_diagonal(of_pairs, [number[link] for link in inner])
     speeds = np.array([link.bytes_per_s for link in links])
     return LinkClasses(links, speeds, of_pairs, node_number)

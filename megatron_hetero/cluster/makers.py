@@ -89,6 +89,7 @@ def mixed_libraries(places: Iterable[tuple[str, str, Library]]) -> str:
     Args:
         places: (node, GPU type, library) of each node of the job.
     """
+    # Library -> nodes that speak it.
     nodes: dict[Library, list[str]] = {}
     for node, gpu, library in places:
         nodes.setdefault(library, []).append(f"{node} ({gpu})")

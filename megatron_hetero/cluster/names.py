@@ -42,6 +42,7 @@ def expand_names(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: it is no such range, or of too many names.
     """
+    # Text in front, the list in brackets, and text behind.
     found = _RANGE.fullmatch(text)
     if found is None:
         if "[" in text or "]" in text:
@@ -53,8 +54,10 @@ def expand_names(text: str) -> tuple[str, ...]:
         last = last if dash else first
         if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
             raise ValueError(f'"{text[:64]}": "{part}" is no range, such as 0-3')
+        # The number is checked before names are made, as one range may stand for billions.
         if int(last) - int(first) + len(names) >= _MOST_NAMES:
             raise ValueError(f'"{text[:64]}" stands for more than {_MOST_NAMES} names')
+        # "08" asks for names as wide as that.
         width = len(first) if first.startswith("0") else 0
         names += [f"{found[1]}{n:0{width}d}{found[3]}" for n in range(int(first), int(last) + 1)]
     return tuple(names)
@@ -63,6 +66,7 @@ def expand_names(text: str) -> tuple[str, ...]:
 def is_number(name: str) -> bool:
     """Tell a name that resolvers take for an address without four parts: "0" is 0.0.0.0, every
     interface, and "134744072" is 8.8.8.8."""
+    # Resolvers look at the last part alone.
     if not _NUMBER.fullmatch(name.rpartition(".")[2]):
         return False
     try:

@@ -49,6 +49,7 @@ class Link:
         >>> Link(50e9, 0.0, group_bytes_per_s=((4, 9e9),)).ring_bytes_per_s(5)
         9000000000.0
         """
+        # Ascending sizes: the last that the ring reaches counts.
         found = [speed for size, speed in self.group_bytes_per_s if size <= num_ranks]
         return found[-1] if found else self.bytes_per_s
 
@@ -94,10 +95,12 @@ class NodeLinks(Mapping[NodePair, Link]):
         self.pair_links = pair_links
 
     def __getitem__(self, pair: NodePair) -> Link:
+        # A link of the pair itself beats the class of its sites.
         if pair in self.pair_links:
             return self.pair_links[pair]
         a, b = pair
         if a == b:
+            # A node has no link to itself here; inside it `Node.link` counts.
             raise KeyError(pair)
         return self.site_links[self.sites[a], self.sites[b]]
 
@@ -127,6 +130,7 @@ def mapped_links(
     links: Mapping[NodePair, Link], change: Callable[[Link], Link]
 ) -> Mapping[NodePair, Link]:
     """Return `links` with every link changed."""
+    # Classes are changed as classes, which keeps the summary cheap.
     if isinstance(links, NodeLinks):
         return links.mapped(change)
     return {pair: change(link) for pair, link in links.items()}
@@ -162,6 +166,7 @@ def summarise_links(site_of: Mapping[str, str], links: Mapping[NodePair, Link]) 
     for name, site in site_of.items():
         nodes_of.setdefault(site, []).append(name)
     classes = links.site_links if isinstance(links, NodeLinks) else {}
+    # (site, site) -> pairs with a link of their own.
     own: dict[tuple[str, str], dict[NodePair, Link]] = {}
     for pair, link in (links.pair_links if isinstance(links, NodeLinks) else links).items():
         a, b = pair
@@ -173,11 +178,13 @@ def summarise_links(site_of: Mapping[str, str], links: Mapping[NodePair, Link]) 
     for key in dict.fromkeys([*classes, *own]):
         pairs = own.get(key, {})
         ones, rest = nodes_of.get(key[0], []), nodes_of.get(key[1], [])
+        # How many ordered pairs have each link; pairs of the class are counted, not listed.
         found = Counter(pairs.values())
         if key in classes:
             found[classes[key]] += len(ones) * (len(rest) - (key[0] == key[1])) - len(pairs)
         if not any(found.values()):
             continue
+        # Of equally frequent links the slowest, and then by value, so that the choice is one.
         link = min(found, key=lambda k: (-found[k], k.bytes_per_s, k.latency_s, repr(k.terms)))
         usual[key] = link
         # Pairs with another link are listed.

@@ -30,10 +30,13 @@ def site_tour(sites: Sequence[str], links: Mapping[tuple[str, str], Link]) -> tu
     >>> site_tour("0213", {(str(a), str(b)): link for (a, b), link in links.items()})
     ('0', '1', '2', '3')
     """
+    # Sorted, so that the order of the file does not count.
     names = sorted(set(sites))
     if len(names) <= 3:  # all ways are one
         return tuple(names)
+    # (site, site) -> seconds of a short message.
     seconds = {(a, b): _hop_s(links, a, b) for a in names for b in names if a != b}
+    # Each start costs a tour of all sites, so only some are tried.
     tours = [_nearest(names, start, seconds) for start in names[:_MAX_STARTS]]
     return min(tours, key=lambda tour: (_length_s(tour, seconds), tour))
 
@@ -44,6 +47,7 @@ def _nearest(
     tour, left = [start], [name for name in names if name != start]
     while left:
         here = tour[-1]
+        # Of equally near sites the first by name.
         tour.append(min(left, key=lambda name: (seconds[here, name], name)))
         left.remove(tour[-1])
     return tuple(tour)

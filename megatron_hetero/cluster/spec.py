@@ -196,6 +196,7 @@ class Cluster:
     def devices(self) -> tuple[Device, ...]:
         """Return every GPU, machine by machine in file order, in a machine in the order of its
         bus."""
+        # Islands of a machine share its bus, so their GPUs are sorted together.
         return tuple(
             device
             for islands in self.machines.values()
@@ -237,6 +238,7 @@ class Cluster:
         """
         left = set(self.device_by_name)
         for name in names:
+            # A name is a GPU or a machine, of which all GPUs go.
             gone = {d for d in self.device_by_name if name in (d, device_place(d)[0])}
             if not gone:
                 known = ", ".join(self.machines)
@@ -267,6 +269,7 @@ class Cluster:
     def without_link_terms(self) -> Cluster:
         """Return the same cluster with links of latency and bandwidth alone; itself if they are."""
         links = self.link_summary
+        # Inner links count too: a ring inside a node has terms as well.
         every = (*(n.link for n in self.nodes), *links.usual.values(), *links.others.values())
         if not any(link.terms for link in every):
             return self
@@ -286,6 +289,7 @@ class Cluster:
     def lines(self, here: str, there: str) -> tuple[Line, ...]:
         """Return the lines on the path between two nodes that are shared with further pairs, in the
         order of a byte's path; empty inside a node."""
+        # Each pair is computed once, as a search asks for it again and again.
         key = here, there
         if key not in self._lines:
             self._lines[key] = self._lines_between(here, there) if here != there else ()
@@ -297,6 +301,7 @@ class Cluster:
 
     def _lines_between(self, here: str, there: str) -> tuple[Line, ...]:
         one, other = self.node_by_name[here], self.node_by_name[there]
+        # Inside a machine islands share the root complex, if its capacity is given.
         if one.machine == other.machine:
             if one.root_complex_bytes_per_s == inf:
                 return ()
@@ -306,6 +311,7 @@ class Cluster:
             # Two machines are joined by one path, whichever of their islands use it.
             name = f"path {one.machine} -> {other.machine}"
             shared = Line(name, self.node_links[here, there].bytes_per_s), *shared
+        # In the order of a byte's path: out of the sender's machine first.
         if one.uplink_bytes_per_s != inf:
             shared = node_uplink(one.machine, one.uplink_bytes_per_s)[0], *shared
         if other.uplink_bytes_per_s != inf:
@@ -355,6 +361,7 @@ class Cluster:
         """Return `lines` without the uplinks that are but the sum of a machine's NICs."""
         if not self.has_nics:
             return self.lines(here, there)
+        # An uplink as fast as all NICs together limits nothing that these do not.
         sums = {
             line.name
             for node in (self.node_by_name[here], self.node_by_name[there])
@@ -379,6 +386,7 @@ class Cluster:
         path = self.path(sender, receiver)
         if not self.has_nics or sender.node == receiver.node:
             return path
+        # The slowest of path, pair and both NICs.
         ends = [self.nic_bytes_per_s(end, path) for end in (sender, receiver)]
         speed = min(path.bytes_per_s, path.nic_bytes_per_s, *ends)
         return path if speed == path.bytes_per_s else replace(path, bytes_per_s=speed)

@@ -62,6 +62,7 @@ class Argument:
 
     @property
     def _most_values(self) -> int:
+        # A flag of another program is taken to have one value.
         flag = flag_table().by_name.get(self.flag)
         most = 1 if flag is None else flag.bounds[1]
         return 1 if most is None else most
@@ -71,6 +72,7 @@ class Argument:
         """Return the argument as Megatron gets it; None when the script has to be run to know
         it."""
         most = self._most_values
+        # Known values all count; an unknown one behind the last that the flag takes is no value.
         values = [v for i, v in enumerate(self.values) if i < most or v.text is not None]
         if self.reason or any(v.reason for v in values):
             return None
@@ -79,6 +81,7 @@ class Argument:
     @property
     def unread(self) -> Iterator[Unread]:
         """Yield the parts of the argument that only a running shell knows."""
+        # The first unknown value gives the reason of the whole argument.
         hidden = next((v for v in self.values if not v.is_known), None)
         if self.words is None:
             reason = self.reason or (hidden.reason if hidden else "")
@@ -125,6 +128,7 @@ def group_arguments(words: Sequence[Word]) -> tuple[Argument, ...]:
     arguments: list[Argument] = []
     for word in words:
         if word.is_flag:
+            # `--flag=` has an empty value, `--flag` none.
             flag, separator, value = (word.text or "").partition("=")
             values = (Word(value, word.where, word.reason),) if separator else ()
             arguments.append(Argument(flag, values, word.where, word.reason))
@@ -132,6 +136,7 @@ def group_arguments(words: Sequence[Word]) -> tuple[Argument, ...]:
             last = arguments[-1]
             arguments[-1] = replace(last, values=(*last.values, word))
         elif word.text is not None or word.is_conditional:
+            # An unknown word here may be flags (`leading_holes` names it); text surely is none.
             what = f'"{word.text}"' if word.text is not None else f"a variable ({word.reason})"
             raise ModelError(f"{word.where}: {what} stands before the first flag; remove it")
     return tuple(arguments)
@@ -154,11 +159,13 @@ def merge_arguments(
                 f"{argument.flag} is decided by the plan and cannot be given; remove it, or limit "
                 "the planner in cluster.yaml (limits.max_tensor_parallel, max_pipeline_parallel)"
             )
+    # Of flags that exclude one another, the typed one displaces those of the script.
     displaced: set[str] = set()
     for flags in _EXCLUSIVE:
         given = {a.flag for a in typed} & flags
         if given:
             displaced |= flags - given
+    # A dictionary keeps the first place of a flag and the last of its values, like argparse.
     merged = {a.flag: a for a in arguments if a.flag not in PLAN_FLAGS and a.flag not in displaced}
     merged.update({a.flag: a for a in typed})
     return tuple(merged.values())

@@ -42,6 +42,7 @@ def blocks(workload: Workload, tensor_parallel_widths: Sequence[int] = (1,)) -> 
     """
     model = workload.model
     vocab_size = padded_vocab_size(model, tensor_parallel_widths)
+    # Models have two kinds of layers at most, so each kind is computed once.
     layers = {kind: _layer(kind) for kind in model.kinds or (model,)}
     return (
         _embedding(model, vocab_size),
@@ -56,6 +57,7 @@ def padded_vocab_size(model: ModelSpec, tensor_parallel_widths: Sequence[int] = 
     With one width this is Megatron's `calculate_padded_vocab_size`.
     """
     multiple = model.make_vocab_size_divisible_by * math.lcm(*tensor_parallel_widths)
+    # Rounded up to a multiple; the least common multiple serves all widths at once.
     return -(-model.vocab_size // multiple) * multiple
 
 
@@ -77,18 +79,22 @@ def _head(model: ModelSpec, vocab_size: int) -> Block:
     """Build the final norm and output layer, and the layers that predict further tokens; the
     weights of a tied output layer are the embedding's."""
     norm = norm_parameters(model)
+    # A tied output layer has no weights of its own, but the same products.
     output = 0 if model.tied_embeddings else vocab_size * model.hidden_size
     flops = 2.0 * model.seq_length * vocab_size * model.hidden_size
     head = Block("head", "head", norm + output, norm, flops, 0.0)
     if not model.mtp_num_layers:
         return head
+    # Megatron builds each such layer as the last decoder layer of the model.
     further = _layer(model.of_layer(model.num_layers - 1))
+    # Three norms each: over the embedding, over the hidden state, and at the end.
     number, norms = model.mtp_num_layers, 3 * norm
     joined = joining_params(model)
     return replace(
         head,
         num_parameters=head.num_parameters + number * (further.num_parameters + joined + norms),
         num_replicated_parameters=norm + number * (further.num_replicated_parameters + norms),
+        # Each costs a layer, a projection from twice the hidden size, and an output layer.
         matmul_flops_forward=flops
         + number * (further.matmul_flops_forward + flops + 2.0 * model.seq_length * joined),
         attention_flops_forward=number * further.attention_flops_forward,
@@ -104,6 +110,7 @@ def joining_params(model: ModelSpec) -> int:
 def _layer(model: ModelSpec) -> Block:
     attention, attention_replicated = attention_parameters(model)
     mlp, mlp_replicated = mlp_parameters(model)
+    # Two norms: before attention and before the MLP.
     norms = 2 * norm_parameters(model)
     # Scores and weighted values: 2 products of s x s x channels a head, half of it causal.
     attention_flops = float(model.seq_length**2 * sum(_score_sizes(model)))
@@ -120,9 +127,11 @@ def _layer(model: ModelSpec) -> Block:
 def _matmul_weights(model: ModelSpec) -> int:
     """Count the weights multiplied with each token in a layer."""
     weights = attention_weights(model)
+    # Up and down, and the gate's.
     matrices = 3 if model.gated_mlp else 2
     if not model.num_experts:
         return weights + matrices * model.hidden_size * model.ffn_hidden_size
+    # A token passes the experts chosen for it, the shared expert, and all columns of the router.
     columns = model.moe_router_topk * model.moe_ffn_hidden_size
     columns += model.moe_shared_expert_intermediate_size
     gates = model.num_experts + model.moe_shared_expert_gate
@@ -140,12 +149,16 @@ def attention_parameters(model: ModelSpec) -> tuple[int, int]:
     num_parameters = attention_weights(model)
     num_replicated = 0
     if model.learns_softmax_offset:
+        # The offsets of the softmax divide with the heads.
         num_parameters += model.num_attention_heads
     if not model.kv_lora_rank and (model.add_bias_linear or model.add_qkv_bias):
+        # Biases of queries, keys and values divide with the heads; latent attention has none.
         num_parameters += _qkv_size(model)
     if model.add_bias_linear:
+        # The bias behind the row-parallel output product is whole on every member.
         num_replicated += model.hidden_size
     if model.qk_layernorm and model.kv_lora_rank:
+        # Latent attention has norms over its latents, plain attention over the channels of a head.
         num_replicated += norm_parameters(model, model.q_lora_rank + model.kv_lora_rank)
     elif model.qk_layernorm:
         num_replicated += 2 * norm_parameters(model, model.kv_channels)
@@ -162,13 +175,16 @@ def whole_latent_params(model: ModelSpec) -> int:
 
 def attention_weights(model: ModelSpec) -> int:
     """Count the elements of the matrices of one attention."""
+    # Queries, keys with values, and the output; grouped queries have fewer keys and values.
     if not model.kv_lora_rank:
         return model.hidden_size * (_qkv_size(model) + _query_size(model))
     heads = model.num_attention_heads
     query = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
     queries = model.hidden_size * query
+    # With latents, queries come from a product in two steps: down to the latents and up again.
     if model.q_lora_rank:
         queries = model.q_lora_rank * (model.hidden_size + query)
+    # Keys and values share one latent; the rotary part of the keys goes beside the latent.
     down = model.hidden_size * (model.kv_lora_rank + model.qk_pos_emb_head_dim)
     up = model.kv_lora_rank * heads * (model.qk_head_dim + model.v_head_dim)
     return queries + down + up + heads * model.v_head_dim * model.hidden_size
@@ -196,6 +212,7 @@ def mlp_parameters(model: ModelSpec) -> tuple[int, int]:
     An expert has the shape of a dense MLP of width `moe_ffn_hidden_size`.
     """
     ffn = model.mlp_columns
+    # A gated MLP has the gate's columns beside those of the first product.
     fc1 = ffn * (2 if model.gated_mlp else 1)
     sharded = model.hidden_size * (fc1 + ffn) + (fc1 if model.add_bias_linear else 0)
     replicated = model.hidden_size if model.add_bias_linear else 0
@@ -203,6 +220,7 @@ def mlp_parameters(model: ModelSpec) -> tuple[int, int]:
         return sharded + replicated, replicated
     router = router_params(model)
     shared = model.moe_shared_expert_intermediate_size * (3 if model.gated_mlp else 2)
+    # Every expert has its own weights and biases; the shared expert has no biases.
     return (
         model.num_experts * (sharded + replicated) + router + shared * model.hidden_size,
         model.num_experts * replicated + router,
@@ -214,5 +232,6 @@ def _query_size(model: ModelSpec) -> int:
 
 
 def _qkv_size(model: ModelSpec) -> int:
+    # A gate of the output is as wide as the queries, and comes from the same product.
     heads = model.num_attention_heads * (2 if model.attention_output_gate else 1)
     return (heads + 2 * model.num_query_groups) * model.kv_channels

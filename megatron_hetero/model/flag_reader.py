@@ -14,6 +14,7 @@ from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.shell.values import Word
 from megatron_hetero.model.spec import Unread
 
+# Counts and sizes fit into 32 bits; anything larger is a slip of the keyboard.
 MAX_SIZE = 1 << 31
 
 
@@ -31,6 +32,7 @@ class FlagReader:
         self._source = job.source
         self._is_planned = is_planned
         self._set_aside: list[Unread] = []
+        # A flag takes one value at least, so only unknown words behind it may be flags.
         for argument in job.arguments:
             self._check_hidden_flags(argument.flag, (*argument.values[1:], *argument.holes))
 
@@ -51,6 +53,7 @@ class FlagReader:
             return False
         self._check_certain(argument)
         self._check_hidden_flags(flag, argument.values)
+        # Unknown words behind a switch are taken for empty (`Argument.holes`).
         known = [v for v in argument.values if v.text is not None]
         if known:
             self.fail([flag], f'{flag} takes no value, and "{known[0].text}" follows it')
@@ -123,6 +126,7 @@ class FlagReader:
         missing = [flag for flag in flags if flag not in self]
         if not missing:
             return
+        # A misspelt flag is the likeliest reason that one is missing.
         for flag in self._arguments:
             near = flag_table().near(flag)
             if flag not in flag_table().by_name and near:
@@ -130,6 +134,7 @@ class FlagReader:
         names = [f"{f} ({reasons[f]})" if f in reasons else f for f in missing]
         what = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
         verb, them = ("are", "them") if names[1:] else ("is", "it")
+        # The remedy depends on where flags can be added.
         if self._source == COMMAND_LINE:
             remedy = f"add {them}"
         elif self._job.takes_flags:
@@ -137,6 +142,7 @@ class FlagReader:
         else:
             remedy = f"a config.json has no such key: give {them} on our command line"
         words = " ".join(f"{flag} N" for flag in missing)
+        # Parts of the script that are not known may hold the flag, and the user is told where.
         holes = [part for part in self.unread() if not part.name]
         may_hold = "".join(f"\n{part.where}: {part.reason}, and may hold {them}" for part in holes)
         self.fail([], f"{what} {verb} missing; {remedy}: -- {words}{may_hold}")
@@ -191,6 +197,7 @@ class FlagReader:
         if argument is None:
             return None
         self._check_certain(argument)
+        # The first word counts even if it is unknown; unknown words behind it are taken for empty.
         known = [v for v in argument.values if v.text is not None or v is argument.values[0]]
         if not known or (len(known) == 1 and known[0].text == ""):
             self.fail([flag], f"{flag} has no value")

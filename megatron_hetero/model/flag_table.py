@@ -70,6 +70,7 @@ class Option:
             UsageError: a list of several values has such a value; argparse could take it for a
                 flag.
         """
+        # Without a value that looks like a flag the words stand one by one, as people write them.
         if not any(value.startswith("-") for value in self.values):
             return (self.name, *self.values)
         if "--" in self.values:
@@ -133,6 +134,7 @@ class FlagTable:
         options = []
         position = 0
         while position < len(argv):
+            # `--flag=value` is one word for argparse, so the value may begin with '-'.
             name, joined, value = argv[position].partition("=")
             if not name.startswith("--"):
                 raise UsageError(
@@ -142,6 +144,7 @@ class FlagTable:
             if joined:
                 options.append(self.option(name, value))
                 continue
+            # Values up to the next flag, but no more than the flag takes.
             most = self.by_name[name].bounds[1] if name in self.by_name else 0
             start = position
             while (
@@ -160,6 +163,7 @@ class FlagTable:
         """
         kept: list[str] = []
         is_kept = False
+        # A flag's values follow it, so all words up to the next flag share its fate.
         for token in argv:
             if not _is_value(token):
                 is_kept = token.partition("=")[0] in self.by_name
@@ -171,6 +175,7 @@ class FlagTable:
 def last_of_each(options: Iterable[Option]) -> tuple[Option, ...]:
     """Drop the options that a later option overrides; as in argparse, the last wins."""
     kept: dict[str, Option] = {}
+    # Names that set the same destination (`--x`, `--no-x`) override one another.
     for option in options:
         kept.pop(option.flag.dest, None)
         kept[option.flag.dest] = option

@@ -29,6 +29,7 @@ def layers_with_experts(flags: FlagReader, num_layers: int, num_experts: int) ->
             "--num-experts out to train a dense model",
         )
     return {
+        # An empty pattern says that all layers have experts, which is the usual case.
         "moe_layer_freq": pattern if 0 in pattern else (),
         "moe_shared_expert_intermediate_size": flags.size(
             "--moe-shared-expert-intermediate-size", 0
@@ -42,13 +43,17 @@ def _moe_layer_freq(flags: FlagReader, num_layers: int) -> tuple[int, ...]:
     that Megatron would evaluate, such as "([0]*3+[1]*58)"."""
     flag = "--moe-layer-freq"
     words = flags.words(flag)
+    # The quotes of a shell may be left where the flag comes from a file.
     text = "".join(words or ("1",)).replace(" ", "").strip("\"'")
+    # N: layers 0, N, 2 N and so on have experts.
     if text.isascii() and text.isdecimal() and int(text):
         return tuple(int(i % int(text) == 0) for i in range(num_layers))
+    # Round brackets around the whole list change nothing.
     while text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
     pattern: list[int] = []
     for term in text.split("+"):
+        # Each term is a list with its repetitions; a count beyond the layers would fill the memory.
         found = _TERM.fullmatch(term)
         count = 1 if found is None else int(found[2] or 1)
         if found is None or count > num_layers:
@@ -71,6 +76,7 @@ def latent_attention(flags: FlagReader) -> dict[str, Any]:
     """Read the sizes of multi-latent attention, with Megatron's defaults: fields of `ModelSpec`."""
     if not flags.switch("--multi-latent-attention"):
         return {}
+    # Megatron's latent attention has a latent in place of groups of keys and values.
     if flags.switch("--group-query-attention"):
         flags.fail(
             ["--group-query-attention"],

@@ -38,10 +38,12 @@ def training_command(started: Sequence[Started]) -> tuple[Launch | None, tuple[U
     launches = [found for command in started if (found := _launch(command)) is not None]
     if not launches:
         return None, ()
+    # Only commands of the surest kind compete; of these, one that runs for certain.
     best = min(launch.rank for launch in launches)
     candidates = [launch for launch in launches if launch.rank == best]
     certain = [launch for launch in candidates if not launch.command.reason]
     chosen = (certain or candidates)[-1]
+    # A command with the same words gives the same job, and needs no note.
     notes = tuple(
         Unread(
             "",
@@ -60,10 +62,12 @@ def _texts(launch: Launch) -> list[str | None]:
 
 def _launch(command: Started) -> Launch | None:
     words = list(command.words)
+    # Words behind `&&` or `>` in one string of code belong to another command, or to none.
     for i, word in enumerate(words):
         if word.text in _ENDS and word.is_known and i:
             words = words[:i]
             break
+    # The first Python program with flags behind it: launchers such as torchrun stand before it.
     for i in range(len(words)):
         name = _program(words, i)
         if name is None:
@@ -80,11 +84,13 @@ def _launch(command: Started) -> Launch | None:
 def _program(words: Sequence[Word], i: int) -> str | None:
     """Return the name of the Python program that a word is; None where it is none."""
     word = words[i]
+    # A path such as `$ROOT/pretrain_gpt.py` is known by its last part.
     seen = word.text or (word.parts[-1].text if word.parts else None)
     if seen is None:
         return None
     if seen.endswith(".py"):
         return os.path.basename(seen)
+    # `python -m package.pretrain_gpt`, but not the launcher `-m torch.distributed.run`.
     if i and words[i - 1].text == "-m" and not seen.startswith("torch.distributed"):
         return seen.rpartition(".")[2]
     return None
@@ -96,12 +102,15 @@ def _has_model(words: Sequence[Word]) -> bool:
 
 def _by_flags(command: Started, words: Sequence[Word]) -> Launch | None:
     """Read a command with an unknown program by its Megatron flags."""
+    # Flags of the words by place, an empty text for what is no flag.
     names = [(word.text or "").partition("=")[0] if word.is_flag else "" for word in words]
     known = [i for i, name in enumerate(names) if name in flag_table().by_name]
+    # The program may be a variable: a launcher, or several flags of Megatron, give it away.
     is_launcher = any(_LAUNCHERS.fullmatch(os.path.basename(w.text or "")) for w in words)
     is_hidden = words[0].text is None and len(known) >= _FEWEST_FLAGS
     if not known or not (is_hidden or (is_launcher and _has_model(words))):
         return None
+    # Unknown words just before the first flag may hold flags, too.
     start = known[0]
     while start > 1 and words[start - 1].text is None:
         start -= 1

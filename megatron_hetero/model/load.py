@@ -60,9 +60,11 @@ def load_arguments(
     Raises:
         FileFormatError, ModelError, UsageError: as there, but nothing that is missing.
     """
+    # The file gives the flags, and words typed after `--` override those.
     read = JobText(COMMAND_LINE, ()) if path is None else _read(Path(path), environment or {})
     typed = group_arguments(command_line_words(megatron_args))
     merged = merge_arguments(read.arguments, typed)
+    # What a dropped flag had hidden behind its values may still be flags, and is named.
     unread = (*read.unread, *dropped_holes(read.arguments, merged))
     return replace(read, arguments=merged, unread=unread)
 
@@ -82,6 +84,7 @@ def _read(path: Path, environment: Mapping[str, str | None]) -> JobText:
     if path.is_dir():
         return _read_folder(path)
     path, arguments = _with_arguments(path)
+    # Any JSON is a model of Hugging Face's; the job's own flags then have to be typed.
     if path.suffix == ".json":
         source, words = megatron_words_from_huggingface(read_json(path))
         return JobText(source, group_arguments(words), takes_flags=False)
@@ -92,6 +95,7 @@ def _read(path: Path, environment: Mapping[str, str | None]) -> JobText:
             "swapped?"
         )
     script = read_script(path, read_text(path), arguments, environment)
+    # Unknown words before the first flag belong to no flag, and may hold some.
     unread = (*leading_holes(script.words), *script.unread)
     return JobText(str(path), group_arguments(script.words), True, unread, script.exports)
 
@@ -104,12 +108,15 @@ def _read_folder(folder: Path) -> JobText:
             f"{folder}: a folder is read as a Hugging Face model, and this one has no config.json; "
             "name a script, a file of Megatron flags or a config.json"
         )
+    # The folder's tokenizer is counted as a check on `vocab_size`, which may be padded.
     job = _read(config, {})
     vocabulary = vocabulary_of_folder(folder)
     if vocabulary is None:
         return job
+    # A translated config has exactly one such flag.
     (rows,) = (a for a in job.arguments if a.flag == "--vocab-size")
     num_rows = int(rows.values[0].text or "0")
+    # A tokenizer with more tokens than rows would index beyond the embedding.
     if vocabulary.size > num_rows:
         raise ModelError(
             f"{rows.where}: vocab_size is {num_rows}, and the tokenizer beside it has "
@@ -122,10 +129,12 @@ def _read_folder(folder: Path) -> JobText:
 def _with_arguments(path: Path) -> tuple[Path, list[str]]:
     """Split `run.sh 8B 1` into a script and its arguments, unless a file is called so."""
     text = str(path)
+    # A file whose name has blanks is meant as it is.
     if " " not in text or path.exists():
         return path, []
     try:
         first, *rest = shlex.split(text)
     except ValueError as error:
         raise ModelError(f"{text}: {error}; quote the script's arguments as for a shell") from None
+    # Without such a file the error names the whole text as the file that is missing.
     return (Path(first), rest) if Path(first).exists() else (path, [])

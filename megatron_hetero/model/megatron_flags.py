@@ -66,12 +66,15 @@ def workload_from_arguments(job: JobText, is_planned: bool = True) -> Workload:
         UnsupportedError: a flag asks for what cannot be planned yet.
     """
     flags, source = FlagReader(job, is_planned), job.source
+    # What the cost model does not know is refused before anything else is read.
     for flag, what in _UNSUPPORTED.items():
         flags.refuse(flag, what)
     for flag, (what, neutral) in _UNSUPPORTED_UNLESS.items():
         flags.refuse(flag, what, unless=neutral)
+    # A job may leave out --vocab-size where the tokenizer's own files give the number.
     vocabulary = None if "--vocab-size" in flags else vocabulary_of(flags)
     required = [_sequence_flag(flags) if f == "--seq-length" else f for f in _REQUIRED]
+    # All missing flags are named at once, with the reason where the tokenizer was asked in vain.
     if vocabulary is None:
         flags.require(required, _WHY_REQUIRED)
     else:
@@ -92,6 +95,7 @@ def _model(flags: FlagReader, vocabulary: Vocabulary | None) -> ModelSpec:
     seq_length = flags.required_size(_sequence_flag(flags))
     max_positions = flags.required_size("--max-position-embeddings")
     vocab_size = vocabulary.size if vocabulary else flags.required_size("--vocab-size")
+    # Megatron asserts this too, but only on the cluster.
     if max_positions < seq_length:
         flags.fail(
             ["--max-position-embeddings"],
@@ -146,6 +150,7 @@ def _sequence_flag(flags: FlagReader) -> str:
 def _ffn_hidden_size(flags: FlagReader, hidden_size: int, swiglu: bool) -> int:
     """Read --ffn-hidden-size, by default Megatron's, which --swiglu (but not --quick-geglu) shrinks
     to 2/3, by 64."""
+    # Megatron keeps the parameters of a gated MLP near those of a plain one: 3 matrices by 2/3.
     default = int((4 * hidden_size * 2 / 3) / 64) * 64 if swiglu else 4 * hidden_size
     if default == 0 and "--ffn-hidden-size" not in flags:
         flags.fail(
@@ -160,6 +165,7 @@ def _num_query_groups(flags: FlagReader, num_heads: int) -> int:
     """Read --num-query-groups, which Megatron ignores without --group-query-attention."""
     if not flags.switch("--group-query-attention"):
         return num_heads
+    # Megatron's default is a single group, which is attention with one key and value.
     groups = flags.size("--num-query-groups", 1)
     if num_heads % groups:
         flags.fail(
@@ -173,6 +179,7 @@ def _kv_channels(flags: FlagReader, hidden_size: int, num_heads: int) -> int:
     kv_channels = flags.optional_size("--kv-channels")
     if kv_channels is not None:
         return kv_channels
+    # Megatron asserts the same where it has to take the quotient.
     if hidden_size % num_heads:
         flags.fail(
             ["--num-attention-heads"],
@@ -183,10 +190,12 @@ def _kv_channels(flags: FlagReader, hidden_size: int, num_heads: int) -> int:
 
 
 def _position_embedding(flags: FlagReader) -> Literal["learned_absolute", "rope", "yarn", "none"]:
+    # The older flag of Megatron beats the newer one.
     if flags.switch("--use-rotary-position-embeddings"):
         return "rope"
     flag = "--position-embedding-type"
     for kind in ("mrope", "relative"):
+        # Kinds that Megatron has and a GPT's cost model has not.
         if flag in flags and flags.words(flag) == (kind,):
             flags.refuse(flag, f'"{kind}"')
     position = flags.text(flag, "learned_absolute", _POSITION_EMBEDDINGS)

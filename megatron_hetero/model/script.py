@@ -73,15 +73,19 @@ def read_script(
     from megatron_hetero.model.shell.statements import run
     from megatron_hetero.model.shell.tree import parsed_script
 
+    # The whole script is followed once; commands that it starts are then in `records`.
     shell = _shell(path, arguments, given or {})
     run(shell, parsed_script(path, text))
     records = shell.records
+    # The command that starts training, if there is one, has all the flags.
     launch, notes = training_command(records.started)
     if launch is not None:
         return _with_exports(
             shell, launch.words, (*notes, *records.unread), launch.command.settings
         )
+    # A file of flags has lines that begin with a flag, which the grammar takes for commands.
     words = tuple(w for c in records.started if c.words[0].is_flag for w in c.words)
+    # A file that only sets variables is to be sourced: the flags are in these.
     if not words:
         words, notes = _of_variables(shell)
     if not words:
@@ -101,6 +105,7 @@ def _shell(path: Path, arguments: Sequence[str], given: Mapping[str, str | None]
         f"{path}:1",
         variables,
         arguments=tuple(Word(text, "--model") for text in arguments),
+        # Without arguments on our command line, `$1` may be anything that a user gives.
         knows_arguments=bool(arguments),
         unset=frozenset(name for name, value in given.items() if value is None),
         exported=frozenset(variables),
@@ -109,17 +114,20 @@ def _shell(path: Path, arguments: Sequence[str], given: Mapping[str, str | None]
 
 def _of_variables(shell: Shell) -> tuple[tuple[Word, ...], tuple[Unread, ...]]:
     """Return the words of all variables with flags, for a file that starts no command."""
+    # Words by variable; a plain value is split at blanks, as it will be where it is used.
     held = {
         name: [w for word in v.words for w in ((word,) if v.is_array else split(word))]
         for name, v in shell.variables.items()
     }
     held = {name: words for name, words in held.items() if any(w.is_flag for w in words)}
     table = flag_table().by_name
+    # Variables with flags of Megatron; those of another program, as of torchrun, are left out.
     of_megatron = {
         name: words
         for name, words in held.items()
         if any(w.is_flag and (w.text or "").partition("=")[0] in table for w in words)
     }
+    # Without any flag that Megatron knows, variables that begin with a flag are read.
     held = of_megatron or {name: words for name, words in held.items() if words[0].is_flag}
     words = tuple(word for found in held.values() for word in found)
     if any(part.reason.endswith("is not understood") for part in shell.records.unread):
@@ -127,6 +135,7 @@ def _of_variables(shell: Shell) -> tuple[tuple[Word, ...], tuple[Unread, ...]]:
     programs = [started for started in shell.records.started if started.words[0].text is not None]
     if not programs or not words:
         return words, ()
+    # Programs run, and none of them surely trains: the user should see what is read.
     note = f"no command here starts training; the flags of {', '.join(held)} are read"
     return words, (Unread("", programs[-1].where, note),)
 
@@ -137,6 +146,7 @@ def _nothing_found(path: Path, shell: Shell) -> str:
         f"{path}:1: no Megatron flags found; write them after pretrain_gpt.py, or one a line "
         "(--num-layers 32)"
     ]
+    # A script that ends by itself before training explains the missing flags best.
     if records.ended:
         lines = [
             f"{records.ended} ends the script before it starts training; give the arguments and "
@@ -155,7 +165,9 @@ def _with_exports(
     """Return the script's words with the variables set for NCCL, gloo and the like."""
     exports: list[str] = []
     parts = list(unread)
+    # Values that variables have at the end of the script; arrays cannot be exported.
     values = {name: v.words[0] for name, v in shell.variables.items() if v.words and not v.is_array}
+    # The command's own settings (`NCCL_X=1 torchrun ...`) are the last word.
     for name, word in {**values, **dict(settings)}.items():
         if not OF_LIBRARIES.fullmatch(name):
             continue

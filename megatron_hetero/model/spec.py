@@ -112,6 +112,7 @@ class ModelSpec:
         layers are alike."""
         if not self.moe_layer_freq:
             return ()
+        # Layers of each kind are models of their own, in which all layers are alike.
         sparse = replace(self, moe_layer_freq=())
         dense = replace(
             sparse,
@@ -130,14 +131,17 @@ class ModelSpec:
         if not self.kinds:
             return self
         _, dense = self.kinds
+        # A layer with experts multiplies a token with its chosen experts alone.
         active = self.moe_router_topk * self.moe_ffn_hidden_size
         # Every width that divides both kinds divides this too.
         unit = math.gcd(self.ffn_hidden_size, self.moe_ffn_hidden_size)
         columns = min(self.ffn_hidden_size, active) // unit * unit
+        # Without experts the least model has no router either, which every sparse layer has on top.
         return replace(dense, ffn_hidden_size=columns)
 
     def kind_counts(self, first_layer: int, num_layers: int) -> tuple[int, ...]:
         """Count the layers of each of `kinds` in a run of layers."""
+        # `moe_layer_freq` has a 1 for each layer with experts, so the sum counts these.
         sparse = sum(self.moe_layer_freq[first_layer : first_layer + num_layers])
         return sparse, num_layers - sparse
 
@@ -236,6 +240,7 @@ class Unread:
 
         A known flag without its value changes neither: the reader refuses one that does.
         """
+        # A name in capitals is a variable for a library, which changes neither model nor training.
         is_setting = re.fullmatch("[A-Z][A-Z0-9_]*", self.name)
         return not self.name.startswith(("--", "recompute of ")) and not is_setting
 

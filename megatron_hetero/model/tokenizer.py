@@ -56,8 +56,10 @@ def vocabulary_of(flags: FlagReader) -> Vocabulary | None:
         return None
     if kind == "TikTokenizer":
         return Vocabulary(_TIKTOKEN_DEFAULT, "Megatron's default for TikTokenizer")
+    # GPT-2's tokenizer is given by its vocabulary, the others by a model.
     flag = "--vocab-file" if kind == "GPT2BPETokenizer" else "--tokenizer-model"
     name = flags.known_text(flag)
+    # A file that is there is counted, whatever its name says.
     if name is not None:
         try:
             read = _read(kind, Path(name))
@@ -68,6 +70,7 @@ def vocabulary_of(flags: FlagReader) -> Vocabulary | None:
             ) from None
         if read is not None:
             return read
+    # Without the file, a type or a name with one published vocabulary says the size.
     usual = _USUAL.get(kind)
     if kind == "HuggingFaceTokenizer" and name is not None:
         usual = next((size for start, size in _PUBLISHED.items() if name.startswith(start)), None)
@@ -95,6 +98,7 @@ def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
 def _read(kind: str, path: Path) -> Vocabulary | None:
     """Read the vocabulary of a tokenizer's file; None where there is no such file."""
     if kind == "HuggingFaceTokenizer" and path.is_dir():
+        # A Hugging Face tokenizer is a folder, or its `tokenizer.json`.
         path = path / "tokenizer.json"
     if not path.is_file():
         return None
@@ -119,10 +123,12 @@ def _with_added_tokens(data: object) -> int:
     """Count the distinct tokens of a `tokenizer.json`."""
     if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
         return 0
+    # BPE and WordPiece have a dictionary of tokens and numbers.
     vocab = data["model"].get("vocab")
     tokens = set(vocab) if isinstance(vocab, dict) else set()
     if isinstance(vocab, list):  # Unigram: pairs of token and score
         tokens = {pair[0] for pair in vocab if isinstance(pair, list) and pair}
+    # Added tokens may stand in the vocabulary too, and count once.
     added = data.get("added_tokens")
     if isinstance(added, list):
         tokens |= {token["content"] for token in added if isinstance(token, dict)}
@@ -140,6 +146,7 @@ def _fields(data: bytes) -> Iterator[int]:
     model is one piece of its vocabulary."""
     position = 0
     while position < len(data):
+        # A tag is the field's number and, in its lowest three bits, the wire type of its value.
         tag, position = _varint(data, position)
         field, wire = tag >> 3, tag & 7
         if wire == _VARINT:
@@ -151,6 +158,7 @@ def _fields(data: bytes) -> Iterator[int]:
             position += 8 if wire == _FIXED64 else 4
         else:
             raise ValueError("it is no SentencePiece model")
+        # A length that leads beyond the end shows a file that is cut, or is something else.
         if position > len(data):
             raise ValueError("it is no SentencePiece model, or is cut off")
         yield field
@@ -158,6 +166,7 @@ def _fields(data: bytes) -> Iterator[int]:
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
+    # Seven bits a byte, the lowest first; the eighth bit says that more bytes follow.
     while position < len(data) and shift < 64:
         byte = data[position]
         position += 1

@@ -28,12 +28,14 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
     """Read the training of a model."""
     global_batch_size = flags.required_size("--global-batch-size")
     micro_batch_size = flags.required_size("--micro-batch-size")
+    # Megatron divides a batch into whole micro-batches.
     if global_batch_size % micro_batch_size:
         flags.fail(
             ["--global-batch-size"],
             f"--global-batch-size {global_batch_size} is not a multiple of --micro-batch-size "
             f"{micro_batch_size}",
         )
+    # Optimizers that Megatron has and the memory model has not are refused by name.
     optimizer = flags.words("--optimizer") or ("adam",)
     if optimizer[0] not in _OPTIMIZERS:
         flags.refuse("--optimizer", f'the optimizer "{optimizer[0]}"')
@@ -98,6 +100,7 @@ def _fp8_recipe(flags: FlagReader) -> Fp8Recipe:
 
 def _precision(flags: FlagReader) -> Precision:
     bf16, fp16 = flags.switch("--bf16"), flags.switch("--fp16")
+    # Megatron asserts the same.
     if bf16 and fp16:
         flags.fail(["--fp16"], "both --bf16 and --fp16 are given; keep one of them")
     return "bf16" if bf16 else "fp16" if fp16 else "fp32"
@@ -106,8 +109,10 @@ def _precision(flags: FlagReader) -> Precision:
 def _recompute(flags: FlagReader, num_layers: int) -> Literal["none", "selective", "full"]:
     """Read Megatron's granularity; set the forms aside that a plan does not start from."""
     granularity = flags.text("--recompute-granularity", "none", _RECOMPUTE)
+    # The older flag is short for the selective granularity.
     if flags.switch("--recompute-activations"):
         granularity = "selective"
+    # Of selective recompute only the core of attention is priced.
     if granularity == "selective":
         modules = flags.words("--recompute-modules")
         if modules is not None and "core_attn" not in modules:
@@ -115,6 +120,7 @@ def _recompute(flags: FlagReader, num_layers: int) -> Literal["none", "selective
         return "selective"
     if granularity == "none":
         return "none"
+    # Megatron's full recompute has no default for how many layers, and in which way.
     method = flags.text("--recompute-method", "", ("uniform", "block"))
     layers = flags.optional_size("--recompute-num-layers")
     if not method or layers is None:
@@ -123,6 +129,7 @@ def _recompute(flags: FlagReader, num_layers: int) -> Literal["none", "selective
             "--recompute-granularity full needs --recompute-method and --recompute-num-layers; "
             "add --recompute-method uniform --recompute-num-layers 1",
         )
+    # `uniform` counts layers that are recomputed together, `block` layers of each stage.
     if method == "uniform" and layers != 1:
         _set_recompute_aside(flags, f"recompute of {layers} layers at a time")
     if method == "block" and layers < num_layers:
@@ -152,11 +159,13 @@ def _scores(flags: FlagReader, model: ModelSpec) -> tuple[bool, FusedScores]:
     backend = flags.text(
         "--attention-backend", "auto", ("flash", "fused", "unfused", "local", "auto")
     )
+    # Local layers are fused only without dropout, without an offset and without latents.
     is_plain = (
         flags.fraction("--attention-dropout", 0.1) == 0
         and flags.text("--softmax-type", "vanilla", SOFTMAXES) == "vanilla"
         and not model.kv_lora_rank
     )
+    # A backend asked for by name decides, whatever the implementation.
     if backend in ("unfused", "local"):
         return False, "nowhere"
     if implementation == "transformer_engine":

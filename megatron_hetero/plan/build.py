@@ -46,13 +46,17 @@ def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host
 
     `replicas` name devices of `cluster`; whether they do is checked by `validate_plan`.
     """
+    # A device names a node; its host is the machine, of which the node may be an island.
     used = (d for replica in replicas for stage in replica.stages for d in stage.devices)
     hosts = {host.node: host for host in hosts_of(used, cluster)}
     last = cluster.device_by_name[replicas[-1].stages[-1].devices[-1]]
     last_node = cluster.node_by_name[last.node]
+    # Sites turn on the tour until the last device's site is the last one.
     place = cluster.site_places
     behind = place[last_node.site] + 1
+    # One entry for each machine in use, by its first node: islands of a machine share its site.
     machines = [nodes[0] for name, nodes in cluster.machines.items() if name in hosts]
+    # `sort` keeps the cluster's order inside a site, but for the last device's machine.
     machines.sort(
         key=lambda n: ((place[n.site] - behind) % len(place), n.machine == last_node.machine)
     )
@@ -61,6 +65,7 @@ def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host
 
 def in_rank_order(replicas: Sequence[Replica], hosts: Sequence[Host]) -> tuple[Replica, ...]:
     """Sort every stage's devices (and their shares) into global rank order."""
+    # Ranks are numbered host by host, and on a host in the order of its GPUs.
     devices = (f"{host.node}:{index}" for host in hosts for index in host.gpu_indices)
     rank_of_device = {device: rank for rank, device in enumerate(devices)}
     return tuple(
@@ -69,6 +74,7 @@ def in_rank_order(replicas: Sequence[Replica], hosts: Sequence[Host]) -> tuple[R
 
 
 def _sort_stage(stage: Stage, rank_of_device: dict[str, int]) -> Stage:
+    # The devices are sorted, and every table with one entry for each of these goes along.
     order = sorted(range(len(stage.devices)), key=lambda i: rank_of_device[stage.devices[i]])
     shares = stage.shape.shares
     experts, context = stage.shape.expert_shares, stage.shape.context_shares

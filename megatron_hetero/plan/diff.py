@@ -40,6 +40,7 @@ def diff_plans(before: Plan, after: Plan) -> tuple[Difference, ...]:
     empty for equal plans."""
     return tuple(
         difference
+        # What people ask first comes first: speed, then shape, job, places, memory, inputs.
         for source in (_estimates, _replicas, _job, _devices, _memory, _inputs)
         for difference in source(before, after)
     )
@@ -57,6 +58,7 @@ def _text(value: Any) -> str | None:
 
 
 def _replicas(before: Plan, after: Plan) -> Iterator[Difference]:
+    # Replicas and stages by number, also those that only one of the plans has.
     for r in range(max(len(before.replicas), len(after.replicas))):
         old, new = _at(before.replicas, r), _at(after.replicas, r)
         if old is None or new is None:
@@ -165,6 +167,7 @@ def _job(before: Plan, after: Plan) -> Iterator[Difference]:
                 part, field.name, getattr(old, field.name), getattr(new, field.name)
             )
     # Flags of Megatron by name.
+    # Flags that name a size are above already; the rest changes the run as well.
     old_flags = _values_of_flags(before.workload.megatron_args)
     new_flags = _values_of_flags(after.workload.megatron_args)
     for name in sorted(old_flags.keys() | new_flags.keys()):
@@ -176,6 +179,7 @@ def _values_of_flags(args: tuple[str, ...]) -> dict[str, str]:
     values: dict[str, list[str]] = {}
     name = ""
     for word in args:
+        # A later flag takes the place of an earlier one; `--flag=value` counts like two words.
         if word.startswith("--"):
             name, _, value = word.partition("=")
             values[name] = [value] if value else []
@@ -217,6 +221,7 @@ def _memory(before: Plan, after: Plan) -> Iterator[Difference]:
     old, new = before.estimates, after.estimates
     if old is None or new is None:
         return
+    # Devices that only one plan uses are among those that move.
     for device in sorted(old.devices.keys() & new.devices.keys()):
         yield from _number(
             f"device {device}",
@@ -243,6 +248,7 @@ def _number(
 def _inputs(before: Plan, after: Plan) -> Iterator[Difference]:
     for name in sorted(before.inputs.keys() | after.inputs.keys()):
         old, new = before.inputs.get(name), after.inputs.get(name)
+        # A few digits of a hash are enough to tell two apart.
         yield from _changed("inputs", f"hash of the {name}", old and old[:12], new and new[:12])
     yield from _changed("plan", "made by", before.made_by, after.made_by)
 

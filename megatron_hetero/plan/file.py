@@ -68,9 +68,12 @@ def plan_json_schema() -> dict[str, Any]:
 
 
 def _plan_from_document(document: Document) -> Plan:
+    # The version is read from raw data, as the schema knows only its own version.
     _check_schema_version(document)
     model = validate_document(document, _plan_model(), PlanFormatError)
+    # The pydantic model has only data; the plan itself is made of dataclasses.
     plan = typing.cast(Plan, _from_model(model, Plan))
+    # All violations get file and line, which only the document knows.
     violations = first_violations(plan)
     if violations:
         raise PlanFormatError(
@@ -88,6 +91,7 @@ def _check_schema_version(document: Document) -> None:
             f"{document.locate(())}: no schema_version; this is not a plan.json. "
             "`megatron-hetero plan` writes one."
         )
+    # `True == 1` in Python, and a truth value is no version.
     version = data["schema_version"]
     if version != PLAN_SCHEMA_VERSION or isinstance(version, bool):
         raise PlanFormatError(
@@ -122,6 +126,7 @@ def _schema_model(dataclass_type: type[Any]) -> type[BaseModel]:
     """Build the pydantic model with the fields, defaults and documentation of a dataclass."""
     fields: dict[str, Any] = {}
     hints = _hints(dataclass_type)
+    # A field without default has to be in the file; `...` is pydantic's word for that.
     for field in dataclasses.fields(dataclass_type):
         default: Any = ...
         if field.default is not dataclasses.MISSING:
@@ -144,8 +149,10 @@ def _schema_type(hint: Any) -> Any:
     arguments = typing.get_args(hint)
     origin = typing.get_origin(hint)
     if origin is types.UnionType:
+        # `X | None`, made again from the models of its parts.
         return typing.Union[tuple(_schema_type(argument) for argument in arguments)]  # noqa: UP007
     if origin is tuple:
+        # Tuples in a plan have any length and one type, which JSON has as a list.
         return types.GenericAlias(tuple, (_schema_type(arguments[0]), ...))
     if origin is Mapping:
         return types.GenericAlias(dict, (str, _schema_type(arguments[1])))
@@ -179,6 +186,7 @@ def _to_data(value: Any, hint: Any) -> Any:
     if value is None:
         return None
     if dataclasses.is_dataclass(hint):
+        # Fields written only if set are left out, so that older files keep their bytes.
         hints, unset = _hints(hint), _unset(value)
         return {
             name: _to_data(getattr(value, name), of)

@@ -16,6 +16,7 @@ def hosts_of(devices: Iterable[str], cluster: Cluster) -> tuple[Host, ...]:
     `devices` ("node:index") are of `cluster`.
     """
     found: dict[str, list[Device]] = {}
+    # Machine -> its devices; a dict keeps the order of first appearance.
     for name in devices:
         device = cluster.device_by_name[name]
         found.setdefault(cluster.node_by_name[device.node].machine, []).append(device)
@@ -25,6 +26,7 @@ def hosts_of(devices: Iterable[str], cluster: Cluster) -> tuple[Host, ...]:
 def _host(machine: str, devices: Sequence[Device], cluster: Cluster) -> Host:
     types = tuple(cluster.gpu_type(device).name for device in devices)
     are_alike = len(set(types)) == 1
+    # A machine with GPUs of several kinds lists the type of each.
     return Host(
         machine,
         cluster.machines[machine][0].host,

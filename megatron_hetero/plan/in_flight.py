@@ -17,6 +17,7 @@ def launched_forwards(plan: Plan, replica: int, stage: int) -> int:
         replica, stage: places in the plan.
     """
     held = plan.replicas[replica].stages[stage]
+    # An order may hold more or fewer than the launch count of 1F1B would.
     if held.order is not None:
         return _peak_in_flight(held)
     own = held.num_launched_forwards
@@ -33,9 +34,12 @@ def default_launched_forwards(plan: Plan, replica: int, stage: int) -> int:
 def _peak_in_flight(stage: Stage) -> int:
     """Count in micro-batches of the whole stage: a chunk counts by its share of the layers."""
     chunks = stage_chunks(stage)
+    # In layers, as chunks of a stage may have unlike numbers of these.
     layers = peak = 0
     for letter, chunk in parse_order(stage.order or ""):
         size = chunks[chunk].num_layers
+        # Activations stay until the weight gradient is done: after B, or after W where it is split.
         layers += {"F": size, "B": -size, "I": 0, "W": -size}[letter]
         peak = max(peak, layers)
+    # Rounded up to whole micro-batches, and at least one.
     return max(1, -(-peak // stage.shape.num_layers))

@@ -69,10 +69,12 @@ class _Parser:
 
     def layout(self) -> Layout:
         replicas = [self.replica()]
+        # The end of the text has to follow the last replica.
         while self.accept("|"):
             replicas.append(self.replica())
         if self.peek():
             self.fail("expected '|' and another replica, or the end of the layout")
+        # Bounds of single numbers still allow a product that no cluster has.
         layout = Layout(tuple(replicas))
         if layout.num_devices > MAX_DEVICES:
             self.fail(
@@ -91,6 +93,7 @@ class _Parser:
             )
         count = self.number("a number of micro-batches after '@'", MAX_MICRO_BATCHES)
         size = None
+        # Without `x` the size is the job's.
         if self.accept("x"):
             size = self.number("a micro-batch size after 'x'", MAX_MICRO_BATCH_SIZE)
         return ReplicaShape(tuple(stages), count, size)
@@ -99,6 +102,7 @@ class _Parser:
         if not self.accept("tp"):
             self.fail("expected a stage, for example 'tp4:20' (tensor-parallel width : layers)")
         width = self.number("a tensor-parallel width after 'tp'", MAX_TENSOR_PARALLEL)
+        # Suffixes are read in the order of the grammar; each is absent in older lines.
         shares = self.shares(width) if self.accept("(") else None
         context, context_shares = 1, None
         if self.accept("cp"):
@@ -120,8 +124,10 @@ class _Parser:
         """Read how experts are dealt out: inside the stage, or over the ranks of all replicas."""
         start = self.position
         size = self.number("an expert-parallel size after 'ep'", MAX_EXPERT_PARALLEL)
+        # `etp` follows the size only for groups over replicas.
         if self.accept("etp"):
             return None, (size, self.number("a width after 'etp'", MAX_TENSOR_PARALLEL))
+        # Without shares, a size equal to the width means the experts of one stage.
         if not self.accept("("):
             return ((1,) * width, None) if size == width else (None, (size, 1))
         if size != width:
@@ -133,6 +139,7 @@ class _Parser:
         return self.shares(width), None
 
     def shares(self, width: int, of: str = "tensor-parallel width") -> tuple[int, ...]:
+        # A wrong number of shares is shown at the bracket, which has been read.
         start = self.position - 1
         shares = [self.number("a share", MAX_SHARE)]
         while self.accept(":"):
@@ -177,10 +184,12 @@ class _Parser:
 
     def fail(self, message: str, position: int | None = None) -> NoReturn:
         """Raise with the column (from 1), the line around it, and a caret under the place."""
+        # Without a place the fault is at the next character, which the message shows.
         if position is None:
             found = self.peek()
             position = self.position
             message += f"; found {found!r}" if found else "; the layout ends here"
+        # A part of the line on both sides, as a layout may have thousands of characters.
         start = max(0, position - _CARET_CONTEXT)
         stop = position + _CARET_CONTEXT
         # Control characters would move the caret, or the user's terminal.

@@ -32,6 +32,7 @@ def parse_order(text: str) -> tuple[Pass, ...]:
     (('F', 0), ('F', 1), ('B', 1), ('B', 0))
     """
     passes: list[Pass] = []
+    # Blanks are for the eye.
     compact = "".join(text.split())
     position = 0
     while position < len(compact):
@@ -42,6 +43,7 @@ def parse_order(text: str) -> tuple[Pass, ...]:
                 "with the number of the model chunk behind it if it is not 0"
             )
         letter: Letter = token[1]  # type: ignore[assignment]
+        # No digits mean chunk 0, as for all stages with one chunk.
         passes.append((letter, int(token[2] or 0)))
         position = token.end()
     return tuple(passes)

@@ -54,6 +54,7 @@ class StageShape:
     expert_groups: tuple[int, int] | None = field(default=None, metadata=ONLY_IF_SET)
 
     def __str__(self) -> str:
+        # Parts in the order of the grammar in `plan.layout`; each is empty at its default.
         shares = "" if self.shares is None else f"({':'.join(map(str, self.shares))})"
         context = "" if self.context_parallel == 1 else f"cp{self.context_parallel}"
         if self.context_shares is not None:
@@ -61,6 +62,7 @@ class StageShape:
         experts = ""
         if self.expert_shares is not None:
             table = f"({':'.join(map(str, self.expert_shares))})"
+            # Equal shares are what the size alone means.
             is_equal = len(set(self.expert_shares)) == 1
             experts = f"ep{len(self.expert_shares)}{'' if is_equal else table}"
         elif self.expert_groups is not None:

@@ -43,8 +43,10 @@ def rank_table(plan: Plan) -> tuple[Position, ...]:
 
     `plan` has passed `validate_plan`: its devices are each in one stage and on one host.
     """
+    # A bare layout has no hosts: ranks follow its reading order.
     if not plan.hosts:
         return positions(plan.layout)
+    # A stage's devices come group by group, tensor-parallel rank fastest.
     place_of_device = {
         device: Position(
             r, s, i % stage.shape.tensor_parallel, device, i // stage.shape.tensor_parallel
@@ -53,6 +55,7 @@ def rank_table(plan: Plan) -> tuple[Position, ...]:
         for s, stage in enumerate(replica.stages)
         for i, device in enumerate(stage.devices)
     }
+    # Global ranks follow the hosts, as torchrun numbers processes.
     return tuple(
         place_of_device[f"{host.node}:{index}"] for host in plan.hosts for index in host.gpu_indices
     )

@@ -61,6 +61,7 @@ def places_by_rank(
     >>> list(places_by_rank("tp-dp-pp", 2, 2, 1))
     [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
     """
+    # In Megatron's names a part that comes earlier changes faster from rank to rank.
     if order == "tp-dp-pp":
         cells = ((d, p) for p in range(num_stages) for d in range(num_replicas))
     else:
@@ -87,8 +88,10 @@ def ranks_follow(plan: Plan) -> tuple[RankOrder, ...]:
     if not _is_regular(plan.replicas):
         return ()
     first = plan.replicas[0].stages
+    # All replicas have the first one's shape here.
     shape = len(plan.replicas), len(first), first[0].shape.num_devices
     width = first[0].shape.tensor_parallel
+    # [global rank] -> (replica, stage, rank of the stage), as the plan numbers.
     table = [(p.replica, p.stage, p.context_rank * width + p.tensor_rank) for p in rank_table(plan)]
     return tuple(order for order in RANK_ORDERS if table == list(places_by_rank(order, *shape)))
 
@@ -145,6 +148,7 @@ def hosts_in_rank_order(
     replicas: Sequence[Replica], order: RankOrder, cluster: Cluster
 ) -> tuple[Host, ...]:
     """Return the hosts of replicas that are arranged as `find_stock_arrangement` says."""
+    # Equal replicas, so that any of these says the numbers.
     shape = len(replicas), len(replicas[0].stages), replicas[0].stages[0].shape.num_devices
     places = places_by_rank(order, *shape)
     return hosts_of((replicas[d].stages[p].devices[k] for d, p, k in places), cluster)
@@ -157,6 +161,7 @@ def split_node(nodes: NodeGrid, order: RankOrder) -> tuple[str, int, int] | None
         Its name and the two neighbours among its ranks with others' ranks between; None if all
         nodes have consecutive ranks.
     """
+    # The last rank of each node met; a node not met yet may begin anywhere.
     last_rank: dict[str, int] = {}
     shape = len(nodes), len(nodes[0]), len(nodes[0][0])
     for rank, (d, p, k) in enumerate(places_by_rank(order, *shape)):
@@ -183,8 +188,11 @@ class _OrderSearch:
         self.width = shape[2]
         self.places = list(places_by_rank(order, *shape))
         # Nodes in the order in which they come if nothing is changed, so that it is tried first.
+        # Node -> its GPUs; a dict keeps the order of first appearance.
         self.num_gpus = Counter(nodes[d][p][k] for d, p, k in self.places)
+        # Beginning of a pipeline -> replicas that have it and are not given away.
         self.free = Counter(replica[: p + 1] for replica in nodes for p in range(len(replica)))
+        # [data-parallel rank] -> its stages so far; [rank] -> its node.
         self.filled: list[Pipeline] = [()] * len(nodes)
         self.ranks: list[str] = []
 
@@ -192,6 +200,7 @@ class _OrderSearch:
         """Find the replica for each data-parallel rank, or None."""
         if not self._lay_all():
             return None
+        # Replicas with equal nodes are equal here; reversed, so that `pop` gives the first.
         replicas_with: dict[Pipeline, list[int]] = {}
         for index, replica in reversed(list(enumerate(self.nodes))):
             replicas_with.setdefault(replica, []).append(index)
@@ -200,12 +209,15 @@ class _OrderSearch:
     def _lay_all(self) -> bool:
         """Search depth first, without recursion: a cluster may have more nodes than Python has
         frames."""
+        # A search that never steps back tries at most n nodes on each of n levels.
         most = _MAX_NODES_TRIED + len(self.num_gpus) ** 2
         laid: dict[str, int] = {}
+        # An iterator for each level: nodes that may be laid next.
         choices = [iter(self.num_gpus)]
         num_tried = 0
         while choices and num_tried < most:
             node = next(choices[-1], None)
+            # All nodes of this level failed: the one laid before is taken back.
             if node is None:
                 choices.pop()
                 if laid:
@@ -213,6 +225,7 @@ class _OrderSearch:
             elif node not in laid:
                 num_tried += 1
                 num_before = len(self.ranks)
+                # The node fits nowhere here, so its ranks go back.
                 if not self._lay(node):
                     self._take_back(len(self.ranks) - num_before)
                     continue
@@ -226,16 +239,19 @@ class _OrderSearch:
         """Give the next ranks to `node`; return whether some replica fits every stage completed."""
         for _ in range(self.num_gpus[node]):
             self.ranks.append(node)
+            # The last rank of a stage completes it and takes a replica with this beginning.
             if len(self.ranks) % self.width == 0:
                 d, _, _ = self.places[len(self.ranks) - 1]
                 self.filled[d] += (tuple(self.ranks[-self.width :]),)
                 self.free[self.filled[d]] -= 1
+                # More data-parallel ranks than replicas have this beginning.
                 if self.free[self.filled[d]] < 0:
                     return False
         return True
 
     def _take_back(self, num_ranks: int) -> None:
         for _ in range(num_ranks):
+            # Each completed stage is given back before its last rank goes.
             if len(self.ranks) % self.width == 0:
                 d, _, _ = self.places[len(self.ranks) - 1]
                 self.free[self.filled[d]] += 1

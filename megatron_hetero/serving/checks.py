@@ -10,6 +10,7 @@ from megatron_hetero.serving.fleet.plan import PlannedReplica, ServingPlan
 
 _FLASH, _FP8 = 8.0, 8.9
 """Least compute capability for FlashAttention, and for fp8 in tensor cores."""
+# 10 Gb/s: a hand-over of keys and values over a slower link is worth a warning.
 _SLOW_HAND_OVER = 1.25e9
 
 
@@ -21,6 +22,7 @@ def check_fleet(plan: ServingPlan, cluster: Cluster) -> tuple[Finding, ...]:
         for replica in plan.replicas
         for finding in (*_devices(replica, cluster), *_widths(replica))
     ]
+    # Device -> type, of the GPUs that are there; a missing one is a finding already.
     gpus = {
         device: cluster.node_of(device).gpu_type
         for replica in plan.replicas
@@ -28,11 +30,13 @@ def check_fleet(plan: ServingPlan, cluster: Cluster) -> tuple[Finding, ...]:
         for device in stage.devices
         if device in cluster.device_by_name
     }
+    # One finding for each type of GPU, not for each GPU.
     for name in sorted({gpu.name for gpu in gpus.values()}):
         gpu = next(g for g in gpus.values() if g.name == name)
         found += _formats(plan, gpu)
     found += _hand_over(plan, gpus)
     found += _hand_over_links(plan, cluster)
+    # Errors first; `sorted` keeps the order otherwise.
     return tuple(sorted(found, key=lambda f: f.severity != "error"))
 
 
@@ -64,6 +68,7 @@ def _widths(replica: PlannedReplica) -> Iterator[Finding]:
 
 
 def _formats(plan: ServingPlan, gpu: GpuType) -> Iterator[Finding]:
+    # AMD's cards have no such number, and nothing is said of these.
     capability = gpu.capability
     if capability is None:
         return
@@ -94,10 +99,12 @@ def _hand_over(plan: ServingPlan, gpus: dict[str, GpuType]) -> Iterator[Finding]
     sides = {
         phase: [r for r in plan.replicas if r.phase == phase] for phase in ("prefill", "decode")
     }
+    # Any prefill replica may hand over to any decode replica.
     for sender in sides["prefill"]:
         for receiver in sides["decode"]:
             pair = f"{sender.name} to {receiver.name}"
             one, other = sender.width or 0, receiver.width or 0
+            # Each rank of the wider side talks to whole ranks of the other only at whole ratios.
             if one and other and max(one, other) % min(one, other):
                 yield Finding(
                     "serve-kv-widths", "error", pair,
@@ -113,6 +120,7 @@ def _hand_over(plan: ServingPlan, gpus: dict[str, GpuType]) -> Iterator[Finding]
                     "a side",
                     "plan again; serve-plan keeps to it",
                 )  # fmt: skip
+            # Without bf16 a card computes in fp16.
             formats = {
                 gpus[d].peak_flops.get("bf16") is not None
                 for r in (sender, receiver)
@@ -130,6 +138,7 @@ def _hand_over(plan: ServingPlan, gpus: dict[str, GpuType]) -> Iterator[Finding]
 
 def _hand_over_links(plan: ServingPlan, cluster: Cluster) -> Iterator[Finding]:
     """Yield each slow link from a machine for prefill to a machine for decode."""
+    # A replica hands over from, and to, the machine of its first stage.
     machines = {
         phase: {
             cluster.node_of(r.stages[0].devices[0]).name

@@ -58,10 +58,12 @@ def compare_plans(
         old_scale: of the new workload's rates that the old plan serves; None: as the plan says, of
             replicas whose GPUs are still there.
     """
+    # Equal GPUs with equal layers need no reload, whatever the replica is called.
     by_place = {_place(replica): replica for replica in old.replicas}
     stays, starts = [], []
     for replica in new.replicas:
         before = by_place.get(_place(replica))
+        # Another model or format loads anew everywhere.
         if before is None or old.model != new.model:
             starts.append(replica)
         else:
@@ -72,12 +74,14 @@ def compare_plans(
     if starts:
         # All replicas load at once, each its own weights.
         reload_s = START_S + new.model.weight_bytes / load_bytes_per_s
+    # Requests come in where prefill is; replicas that only decode would count them twice.
     total = sum(sum(r.rates) for r in old.replicas if r.phase != "decode")
     going = sum(
         sum(r.rates) for r in old.replicas if r.name in kept and r.phase != "decode"
     )  # fmt: skip
     kept_part = going / total if total else 0.0
     before_scale = old.scale if old_scale is None else old_scale
+    # Served in `stable_s`: the new fleet once it is up, and what is kept meanwhile.
     new_served = new.scale * max(0.0, stable_s - reload_s)
     new_served += before_scale * kept_part * min(reload_s, stable_s)
     return Change(

@@ -17,11 +17,14 @@ def bridge_fault(one: GpuType, other: GpuType, bytes_per_s: float) -> str | None
     """
     links = _sheet(one), _sheet(other)
     slots = [link for link in links if link is not None and link.kind.startswith("PCIe")]
+    # Nothing can be said where the catalogue lacks a card, or NVLink joins the cards as built.
     if None in links or not slots:
         return None
+    # The slower slot limits the path over PCIe.
     slot = min(slots, key=lambda link: link.bytes_per_s)
     if bytes_per_s <= slot.bytes_per_s:
         return None
+    # A bridge joins two cards of one type that have the connector.
     if one.name != other.name:
         why = f"no bridge joins {one.name} and {other.name}"
     elif slot.bridge_bytes_per_s is None:

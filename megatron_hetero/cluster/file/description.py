@@ -31,12 +31,14 @@ def _read(path: Path | str) -> Document:
         f"{path}:1: this is no cluster file, for it has no nodes: --cluster takes the machines, "
         "--model the training script, its flags or a config.json; are the two swapped?"
     )
+    # YAML of a script fails to parse, and the user has most likely swapped two options.
     try:
         document = read_yaml(path)
     except FileFormatError as error:
         if Path(path).suffix in _OF_MODELS and Path(path).is_file():
             raise ClusterError(swapped) from error
         raise
+    # JSON is YAML too, so a config.json parses, and lacks the keys of a cluster file.
     keys = document.data if isinstance(document.data, dict) else {}
     if Path(path).suffix in (*_OF_MODELS, ".json") and not {"nodes", "version"} & set(keys):
         raise ClusterError(swapped)
@@ -66,13 +68,16 @@ def load_cluster(path: Path | str) -> Cluster:
     # Paths between machines, then the NICs and uplinks that limit paths.
     entries = entry_of_sites(file.links, references)
     links = resolve_node_links(file.links, islands, island_links, references)
+    # Machine -> its NICs, for machines that describe several.
     nics = {
         section.name: found
         for place, section in enumerate(file.nodes)
         if (found := nics_of(place, section, references)) is not None
     }
+    # Island -> what its machine sends to others, at most.
     uplinks = {i.name: capacity_of(i.section, nics.get(i.section.name)) for i in islands}
     site_lines = resolve_site_lines(file.links, file.sites, entries, links, references)
+    # Prices by the catalogue's name of a type, as nodes know it.
     gpu_prices = {gpu_types[name].name: g.price_per_hour for name, g in file.gpu_types.items()}
     return Cluster(
         nodes=tuple(
@@ -101,10 +106,12 @@ def cluster_hash(cluster: Cluster) -> str:
     The order of keys, of nodes and of names in a limit does not count, nor does a unit ("25 Gb/s"
     is "3.125 GB/s"), nor whether a number came from the catalogue or from the file.
     """
+    # The summary of links does not depend on how classes and pairs are written.
     limits, links = cluster.limits, cluster.link_summary
     return content_hash(
         {
             "nodes": {n.name: _node_content(n) for n in cluster.nodes},
+            # Links that most pairs of a pair of sites have, and those that are unlike.
             "site_links": _links_content(links.usual),
             "links": _links_content(links.others),
             "limits": {
@@ -117,6 +124,7 @@ def cluster_hash(cluster: Cluster) -> str:
                 "no_tensor_parallel_across": sorted(limits.no_tensor_parallel_across),
                 "no_data_parallel_across_sites": limits.no_data_parallel_across_sites,
                 "memory_reserve_bytes": limits.memory_reserve_bytes,
+                # Keys that came later are left out where they say nothing: older hashes stay.
                 **_given(
                     max_price_per_hour=limits.max_price_per_hour,
                     as_given=sorted(limits.as_given) or None,
@@ -138,6 +146,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _node_content(node: Node) -> dict[str, Any]:
+    # Numbers, not the name alone: a file may correct the catalogue's.
     gpu = node.gpu_type
     return {
         "gpu": gpu.name,
@@ -177,6 +186,7 @@ def _lines_content(cluster: Cluster) -> dict[str, list[Any]]:
 
 
 def _link_content(link: Link) -> list[Any]:
+    # Terms that a link lacks leave the list as short as it was before these existed.
     jitter = [float(link.jitter_s)] if link.jitter_s else []
     terms = _given(
         reduce_bytes_per_s=None if link.reduce_bytes_per_s == inf else link.reduce_bytes_per_s,
@@ -188,6 +198,7 @@ def _link_content(link: Link) -> list[Any]:
 
 
 def _check_unique_names(nodes: tuple[NodeSection, ...], references: References) -> None:
+    # Names that tell two nodes apart by case alone would be one host.
     first_names: dict[str, int] = {}
     first_hosts: dict[str, int] = {}
     for i, node in enumerate(nodes):
@@ -202,6 +213,7 @@ def _check_unique_names(nodes: tuple[NodeSection, ...], references: References) 
             references.fail(
                 keypath, f'"{node.name}" is also the name of nodes[{first}]; rename one of them'
             )
+        # Without `host` the name is the host.
         host = node.host or node.name
         if (first := first_hosts.setdefault(host.casefold(), i)) != i:
             references.fail(
@@ -218,6 +230,7 @@ def _islands(
     islands: list[Island] = []
     links: dict[NodePair, Link] = {}
     for i, section in enumerate(file.nodes):
+        # A machine's section may make one island, which is the machine, or several.
         own, between = islands_of(i, section, gpu_types, file.links, references)
         islands += own
         links |= between
@@ -242,6 +255,7 @@ def _node(
         gpu_indices=() if is_whole else island.indices,
         uplink_bytes_per_s=uplink,
         nics=nics,
+        # Only islands have a root complex between them; equal cards have their link.
         root_complex_bytes_per_s=section.root_complex or inf if not is_whole else inf,
     )
 
@@ -251,6 +265,7 @@ def _prices_per_gb(
 ) -> dict[tuple[str, str], float]:
     """Return the prices of traffic between sites, for both orders of each pair with a price."""
     prices = {}
+    # Site pairs in both orders -> the entry of `between_sites` that counts for the pair.
     for sites, index in entries.items():
         price = file.links.between_sites[index].price_per_gb
         if price is not None:

@@ -68,6 +68,7 @@ def check_inside_links(
         ClusterError: a pair of types has two links or repeats a type, or a link is missing.
     """
     own_names: dict[frozenset[str], str] = {}
+    # (types, place in the file) of each class of links.
     classes: list[tuple[tuple[str, ...], tuple[str | int, ...]]] = [
         *(((name,), ("links", "inside_node", name)) for name in file.links.inside_node),
         *(
@@ -77,6 +78,7 @@ def check_inside_links(
     ]
     # A pair of types has one link, by whatever names.
     for names, keypath in classes:
+        # Two aliases of one type are one type here.
         types = frozenset(gpu_types[name].name for name in names)
         if len(types) < len(names):
             references.fail(
@@ -102,6 +104,7 @@ def check_inside_links(
     if not missing:
         return
     quoted = [f'"{node.name}"' for node in missing.values()]
+    # One message names every machine that lacks a link.
     shown = some_of(quoted)
     first = next(iter(missing))
     have = (
@@ -148,10 +151,12 @@ def _defined_gpu_type(name: str, section: GpuSection, references: References) ->
         known = gpu_type(name)
     except ClusterError:
         known = None
+    # Only keys that the file gives: a peak may be set to none on purpose.
     given = section.model_dump(exclude_unset=True)
     peaks: Mapping[str, float | None] = (
         known.peak_flops if known else dict.fromkeys(("bf16", "fp16", "fp32", "fp8"))
     )
+    # Peaks of the file before those of the catalogue.
     peaks = {precision: given.get(precision, peak) for precision, peak in peaks.items()}
     memory_bytes = section.memory or (known.memory_bytes if known else None)
     memory_bytes_per_s = section.memory_bandwidth or (known.memory_bytes_per_s if known else None)
@@ -176,6 +181,7 @@ def _defined_gpu_type(name: str, section: GpuSection, references: References) ->
         or (known.library if known else _library(name, section, references)),
         launch_s=usual_launch_s() if section.launch_time is None else section.launch_time,
         has_own_launch_time=section.launch_time is not None,
+        # A measured part of the peak holds only for the peak that it is a part of.
         best_product=known.best_product if known and known.peak_flops == peaks else None,
         half_rate=known is not None and known.half_rate,
     )

@@ -83,6 +83,7 @@ def islands_of(
     _check_one_library(place, cards, references)
     # Cards are of one island if they are of one type and joined alike to all others.
     between = _CardLinks(place, section, cards, gpu_types, links, references)
+    # Indices of cards by class; a class is a set of cards that a plan may exchange.
     classes = _classes(cards, between)
     if len(classes) == 1:
         indices = classes[0]
@@ -94,6 +95,7 @@ def islands_of(
     # Several islands: each is a node, with links between them.
     islands = [
         Island(
+            # "box/RTX-3090": the name has a sign that no host name has.
             island_name(section.name, label),
             section,
             place,
@@ -104,6 +106,7 @@ def islands_of(
         for label, indices in zip(_labels(cards, classes), classes, strict=True)
     ]
     return islands, {
+        # Any card of an island stands for all of them, as islands are joined alike.
         (a.name, b.name): between.find(a.indices[0], b.indices[0])
         for a, b in permutations(islands, 2)
     }
@@ -112,6 +115,7 @@ def islands_of(
 def _card(
     place: int, entry: int, section: CardsSection, gpu: GpuType, references: References
 ) -> _IslandCard:
+    # The reserve is memory that the plan cannot have, so the GPU has less of it.
     if section.reserve is not None:
         if section.reserve >= gpu.memory_bytes:
             references.fail(
@@ -139,6 +143,7 @@ def _classes(cards: Sequence[_IslandCard], between: _CardLinks) -> list[list[int
     """Group the indices of like cards, each class ascending, classes sorted by the first card."""
     classes: list[list[int]] = []
     for index in range(len(cards)):
+        # Being alike is transitive, so the first card of a class speaks for it.
         own = next((c for c in classes if _are_alike(c[0], index, cards, between)), None)
         if own is None:
             classes.append([index])
@@ -151,6 +156,7 @@ def _are_alike(one: int, other: int, cards: Sequence[_IslandCard], between: _Car
     a, b = cards[one], cards[other]
     if a.gpu != b.gpu:
         return False
+    # The link between the two themselves does not count: inside an island it is the island's own.
     rest = (i for i in range(len(cards)) if i not in (one, other))
     return all(between.find(one, i) == between.find(other, i) for i in rest)
 
@@ -176,6 +182,7 @@ class _CardLinks:
     ) -> None:
         self._place, self._section, self._cards = place, section, cards
         self._references = references
+        # Types by the catalogue's name, as files may use aliases.
         self._of_type = {gpu_types[name].name: link for name, link in links.inside_node.items()}
         self._of_types = {
             frozenset(gpu_types[name].name for name in between.types): between
@@ -190,6 +197,7 @@ class _CardLinks:
         Raises:
             ClusterError: the file has none.
         """
+        # A link holds for both directions, so each pair is looked up in one order.
         key = min(one, other), max(one, other)
         if key not in self._found:
             self._found[key] = resolve_link(self._section_of(*key))
@@ -213,12 +221,14 @@ class _CardLinks:
             if a.gpu.name == b.gpu.name
             else self._of_types.get(frozenset((a.gpu.name, b.gpu.name)))
         )
+        # A pair beats an entry, an entry the machine, and the machine the file's classes.
         closest_first = self._pairs.get((one, other)), same_entry, self._section.link, of_types
         found = next((section for section in closest_first if section is not None), None)
         return self._fail(one, other) if found is None else found
 
     def _given_pairs(self) -> Iterator[tuple[tuple[int, int], LinkSection]]:
         seen: dict[tuple[int, int], int] = {}
+        # [p]: the cards of this entry are joined by one link, each with each.
         for p, pair in enumerate(self._section.pairs):
             keypath = ("nodes", self._place, "pairs", p, "cards")
             for card in pair.cards:
@@ -231,11 +241,13 @@ class _CardLinks:
             if len(set(pair.cards)) < len(pair.cards):
                 self._references.fail(keypath, "a card stands here twice; name each once")
             for key in combinations(sorted(pair.cards), 2):
+                # Each pair of cards has one link at most.
                 if seen.setdefault(key, p) != p:
                     self._references.fail(
                         keypath, f"cards {key[0]} and {key[1]} are in pairs[{seen[key]}] already"
                     )
                 one, other = (self._cards[card].gpu for card in key)
+                # A link faster than the slot needs a bridge that these cards may not have.
                 fault = bridge_fault(one, other, resolve_link(pair).bytes_per_s)
                 if fault is not None:
                     self._references.fail(

@@ -26,6 +26,7 @@ def resolve_limits(
         ClusterError: a limit names a node or GPU that is not there, or idles every GPU.
     """
     # Names in limits must be there.
+    # Machine -> its GPUs, all islands together.
     num_gpus = {island.section.name: island.section.num_cards for island in islands}
     _check_idle(section.idle, num_gpus, references)
     for key, names in (("first_stage", section.first_stage), ("last_stage", section.last_stage)):
@@ -55,6 +56,7 @@ def _island_names(names: Sequence[str], islands: Sequence[Island]) -> tuple[str,
     """Replace a machine of several islands by their names."""
     found: list[str] = []
     for name in names:
+        # A name that is no machine is a class such as "nodes", and stays.
         found += [i.name for i in islands if i.section.name == name] or [name]
     return tuple(found)
 
@@ -74,11 +76,13 @@ def _check_idle(idle: Sequence[str], num_gpus: Mapping[str, int], references: Re
     idle_devices: set[tuple[str, int]] = set()
     for i, name in enumerate(idle):
         keypath = ("limits", "idle", i)
+        # "box:3" is one GPU, "box" all of the machine.
         match = _DEVICE.fullmatch(name)
         node = match["node"] if match else name
         references.check(keypath, "node", node, references.nodes)
         count = num_gpus[node]
         indices = [int(match["index"])] if match else list(range(count))
+        # Indices count from 0 up to the machine's last GPU.
         if indices[-1] >= count:
             last = f" to {node}:{count - 1}" if count > 1 else ""
             references.fail(keypath, f'there is no GPU "{name}"; there is {node}:0{last}')

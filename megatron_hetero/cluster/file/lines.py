@@ -38,10 +38,12 @@ def resolve_site_lines(
         references.check(["sites", site], "site", site, references.sites)
     uplinks = {name: site.uplink for name, site in site_sections.items() if site.uplink}
     # A measured pair may be faster than its entry says: then the line is, too.
+    # (site, site) -> the fastest measured pair between the two.
     measured: dict[SitePair, float] = {}
     for (a, b), link in links.pair_links.items():
         pair = links.sites[a], links.sites[b]
         measured[pair] = max(measured.get(pair, 0.0), link.bytes_per_s)
+    # Entry -> the fastest of all pairs of sites that it is for.
     fastest: dict[int, float] = {}
     for pair, index in entries.items():
         entry = section.between_sites[index]
@@ -55,13 +57,16 @@ def resolve_site_lines(
         lines = []
         if here in uplinks:
             lines.append(Line(f"uplink of site {here} out", uplinks[here]))
+        # Sites without an entry are joined by measured pairs alone, which share no line.
         number = entries.get((here, there))
         if number is not None:
             entry = section.between_sites[number]
+            # One line for each pair of sites, and each direction.
             if entry.shared == "pair":
                 speed = max(entry.bandwidth, measured.get((here, there), 0.0))
                 lines.append(Line(f"line {here} -> {there}", speed))
             elif entry.shared == "all":
+                # One backbone for all sites of the entry; their order names its directions.
                 forth = entry.sites.index(here) < entry.sites.index(there)
                 way = "forth" if forth else "back"
                 name = f"backbone {', '.join(entry.sites)} ({way})"
@@ -92,6 +97,7 @@ def capped(
     for node in nodes:
         fastest[node.site] = max(fastest.get(node.site, 0.0), uplinks[node.name])
 
+    # The slowest line on the way limits what a link can carry.
     def most(here: str, there: str) -> float:
         return min((line.bytes_per_s for line in site_lines.get((here, there), ())), default=inf)
 
@@ -103,6 +109,7 @@ def capped(
     pair_links = dict(_slower_pairs(links, nodes, uplinks, fastest, site_links))
     for (a, b), link in links.pair_links.items():
         sites = links.sites[a], links.sites[b]
+        # Islands of one machine are joined inside it, where no uplink counts.
         if machine_of(a) == machine_of(b):
             pair_links[a, b] = link
             continue
@@ -118,12 +125,14 @@ def _slower_pairs(
     site_links: Mapping[SitePair, Link],
 ) -> Iterator[tuple[tuple[str, str], Link]]:
     """Yield the pairs with an uplink slower than the fastest of the site."""
+    # Equal uplinks leave the class of the site as it is.
     if all(uplinks[node.name] >= fastest[node.site] for node in nodes):
         return
     for a, b in combinations(nodes, 2):
         if a.section is b.section:
             continue
         speed = min(uplinks[a.name], uplinks[b.name])
+        # Both directions, which may be of unlike speed.
         for one, other in ((a, b), (b, a)):
             link = site_links.get((one.site, other.site))
             if link is not None and speed < link.bytes_per_s:

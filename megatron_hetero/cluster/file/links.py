@@ -43,6 +43,7 @@ def resolve_node_links(
     _check_names(section, references)
     # Links inside machines, then measured pairs, for all islands of both machines.
     pair_links = dict(inside)
+    # Machine -> its nodes, as a measured pair is of machines.
     names_of: dict[str, list[str]] = {}
     for node in nodes:
         names_of.setdefault(machine_of(node.name), []).append(node.name)
@@ -60,9 +61,11 @@ def resolve_node_links(
 
 def resolve_link(section: LinkSection) -> Link:
     """Build the link that a section describes."""
+    # An incast that slows nothing is none.
     incast = None
     if section.incast is not None and section.incast.slowdown:
         incast = Incast(section.incast.senders, section.incast.slowdown)
+    # Without a bandwidth, adding up hides behind the link.
     reduce_bytes_per_s = section.reduce_bandwidth or inf
     groups = tuple(sorted((ring.size, ring.bandwidth) for ring in section.groups))
     return Link(
@@ -78,6 +81,7 @@ def _site_links(section: LinksSection, references: References) -> dict[tuple[str
         for pair, index in entry_of_sites(section, references).items()
     }
     inside = section.between_nodes
+    # One link for all sites, or one by site; a site without any has none between its nodes.
     for site in references.sites:
         found = inside.get(site) if isinstance(inside, dict) else inside
         if found is not None:
@@ -94,6 +98,7 @@ def entry_of_sites(section: LinksSection, references: References) -> dict[tuple[
     """
     entries: dict[tuple[str, str], int] = {}
     lists = [between.sites for between in section.between_sites]
+    # The shortest lists first, so that the first entry of a pair of sites is the one that counts.
     for index in sorted(range(len(lists)), key=lambda index: len(lists[index])):
         for a, b in combinations(lists[index], 2):
             known = entries.setdefault((a, b), index)
@@ -113,6 +118,7 @@ def _missing(links: NodeLinks, nodes: Sequence[Placed]) -> Iterator[tuple[Placed
     nodes_of: dict[str, list[Placed]] = {}
     for node in nodes:
         nodes_of.setdefault(node.site, []).append(node)
+    # Pairs of sites, each site with itself too: two nodes of it need a link as well.
     for one, other in combinations_with_replacement(nodes_of, 2):
         if (one, other) in links.site_links:
             continue
@@ -127,6 +133,7 @@ def _fail_missing(
     names: Sequence[str],
     references: References,
 ) -> NoReturn:
+    # Parts of the cluster that any links join, to name two that none does.
     parts = connected_parts(names, links)
     part_of = {name: i for i, part in enumerate(parts) for name in part}
     # A pair of two parts says more than a pair that others join.
@@ -157,6 +164,7 @@ def _check_pairs(
 ) -> None:
     kind = member.removesuffix("s")
     known = references.sites if member == "sites" else references.nodes
+    # Sets of names, as the order of a pair does not count.
     first: dict[frozenset[str], int] = {}
     for i, pair in enumerate(pairs):
         for j, name in enumerate(pair):

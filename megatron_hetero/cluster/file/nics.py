@@ -43,6 +43,7 @@ def nics_of(place: int, section: NodeSection, references: References) -> Nics | 
             "[[0, 1], [2, 3]]",
         )
     # With lists, each GPU stands in exactly one.
+    # GPU -> the number of its NIC.
     near: dict[int, int] = {}
     for number, gpus in enumerate(nics.gpus):
         at = (*keypath, "gpus", number)
@@ -80,6 +81,7 @@ def with_nics(links: NodeLinks, nodes: Sequence[Island], nics: Mapping[str, Nics
     if not nics:
         return links
     # A site with machines of one kind keeps one class of links.
+    # Site -> kinds of machines: NICs of equal number and speed make equal links.
     of_site: dict[str, set[Nics | None]] = {}
     for node in nodes:
         own = nics.get(machine_of(node.name))
@@ -87,14 +89,17 @@ def with_nics(links: NodeLinks, nodes: Sequence[Island], nics: Mapping[str, Nics
     classes = dict(links.site_links)
     pairs = dict(links.pair_links)
     for site, kinds in of_site.items():
+        # One kind of machine: the class of the site is widened as a whole.
         own_class = links.site_links.get((site, site))
         if len(kinds) == 1 and own_class is not None:
             (kind,) = kinds
             classes[site, site] = _widened(own_class, kind, kind)
     # Unlike machines of a site get links pair by pair.
     mixed = [node.name for node in nodes if len(of_site[node.site]) > 1]
+    # Pairs that have links of their own keep these, widened by their own machines.
     for a, b in dict.fromkeys((*pairs, *permutations(mixed, 2))):
         here, there = machine_of(a), machine_of(b)
+        # Only links between machines of one site go over several NICs side by side.
         if here != there and links.sites[a] == links.sites[b]:
             pairs[a, b] = _widened(links[a, b], nics.get(here), nics.get(there))
     return NodeLinks(links.sites, classes, pairs)
@@ -102,10 +107,12 @@ def with_nics(links: NodeLinks, nodes: Sequence[Island], nics: Mapping[str, Nics
 
 def _widened(link: Link, one: Nics | None, other: Nics | None) -> Link:
     """Return the path between two machines of one site."""
+    # One pair of GPUs goes over one NIC at each end, however many there are.
     wide = replace(link, nic_bytes_per_s=link.bytes_per_s)
     if one is None or other is None:
         return link if one is other else wide
     total = min(one.total_bytes_per_s, other.total_bytes_per_s)
+    # Lanes side by side: as many as the slower machine fills.
     num_lanes = total / min(one.bytes_per_s, other.bytes_per_s)
     return replace(wide, bytes_per_s=num_lanes * link.bytes_per_s)
 

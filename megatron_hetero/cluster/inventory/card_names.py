@@ -72,6 +72,7 @@ class CardNames:
         # Several matches are asked for later, all at once.
         several = candidates(name, memory_bytes) or near_candidates(name)
         if several:
+            # The first line that has the name stands in the message.
             self._asked.setdefault(name, (where, several))
             return several[0], None
         # Nothing matches: a type of the file's own, to be filled in.
@@ -93,6 +94,7 @@ class CardNames:
             ]
             words = " ".join(f"--gpu-name {name}=GPU" for name in self._asked)
             raise ClusterError("\n".join(lines) + f"\nsay which: {words}")
+        # A meaning that no card needed is most likely misspelt.
         unused = [name for name in self._means if name not in self._used]
         return (
             *self._notes,

@@ -57,14 +57,17 @@ def cards_of(
     """
     # Cards of one kind side by side are one entry of the file.
     entries = [list(e) for _, e in groupby(range(len(cards)), key=lambda i: cards[i].kind)]
+    # Pairs without an entry in the topology cross the sockets.
     paths = {pair: joins.get(pair, "SYS") for pair in combinations(range(len(cards)), 2)}
     bridged = _bridged(cards, paths)
     # Over PCIe, the slowest path between two types stands for all of their pairs.
+    # Types of a pair -> the slowest kind of path among its pairs.
     slow: dict[frozenset[str], str] = {}
     for pair, path in paths.items():
         if pair not in bridged:
             types = _types(cards, pair)
             slow[types] = max(slow.get(types, path), path, key=rank_of)
+    # (card, card) -> bandwidth and latency.
     links = {
         pair: _bridge_guess(paths[pair], cards[pair[0]].gpu)
         if pair in bridged
@@ -73,10 +76,12 @@ def cards_of(
     }
     # The link of an entry is its usual link; `said` has the pairs that the entries cover.
     drafts, said = [], dict[Pair, Guess | None]()
+    # Pairs of unlike entries: their usual link is the machine's.
     between = [(a, b) for a, b in paths if cards[a].kind != cards[b].kind]
     base = _most([links[pair] for pair in between if pair not in bridged])
     for entry in entries:
         inside = list(combinations(entry, 2))
+        # Inside an entry the usual path over PCIe, or the bridge where all are bridged.
         link = _most([links[p] for p in inside if p not in bridged] or [links[p] for p in inside])
         said.update(dict.fromkeys(inside, link))
         card = cards[entry[0]]
@@ -91,6 +96,7 @@ def cards_of(
             )
         )
     # Pairs with another link are written one by one.
+    # A pair that no entry covers has the machine's link unless it is written.
     others = {pair: link for pair, link in links.items() if said.get(pair, base) != link}
     pairs = tuple(PairDraft(group, link) for group, link in _groups(others))
     return NodeDraft(
@@ -100,11 +106,13 @@ def cards_of(
 
 def _bridged(cards: Sequence[Card], paths: Mapping[Pair, str]) -> set[Pair]:
     """Find the pairs joined by NVLink, in groups where every two cards are joined."""
+    # Card -> the cards that NVLink joins it with, itself among them.
     partners = {i: {i} for i in range(len(cards))}
     for (a, b), path in paths.items():
         if path.startswith("NV"):
             partners[a].add(b)
             partners[b].add(a)
+    # A closed group: each of its cards is joined with the same cards.
     return {
         (a, b)
         for a, b in paths
@@ -113,6 +121,7 @@ def _bridged(cards: Sequence[Card], paths: Mapping[Pair, str]) -> set[Pair]:
 
 
 def _types(cards: Sequence[Card], pair: Pair) -> frozenset[str]:
+    # One key for all pairs of unlike cards.
     one, other = cards[pair[0]].gpu, cards[pair[1]].gpu
     return frozenset((one,) if one == other else ())
 
@@ -120,8 +129,10 @@ def _types(cards: Sequence[Card], pair: Pair) -> frozenset[str]:
 def _path_guess(path: str, cards: Sequence[Card], pair: Pair) -> Guess:
     """Guess the bandwidth of a path: what its kind usually carries, and no more than the narrower
     of the two slots does."""
+    # NVLink in a web counts as a path over the host's bridges.
     bandwidth, latency = PATH_GUESSES["NODE" if path.startswith("NV") else path]
     slots = [s for s in (cards[i].slot_bytes_per_s for i in pair) if s is not None]
+    # Transfers reach a part of what the lanes of the narrower slot carry.
     gb_per_s = _PCIE_PART * min(slots) / 1e9 if slots else float("inf")
     if gb_per_s < float(bandwidth.removesuffix(" GB/s")):
         bandwidth = f"{gb_per_s:.2g} GB/s"
@@ -137,6 +148,7 @@ def _bridge_guess(path: str, gpu: str) -> Guess:
     except ClusterError:  # not of the catalogue
         pass
     number = path.removeprefix("NV")
+    # An NVLink of a bridge carries some 10 GB/s in use.
     return (f"{10 * int(number)} GB/s", "5 us") if number.isdecimal() else PATH_GUESSES["NV"]
 
 
@@ -146,10 +158,12 @@ def _most(links: Sequence[Guess]) -> Guess | None:
 
 def _groups(links: Mapping[Pair, Guess]) -> Iterator[tuple[tuple[int, ...], Guess]]:
     """Join pairs with an equal link into groups where every two cards have the link."""
+    # Pairs that are in no group yet, with their links.
     left = dict(links)
     while left:
         (first, second), link = next(iter(left.items()))
         group = [first, second]
+        # A card joins the group if it has the link to all cards of the group.
         for card in sorted({card for pair in left for card in pair}):
             if card not in group and all(
                 left.get((min(card, c), max(card, c))) == link for c in group

@@ -33,6 +33,7 @@ _QUERY = (
     "pcie.link.width.current",
 )
 _LIMIT_S = 30
+# Windows come and go, so a screen is given this much at least.
 _LEAST_RESERVE_MIB = 1024
 _RESERVE_STEP_MIB = 512
 _BUS_ID = re.compile(r"[0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-9A-F]", re.ASCII)
@@ -64,6 +65,7 @@ class FoundGpu:
         now, rounded up."""
         if not self.drives_screen:
             return None
+        # In MiB, rounded up to whole steps.
         steps = -(-(self.used_bytes >> 20) // _RESERVE_STEP_MIB)
         mib = max(_LEAST_RESERVE_MIB, steps * _RESERVE_STEP_MIB)
         return f"{mib >> 10} GiB" if mib % 1024 == 0 else f"{mib} MiB"
@@ -72,6 +74,7 @@ class FoundGpu:
     def described(self) -> TypeDraft:
         """Describe the GPU as far as possible without the catalogue."""
         memory = f"{self.memory_bytes >> 20} MiB"
+        # A driver may answer "[N/A]".
         is_version = re.fullmatch(r"[0-9]{1,2}\.[0-9]", self.compute_capability, re.ASCII)
         return TypeDraft(
             memory=memory, compute_capability=self.compute_capability if is_version else None
@@ -140,6 +143,7 @@ def parse_gpus(text: str) -> tuple[FoundGpu, ...]:
         found.append(gpu)
     if not found:
         raise EnvironmentMismatchError("nvidia-smi lists no GPU")
+    # By domain, bus, device and function as numbers: a domain may have 4 digits or 8.
     return tuple(sorted(found, key=lambda gpu: [int(n, 16) for n in re.split("[:.]", gpu.bus_id)]))
 
 
@@ -148,9 +152,11 @@ def _gpu(words: list[str]) -> FoundGpu | None:
         return None
     index, name, total, capability, bus_id, display, used, generation, width = words
     number, mib = _number(index), _number(total)
+    # Without a number, memory and a place on the bus the line is no answer.
     if number is None or not mib or not _BUS_ID.fullmatch(bus_id.upper()):
         return None
     memory_bytes = mib << 20
+    # Idle cards slow their links, so the highest generation counts, with the lanes in use.
     lane, lanes = _LANE_GB_PER_S.get(_number(generation) or 0), _number(width)
     return FoundGpu(
         number,

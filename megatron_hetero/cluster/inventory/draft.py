@@ -152,6 +152,7 @@ def link_guess(gpu: str) -> tuple[str, str]:
 
 def made_up_name(name: str) -> str:
     """Turn a GPU's name into a key of `gpu_types`: letters, digits, "-" and "."."""
+    # Words of the maker say nothing beside the model's.
     words = name.replace("NVIDIA", "").replace("GeForce", "").replace("-", " ").split()
     kept = ("".join(c for c in w if c.isascii() and (c.isalnum() or c == ".")) for w in words)
     return "-".join(word for word in kept if word)[:64] or "GPU"

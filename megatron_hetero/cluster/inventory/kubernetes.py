@@ -73,6 +73,7 @@ def nodes_from_kubernetes(path: Path, means: Mapping[str, str]) -> Inventory:
             else f"{path}:1: no node offers GPUs ({', '.join(_RESOURCES)} in status.allocatable); "
             "does the device plugin run?"
         )
+    # One region is one site, which needs no name.
     if len({node.site for node in nodes}) == 1:
         nodes = [replace(node, site="main") for node in nodes]
     left = len(items) - len(nodes)
@@ -82,6 +83,7 @@ def nodes_from_kubernetes(path: Path, means: Mapping[str, str]) -> Inventory:
 
 def _items(document: Document) -> list[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
     data = document.data
+    # `kubectl get node NAME -o json` prints the node alone.
     if isinstance(data, dict) and data.get("kind") == "Node":
         return [((), data)]
     items = data.get("items") if isinstance(data, dict) else None
@@ -114,7 +116,9 @@ def _node(
         raise ClusterError(f"{where}: metadata.name: {error}") from None
     labels = _section(_section(item, "metadata"), "labels")
     offered = _section(_section(item, "status"), "allocatable")
+    # The first kind of GPU that the node offers now; "0" means a plugin without GPUs.
     resource = next((r for r in _RESOURCES if _text(offered, r) not in ("", "0")), None)
+    # Labels name the card, the most exact one first.
     product = next(filter(None, (_text(labels, key) for key in _PRODUCTS)), None)
     # Leave out nodes without usable GPUs, with the reason.
     if resource is None:
@@ -143,6 +147,7 @@ def _node(
     gpu, described = names.find(
         f"{where}: node {name}", product.removesuffix("-SHARED"), _memory_bytes(labels)
     )
+    # Regions become host names, as sites are written.
     site = re.sub(r"[^A-Za-z0-9-]", "-", _text(labels, _REGION)).strip("-")[:63] or "main"
     cards = CardsDraft(gpu, int(count), link_guess(gpu), described=described)
     return NodeDraft(name, (cards,), site)
@@ -151,6 +156,7 @@ def _node(
 def _unusable(item: Mapping[str, Any]) -> str:
     if _section(item, "spec").get("unschedulable") is True:
         return "it is cordoned"
+    # A node without the condition is taken for ready.
     conditions = _section(item, "status").get("conditions")
     for condition in conditions if isinstance(conditions, list) else ():
         if isinstance(condition, dict) and condition.get("type") == "Ready":

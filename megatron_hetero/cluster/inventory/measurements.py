@@ -48,6 +48,7 @@ class NcclTest:
         """
         n = self.num_ranks
         rounds = {"all_reduce": 2 * (n - 1), "sendrecv": 1}.get(self.collective, n - 1)
+        # Bytes of each round: a ring sends 1/n of the buffer at a time.
         part = 1.0 if self.collective == "sendrecv" else 1.0 / n
         return fit_link([(b * part, seconds / rounds) for b, seconds in self.times])
 
@@ -63,6 +64,7 @@ def fit_link(times: Sequence[tuple[float, float]]) -> LinkFit:
     # Weights of 1/t^2: a small message's time counts like a large one's.
     weights = [1.0 / seconds**2 for _, seconds in times]
     total = sum(weights)
+    # Means, covariance and variance under these weights give slope and intercept.
     mean_bytes = sum(w * b for w, (b, _) in zip(weights, times, strict=True)) / total
     mean_s = sum(w * t for w, (_, t) in zip(weights, times, strict=True)) / total
     above = sum(
@@ -74,6 +76,7 @@ def fit_link(times: Sequence[tuple[float, float]]) -> LinkFit:
         raise FileFormatError(
             "larger messages did not take longer, so no bandwidth follows; measure larger ones"
         )
+    # A negative intercept is noise of the smallest sizes.
     latency_s = max(mean_s - slope * mean_bytes, 0.0)
     error = max(abs((latency_s + slope * b) / t - 1) for b, t in times)
     return LinkFit(latency_s, 1.0 / slope, error)
@@ -93,6 +96,7 @@ def parse_nccl_test(text: str, source: str) -> NcclTest:
             "all_gather_perf or reduce_scatter_perf. Keep the command in the log, or its heading."
         )
     lines = text.splitlines()
+    # The heading has a line for each rank.
     num_ranks = sum(bool(_RANK.match(line)) for line in lines)
     rows = [row for line in lines if (row := _result(line)) is not None]
     if not rows or num_ranks < 2:
@@ -121,6 +125,7 @@ def _result(line: str) -> tuple[int, float, int] | None:
     if not numbers or int(found["bytes"]) == 0:
         return None
     first = numbers[0]
+    # Behind the time stand two bandwidths, then the number of wrong values.
     wrong = words[first + 3] if len(words) > first + 3 else "0"
     return (
         int(found["bytes"]),

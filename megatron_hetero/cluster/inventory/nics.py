@@ -53,9 +53,11 @@ def parse_ports(text: str) -> dict[str, NicPort]:
     said: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         if found := _LINE.match(line):
+            # Device -> "rate" or "state" -> the words of its file.
             said.setdefault(found[1], {})[found[2]] = found[3]
     return {
         device: NicPort(
+            # A rate that does not parse, such as "0 Gb/sec", is not known.
             int(rate[1]) if (rate := _RATE.match(words.get("rate", ""))) else None,
             "ACTIVE" in words["state"].split() if "state" in words else None,
         )
@@ -92,6 +94,7 @@ def draft_nics(
         taken[nearest] += 1
         chosen.append(nearest)
     # One bandwidth for all: the slowest, if every rate is known.
+    # NICs in the order in which GPUs take them; their numbers in the file follow it.
     order = list(dict.fromkeys(chosen))
     rates = [ports.get(device, NicPort()).gb_per_s for device in order]
     known = [rate for rate in rates if rate is not None]

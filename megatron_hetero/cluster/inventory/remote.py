@@ -54,6 +54,7 @@ def targets(hosts: str | None, hostfile: Path | None) -> tuple[Target, ...]:
     """
     words = [] if hosts is None else [word.strip() for word in hosts.split(",")]
     if hostfile is not None:
+        # A hostfile of MPI has words such as `slots=8` behind the host.
         lines = (line.partition("#")[0].split() for line in read_text(hostfile).splitlines())
         words += [line[0] for line in lines if line]
     if not words or len(words) > _MAX_HOSTS:
@@ -114,9 +115,11 @@ def discover_hosts(machines: Sequence[Target]) -> tuple[Inventory, dict[str, lis
 def _node_name(host: str, names: set[str]) -> str:
     """Make a node's name of a host's: its first part, an address as a whole; never one that another
     node has."""
+    # An address has no first part that would name the machine.
     is_address = host.replace(".", "").isdecimal()
     short = host.replace(".", "-") if is_address else host.partition(".")[0]
     number, free = 1, short
+    # `a.x` and `a.y` are two machines called `a`.
     while free.casefold() in names:
         number += 1
         free = f"{short}-{number}"
@@ -128,11 +131,13 @@ def _ask(machine: Target) -> Answer | str:
     """Ask a host for its GPUs, links and NICs; return the reason if there is no answer."""
     try:
         gpus = parse_gpus(_ssh(machine, query()))
+        # A single GPU has no links to others, and its NIC is the machine's.
         if len(gpus) == 1:
             return Answer(gpus, None, "")
         text = _ssh(machine, ("nvidia-smi", "topo", "-m"))
         topology = parse_topology(text, f"nvidia-smi topo -m on {machine.host}")
         files = port_files(topology)
+        # `-s` hides files that are missing, and grep then fails.
         ports = _ssh(machine, ("grep", "-sH", ".", *files), may_fail=True) if files else ""
         return Answer(gpus, topology, ports)
     except HeteroError as error:
@@ -157,6 +162,7 @@ def _ssh(machine: Target, command: Sequence[str], *, may_fail: bool = False) -> 
         "-T",
         "--",
         machine.word,
+        # ssh joins words by blanks for the remote shell, so the words are quoted here.
         shlex.join(command),
     ]
     try:
@@ -171,10 +177,12 @@ def _ssh(machine: Target, command: Sequence[str], *, may_fail: bool = False) -> 
         raise EnvironmentMismatchError(f"no answer within {LIMIT_S} s") from None
     except OSError as error:
         raise EnvironmentMismatchError(f"ssh cannot be started: {error.strerror}") from None
+    # The answer of another machine is bounded, and may be no text.
     printed = done.stdout[:_MAX_ANSWER].decode(errors="replace")
     # ssh itself ends with 255 if the connection fails.
     is_lost = done.returncode == 255
     if is_lost or (done.returncode and not may_fail):
+        # The last line of what the program said is the reason, as a rule.
         said = (done.stderr[-2000:].decode(errors="replace") or printed).strip().splitlines()
         what = "ssh" if is_lost else f"{command[0]} there"
         last = _printable(said[-1][:200]) if said else "it said nothing"

@@ -52,6 +52,7 @@ def nodes_from_skypilot(paths: Sequence[Path], means: Mapping[str, str]) -> Inve
     nodes: list[NodeDraft] = []
     notes: list[str] = []
     names = CardNames(means, _MEANS)
+    # Names of nodes that tasks before have.
     taken: set[str] = set()
     tasks = [read_sky_task(path) for path in paths]
     sites = {task.site for task in tasks}
@@ -114,9 +115,11 @@ def read_sky_task(path: Path) -> SkyTask:
         _fail(document, (), "this is not a SkyPilot task: a mapping with `resources`")
     keypath: tuple[str | int, ...] = ("resources",)
     resources: Any = document.data.get("resources")
+    # A choice of resources: the first option stands over the common keys.
     for choice in ("any_of", "ordered"):
         options = resources.get(choice) if isinstance(resources, dict) else None
         if isinstance(options, list) and options and isinstance(options[0], dict):
+            # Messages point at the accelerators, which may stand in the option.
             keypath = (*keypath, choice, 0) if "accelerators" in options[0] else keypath
             resources = {**{k: v for k, v in resources.items() if k != choice}, **options[0]}
             if len(options) > 1:
@@ -125,8 +128,10 @@ def read_sky_task(path: Path) -> SkyTask:
                     f"first is taken: {_short(options[0])}"
                 )
     keypath, accelerator = _accelerator(document, (*keypath, "accelerators"), resources, notes)
+    # Newer tasks have `infra`, older ones its parts.
     words = [resources.get(key) for key in ("infra", "cloud", "region", "zone")]
     infra = "/".join(word for word in words if isinstance(word, str))[:120]
+    # A count such as 0.5 is read here, to be refused below.
     found = _ACCELERATOR.fullmatch(accelerator)
     count = "1" if found is None else found["count"] or "1"
     if found is None or not count.isdecimal() or int(count) < 1:
@@ -146,6 +151,7 @@ def _nodes(
     # A whole number of nodes.
     num_nodes = data.get("num_nodes")
     num_nodes = 1 if num_nodes is None else num_nodes
+    # `True` is an integer to Python.
     is_number = isinstance(num_nodes, int) and not isinstance(num_nodes, bool)
     if not is_number or not 1 <= num_nodes <= _MAX_NODES:
         hint = (
@@ -178,6 +184,7 @@ def _accelerator(
     given: Any = resources.get("accelerators") if isinstance(resources, dict) else None
     several = len(given) if isinstance(given, list | dict) else 0
     if isinstance(given, list) and given:
+        # A list names choices, a mapping names with counts.
         keypath, given = (*keypath, 0), given[0]
     if isinstance(given, dict) and given:
         name, count = next(iter(given.items()))

@@ -55,6 +55,7 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str], is_only_free: bool = 
     """
     nodes: list[NodeDraft] = []
     names = CardNames(means)
+    # Reason -> nodes that share it, so that notes stay short.
     reasons: dict[str, list[str]] = defaultdict(list)
     partitions: dict[str, set[str]] = defaultdict(set)
     found_any, num_without = False, 0
@@ -67,13 +68,16 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str], is_only_free: bool = 
         except ValueError as error:
             raise ClusterError(f"{where}: NodeName: {error}") from None
         gres = _first(_GRES, block)
+        # (count, type) of each kind of GPU that the node has.
         kinds = [(int(m["count"]), m["type"] or "gpu") for m in _GPUS.finditer(gres)]
         state = _first(_STATE, block).upper()
         # Leave out nodes that are down, and nodes without GPUs.
+        # A node that is down and has no GPUs is no loss worth a note.
         if any(word in _UNUSABLE for word in _words(state)) and (kinds or "gpu" in gres):
             reasons[f"is left out: its state is {state[:60]}"].append(name)
             continue
         if not kinds:
+            # A Gres that names GPUs in another form must not pass for a node without.
             if re.search(r"(?:^|,)gpu\b", gres):
                 raise ClusterError(
                     f"{where}: node {name}: Gres={gres[:80]!r} names GPUs in a way that is not "
@@ -91,6 +95,7 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str], is_only_free: bool = 
             continue
         nodes.append(node)
         _note_state(name, state, None if is_only_free else node.count, block, reasons)
+        # A node may be in several partitions, each of which takes its jobs.
         for partition in filter(None, _first(_PARTITIONS, block).split(",")):
             for cards in node.cards:
                 partitions[cards.gpu].add(partition[:64])
@@ -128,6 +133,7 @@ def _node(
         reasons[f"is taken without its parts of cards, {what}"].append(name)
     cards = []
     for count, kind in whole:
+        # An untyped Gres says only that there are GPUs.
         if kind == "gpu" and kind not in names:
             raise ClusterError(
                 f"{where}: node {name}: Slurm does not say which GPUs these are "
@@ -151,8 +157,10 @@ def _note_state(
     words = _words(state)
     if any(word.startswith("POWER") for word in words):
         reasons["is powered down or on its way; Slurm starts it for a job"].append(name)
+    # Reserved nodes are taken: the user may hold the reservation.
     if "RESERVED" in words:
         reasons["is reserved: name the reservation to Slurm"].append(name)
+    # A mixed node has jobs on some of its GPUs.
     if "MIXED" in words and count is not None:
         in_use = sum(_in_use(block).values())
         if in_use:
@@ -168,6 +176,7 @@ def _in_use(block: str) -> dict[str, int]:
     typed = {m["type"]: int(m["count"]) for m in found if m["type"]}
     if typed:
         return {kind: count for kind, count in typed.items() if not part_of_card(kind)}
+    # Totals without a type count all kinds together.
     return {"": sum(int(m["count"]) for m in found)}
 
 
@@ -188,6 +197,7 @@ def _free_kinds(
         reasons[f"is left out: no job can start there now (its state is {state[:60]})"].append(name)
         return []
     in_use = _in_use(block)
+    # A total does not say which kind is in use.
     if in_use.get("") and len(kinds) > 1:
         reasons["is left out: Slurm does not say which of its unlike GPUs are free"].append(name)
         return []
@@ -211,6 +221,7 @@ def _partition_notes(
     if not partitions:
         return
     words = [f"--partition {gpu}={','.join(sorted(found))}" for gpu, found in partitions.items()]
+    # One set of partitions for all kinds of GPU needs no names of these.
     kinds = {cards.gpu for node in nodes for cards in node.cards}
     if set(partitions) == kinds and len({frozenset(p) for p in partitions.values()}) == 1:
         words = [f"--partition {','.join(sorted(next(iter(partitions.values()))))}"]
@@ -218,6 +229,7 @@ def _partition_notes(
 
 
 def _words(state: str) -> list[str]:
+    # States come with marks ("IDLE*") and as joined words ("MIXED+DRAIN").
     return [word.strip(_SUFFIXES) for word in state.split("+")]
 
 

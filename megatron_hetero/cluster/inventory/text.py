@@ -43,8 +43,10 @@ def cluster_yaml(
     classes = _classes(nodes)
     node_lines = (line for node in nodes for line in _node_lines(node, classes))
     lines = [f"# {heading}", "version: 1", "", "nodes:", *node_lines]
+    # Types that the catalogue lacks need an entry, by name.
     described = {c.gpu: c.described for n in nodes for c in n.cards if c.described is not None}
     if described:
+        # A question mark in the entry does not load, so the user sees what is missing.
         if not all(draft.is_complete for draft in described.values()):
             lines += ["", "gpu_types:", *_HINT]
         else:
@@ -61,6 +63,7 @@ def _classes(nodes: Sequence[NodeDraft]) -> dict[str, CardsDraft]:
     type."""
     classes: dict[str, CardsDraft] = {}
     for node in nodes:
+        # Only a machine of equal cards can speak for its type.
         if node.has_one_kind and node.cards[0].link is not None and node.count > 1:
             classes.setdefault(node.cards[0].gpu, node.cards[0])
     return classes
@@ -82,6 +85,7 @@ def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[
     # A node of one kind may fit on one line.
     if node.has_one_kind:
         (cards,) = node.cards
+        # A link that is the type's own is written once, under `links`.
         known = classes.get(cards.gpu, cards)
         if known.link != cards.link:
             link, is_measured = cards.link, cards.link_is_measured
@@ -89,6 +93,7 @@ def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[
         if link is None and not node.pairs:
             yield f"  - {{{', '.join(head + tail)}}}{mark}"
             return
+    # The first word opens the item of the list; a mark stands behind the last one.
     first, *others = head + tail
     yield f"  - {first}"
     yield from (f"    {word}" for word in others[:-1])
@@ -124,6 +129,7 @@ def _cards_line(cards: CardsDraft, of_machine: tuple[str, str] | None) -> str:
     if cards.reserve is not None:
         parts.append(f"reserve: {cards.reserve}")
         guesses.append("drives a screen")
+    # The machine's own link is written once, for all of its cards.
     if cards.link is not None and cards.count > 1 and cards.link != of_machine:
         parts.append(f"link: {_link(cards.link, is_guess=False)}")
         if not cards.link_is_measured:
@@ -167,6 +173,7 @@ def _link_lines(
                 yield f"    {_text(name)}: {_link(cards.link, is_guess=not cards.link_is_measured)}"
     # Between nodes, one link for all or one for each site.
     sites = list(dict.fromkeys(node.site for node in nodes))
+    # A site of one machine has no link between machines.
     several = [s for s in sites if sum(node.site == s for node in nodes) > 1]
     if several and sites == ["main"]:
         given = network.between_nodes.get("main")
@@ -182,6 +189,7 @@ def _link_lines(
     if len(sites) > 1:
         yield "  between_sites:"
         for pair in combinations(sites, 2):
+            # A pair of sites may be given in either order.
             given = network.between_sites.get(pair) or network.between_sites.get(pair[::-1])
             bandwidth, latency = given or SITES_GUESS
             mark = "" if given else _GUESS
@@ -193,6 +201,7 @@ def _link_lines(
 
 def _nodes_guess(nodes: Sequence[NodeDraft]) -> tuple[str, str]:
     """Guess the link between machines of a site: what the slowest of their NICs runs at."""
+    # One NIC that is not known leaves the whole site to a guess.
     rates = [None if node.nics is None else node.nics.gb_per_s for node in nodes]
     known = [rate for rate in rates if rate is not None]
     if len(known) < len(rates):

@@ -49,6 +49,7 @@ def parse_topology(text: str, source: str) -> Topology:
     if heading is None:
         raise FileFormatError(f"{source} is no output of `nvidia-smi topo -m`: no column GPU0")
     columns = heading.split()
+    # Columns of GPUs come first, whatever follows them.
     num_gpus = sum(bool(re.fullmatch(r"GPU\d+", word)) for word in columns)
     devices = _nics(columns[num_gpus:], lines)
     joins: dict[tuple[int, int], str] = {}
@@ -58,6 +59,7 @@ def parse_topology(text: str, source: str) -> Topology:
         row = re.match(r"^GPU([0-9]{1,4})\s+(.*)$", line)
         if row is None:
             continue
+        # Words behind the columns are affinities of processors and memory.
         gpu, words = int(row[1]), row[2].split()[: num_gpus + len(devices)]
         if len(words) < num_gpus + len(devices) or not all(map(_JOIN.fullmatch, words)):
             raise FileFormatError(
@@ -65,6 +67,7 @@ def parse_topology(text: str, source: str) -> Topology:
             )
         if gpu >= num_gpus:
             raise FileFormatError(f"{source}: a row of GPU{gpu}, of {num_gpus} GPUs")
+        # X is the GPU itself.
         joins.update({(gpu, j): word for j, word in enumerate(words[:num_gpus]) if word != "X"})
         nics.update({(gpu, d): w for d, w in zip(devices, words[num_gpus:], strict=True)})
     # Every GPU has its row.
@@ -75,6 +78,7 @@ def parse_topology(text: str, source: str) -> Topology:
 
 def _nics(columns: list[str], lines: list[str]) -> list[str]:
     """Return the devices of the columns that are NICs, by the legend if there is a legend."""
+    # Newer drivers call NICs NIC0, NIC1, ... and explain the numbers in a legend.
     legend = {found[1]: found[2] for line in lines if (found := _NIC_DEVICE.match(line))}
     names = []
     for word in columns:

@@ -26,6 +26,7 @@ def write_decoder(writer: FlagWriter, config: DecoderConfig, family: Family) -> 
     writer.require("hidden_act", config.hidden_act, *family.activations)
     num_groups = config.num_key_value_heads or config.num_attention_heads
     shape_of(writer, config)
+    # Without the key a head has hidden_size / heads channels in both.
     if config.head_dim is not None:
         writer.add("head_dim", "--kv-channels", config.head_dim)
     if num_groups != config.num_attention_heads:
@@ -40,6 +41,7 @@ def write_decoder(writer: FlagWriter, config: DecoderConfig, family: Family) -> 
         ("attention_dropout", config.attention_dropout),
         ("hidden_dropout", config.hidden_dropout),
     )
+    # Megatron has one dropout for both places.
     if config.embedding_dropout != config.hidden_dropout and (
         "embd_pdrop" in family.keys or "embedding_dropout" in family.keys
     ):
@@ -61,12 +63,14 @@ def write_decoder(writer: FlagWriter, config: DecoderConfig, family: Family) -> 
     # Experts, further tokens and the embedding.
     _write_experts(writer, config, family)
     further_tokens(writer, config)
+    # A file without the key means the default of its class.
     is_tied = family.tied if config.tie_word_embeddings is None else config.tie_word_embeddings
     writer.switch("tie_word_embeddings", "--untie-embeddings-and-output-weights", not is_tied)
 
 
 def _write_mlp(writer: FlagWriter, config: DecoderConfig, family: Family) -> None:
     if family.experts == "gpt_oss":
+        # GPT-OSS clamps its activation and adds one to the linear half.
         writer.add("swiglu_limit", "--quick-geglu", "--glu-linear-offset", "1.0")
         writer.add("swiglu_limit", "--activation-func-clamp-value", config.swiglu_limit)
         writer.add("model_type", "--softmax-type", "learnable")
@@ -74,6 +78,7 @@ def _write_mlp(writer: FlagWriter, config: DecoderConfig, family: Family) -> Non
         writer.add("hidden_act", "--swiglu")
     elif family.activation_flag:
         writer.add("hidden_act", family.activation_flag)
+    # Megatron gives every linear layer a bias by default.
     writer.switch("model_type", "--disable-bias-linear", not family.biased)
 
 
@@ -81,6 +86,7 @@ def _write_norms(writer: FlagWriter, config: DecoderConfig, family: Family) -> N
     if family.normalization != "LayerNorm":
         writer.add("rms_norm_eps", "--normalization", family.normalization)
     writer.switch("model_type", "--apply-layernorm-1p", family.layernorm_1p)
+    # The key is noted with the flag only to name its line; each family has one of them.
     key = next((k for k in ("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps")
                 if k in family.keys), "rms_norm_eps")  # fmt: skip
     writer.add(key, "--norm-epsilon", repr(config.norm_eps))
@@ -100,9 +106,11 @@ def _write_windows(writer: FlagWriter, config: DecoderConfig, family: Family) ->
     windowed = _windowed_layers(writer, config, family)
     if not any(windowed):
         return
+    # A list of layers may ask for windows whose size no key gives.
     if not config.sliding_window:
         writer.refuse("layer_types", "has sliding_attention, but there is no sliding_window")
     writer.add("sliding_window", "--window-size", f"{config.sliding_window - 1},0")
+    # Megatron's flag marks the layers that have a window; without it all have.
     if 0 in windowed:
         key = "layer_types" if config.layer_types else "max_window_layers"
         writer.add(key, "--window-attn-skip-freq", layer_pattern(windowed))
@@ -111,6 +119,7 @@ def _write_windows(writer: FlagWriter, config: DecoderConfig, family: Family) ->
 def _windowed_layers(writer: FlagWriter, config: DecoderConfig, family: Family) -> list[int]:
     """Return 1 for each layer with a window, 0 for each other."""
     num_layers = config.num_hidden_layers
+    # Qwen's files carry sizes of windows that this switch turns off.
     is_off = "use_sliding_window" in family.keys and not config.use_sliding_window
     if config.layer_types is not None:
         types = config.layer_types
@@ -128,10 +137,12 @@ def _windowed_layers(writer: FlagWriter, config: DecoderConfig, family: Family) 
         return windowed
     if is_off or not config.sliding_window or family.windows == "none":
         return [0] * num_layers
+    # Even layers have a window, odd ones see everything.
     if family.windows == "alternate":
         return [1 - i % 2 for i in range(num_layers)]
     if family.windows == "all":
         return [1] * num_layers
+    # Layers from this one on have a window; by default none has.
     first = num_layers if config.max_window_layers is None else config.max_window_layers
     return [int(i >= first) for i in range(num_layers)]
 
@@ -142,6 +153,7 @@ def _write_layers_without_rotation(
     if "no_rope_layers" not in family.keys:
         return
     every, rotated = config.no_rope_layer_interval, config.no_rope_layers
+    # `transformers` leaves every so many layers without rotation, counted from 1.
     if rotated is None:
         rotated = [int((i + 1) % every != 0) for i in range(config.num_hidden_layers)]
     if len(rotated) != config.num_hidden_layers or not set(rotated) <= {0, 1}:
@@ -151,4 +163,5 @@ def _write_layers_without_rotation(
         )
     if 0 in rotated:
         key = "no_rope_layers" if config.no_rope_layers else "no_rope_layer_interval"
+        # The file marks layers with rotation, Megatron's flag those without.
         writer.add(key, "--no-rope-freq", layer_pattern([1 - kind for kind in rotated]))

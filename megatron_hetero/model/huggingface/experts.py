@@ -25,6 +25,7 @@ def qwen_experts(writer: FlagWriter, config: DecoderConfig) -> None:
     few_experts(writer, config)
     writer.add("moe_intermediate_size", "--moe-ffn-hidden-size", config.moe_intermediate_size)
     step, dense = config.decoder_sparse_step, set(config.mlp_only_layers)
+    # `transformers` counts layers from 1 here: with step 2 the second layer is sparse.
     pattern = [
         int((layer + 1) % step == 0 and layer not in dense)
         for layer in range(config.num_hidden_layers)
@@ -57,6 +58,7 @@ def routed_experts(
     """
     if config.n_routed_experts is None:
         return
+    # Widths are of one expert; the shared ones are one MLP as wide as all of them together.
     columns = config.moe_intermediate_size or ffn_hidden_size
     writer.add("n_routed_experts", "--num-experts", config.n_routed_experts)
     writer.add("moe_intermediate_size", "--moe-ffn-hidden-size", columns)
@@ -77,11 +79,13 @@ def routed_experts(
     elif not config.norm_topk_prob:
         writer.add("norm_topk_prob", "--moe-router-pre-softmax")
     writer.require("topk_method", config.topk_method, "greedy", "noaux_tc", "group_limited_greedy")
+    # One group is no restriction, and "greedy" ignores groups.
     if (config.n_group or 1) > 1 and config.topk_group and config.topk_method != "greedy":
         writer.add("n_group", "--moe-router-num-groups", config.n_group)
         writer.add("topk_group", "--moe-router-group-topk", config.topk_group)
         if config.topk_method == "group_limited_greedy":
             writer.differ("a group of experts is chosen by the sum of its best, not by the best")
+    # `noaux_tc` balances experts by a bias on the choice, not by a loss.
     writer.switch(
         "topk_method", "--moe-router-enable-expert-bias", config.topk_method == "noaux_tc"
     )
@@ -106,6 +110,7 @@ def _sparse_layers(
 ) -> tuple[str, list[int]]:
     """Return the deciding key, and for each layer 1 if the layer has experts, else 0."""
     key, kinds = "mlp_layer_types", config.mlp_layer_types
+    # Without a list, the first layers are dense, and then every so many have experts.
     if kinds is None:
         first, every = config.first_k_dense_replace, config.moe_layer_freq
         return "first_k_dense_replace", [

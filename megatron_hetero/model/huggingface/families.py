@@ -25,6 +25,7 @@ _QWEN_EXPERTS = (
     "num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob "
     "decoder_sparse_step mlp_only_layers shared_expert_intermediate_size "
 )
+# Activations without a gate -> Megatron's flag; its default is gelu.
 _NOT_GATED = {"relu2": "--squared-relu", "gelu": "", "gelu_pytorch_tanh": ""}
 
 
@@ -76,6 +77,7 @@ class Family:
         return _NOT_GATED[self.activations[0]]
 
 
+# Biases that the class allows, and for which no flags are written here.
 _NO_BIAS: Mapping[str, tuple[object, ...]] = {"attention_bias": (False,), "mlp_bias": (False,)}
 _LLAMA = "rms_norm_eps attention_bias mlp_bias "
 _SIGMOID = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}

@@ -31,6 +31,7 @@ def write_latent(writer: FlagWriter, config: LatentConfig) -> None:
     Raises:
         UnsupportedError: Megatron has no flag for a value.
     """
+    # Forms for which Megatron's latent attention has no flag.
     writer.require("hidden_act", config.hidden_act, "silu")
     writer.require("attention_bias", config.attention_bias, False)
     writer.require("rope_interleave", config.rope_interleave, True)
@@ -38,8 +39,10 @@ def write_latent(writer: FlagWriter, config: LatentConfig) -> None:
     if config.hidden_size % config.num_attention_heads:
         # Latent attention has widths of its own, and yet Megatron wants this one to come out even.
         writer.add("v_head_dim", "--kv-channels", config.v_head_dim)
+    # The families have norms over their latents, which Megatron calls norms of queries and keys.
     writer.add("kv_lora_rank", "--multi-latent-attention", "--qk-layernorm")
     writer.add("hidden_act", "--swiglu", "--disable-bias-linear")
+    # Without the key, queries come from the hidden state directly.
     if config.q_lora_rank:
         writer.add("q_lora_rank", "--q-lora-rank", config.q_lora_rank)
     writer.sizes(
@@ -52,6 +55,7 @@ def write_latent(writer: FlagWriter, config: LatentConfig) -> None:
     )
     writer.add("rms_norm_eps", "--normalization", "RMSNorm")
     writer.add("rms_norm_eps", "--norm-epsilon", repr(config.rms_norm_eps))
+    # Files name no dropout behind layers, as these families have none.
     dropouts(writer, ("attention_dropout", config.attention_dropout), ("attention_dropout", 0.0))
     write_latent_rotary(writer, read_rotary(writer, config))
     routed_experts(writer, config, config.num_hidden_layers, config.intermediate_size)

@@ -9,11 +9,13 @@ from megatron_hetero.model.huggingface.writer import FlagWriter, dropouts, shape
 
 def write_neox(writer: FlagWriter, config: NeoxConfig) -> None:
     """Write the flags of GPT-NeoX."""
+    # Megatron has no parallel residual; shapes and costs are the same.
     if config.use_parallel_residual:
         writer.differ("attention and MLP run one after the other, not in parallel")
     writer.require("attention_bias", config.attention_bias, True)
     _note_activation(writer, config.hidden_act)
     shape_of(writer, config)
+    # NeoX rotates a quarter of each head's channels, unless the file says otherwise.
     write_rotary(writer, read_rotary(writer, config, share=0.25), always_share=True)
     writer.add("layer_norm_eps", "--norm-epsilon", repr(config.layer_norm_eps))
     dropouts(
@@ -30,6 +32,7 @@ def write_opt(writer: FlagWriter, config: OptConfig) -> None:
     Raises:
         UnsupportedError: a form that Megatron has no flag for.
     """
+    # OPT-350m projects its embedding, and Megatron has no such part.
     projection = config.word_embed_proj_dim or config.hidden_size
     writer.require("word_embed_proj_dim", projection, config.hidden_size)
     writer.require("do_layer_norm_before", config.do_layer_norm_before, True)
@@ -51,6 +54,7 @@ def write_opt(writer: FlagWriter, config: OptConfig) -> None:
     dropouts(writer, ("attention_dropout", config.attention_dropout), ("dropout", config.dropout))
     if config.init_std != 0.02:
         writer.add("init_std", "--init-method-std", repr(config.init_std))
+    # OPT and GPT-2 tie the embedding unless the file says not to.
     _untie(writer, config.tie_word_embeddings is not False)
 
 
@@ -66,9 +70,11 @@ def write_gpt2(writer: FlagWriter, config: Gpt2Config) -> None:
             "n_positions": ("--max-position-embeddings", config.n_positions),
         }
     )
+    # BigCode's heads share one key and value, which is one query group.
     if config.model_type == "gpt_bigcode" and config.multi_query:
         writer.require("num_key_value_heads", config.num_key_value_heads, 1, None)
         writer.add("multi_query", "--group-query-attention", "--num-query-groups", 1)
+    # Megatron has one dropout for both places.
     if config.embd_pdrop != config.resid_pdrop:
         writer.differ(
             f"dropout after the embedding is resid_pdrop {config.resid_pdrop}, not embd_pdrop "

@@ -70,12 +70,15 @@ def read_rotary(
     Raises:
         UnsupportedError: a scaling, or a number of one, that Megatron has not.
     """
+    # `rope_scaling` is version 4's key, `rope_parameters` version 5's with the base in it as well.
     parameters, scaling = config.rope_parameters or {}, config.rope_scaling or {}
     key = "rope_scaling" if scaling else "rope_parameters"
     kept = scaling or parameters
+    # Some models have one set of rotary numbers for each kind of layer.
     nested = next((k for k, v in kept.items() if isinstance(v, dict)), None)
     if nested is not None:
         writer.refuse((key, nested), "is of some layers alone, which Megatron has no flag for")
+    # Older files say `type`, newer ones `rope_type`; without either nothing is scaled.
     kind = str(kept.get("rope_type", kept.get("type", "default")))
     if kind not in _KNOWN:
         writer.refuse(
@@ -83,14 +86,17 @@ def read_rotary(
             f'of type "{kind[:40]}" is not supported; {", ".join(_KNOWN)} are. Remove it, or '
             "describe the model by Megatron flags",
         )
+    # Each number is one that Megatron has a flag or a constant for, or it is refused.
     for name, value in kept.items():
         if name not in (*_ALWAYS, *_KNOWN[kind]) and value is not None:
             if kind == "default" and name == "original_max_position_embeddings":
                 continue
             writer.refuse((key, name), f'is not known of a scaling of type "{kind}"')
+        # `isinstance(True, int)` holds in Python, and a switch is no number.
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name not in ("rope_type", "type", "truncate") and not (is_number or value is None):
             writer.refuse((key, name), f"is {repr(value)[:40]}; it has to be a number")
+    # Numbers within `rope_parameters` win over those at the top of the file.
     own_theta, own_share = parameters.get("rope_theta"), parameters.get("partial_rotary_factor")
     return Rotary(
         own_theta or config.rope_theta or theta,
@@ -111,8 +117,10 @@ def write_rotary(writer: FlagWriter, rotary: Rotary, *, always_share: bool = Fal
         rotary: of the file.
         always_share: write the share of the channels even if it is all of them.
     """
+    # Only yarn is a type of its own in Megatron; other scalings are flags on `rope`.
     kind = "yarn" if rotary.kind == "yarn" else "rope"
     writer.add((rotary.key,), "--position-embedding-type", kind)
+    # Megatron rotates all channels by default.
     if always_share or rotary.share != 1.0:
         writer.add(rotary.share_key, "--rotary-percent", repr(float(rotary.share)))
     _write_base(writer, rotary)
@@ -146,6 +154,7 @@ def write_latent_rotary(writer: FlagWriter, rotary: Rotary) -> None:
     if rotary.kind == "default":
         writer.add((rotary.key,), "--rope-type", "rope")
         return
+    # Yarn of latent attention is chosen by another flag than that of plain attention.
     writer.add((rotary.key,), "--rope-type", "yarn")
     for name, flag in (
         ("factor", "--rotary-scaling-factor"),
@@ -154,6 +163,7 @@ def write_latent_rotary(writer: FlagWriter, rotary: Rotary) -> None:
     ):
         if rotary.scaling.get(name) is not None:
             writer.add((rotary.key, name), flag, rotary.scaling[name])
+    # What Megatron has as a constant is a difference if the file has another number.
     for name, (words, number) in _LATENT_YARN.items():
         value = rotary.scaling.get(name)
         if value is not None and value != number:
@@ -187,5 +197,6 @@ def _write_yarn(writer: FlagWriter, rotary: Rotary) -> None:
     for name, flag in _YARN_FLAGS.items():
         if scaling.get(name) is not None:
             writer.add((key, name), flag, scaling[name])
+    # Megatron rounds the bounds of the correction by default, as `transformers` does.
     if scaling.get("truncate") is False:
         writer.add((key, "truncate"), "--no-yarn-correction-range-round-to-int")

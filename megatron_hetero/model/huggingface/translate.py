@@ -51,9 +51,11 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
     writer = FlagWriter(document)
     config: HuggingFaceConfig
     # Keys of the family's own.
+    # Each branch checks keys first, so that no key that changes the model is passed over.
     if isinstance(model_type, str) and model_type in FAMILIES:
         family = FAMILIES[model_type]
         _check_keys(writer, document.data, model_type, family.keys)
+        # Defaults of the family's class stand below the file's own values.
         merged = _with_defaults(document, family.defaults)
         for key, allowed in family.fixed.items():
             if key in merged.data:
@@ -81,10 +83,13 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
         _refuse_type(document, model_type)
     # Keys of all families.
     writer.add("vocab_size", "--vocab-size", config.vocab_size)
+    # Megatron's own default needs no flag.
     if config.initializer_range != 0.02:
         writer.add("initializer_range", "--init-method-std", repr(config.initializer_range))
+    # `transformers` 5 writes `dtype`, versions before it `torch_dtype`.
     precision_key = "torch_dtype" if "torch_dtype" in document.data else "dtype"
     writer.add(precision_key, *_PRECISION_FLAGS.get(config.torch_dtype or "", ()))
+    # Training starts from full weights, whatever the file's were packed in.
     if config.quantization_config:
         writer.differ("weights are not quantized, as quantization_config has them")
     note = f" (Megatron differs: {'; '.join(writer.differences)})" if writer.differences else ""
@@ -120,6 +125,7 @@ def _check_keys(
     Raises:
         UnsupportedError: there are such keys; the first ones are named, with the line of each.
     """
+    # null stands for a key that is not there.
     unknown = [
         key
         for key, value in data.items()
@@ -130,6 +136,7 @@ def _check_keys(
     ]
     if not unknown:
         return
+    # A file of a new family may have dozens of such keys; the first few show what they are.
     lines = [
         f"{writer.locate(key)}: {key[:64]} is {repr(data[key])[:40]}" for key in unknown[:_SHOWN]
     ]
@@ -146,6 +153,7 @@ def _check_keys(
 
 def _is_neutral(key: str, value: object, data: Mapping[str, Any]) -> bool:
     """Return whether a key unknown to the family changes nothing with the given value."""
+    # Windows that are switched off have no size that counts.
     if key in ("sliding_window", "max_window_layers") and data.get("use_sliding_window") is False:
         return True
     return any(value is v or value == v for v in NEUTRAL_VALUES.get(key, ()))
@@ -156,6 +164,7 @@ def _keys_of(config_class: type[BaseModel]) -> frozenset[str]:
     names: set[str] = set()
     for name, field in config_class.model_fields.items():
         alias = field.validation_alias
+        # Pydantic keeps other names of a key as an alias, or as choices of several.
         choices = alias.choices if isinstance(alias, AliasChoices) else [alias or name]
         names |= {choice for choice in choices if isinstance(choice, str)}
     return frozenset(names)

@@ -14,6 +14,7 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d[\w#]*)|(?P<name>[A-Za-z_]\w*)|(?P<operator><<=|>>=|\*\*|\+\+|--|<<|>>|"
     r"<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%()<>!~&|^?:=,]))"
 )
+# A longer expression is data; the descent below would spend its time and stack on it.
 _MAX_TOKENS = 200
 _MAX_DEPTH = 40
 _LARGEST = 1 << 63
@@ -108,6 +109,7 @@ class _Reader:
         value_of: Callable[[str], Word],
         assign: Callable[[str, str], None] | None,
     ) -> None:
+        # The reader takes its tokens from the front, so that every method sees the rest alone.
         self._tokens = tokens
         self._text = text
         self._where = where
@@ -117,11 +119,14 @@ class _Reader:
         self._depth = 0
 
     def whole(self) -> int:
+        # Bash gives an empty expression, as in `$(( ))`, the value 0.
         if not self._tokens:
             return 0
+        # The last expression between commas is the value; those before are read for assignments.
         value = self._choice()
         while self._take(","):
             value = self._choice()
+        # Tokens that no rule takes, such as a second number, make the whole expression unreadable.
         if self._tokens:
             raise self._not_run()
         return value
@@ -137,6 +142,7 @@ class _Reader:
         return self._tokens.pop(0)[1] if self._next_is(*operators) else ""
 
     def _checked(self, value: int) -> int:
+        # A part that does not count, as `1 << 70` in `0 && 1 << 70`, is no error: any value does.
         if self._is_active and not -_LARGEST <= value < _LARGEST:
             raise self._not_run("is beyond 64 bits")
         return value if -_LARGEST <= value < _LARGEST else 0
@@ -150,6 +156,7 @@ class _Reader:
             self._is_active = outer
 
     def _choice(self) -> int:
+        # Each bracket and each `?` costs a Python frame, which a script must not exhaust.
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise self._not_run()
@@ -159,6 +166,7 @@ class _Reader:
             self._depth -= 1
 
     def _assigned_or_chosen(self) -> int:
+        # An assignment binds loosest, so it is seen by its two first tokens, before any operator.
         if (
             len(self._tokens) > 1
             and self._tokens[0][0] == "name"
@@ -172,6 +180,7 @@ class _Reader:
         condition = self._level(0)
         if not self._take("?"):
             return condition
+        # Both sides are read, for their tokens; only the chosen side may assign or be refused.
         yes = self._skipping(self._choice, condition != 0)
         if not self._take(":"):
             raise self._not_run()
@@ -190,6 +199,7 @@ class _Reader:
             return self._power()
         value = self._level(level + 1)
         while operator := self._take(*_LEVELS[level]):
+            # `&&` needs its right side after a true left one, `||` after a false left one.
             counts = operator not in ("&&", "||") or (value != 0) == (operator == "&&")
             other = self._skipping(lambda: self._level(level + 1), counts)
             if operator in ("&&", "||"):
@@ -202,6 +212,7 @@ class _Reader:
         if operator in _ON_BITS:
             return self._checked(int(_ON_BITS[operator](value, other)))
         if operator in ("<<", ">>"):
+            # C leaves shifts below 0 and from 64 on undefined: the result is the processor's.
             if not 0 <= other < 64:
                 if self._is_active:
                     raise self._not_run("is beyond 64 bits")
@@ -219,7 +230,9 @@ class _Reader:
         base = self._unit()
         if not self._take("**"):
             return base
+        # The operator groups to the right: `2 ** 3 ** 2` is `2 ** 9`.
         exponent = self._power()
+        # Bash refuses negative exponents; 64 and more leave 64 bits for all bases but -1, 0 and 1.
         if not 0 <= exponent < 64:
             if self._is_active:
                 raise self._not_run("is beyond 64 bits")
@@ -227,6 +240,7 @@ class _Reader:
         return self._checked(base**exponent)
 
     def _unit(self) -> int:
+        # `++i` has the value after the change; `i++` further down has the value before.
         if step := self._take("++", "--"):
             kind, name = self._tokens.pop(0) if self._tokens else ("", "")
             if kind != "name":
@@ -255,6 +269,7 @@ class _Reader:
         return value
 
     def _variable(self, name: str) -> int:
+        # A skipped part needs no value, so an unknown variable there makes nothing unknown.
         if not self._is_active:
             return 0
         word = self._value_of(name)
@@ -263,6 +278,7 @@ class _Reader:
         text = (word.text or "").strip()
         if not text:
             return 0
+        # Bash evaluates the text of a variable as an expression again; only a number is read here.
         if not re.fullmatch(r"-?\d+", text):
             raise self._not_run(f'has {name}, which is "{text}"')
         return -self._number(text[1:]) if text.startswith("-") else self._number(text)

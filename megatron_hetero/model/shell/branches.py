@@ -32,10 +32,12 @@ def follow_if(shell: Shell, node: Node) -> Status:
     otherwise: list[Node] = []
     head: list[Node] = []
     body: list[Node] | None = None
+    # The children alternate: words of the condition, `then`, the body, further clauses.
     for child in node.children[1:-1]:
         if child.type == "then":
             body = []
         elif child.type == "elif_clause":
+            # An `elif` is a condition and a body of its own, in one node.
             at = next(i for i, c in enumerate(child.children) if c.type == "then")
             branches.append((child.children[1:at], child.children[at + 1 :]))
         elif child.type == "else_clause":
@@ -53,14 +55,17 @@ def _branch(
     otherwise: list[Node],
     line: str,
 ) -> Status:
+    # No condition holds: what `else` says, or nothing.
     if not branches:
         return run_all(shell, otherwise)
     (head, body), rest = branches[0], branches[1:]
+    # A condition is followed even if it is not decided, as its commands may set variables.
     holds = condition(shell, lambda: run_all(shell, head))
     if holds is True:
         return run_all(shell, body)
     if holds is False:
         return _branch(shell, rest, otherwise, line)
+    # The branches further down are one way: each of these is open in its turn.
     either_way(
         shell,
         [lambda s: run_all(s, body), lambda s: _branch(s, rest, otherwise, line)],
@@ -82,11 +87,15 @@ def follow_list(shell: Shell, node: Node) -> Status:
     """Follow `a && b` and `a || b`."""
     parts = [child for child in node.children if child.type not in SEPARATORS]
     left, operator, right = parts[0], parts[1].type, parts[2]
+    # Only the status of the last command of a list ends a script after `set -e`.
     status = condition(shell, lambda: run(shell, left))
+    # The left side ends the loop, the function or the script, as in `exit 1 || echo`.
     if shell.flow:
         return status
+    # The left side decides that the right one runs: `&&` after success, `||` after failure.
     if status is (operator == "&&"):
         return run(shell, right)
+    # The right side surely does not run, and the left status is that of the list.
     if status is not None:
         return status
     found: list[Status] = []
@@ -96,6 +105,7 @@ def follow_list(shell: Shell, node: Node) -> Status:
         [lambda s: found.append(run(s, right)), lambda s: None],
         f"after && or || on line {line}",
     )
+    # A right side that fails makes `&&` fail in both cases; one that succeeds, `||` succeed.
     return (both if operator == "&&" else either)(None, found[0])
 
 
@@ -111,15 +121,19 @@ def follow_case(shell: Shell, node: Node) -> Status:
     ways: list[Callable[[Shell], object]] = []
     is_decided = False
     for i, item in enumerate(items):
+        # Bash tries the patterns in order, up to the first that fits.
         fits = _fits(shell, item, subject)
         if fits is False:
             continue
+        # A pattern that may fit opens a way, and those behind stay possible.
         ways.append(_body_of_case(items[i:]))
         if fits is True:
             is_decided = True
             break
+    # Without a pattern that surely fits, `case` may do nothing.
     if not is_decided:
         ways.append(lambda s: None)
+    # One way alone is no branch: what it sets is certain.
     if len(ways) == 1:
         ways[0](shell)
         return True if not is_decided else None
@@ -129,6 +143,7 @@ def follow_case(shell: Shell, node: Node) -> Status:
 
 def _body_of_case(items: list[Node]) -> Callable[[Shell], object]:
     def follow(shell: Shell) -> None:
+        # `;&` goes on with the next body, whatever its pattern.
         for item in items:
             at = next(i for i, child in enumerate(item.children) if child.type == ")")
             run_all(shell, item.children[at + 1 :])
@@ -148,6 +163,7 @@ def _fits(shell: Shell, item: Node, subject: Word) -> Status:
         if child.type in ("|", "("):
             continue
         expression = pattern(shell, pieces(shell, child))
+        # A bare `*` fits every word, also one that is not known.
         if expression == "(?s:.*)":
             return True
         if isinstance(expression, Word) or not subject.is_known:

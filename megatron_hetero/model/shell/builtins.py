@@ -28,18 +28,22 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def _cd(shell: Shell, words: Words) -> Status:
+    # Options such as `-P` are about links, and no folder is looked at here.
     given = [word for word in words if not (word.text or "").startswith("-")]
     if len(given) != 1:
         shell.folder = unknown(shell.where, "cd", "goes to another folder")
     else:
         before = None if shell.folder is None else shown_path(shell.folder)
         path = shown_path(given[0])
+        # A relative path goes on from the folder of an earlier `cd`.
         if path is not None and not path.startswith("/") and before is not None:
             shell.folder = replace(given[0], text=f"{before}/{path}", parts=())
         elif path is None or (not path.startswith("/") and shell.folder is not None):
+            # Behind an unknown folder, a relative path leads to another unknown folder.
             shell.folder = unknown(shell.where, "cd", "goes to a folder that is not known")
         else:
             shell.folder = given[0]
+    # Whether the folder exists only the machine knows; in `$(cd ... && pwd)` it is taken to.
     return True if shell.is_captured else None
 
 
@@ -52,22 +56,28 @@ def _pwd(shell: Shell, words: Words) -> Status:
 
 
 def _read(shell: Shell, words: Words) -> Status:
+    # An unknown word may be an option, which the `?` makes none of those read below.
     options = "".join(w.text or "?" for w in words if may_be_option(w))
     names = [w.text or "" for w in words if not may_be_option(w)] or ["REPLY"]
     names = [name for name in names if _NAME.fullmatch(name)]
     given, separators = shell.given, field_separators(shell)
     found: tuple[Word, ...] | None = None
     line = ""
+    # One line of the input is taken, which `given` holds from `<<<` or a pipe.
     if given is not None and given.is_known and isinstance(separators, str):
         line = (given.text or "").partition("\n")[0]
+        # Without `-r` a backslash joins or quotes, which is not followed.
         is_plain = "r" in options or "\\" not in line
         if options in ("", "-r", "-ra", "-r-a", "-a") and is_plain:
             found = split(Word(line, shell.where), separators)
     # The last name gets the rest of the line, with the separators in it.
+    # A mark at the end of the line ends a word, or belongs to the last name.
     ends_in_mark = found and line[-1] not in BLANKS and line[-1] in str(separators)
+    # `-a` puts all words into one array.
     if found is not None and "a" in options and names:
         shell.assign(names[0], found, is_array=True)
     elif found is None or len(found) > len(names) or ends_in_mark:
+        # Words that are left over would have to be joined with their own separators again.
         shell.forget(names, "is read from the input of the script")
         return None
     else:
@@ -85,9 +95,11 @@ def _mapfile(shell: Shell, words: Words) -> Status:
 
 
 def _getopts(shell: Shell, words: Words) -> Status:
+    # A script without arguments is taken to be started without options.
     if not shell.arguments and len(words) < 3:
         return False
     names = [words[1].text or ""] if len(words) > 1 else []
+    # Which options the script is started with is open, so each run of the loop is.
     shell.forget([*(n for n in names if _NAME.fullmatch(n)), "OPTARG"], "is set by getopts")
     return None
 
@@ -97,10 +109,12 @@ def _shift(shell: Shell, words: Words) -> Status:
         shell.forget_arguments("is shifted by a number that is not known")
         return None
     count = int(words[0].text or "1") if words and (words[0].text or "").isdecimal() else 1
+    # An argument that may be several words may outlast the shift.
     if any(word.may_split for word in shell.arguments[:count]):
         first = next(word for word in shell.arguments if word.may_split)
         shell.arguments = (opaque(first, may_split=True), *shell.arguments[count:])
         return None
+    # Bash fails, and keeps the arguments, where fewer are left than are to go.
     if count > len(shell.arguments):
         return False
     shell.arguments = shell.arguments[count:]
@@ -110,14 +124,17 @@ def _shift(shell: Shell, words: Words) -> Status:
 def _set(shell: Shell, words: Words) -> Status:
     for i, word in enumerate(words):
         text = word.text or ""
+        # The first word that is no option begins the new arguments.
         if text == "--" or not text.startswith(("-", "+")):
             shell.arguments = words[i + 1 :] if text == "--" else words[i:]
             shell.knows_arguments = True
             return True
+        # Of the letters, as in `set -euo`, `e` ends a script at a failure and `a` exports all.
         if "e" in text[1:] and text[1:].isalpha():
             shell.stops_at_errors = text.startswith("-")
         if "a" in text[1:] and text.startswith("-") and len(text) < 6:
             shell.exported |= {"*"}
+        # `-o` takes the name of an option from the next word; options may follow it.
         if text[1:].endswith("o") or text in ("-o", "+o"):
             following = words[i + 1].text if i + 1 < len(words) else ""
             if following == "errexit":
@@ -129,9 +146,11 @@ def _set(shell: Shell, words: Words) -> Status:
 
 def _leave_loop(flow: Flow) -> Callable[[Shell, Words], Status]:
     def leave(shell: Shell, words: Words) -> Status:
+        # Bash warns about `break` outside of a loop, and goes on.
         if not shell.loops:
             return True
         count = words[0].text if words else "1"
+        # `break 2` under a condition would end the loop around in one branch alone.
         if not re.fullmatch(r"[1-9]\d?", count or "") or (count != "1" and shell.context):
             shell.note("", f"`{flow}` of loops that are not known is not followed")
             count = "1"
@@ -143,9 +162,11 @@ def _leave_loop(flow: Flow) -> Callable[[Shell, Words], Status]:
 
 def _leave(flow: Flow) -> Callable[[Shell, Words], Status]:
     def leave(shell: Shell, words: Words) -> Status:
+        # A certain `exit` of the script itself is what a refusal names, if nothing started before.
         if flow == "exit" and not shell.context and not shell.is_captured:
             shell.records.ended = f"{shell.where}: exit"
         shell.flow = flow
+        # Without a number the status is that of the command before, which is not kept.
         code = words[0].text if words and words[0].is_known else None
         return code == "0" if code is not None else None
 
@@ -156,9 +177,11 @@ def _let(shell: Shell, words: Words) -> Status:
     status: Status = None
     for word in words:
         number = calculated(shell, word.text or "") if word.is_known else word
+        # An expression that is not followed may still have set its first name.
         if not number.is_known:
             names = re.findall(r"[A-Za-z_]\w*", word.text or "")
             shell.forget(names[:1], "is set by let")
+        # As in bash, the last expression decides: 0 fails.
         status = None if not number.is_known else number.text != "0"
     return status
 

@@ -54,13 +54,16 @@ class Operand:
 
 def tested(shell: Shell, node: Node) -> bool | None:
     """Evaluate `[[ ... ]]` or `[ ... ]`."""
+    # A condition with a syntax error has no certain words.
     if node.has_error:
         return None
     kind = node.children[0].type
     if kind == "((":
         value = calculated(shell, source(node)[2:-2])
         return None if not value.is_known else value.text != "0"
+    # The brackets at both ends are no words of the condition.
     leaves = _leaves(node.children[1:-1])
+    # `[` is a command: its words are split and globbed, and an unquoted empty value is no word.
     if kind == "[":
         words: list[Word] = []
         for group in leaves:
@@ -79,6 +82,7 @@ def _leaves(nodes: Sequence[Node]) -> list[list[Node]]:
 
     The grammar's own reading of `-a` and `=` is not bash's.
     """
+    # Forms of the grammar are opened down to their words, in the order of the text.
     flat: list[Node] = []
     waiting = list(reversed(nodes))
     while waiting:
@@ -89,6 +93,7 @@ def _leaves(nodes: Sequence[Node]) -> list[list[Node]]:
             flat.append(node)
     groups: list[list[Node]] = []
     for leaf in flat:
+        # Two nodes without a blank between are one word; round brackets are always words alone.
         touches = groups and groups[-1][-1].end_byte == leaf.start_byte
         if touches and leaf.type not in "()" and groups[-1][-1].type not in "()":
             groups[-1].append(leaf)
@@ -99,6 +104,7 @@ def _leaves(nodes: Sequence[Node]) -> list[list[Node]]:
 
 def _operand(shell: Shell, group: list[Node]) -> Operand:
     text = "".join(map(source, group))
+    # Operators are unnamed nodes of the grammar, but for `-f` and its like.
     if len(group) == 1 and (not group[0].is_named or group[0].type == "test_operator"):
         return Operand(text, (WordPiece(Word(text, shell.where), is_text=True),), True)
     found = tuple(piece for leaf in group for piece in pieces(shell, leaf))
@@ -115,6 +121,7 @@ class _Reader:
 
     def whole(self) -> bool | None:
         value = self._choice()
+        # Words that are left over mean that the condition was not understood.
         return value if self._is_read and not self._operands else None
 
     def _next_is(self, text: str) -> bool:
@@ -147,6 +154,7 @@ class _Reader:
                 return None
             self._operands.pop(0)
             return value
+        # A test reaches up to the next connective; its number of words decides its form.
         own: list[Operand] = []
         while self._operands and not any(map(self._next_is, ("&&", "||", ")"))):
             own.append(self._operands.pop(0))
@@ -155,22 +163,26 @@ class _Reader:
     def _test(self, own: list[Operand]) -> bool | None:
         words = [joined(operand.pieces, self._shell.where) for operand in own]
         match own:
+            # One word is true if it is not empty.
             case [one] if not one.is_operator:
                 return None if not words[0].is_known else words[0].text != ""
             case [operator, _] if operator.is_operator and _UNARY.fullmatch(operator.text):
                 return _of_one(operator.text, words[1])
             case [_, operator, right]:
                 return self._of_two(words[0], operator.text, right, words[2])
+        # No form fits: the whole condition is unknown, whatever the other tests are.
         self._is_read = False
         return None
 
     def _of_two(self, left: Word, operator: str, right: Operand, word: Word) -> bool | None:
         if operator in _COMPARISONS:
+            # `[[ ]]` evaluates both sides of `-eq` as arithmetic: names stand for their values.
             numbers = [calculated(self._shell, w.text or "") for w in (left, word) if w.is_known]
             if len(numbers) < 2 or not all(number.is_known for number in numbers):
                 return None
             return _COMPARISONS[operator](*(int(number.text or "0") for number in numbers))
         if operator in ("=", "==", "!="):
+            # The right side is a pattern where it is not quoted, else plain text.
             expression = pattern(self._shell, right.pieces)
             if isinstance(expression, Word) or not left.is_known:
                 return None
@@ -178,27 +190,33 @@ class _Reader:
             return negated(found) if operator == "!=" else found
         if operator == "=~" and left.is_known and word.is_known:
             self._shell.remove("BASH_REMATCH")
+            # A quoted part stands for itself, which the joined word no longer shows.
             is_plain = all(not piece.is_quoted for piece in right.pieces)
             if not is_plain or not _REGEX.fullmatch(word.text or ""):
                 return None
             try:
+                # Bash's `$` is the end of the text alone; Python's may stand before a last newline.
                 regex = re.compile((word.text or "").replace("$", r"\Z"))
             except re.error:
                 return None
+            # The matcher backtracks, so only the beginning of a long text is searched.
             return regex.search((left.text or "")[:4096]) is not None
         return None
 
 
 def tested_words(words: Sequence[Word]) -> bool | None:
     """Evaluate the words of `[ ]` and `test` by the number of words, as POSIX prescribes."""
+    # The number of words decides, and here it is open.
     if any(word.may_split for word in words):
         return None
+    # An unknown word is None, so that no pattern below takes it for an operator.
     texts = [word.text if word.is_known else None for word in words]
     match texts:
         case []:
             return False
         case [one]:
             return None if one is None else one != ""
+        # Beyond four words POSIX leaves the meaning of a leading `!` open.
         case ["!", *_] if len(texts) <= 4:
             return negated(tested_words(words[1:]))
         case [str(operator), _] if _UNARY.fullmatch(operator):
@@ -209,6 +227,7 @@ def tested_words(words: Sequence[Word]) -> bool | None:
             return either(tested_words(words[:1]), tested_words(words[2:]))
         case [left, str(operator), right]:
             return _of_texts(left, operator, right)
+    # Longer tests are cut at connectives, the loosest first, if no word could be one by chance.
     for operator, join in (("-o", either), ("-a", both)):
         if operator in texts and len(texts) > 4 and "(" not in texts and None not in texts:
             at = texts.index(operator)
@@ -217,6 +236,7 @@ def tested_words(words: Sequence[Word]) -> bool | None:
 
 
 def _of_one(operator: str, word: Word) -> bool | None:
+    # Tests of files depend on the machine of the job.
     if operator not in ("-z", "-n"):
         return None
     if not word.is_known:
@@ -232,6 +252,7 @@ def _of_texts(left: str | None, operator: str, right: str | None) -> bool | None
     if operator in _TEXTS[:3]:
         return (left == right) == (operator != "!=")
     if operator in _COMPARISONS:
+        # `[ ]` compares decimal numbers alone; 18 digits surely fit into bash's 64 bits.
         if not all(re.fullmatch(r"-?[0-9]{1,18}", number) for number in (left, right)):
             return None
         return _COMPARISONS[operator](int(left), int(right))

@@ -29,6 +29,7 @@ def run_declaration(shell: Shell, node: Node) -> Status:
     """Follow `export`, `declare`, `local`, `readonly` and `typeset`."""
     keyword = source(node.children[0])
     options = ""
+    # Each child is seen with the one before, as blanks between the two may be missing.
     for before, child in itertools.pairwise(node.children):
         if (gap := text_between(node, before, child)) and not gap.replace("\\\n", ""):
             # The grammar cuts a word at the end of a continued line.
@@ -39,10 +40,12 @@ def run_declaration(shell: Shell, node: Node) -> Status:
             continue
         if child.type == "variable_assignment":
             name = source(child.children[0]).partition("[")[0]
+            # The name becomes local first, which keeps the old value aside.
             is_new = _declare(shell, keyword, options, name)
             assign(shell, child, is_table="A" in options, is_new=is_new)
             _check_kind(shell, name, options)
             continue
+        # Options hold for the names behind them, up to the end of the command.
         options = declare_words(shell, keyword, fields(shell, child), options)
     return True
 
@@ -60,7 +63,9 @@ def declare_words(shell: Shell, keyword: str, words: Sequence[Word], options: st
 
 def _declare(shell: Shell, keyword: str, options: str, name: str) -> bool:
     """Note what a declaration makes of a variable; return whether it begins a new local one."""
+    # `declare -g` in a function sets the variable of the script.
     is_local = keyword == "local" or (keyword in ("declare", "typeset") and "g" not in options)
+    # A name that is already local in this function has its old value noted.
     is_new = is_local and bool(shell.locals) and name not in shell.locals[-1]
     if is_new:
         shell.locals[-1][name] = shell.variables.get(name)
@@ -76,13 +81,16 @@ def _check_kind(shell: Shell, name: str, options: str) -> None:
 
 
 def _declare_word(shell: Shell, keyword: str, options: str, word: Word) -> None:
+    # `-f`, `-F` and `-p` print, and declare nothing.
     if "f" in options or "p" in options or "F" in options:
         return
     first = (word.parts or (word,))[0]
+    # A word such as `"NAME=$VALUE"` has a known first part, up to the `=` at least.
     match = _GIVEN.fullmatch(first.text or "") if first.is_known else None
     if match is not None:
         _declare(shell, keyword, options, match["name"])
         rest = [Word(match["value"], word.where), *word.parts[1:]]
+        # Which value `NAME+=` adds to, kinds and arrays included, is not followed in this form.
         if match["append"]:
             shell.forget([match["name"]], "is set in a way that is not read")
         else:
@@ -91,9 +99,11 @@ def _declare_word(shell: Shell, keyword: str, options: str, word: Word) -> None:
     elif word.is_known and _NAME.fullmatch(word.text or ""):
         name = word.text or ""
         _declare(shell, keyword, options, name)
+        # A local name without a value is unset; `export NAME` and `readonly NAME` keep the value.
         is_local = keyword == "local" or (keyword != "export" and bool(shell.locals))
         if is_local and keyword != "readonly":
             shell.remove(name)
+        # An array without elements is still an array: `A+=(x)` adds to it.
         if ("a" in options or "A" in options) and name not in shell.variables:
             keys = () if "A" in options else None
             shell.set_variable(name, Variable((), True, keys))
@@ -114,6 +124,7 @@ def unset_words(shell: Shell, words: Sequence[Word]) -> Status:
         for word in words:
             shell.functions.pop(word.text or "", None)
         return True
+    # `unset` takes variables, and only with `-f` functions.
     for word in words:
         text = word.text or ""
         if word.is_known and _NAME.fullmatch(text):
@@ -125,6 +136,7 @@ def unset_words(shell: Shell, words: Sequence[Word]) -> Status:
         elif not word.is_known:
             shell.note("", "unset takes away a variable whose name is not known")
         else:
+            # `unset A[1]` leaves a gap between numbers, which the elements here cannot have.
             name = text.partition("[")[0]
             shell.forget([name] if _NAME.fullmatch(name) else [], "loses an element")
     return True

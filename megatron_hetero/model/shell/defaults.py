@@ -32,6 +32,7 @@ def defaulted(
         found: the variable, None where it is not set.
     """
     name, index, operator = what
+    # Variables that bash sets have a value that no default replaces.
     if not index and (name in ("PWD", "HOME") or (found is None and shell.is_of_bash(name))):
         yield WordPiece(unset_value(shell, name) if found is None else values[0], is_quoted)
         return
@@ -48,6 +49,7 @@ def defaulted(
         of_many = kind == "+" or index == "@"
         yield WordPiece(replace(hidden, may_split=hidden.may_split or of_many), is_quoted)
         return
+    # `${X+word}` is the word where X is set, and nothing otherwise.
     if kind == "+":
         if not is_missing:
             yield from _body(shell, body, is_quoted)
@@ -57,6 +59,7 @@ def defaulted(
     if not is_missing:
         yield from elements(shell, values, index or "@", is_quoted)
         return
+    # `${X?message}` ends a shell where X is not set; a plan needs its value from the user.
     if kind == "?":
         word = unset_value(shell, name)
         yield WordPiece(
@@ -64,6 +67,7 @@ def defaulted(
         )
         return
     default = list(_body(shell, body, is_quoted))
+    # Elements and arguments are not assigned here, only plain variables.
     if kind == "=" and not index and not name.isdecimal():
         # What is assigned is split, also where the default has quotes.
         held = joined(default, shell.where)
@@ -78,17 +82,20 @@ def _is_missing(
 ) -> bool | None:
     """Return whether a default takes the place of a value; None where that is not known."""
     is_array_without_elements = found is not None and found.is_array and not found.words
+    # Neither an array without elements nor no words at all count as set.
     if found is None or is_array_without_elements or not values:
         return True
     parts = [part for word in values for part in word.parts or (word,)]
     # Blanks between words that a branch adds count as known: see `values.merged`.
     if any(part.is_known and (part.text or "").strip() for part in parts):
         return False
+    # With `:` an empty value counts as missing.
     if ":" in operator:
         is_blank = len(values) == 1 and values[0].is_known
         return values[0].text == "" if is_blank else None
     if index not in ("", "@", "*"):
         return None  # an empty element and one that is not set look alike here
+    # A value that is set in one branch alone may be missing.
     return None if all(word.is_conditional or word.may_split for word in values) else False
 
 

@@ -37,13 +37,16 @@ def spaced(words: Sequence[Word], blank: Word) -> list[Word]:
     Between two words that are surely there stands one blank at least; all other blanks may vanish
     with their word.
     """
+    # Places of the words that are surely there; the last of them has no blank of its own behind it.
     sure = [i for i, word in enumerate(words) if not may_be_none(word)]
     certain = set(sure[:-1])
     made: list[Word] = []
     for i, word in enumerate(words):
+        # A word that may be none is one unknown, without parts that would count as text.
         is_one = may_be_none(word) and not word.is_conditional
         made.append(replace(word, parts=()) if is_one else word)
         if i + 1 < len(words):
+            # The blank goes with the word that may vanish.
             beside = words[i] if may_be_none(words[i]) else words[i + 1]
             made.append(blank if i in certain or not blank.is_known else as_unknown(blank, beside))
     return made
@@ -61,14 +64,17 @@ def tokens(value: Word, separators: str = BLANKS) -> Iterator[Token]:
     """
     blanks = "".join(c for c in separators if c in BLANKS)
     marks = "".join(c for c in separators if c not in BLANKS)
+    # Blanks in a row are one end; a mark with the blanks around it is one end as well (POSIX).
     ends = _class(blanks, "+") if not marks else f"{_class(blanks, '*')}{_class(marks)}"
     if blanks and marks:
         ends = f"{ends}{_class(blanks, '*')}|{_class(blanks, '+')}"
     for found in value.parts or (value,):
         part = replace(found, where=value.where)
+        # An unknown part is one token: where blanks in it stand is not known.
         if part.text is None or not separators:
             yield Token(part)
             continue
+        # With the separators as a group, `re.split` gives text and separators by turns.
         for i, text in enumerate(re.split(f"({ends})", part.text)):
             if text:
                 is_end = i % 2 == 1
@@ -85,6 +91,7 @@ def settled(given: Iterable[Token]) -> list[Token]:
     The text is kept, as what the word may be.
     """
     done = list(given)
+    # Known ends of words divide the tokens into runs; no doubt reaches beyond such an end.
     start = 0
     for stop in range(len(done) + 1):
         if stop == len(done) or (done[stop].is_end and done[stop].word.is_known):
@@ -95,6 +102,7 @@ def settled(given: Iterable[Token]) -> list[Token]:
 
 def _settle(done: list[Token], start: int, stop: int) -> None:
     """Settle the words between two blanks that are surely there."""
+    # Words of the run, as places of their parts.
     words: list[list[int]] = [[]]
     for i in range(start, stop):
         if done[i].is_end:
@@ -104,6 +112,7 @@ def _settle(done: list[Token], start: int, stop: int) -> None:
     # An unknown word vanishes together with its blank; more parts may leave text behind.
     touching = [w for w in words if w and (len(w) > 1 or done[w[0]].word.is_known)]
     why = next((token.word for token in done[start:stop] if not token.word.is_known), None)
+    # Without an unknown part nothing vanishes, and one word alone touches no other.
     if why is None or len(touching) < 2:
         return
     for found in touching:
@@ -125,11 +134,13 @@ def split(value: Word, separators: str = BLANKS) -> tuple[Word, ...]:
 def cut(given: Iterable[Token]) -> list[list[Word]]:
     """Return the parts of each word."""
     done: list[list[Word]] = []
+    # `current` is None between words, so that blanks in a row make no empty words.
     current: list[Word] | None = None
     for token in given:
         if not token.is_end:
             current = [*(current or ()), token.word]
         elif current is not None or token.is_empty_too:
+            # Marks such as the comma of `IFS=,` end a word even if it has no text.
             done.append(current or [Word("", token.word.where)])
             current = None
     return done if current is None else [*done, current]

@@ -39,6 +39,7 @@ _STOPPING = frozenset({"command", "test_command", "pipeline", "compound_statemen
 
 def run(shell: Shell, node: Node) -> Status:
     """Follow one statement."""
+    # A `break`, `return` or `exit` before: the rest of the list is not run.
     if shell.flow:
         return None
     shell.step(node)
@@ -50,11 +51,13 @@ def run(shell: Shell, node: Node) -> Status:
 
 
 def _run(shell: Shell, node: Node) -> Status:
+    # A statement with a body is followed even if a part has a fault: the part notes the fault.
     if node.is_error or node.is_missing or (node.has_error and node.type not in _WITH_BODIES):
         return not_understood(shell, node)
     statement = STATEMENTS.get(node.type)
     if statement is not None:
         return statement(shell, node)
+    # Unnamed nodes are signs such as `(`, which do nothing.
     if not node.is_named:
         return None
     return not_understood(shell, node)
@@ -63,6 +66,7 @@ def _run(shell: Shell, node: Node) -> Status:
 def not_understood(shell: Shell, node: Node) -> Status:
     """Note a statement that the grammar does not understand, and forget the variables set
     inside."""
+    # The fault may stand lines below the beginning of its statement.
     fault = first_fault(node)
     line = shell.line_at(fault)
     text = " ".join(source(node).split())
@@ -80,15 +84,18 @@ def run_all(shell: Shell, nodes: Sequence[Node]) -> Status:
     for i, node in enumerate(nodes):
         if shell.flow:
             break
+        # An ERROR node is no sign between statements: it is noted as not understood.
         if node.type in SEPARATORS or (not node.is_named and node.type not in ("ERROR",)):
             continue
         following = nodes[i + 1].type if i + 1 < len(nodes) else ""
+        # A command in the background runs in a copy: what it sets does not come back.
         if following == "&":
             apart = shell.fork()
             run(apart, node)
             status = True
             continue
         status = run(shell, node)
+        # An `if` or a loop has no failure of its own: a command in it has.
         if status is False and shell.stops_at_errors and _goes_on(shell) and node.type in _STOPPING:
             end_script(shell, "a command fails after `set -e`")
     return status
@@ -101,6 +108,7 @@ def _goes_on(shell: Shell) -> bool:
 def end_script(shell: Shell, why: str) -> None:
     """Follow nothing further, and record where and why the script ends."""
     shell.flow = "exit"
+    # Under a condition, or in `$(...)`, the end is not the end of the script.
     if not shell.context and not shell.is_captured:
         shell.records.ended = f"{shell.where}: {why}"
 
@@ -114,6 +122,7 @@ def either_way(shell: Shell, ways: Sequence[Callable[[Shell], object]], what: st
     context = f"inside {what}" if not what.startswith("after") else what
     branches = []
     for way in ways:
+        # Each way begins with the same state, as only one of them is run.
         branch = shell.fork(context)
         way(branch)
         branches.append(branch)

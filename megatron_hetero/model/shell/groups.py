@@ -32,6 +32,7 @@ def follow_group(shell: Shell, node: Node) -> Status:
 
 def follow_subshell(shell: Shell, node: Node) -> Status:
     """Follow `( ... )` in a copy of the shell; only what the copy prints comes back."""
+    # A subshell starts with all variables, and keeps what it sets to itself.
     apart = shell.fork()
     status = run_all(apart, node.children[1:-1])
     shell.output = apart.output
@@ -44,15 +45,19 @@ def follow_pipeline(shell: Shell, node: Node) -> Status:
     given: Word | None = None
     for i, part in enumerate(parts):
         apart = shell.fork()
+        # The first part reads the input of the pipeline, each other one the output before.
         apart.given = given if i else shell.given
         is_last = i + 1 == len(parts)
+        # All but the last part print into the pipe.
         if not is_last:
             apart.is_captured, apart.output = True, []
         status = run(apart, part)
         printed = apart.output
+        # An output that is not known in whole is no input to follow.
         given = None if printed is None else _joined_output(printed)
         if is_last and shell.is_captured:
             shell.output = apart.output
+    # The status of a pipeline depends on programs that are not run.
     del status
     return None
 
@@ -65,10 +70,12 @@ def follow_redirected(shell: Shell, node: Node) -> Status:
     """Follow a statement whose output or input is another file; words may follow the file."""
     body = node.children[0]
     redirections = node.children[1:]
+    # `> file` without a command makes an empty file.
     if body.type.endswith("_redirect"):
         return None
     if not shell.is_captured:
         return _redirected_command(shell, body, redirections)
+    # Output that goes to a file is missing in the text of `$(...)`.
     hides = any(_hides_output(part) for part in redirections)
     outer = shell.output
     status = _redirected_command(shell, body, redirections)
@@ -79,6 +86,7 @@ def follow_redirected(shell: Shell, node: Node) -> Status:
 
 def _hides_output(part: Node) -> bool:
     kinds = [child.type for child in part.children]
+    # `2> file` redirects messages, not the output.
     descriptor = next((source(c) for c in part.children if c.type == "file_descriptor"), "1")
     return any(kind in _OUTPUT for kind in kinds) and descriptor == "1"
 
@@ -87,6 +95,7 @@ def _redirected_command(shell: Shell, body: Node, redirections: Sequence[Node]) 
     if body.type == "command":
         shell.step(body)
         return run_command(shell, body, redirections)
+    # The grammar hangs what follows `<<EOF` on its line below the redirection.
     rests = [part for part in redirections if part.type == "heredoc_redirect"]
     for rest in rests:
         for child in rest.children:

@@ -19,22 +19,26 @@ def lookup(shell: Shell, name: str) -> Variable | None:
     where = shell.where
     if name in ("@", "*"):
         return Variable(shell.arguments, True)
+    # The number of arguments is open if one may be none or several words.
     if name == "#":
         uncertain = [word for word in shell.arguments if word.may_split]
         if uncertain:
             return Variable((opaque(uncertain[0]),))
         return Variable((Word(str(len(shell.arguments)), where),))
+    # A relative path of the script is right from the folder in which the planner is started.
     if name in ("0", "BASH_SOURCE"):
         path = shell.script if name == "0" else shell.path
         reason = f"${name} depends on where the script lies"
         return Variable((Word(str(path), where, reason, subject=f"${name}"),))
     if name.isdecimal():
+        # Arguments up to the number asked for decide which of them has that number.
         uncertain = [word for word in shell.arguments[: int(name)] if word.may_split]
         if uncertain:
             return Variable((opaque(uncertain[0]),))
         if int(name) <= len(shell.arguments):
             return Variable((shell.arguments[int(name) - 1],))
         return None
+    # Status, process numbers and options exist only while a shell runs.
     if name in "?$!-":
         return Variable((unknown(where, f"${name}", "is not run"),))
     return shell.variables.get(name)
@@ -55,6 +59,7 @@ def scalar(shell: Shell, name: str, where: str = "") -> Word:
     found = lookup(shell, name)
     if found is None:
         return replace(unset_value(shell, name), where=where)
+    # In a table `$A` is the element with the key 0, if there is one.
     if found.keys is not None:
         return next(
             (w for k, w in zip(found.keys, found.words, strict=True) if k == "0"),
@@ -90,12 +95,15 @@ def elements(
     """Yield the elements of an array: `"${A[*]}"` joins them."""
     blank = Word(" ", shell.where)
     variable = shell.variables.get("IFS")
+    # `"${A[*]}"` joins with the first character of IFS.
     if which == "*" and variable is not None and variable.words:
         first = variable.words[0]
+        # An IFS that is set but empty joins without a blank.
         blank = replace(first, text=first.text[:1]) if first.text is not None else first
     parts = spaced(words, blank)
     if which == "*" and is_quoted:
         yield WordPiece(concatenate(parts or [Word("", shell.where)]), True)
         return
+    # Words and the blanks between alternate; a blank ends the word before.
     for word, end in itertools.zip_longest(parts[::2], parts[1::2]):
         yield WordPiece(word, is_quoted, end=end)

@@ -39,6 +39,7 @@ def _shared(branches: Sequence[tuple[Word, ...]]) -> tuple[int, int]:
     """Return the numbers of words that all branches share at the start and at the end."""
     first, rest = branches[0], branches[1:]
     shortest = min(map(len, branches))
+    # Equal words at the start, then at the end, which must not overlap.
     head = 0
     while head < shortest and all(same(first[head], other[head]) for other in rest):
         head += 1
@@ -77,7 +78,9 @@ def _joined(
     middles = [branch[head : len(branch) - tail] for branch in branches]
     if not any(middles):
         return first
+    # Between the shared ends stands one unknown, which may be none or several words.
     middle: tuple[Word, ...] = (Word(None, where, reason, is_conditional=True, may_split=True),)
+    # Words with flags are kept one by one, so that a refusal can name the flag.
     if any(word.is_flag for words in middles for word in words):
         middle = ()
         for words in filter(None, middles):

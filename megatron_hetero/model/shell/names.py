@@ -28,6 +28,7 @@ _SETTERS = frozenset(
     ]
 )
 _NAME = re.compile(r"[A-Za-z_]\w*")
+# Assignments inside of arithmetic; `==` is a comparison.
 _IN_ARITHMETIC = re.compile(
     r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%&|^]?=(?!=)|<<=|>>=)|(?:\+\+|--)(\w+)"
 )
@@ -41,6 +42,7 @@ def _is_for_a_command(assignment: Node) -> bool:
     name = next((child for child in parent.children if child.type == "command_name"), None)
     if name is None or name.start_byte < assignment.end_byte:
         return False
+    # `A=1 cmd` has no newline between; the grammar also takes lines in a row for such a form.
     between = (parent.text or b"")[assignment.end_byte - parent.start_byte :][
         : name.start_byte - assignment.end_byte
     ]
@@ -50,11 +52,13 @@ def _is_for_a_command(assignment: Node) -> bool:
 def assigned_names(node: Node, functions: Mapping[str, tuple[Node, Any]]) -> tuple[str, ...]:
     """Return the variables that a piece of a script may set, itself or in functions."""
     found: dict[str, None] = {}
+    # Functions are read once each, as they may call one another.
     waiting, seen = [node], set()
     while waiting:
         for child in descendants(waiting.pop()):
             kind = child.type
             if kind == "variable_assignment" and child.children:
+                # `A=1 command` sets nothing behind the command.
                 if _is_for_a_command(child):
                     continue
                 found[source(child.children[0]).partition("[")[0]] = None
@@ -67,6 +71,7 @@ def assigned_names(node: Node, functions: Mapping[str, tuple[Node, Any]]) -> tup
                     waiting.append(functions[name][0])
             elif kind in ("command", "declaration_command", "unset_command") and child.children:
                 words = source(child).split()
+                # A prefix such as `IFS=, read A` stands before the command that sets.
                 if words and words[0].rpartition("=")[2] in _SETTERS | {"IFS"}:
                     found.update(dict.fromkeys(w for w in words[1:] if _NAME.fullmatch(w)))
             elif kind in ("compound_statement", "arithmetic_expansion", "c_style_for_statement"):
@@ -75,5 +80,6 @@ def assigned_names(node: Node, functions: Mapping[str, tuple[Node, Any]]) -> tup
                     for match in _IN_ARITHMETIC.finditer(text):
                         found[match[1] or match[2]] = None
             elif kind == "expansion" and any(c.type in (":=", "=") for c in child.children):
+                # `${A:=x}` sets A where A has no value.
                 found[source(child.children[1])] = None
     return tuple(name for name in found if _NAME.fullmatch(name))

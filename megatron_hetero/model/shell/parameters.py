@@ -30,6 +30,7 @@ def simple_expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[Word
     if name in ("@", "*"):
         yield from elements(shell, shell.arguments, name, is_quoted)
         return
+    # One variable is one word in quotes, and is split by `assembled` where it stands without.
     yield WordPiece(replace(scalar(shell, name, shell.line_at(node)), may_split=False), is_quoted)
 
 
@@ -53,10 +54,12 @@ def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
         return
     if prefix == "!":
         pointer = scalar(shell, name, shell.line_at(node))
+        # A pointer into an array, or to what is no name, is not followed.
         if index or not pointer.is_known or not re.fullmatch(r"[A-Za-z_]\w*", pointer.text or ""):
             yield WordPiece(not_read if pointer.is_known else opaque(pointer), is_quoted)
             return
         name = pointer.text or ""
+    # `${@}` and `${A[@]}` go the same way: all elements of something.
     if name in ("@", "*"):
         name, index = "@", name
     # The value or values, then the operator.
@@ -68,6 +71,7 @@ def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
     if rest:
         operator = rest[0].type
         start = rest[0].end_byte
+        # The body is taken by bytes: the grammar drops blanks that count.
         body = list(covered(node, start, children[-1].start_byte))
         yield from _operated(
             shell, values, (name, index, operator), body, is_quoted, (found, not_read)
@@ -91,18 +95,22 @@ def _values(
 ) -> tuple[Word, ...]:
     """Return the words that a name and an index stand for."""
     if index in ("@", "*"):
+        # All elements: those of an array, or one word for an array that the script does not set.
         if found is not None:
             return found.words
         word = unset_value(shell, name)
         hidden = replace(word, where=shell.line_at(node), may_split=True)
         return () if word.is_known else (hidden,)
     if not index or name == "BASH_SOURCE":
+        # `BASH_SOURCE` with any number is the file itself, as no stack of calls is kept.
         return (scalar(shell, name, shell.line_at(node)),)
     if found is None:
         return (unset_value(shell, name),)
+    # An element that may be missing shifts the numbers of all behind it.
     if any(word.is_conditional for word in found.words):
         return (opaque(next(word for word in found.words if word.is_conditional)),)
     if found.keys is not None:
+        # In a table the index is text, not arithmetic.
         key = in_quotes(shell, index)
         if not key.is_known:
             return (opaque(key),)
@@ -112,8 +120,10 @@ def _values(
     if not number.is_known:
         return (number,)
     place = int(number.text or "0")
+    # A negative index counts from the end, so every element matters for it.
     before = found.words[: place + 1] if place >= 0 else found.words
     if any(word.may_split for word in before):
+        # An element that may be several words, or none, leaves open which element a number means.
         first = next(word for word in before if word.may_split)
         return (opaque(first),)
     inside = -len(found.words) <= place < len(found.words)
@@ -122,6 +132,7 @@ def _values(
 
 def _length(shell: Shell, values: Sequence[Word], index: str, not_read: Word) -> Word:
     if index in ("@", "*"):
+        # An element that may be none or several leaves the number of elements open.
         hidden = [word for word in values if word.is_conditional or word.may_split or word.subject]
         return opaque(hidden[0]) if hidden else Word(str(len(values)), shell.where)
     word = values[0] if values else Word("", shell.where)
@@ -144,14 +155,17 @@ def _operated(
     """
     (name, index, operator), (found, not_read) = what, otherwise
     if operator.lstrip(":") in ("-", "=", "+", "?") and operator != ":":
+        # These operators have a case of their own for a variable that is not set.
         yield from defaulted(shell, values, what, body, is_quoted, found)
         return
     if found is None and any(not word.is_known for word in values):
+        # Other operators change a value, and this value only the environment knows.
         yield WordPiece(values[0], is_quoted)
         return
     if operator == ":":
         yield from _sliced(shell, values, (name, index), body, is_quoted, not_read)
         return
+    # Operators on patterns apply to each element of an array alone.
     done = [_changed(shell, word, operator, body, not_read) for word in values]
     yield from elements(shell, done, index or "@", is_quoted)
 
@@ -166,6 +180,7 @@ def _sliced(
 ) -> Iterator[WordPiece]:
     name, index = what
     text = "".join(part if isinstance(part, str) else source(part) for part in body)
+    # Bounds are arithmetic with a `:` between; a `?` may have a `:` of its own.
     bounds = [calculated(shell, part) for part in text.split(":")]
     hidden = next((word for word in (*bounds, *values) if not word.is_known), None)
     if hidden is not None or len(bounds) > 2 or "?" in text:
@@ -177,8 +192,10 @@ def _sliced(
     if name == "@":  # arguments count from $1; ${@:0} has $0
         values = (not_read, *values)
     start, *more = (int(word.text or "0") for word in bounds)
+    # Lengths are in elements for an array, in characters for a text.
     length = len(values) if index else len(values[0].text or "") if values else 0
     start = start + length if start < 0 else start
+    # A negative length counts from the end, which bash allows for texts alone.
     stop = length if not more else start + more[0] if more[0] >= 0 else length + more[0]
     if start < 0 or start > length or (index and more and more[0] < 0):
         yield from elements(shell, (), "@", is_quoted)
@@ -197,8 +214,10 @@ def _changed(
     if not word.is_known:
         return opaque(word, may_split=word.may_split)
     text = word.text or ""
+    # Without a pattern `^^` and `,,` change every character.
     if operator in _CASES and not body:
         return Word(_CASES[operator](text), word.where)
+    # Every part of the text is tried against a pattern, which takes long for a long text.
     if len(text) > _LONGEST:
         return not_read
     if operator in ("#", "##", "%", "%%"):
@@ -209,12 +228,14 @@ def _changed(
         return not_read if found is None else Word(found, word.where)
     if operator not in ("/", "//"):
         return not_read
+    # The pattern stands before the first `/` node of the grammar, the new text behind it.
     cut = next((i for i, p in enumerate(body) if not isinstance(p, str) and p.type == "/"), None)
     before, after = (body, []) if cut is None else (body[:cut], body[cut + 1 :])
     expression = pattern(shell, [p for part in before for p in pieces(shell, part)])
     new = joined([p for part in after for p in pieces(shell, part)], shell.where)
     if isinstance(expression, Word) or not new.is_known:
         return not_read
+    # `&` in the new text is the match itself in bash 5.2, and plain text before.
     if not expression or "&" in (new.text or "") or "/" in operator[2:]:
         return not_read
     return _replaced(word, expression, new.text or "", operator == "//") or not_read
@@ -225,8 +246,10 @@ def _replaced(word: Word, expression: str, new: str, is_everywhere: bool) -> Wor
     text, done, position = word.text or "", "", 0
     while position < len(text):
         ends = range(len(text), position, -1)
+        # The longest match at each position counts, so ends go from the end of the text backwards.
         for end in ends:
             found = matches(expression, text[position:end])
+            # The pattern is malformed: nothing is known of the result.
             if found is None:
                 return None
             if found:

@@ -29,14 +29,18 @@ def _unquoted(text: str) -> str | None:
         character = text[position]
         members = _SET.match(text, position)
         if character == "[" and members is not None:
+            # Characters that are special in Python's sets and plain in the shell's.
             inner = re.sub(r"([\\\]\[^&~|])", r"\\\1", members["members"])
+            # Brackets without members are not read.
             if not members["members"]:
                 return None
             found += f"[{'^' if members['negated'] else ''}{inner}]"
             position = members.end()
             continue
+        # Escapes, groups of extended patterns and open brackets are not read.
         if character in "[(\\":
             return None
+        # A star of the shell matches newlines too, so each has the flag `s`.
         found += {"*": "(?s:.*)", "?": "(?s:.)"}.get(character, re.escape(character))
         position += 1
     return found
@@ -52,10 +56,12 @@ def matches(pattern: str, text: str) -> bool | None:
 
 def trimmed(text: str, pattern: str, operator: str) -> str | None:
     """Return a text without the part that `#`, `##`, `%` or `%%` takes away."""
+    # `##` and `%%` take the longest part that matches, so lengths are tried from the longest.
     lengths = range(len(text) + 1)
     order = lengths if len(operator) == 1 else reversed(lengths)
     for length in order:
         is_front = operator[0] == "#"
+        # `#` cuts at the front, `%` at the end.
         part = text[:length] if is_front else text[len(text) - length :]
         found = matches(pattern, part)
         if found is None:

@@ -22,13 +22,16 @@ def echo(shell: Shell, words: Words) -> Status:
     hidden: Word | None = None
     given: list[Word] = []
     rest = list(words)
+    # Leading words that are options, or may be: `echo $OPTIONS text`.
     while rest and may_be_option(rest[0]):
         word = rest.pop(0)
         text = word.text or ""
         is_option = re.fullmatch(r"-[neE]+", text) is not None
+        # Up to the first doubtful word each option is certain.
         if word.is_known and is_option and hidden is None:
             ends, reads_escapes = ends and "n" not in text, reads_escapes or "e" in text
             continue
+        # The first word that is surely no option ends the options, and is printed.
         if word.is_known and not is_option:
             given.append(word)
             break
@@ -37,10 +40,12 @@ def echo(shell: Shell, words: Words) -> Status:
         is_flag = word.is_flag and not word.is_known
         given.append(word if is_flag else opaque(hidden if is_option else word, may_split=True))
     blank, newline = Word(" ", shell.where), Word("\n", shell.where)
+    # If a doubtful word may be `-n`, the newline at the end is doubtful as well.
     if hidden is not None:
         newline = as_unknown(newline, hidden)
     made = spaced([*given, *rest], blank)
     may_read = reads_escapes or hidden is not None
+    # With `-e` an unknown part could hold an escape.
     if any("\\" in (w.text or ("\\" if reads_escapes else "")) for w in made) and may_read:
         made = [unknown(shell.where, "echo -e", "prints escapes that are not read")]
     shell.write([*made, *([newline] if ends else [])])
@@ -78,9 +83,11 @@ def _formatted(shell: Shell, words: Words) -> list[Word]:
     if not words or not words[0].is_known or any(word.may_split for word in words):
         return [not_read]
     form, rest = words[0].text or "", list(words[1:])
+    # A `%` that is left over begins a directive that is not read, such as `%f`.
     if re.sub(_DIRECTIVE, "", form).count("%"):
         return [not_read]
     made: list[Word] = []
+    # The format is used as often as words are left, at least once; each round takes some.
     while True:
         before, position = len(rest), 0
         for match in _DIRECTIVE.finditer(form):
@@ -91,6 +98,7 @@ def _formatted(shell: Shell, words: Words) -> list[Word]:
                 return [not_read]
             made.append(word)
         made.append(Word(form[position:], shell.where))
+        # A format without directives takes no words, and is printed once.
         if not rest or len(rest) == before:
             return made
 
@@ -101,13 +109,16 @@ def _directive(shell: Shell, match: re.Match[str], rest: list[Word]) -> Word | N
         return None if text is None else Word(text, shell.where)
     if match["kind"] == "%":
         return Word("%", shell.where)
+    # Missing words print as nothing, and as 0 for numbers.
     word = rest.pop(0) if rest else Word("" if match["kind"] == "s" else "0", shell.where)
     if not word.is_known:
+        # A width counts characters, which an unknown word does not show.
         return word if match["kind"] == "s" and not match["width"] else opaque(word)
     text = word.text or ""
     if match["kind"] != "s" and not re.fullmatch(r"-?(0|[1-9]\d{0,17})", text):
         return None
     width = match["width"]
+    # `%05d` pads with zeros, and a long width would fill the memory.
     if width.startswith("0") or len(width) > 4:
         return None
     size = abs(int(width)) if width not in ("", "-") else 0

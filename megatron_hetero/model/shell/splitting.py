@@ -28,6 +28,7 @@ def fields(shell: Shell, node: Node | str) -> tuple[Word, ...]:
 
     The words of one variable were written where it is assigned.
     """
+    # Braces are expanded before variables, from the text as it is written.
     if not isinstance(node, str):
         spread = _spread(shell, node)
         if spread is not None:
@@ -50,6 +51,7 @@ def words_of(shell: Shell, parent: Node, nodes: Sequence[Node]) -> list[Word]:
             continue
         where = shell.where if isinstance(first, str) else shell.line_at(first)
         text = "".join(node if isinstance(node, str) else source(node) for node in group)
+        # `"a"$` at the end of a node: the grammar has cut a `$NAME` in two.
         if any(not isinstance(n, str) and source(n).endswith("$") for n in group[:-1]):
             word = unknown(where, text, "is not understood")
             done.append(replace(word, may_split=True))
@@ -63,14 +65,17 @@ def _touching(parent: Node, nodes: Sequence[Node]) -> list[list[Node | str]]:
     """Group nodes, and the text between nodes, that touch without a blank."""
     text = parent.text or b""
     groups: list[list[Node | str]] = [[]]
+    # Bytes, as the grammar counts them; `end` is the end of the last node.
     end = nodes[0].start_byte if nodes else 0
     for node in nodes:
         between = text[end - parent.start_byte : node.start_byte - parent.start_byte].decode()
+        # Blanks between nodes end a word, a continued line does not, and other text belongs to it.
         for part in _BETWEEN.findall(between) if node.start_byte > end else ():
             if not part.strip(" \t\n"):
                 groups.append([])
             elif part != "\\\n":
                 groups[-1].append(part)
+        # A comment is no word, and a node inside of the last one does not go on with it.
         if node.type == "comment" or node.start_byte < end:
             groups.append([])
         if node.type != "comment":
@@ -81,8 +86,10 @@ def _touching(parent: Node, nodes: Sequence[Node]) -> list[list[Node | str]]:
 
 def assembled(shell: Shell, found: list[WordPiece], where: str) -> tuple[Word, ...]:
     """Split pieces into words as the shell does."""
+    # Pieces are cut at the separators that stand in values without quotes.
     given = [token for piece in found for token in _tokens(shell, piece, where)]
     knows_separators = isinstance(field_separators(shell), str)
+    # The word may become several if an unquoted part of it is unknown, or `IFS` is.
     may_split = any(
         piece.word.may_split
         or not (piece.is_quoted or piece.is_text or (piece.word.is_known and knows_separators))
@@ -90,6 +97,7 @@ def assembled(shell: Shell, found: list[WordPiece], where: str) -> tuple[Word, .
     )
     done: list[Word] = []
     for parts in cut(settled(given)):
+        # A word from one place keeps that place, which a refusal names.
         written = [word for word in parts if word.text != "" or not word.is_known]
         place = written[0].where if len(written) == 1 else where
         word = replace(concatenate(parts), where=place)
@@ -100,7 +108,9 @@ def assembled(shell: Shell, found: list[WordPiece], where: str) -> tuple[Word, .
 def _tokens(shell: Shell, piece: WordPiece, where: str) -> Iterator[Token]:
     """Yield the parts of a piece, and the ends of words inside of it and behind it."""
     if piece.is_text or piece.is_quoted:
+        # Text of the script and quoted values are never split.
         if piece.is_quoted or piece.word.text != "":
+            # An empty piece makes a word in quotes, and none without.
             for part in piece.word.parts or (piece.word,):
                 yield Token(replace(part, where=where) if piece.is_text else part)
     else:
@@ -108,6 +118,7 @@ def _tokens(shell: Shell, piece: WordPiece, where: str) -> Iterator[Token]:
         if isinstance(separators, str):
             yield from tokens(piece.word, separators)
         elif piece.word.text != "":
+            # Unknown separators could cut the value anywhere.
             hidden = separators if piece.word.is_known else piece.word
             yield Token(opaque(hidden, may_split=True))
     if piece.end is not None:
@@ -120,6 +131,7 @@ def _globbed(word: Word, found: list[WordPiece]) -> Word:
     text = "".join(part.text or "" for part in word.parts or (word,))
     if not re.search(r"[*?]", text) or "/" not in text:
         return word
+    # A star in quotes stands for itself, so only unquoted pieces count.
     parts = [q.text or "" for p in found if not p.is_quoted for q in p.word.parts or (p.word,)]
     if not re.search(r"[*?]", "".join(parts)):
         return word
@@ -142,18 +154,22 @@ def _spread(shell: Shell, node: Node) -> tuple[Word, ...] | None:
     if node.type not in ("word", "concatenation", "brace_expression"):
         return None
     text = source(node)
+    # Braces of `${X}` are no list.
     if not _BRACES.search(re.sub(r"\$\{[^}]*\}", "", text)):
         return None
     where = shell.line_at(node)
     not_read = replace(unknown(where, text, "has braces that are not read"), may_split=True)
+    # Quotes, variables and braces inside of braces are not read.
     if re.search(r"[\\'\"$`]|\{[^{}]*\{", text) or HOLES.search(text):
         return (not_read,)
     match = _RANGE.fullmatch(text)
     if match is not None:
         first, last = int(match["first"]), int(match["last"])
+        # `{08..11}` pads with zeros; a long range would fill the memory.
         is_padded = any(re.match(r"-?0\d", match[name]) for name in ("first", "last"))
         if is_padded or abs(last - first) > _MOST_OF_BRACES:
             return (not_read,)
+        # Ranges count down, too, and include both ends.
         step = 1 if first <= last else -1
         items = [str(number) for number in range(first, last + step, step)]
     else:

@@ -76,6 +76,7 @@ class Shell:
     def fork(self, context: str = "") -> Shell:
         """Return an independent copy of the shell; `context` says why the copy may not be run."""
         other = copy(self)
+        # Dicts and lists are copied, because branches change them in place; `records` stay shared.
         other.variables, other.functions = dict(self.variables), dict(self.functions)
         other.locals = [dict(scope) for scope in self.locals]
         other.returned = list(self.returned)
@@ -103,6 +104,7 @@ class Shell:
             *(r for b in branches for r in b.returned if r not in self.returned),
         ]
         leaving = [branch for branch in branches if branch.flow in ("break", "continue")]
+        # Every branch leaves: the state is that of one that only leaves a loop, if there is one.
         if not going_on:
             last = leaving[-1] if leaving else branches[-1]
             self.take(last)
@@ -114,10 +116,12 @@ class Shell:
         first, returned = going_on[0], self.returned
         self._merge_values(alive, reason)
         self.flow, self.returned = "", returned
+        # The loop around may have ended in one of these branches, so its number of runs is open.
         self.may_leave_loop = bool(leaving) or any(b.may_leave_loop for b in going_on)
         self.functions = {k: v for branch in alive for k, v in branch.functions.items()}
         self.exported = frozenset().union(*(branch.exported for branch in alive))
         self.folder = first.folder
+        # Scopes stand at equal places in all branches: a branch opens and closes its own functions.
         self.locals = [
             {k: v for branch in reversed(alive) for k, v in branch.locals[i].items()}
             for i in range(len(self.locals))
@@ -125,12 +129,14 @@ class Shell:
         self.arguments = first.arguments
         if any(branch.arguments != first.arguments for branch in alive):
             self.forget_arguments(reason)
+        # What one branch prints and another does not is unknown as a whole.
         if self.is_captured and any(b.output != first.output for b in alive):
             self.output = None
         else:
             self.output = first.output
 
     def _merge_values(self, branches: Sequence[Shell], reason: str) -> None:
+        # Names in the order in which branches set them, so that equal scripts give equal reasons.
         names = dict.fromkeys(name for branch in branches for name in branch.variables)
         self.variables = {
             name: self._merged(name, [b.variables.get(name) for b in branches], reason)
@@ -145,11 +151,13 @@ class Shell:
             return first
         where = next((w.where for v in reversed(values) for w in v.words), self.where)
         words = f"{name} (line {where.rpartition(':')[2]}) {reason}, which is not run"
+        # A table that differs loses its keys: which of them it has is not known.
         if any(v.keys is not None for v in values):
             return Variable((Word(None, where, words, True, may_split=True),), True)
         if any(v.is_array for v in values):
             lists = [v.words if v is not None else () for v in found]
             return Variable(merged(lists, words, where), True)
+        # Plain values merge word by word, so that flags that all branches share stay known.
         held = [v.words[0] if v is not None and v.words else None for v in found]
         return Variable((replace(merged_value(held, words, where), where=where, may_split=False),))
 
@@ -170,6 +178,7 @@ class Shell:
         Raises:
             ModelError: there were too many.
         """
+        # In a string of code every command has the line of the `eval` or `bash -c` that runs it.
         if not self.line_of_code:
             self.where = f"{self.path}:{node.start_point[0] + 1}"
         self.records.steps += 1
@@ -208,10 +217,13 @@ class Shell:
             return
         self.unset -= {name}
         line = int(self.where.rpartition(":")[2])
+        # Elements keep their own reasons; that of a plain value names its variable and line.
         named = tuple(words) if is_array else (assigned(words[0], name, line),)
         known = self.variables.get(name)
+        # Plain `A=x` on an array sets element 0 and keeps the others.
         if not is_array and known is not None and known.is_array and known.words:
             first = known.words[0]
+            # Element 0 has no certain place in a table, nor where the first word may be none.
             if known.keys is not None or first.may_split or first.is_conditional:
                 self.forget([name], "has its first element set")
                 return
@@ -236,6 +248,7 @@ class Shell:
             known = self.variables.get(name)
             is_array = known is not None and known.is_array
             words = f"{name} (line {line}) {reason}"
+            # A variable not set so far may turn out an array, of any number of words.
             word = Word(None, self.where, words, True, may_split=known is None or is_array)
             self.unset -= {name}
             self.variables[name] = Variable((word,), is_array)
@@ -244,6 +257,7 @@ class Shell:
         """Take the arguments, and their number, for unknown."""
         words = f"$@ {reason}, which is not run"
         unknown_ones = Word(None, self.where, words, is_conditional=True, may_split=True)
+        # The number of arguments is not known either: one word stands for any number of them.
         self.arguments, self.knows_arguments = (unknown_ones,), True
 
     def hole(self, word: Word) -> str:
@@ -252,6 +266,7 @@ class Shell:
         Raises:
             ModelError: there are too many.
         """
+        # Equal words share a character, so that two copies of a text stay equal as text.
         if word in self.records.holes:
             return chr(FIRST_HOLE + self.records.holes.index(word))
         if FIRST_HOLE + len(self.records.holes) > LAST_HOLE:
@@ -263,8 +278,10 @@ class Shell:
         """Return the value of a variable that the script does not set."""
         if name in self.unset:
             return Word("", self.where)
+        # Bash sets such a variable itself: a value is there, and no text says which.
         if name in OF_BASH:
             return unknown(self.where, f"${name}", "is known where the script runs alone")
+        # A file that is not read may set the variable, and the reason names all of these files.
         files = "".join(f"; perhaps in {f}, which is not read" for f in self.records.sourced)
         return unknown(self.where, f"${name}", f"is not set in the script{files}")
 

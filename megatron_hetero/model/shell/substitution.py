@@ -27,17 +27,22 @@ def substituted(
     """Return the output of the commands in a substitution, without the newlines at the end."""
     where = shell.line_at(node)
     not_run = unknown(where, bare_source(node), "is not run")
+    # `$(< file)` is not followed, nor what the grammar does not understand.
     if node.has_error or any(child.type == "file_redirect" for child in node.children):
         return not_run
+    # Commands of a substitution run in a copy: what they set is lost behind it.
     apart = shell.fork()
     apart.is_captured, apart.output = True, []
     apart.stops_at_errors = False
+    # Backslashes between backquotes are taken away once more before the code is read.
     if bare_source(node).startswith("`") and "\\" in bare_source(node):
         return not_run
     run_all(apart, node.children[1:-1])
     output: list[Word] | None = apart.output
+    # A branch that ends in `return` may have printed something else.
     if output is None or apart.returned:
         return not_run
+    # Only of `echo` and `printf` is it certain that nothing printed means an empty text.
     if not output:
         return Word("", where) if _only_prints(node) else not_run
     return replace(concatenate(_without_newlines(output)), where=where)
@@ -48,22 +53,27 @@ def _without_newlines(output: Sequence[Word]) -> list[Word]:
 
     If what is printed last may be nothing, the newlines before may be at the end, too.
     """
+    # Parts from the last to the first; `hidden` is the first unknown one met.
     parts = [part for word in output for part in word.parts or (word,)]
     hidden: Word | None = None
     for i in range(len(parts))[::-1]:
         part = parts[i]
         text = (part.text or "").rstrip("\n")
         if not part.is_known:
+            # An unknown part with a text may be that text: its own newlines end there too.
             if part.text is not None and hidden is None:
                 parts[i] = part = replace(part, text=text)
+            # This part may be empty, and then the newlines before it are at the end.
             if text or part.text is None:
                 hidden = hidden or part
             continue
         newlines = (part.text or "")[len(text) :]
         kept = [replace(part, text=text)]
+        # Newlines before an unknown part stay only if that part is not empty.
         if newlines and hidden is not None:
             kept.append(as_unknown(replace(part, text=newlines), hidden))
         parts[i : i + 1] = kept
+        # Text that is surely printed ends the search: what stands before is inside the output.
         if text:
             break
     return [part for part in parts if part.text != "" or part.is_known]
@@ -74,6 +84,7 @@ def _only_prints(node: Node) -> bool:
 
 
 def _one_path(words: Sequence[Word]) -> Word | None:
+    # Options change the form of the output (`realpath -m`), not the path that is followed.
     given = [word for word in words if not (word.text or "").startswith("-")]
     return given[0] if len(given) == 1 else None
 
@@ -84,6 +95,7 @@ def _of_path(change: Callable[[str], str]) -> Callable[[Shell, Sequence[Word]], 
         path = None if word is None else shown_path(word)
         if word is None or path is None:
             return None
+        # The path is that of a script started where it lies, and stays as uncertain as its parts.
         parts = word.parts or (word,)
         hidden = next((part for part in parts if not part.is_known), word)
         return replace(hidden, text=change(path) + "\n", parts=())
@@ -92,6 +104,7 @@ def _of_path(change: Callable[[str], str]) -> Callable[[Shell, Sequence[Word]], 
 
 
 def _basename(shell: Shell, words: Sequence[Word]) -> Word | None:
+    # `basename path suffix` cuts the suffix off, unless nothing would be left.
     if len(words) == 2 and all(word.is_known for word in words):
         name, suffix = os.path.basename((words[0].text or "").rstrip("/")), words[1].text or ""
         cut = name[: -len(suffix)] if suffix and name.endswith(suffix) and name != suffix else name
@@ -108,6 +121,7 @@ def _pwd(shell: Shell, words: Sequence[Word]) -> Word | None:
 def _cut(shell: Shell, words: Sequence[Word]) -> Word | None:
     """Follow `cut -d SEPARATOR -f NUMBER`."""
     given = shell.given
+    # An unknown word becomes a character that the pattern has not.
     text = " ".join(word.text or "\0" for word in words)
     match = re.fullmatch(r"(?:-d ?(\S) -f ?(\d+)|-f ?(\d+) -d ?(\S))", text)
     if given is None or not given.is_known or match is None:
@@ -115,6 +129,7 @@ def _cut(shell: Shell, words: Sequence[Word]) -> Word | None:
     separator, number = match[1] or match[4], int(match[2] or match[3])
     lines = (given.text or "").splitlines()
     cut = [line.split(separator) for line in lines]
+    # A line without the separator is printed whole, as `cut` does without `-s`.
     found = [p[0] if len(p) == 1 else p[number - 1] if number <= len(p) else "" for p in cut]
     return Word("".join(f"{line}\n" for line in found), shell.where) if number else None
 
@@ -126,6 +141,7 @@ def _tr(shell: Shell, words: Sequence[Word]) -> Word | None:
         return None
     text = given.text or ""
     match texts:
+        # Ranges of letters mean ASCII in any locale only if the text is ASCII.
         case ["a-z" | "[:lower:]" | "[a-z]", "A-Z" | "[:upper:]" | "[A-Z]"] if text.isascii():
             return Word(text.upper(), shell.where)
         case ["A-Z" | "[:upper:]" | "[A-Z]", "a-z" | "[:lower:]" | "[a-z]"] if text.isascii():
@@ -139,8 +155,10 @@ def _tr(shell: Shell, words: Sequence[Word]) -> Word | None:
 
 def _expr(shell: Shell, words: Sequence[Word]) -> Word | None:
     texts = [word.text or "" for word in words]
+    # Other operators of `expr` compare texts, and are not read.
     if not all(word.is_known for word in words) or len(texts) != 3 or texts[1] not in "+-*/%":
         return None
+    # A number such as `010` is decimal in `expr` and octal in `$(( ))`.
     if not all(re.fullmatch(r"-?[1-9]\d*|0", number) for number in texts[::2]):
         return None
     found = evaluated(" ".join(texts), shell.where, lambda name: Word("", shell.where))
@@ -157,6 +175,7 @@ def _seq(shell: Shell, words: Sequence[Word]) -> Word | None:
         case [first, last]:
             found = range(first, last + 1)
         case [first, step, last] if step:
+            # A negative step counts down, and includes `last` too.
             found = range(first, last + (1 if step > 0 else -1), step)
         case _:
             return None

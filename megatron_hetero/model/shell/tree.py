@@ -17,6 +17,7 @@ MAX_BYTES = 1 << 20
 """Size of a script; a longer text is data, and its grammar could take minutes."""
 MAX_DEPTH = 64
 """Statements, expansions and calls inside one another."""
+# The private area of Unicode: a script that has such a character is refused.
 FIRST_HOLE = 0xE000
 LAST_HOLE = 0xF8FF
 """Characters for private use: each stands for a word of which the text is not known."""
@@ -54,12 +55,14 @@ def parsed_script(path: Path, text: str) -> Node:
         raise ModelError(
             f"{path}:1: {len(text)} characters, where a script has at most {MAX_BYTES}; is it one?"
         )
+    # A NUL byte means a binary file; a private character would be taken for a hole.
     strange = re.search(f"\\0|{_HOLE.pattern}", text)
     if strange is not None:
         line = text.count("\n", 0, strange.start()) + 1
         raise ModelError(
             f"{path}:{line}: the character U+{ord(strange.group()):04X} is in no script; is it one?"
         )
+    # Scripts from Windows have ends of lines that bash would take for text.
     return parsed(text.replace("\r\n", "\n"))
 
 
@@ -81,8 +84,10 @@ def covered(node: Node, start: int, end: int) -> Iterator[Node | str]:
     text = node.text or b""
     position = start
     for child in node.children:
+        # A child outside of the bytes, as the name before an operator, is not the text asked for.
         if child.start_byte < position or child.end_byte > end or not child.end_byte:
             continue
+        # The grammar adds nodes without text where something is missing.
         if child.start_byte == child.end_byte:
             continue
         if child.start_byte > position:
@@ -104,6 +109,7 @@ def text_between(parent: Node, before: Node, behind: Node) -> str:
 
 def descendants(node: Node) -> Iterator[Node]:
     """Yield a node and all below it, parents first."""
+    # An own stack: the tree of a long text may be deeper than Python's calls may be.
     waiting = [node]
     while waiting:
         found = waiting.pop()

@@ -60,8 +60,10 @@ def opaque(word: Word, *, may_split: bool = False) -> Word:
 def concatenate(words: Sequence[Word]) -> Word:
     """Join words to one; what is known of it stays in `parts`."""
     parts = tuple(_with_known_joined(part for word in words for part in (word.parts or (word,))))
+    # One part alone keeps its place and its reason.
     if len(parts) == 1:
         return parts[0]
+    # The first unknown part gives the reason of the whole word.
     hidden = next((part for part in parts if not part.is_known), None)
     if hidden is None:
         text = "".join(part.text or "" for part in parts)
@@ -87,17 +89,21 @@ def assigned(word: Word, name: str, line: int) -> Word:
     if word.is_known:
         return word
     if word.parts:
+        # A variable that holds several words is no single value that a reason could name.
         holds_words = any(part.text is not None and " " in part.text for part in word.parts)
         name = "" if holds_words else name
         parts = tuple(assigned(part, name, line) for part in word.parts)
         return replace(concatenate(parts), where=word.where)
+    # A reason that begins with "it is" gets the variable as its subject.
     if word.is_conditional:
         reason = re.sub(r"^it is", f"{name} (line {line}) is", word.reason)
         return replace(word, reason=reason)
+    # Without a subject the reason names a variable already, the one assigned first.
     if not word.subject:
         return word
     fault = word.reason.removeprefix(word.subject).strip()
     reason = f"{word.subject} (line {line}) {fault}"
+    # The reason leads back to the source: "A (line 3) depends on $B, which is not set".
     if name:
         reason = f"{name} (line {line}) depends on {word.subject}, which {fault}"
     return replace(word, reason=reason, subject="")
@@ -105,6 +111,7 @@ def assigned(word: Word, name: str, line: int) -> Word:
 
 def shown_path(word: Word) -> str | None:
     """Return the path in a word, for a script started where it lies; None if unknown."""
+    # Parts such as `$0` have a text although they are not known: the path from here.
     texts = [part.text for part in word.parts or (word,)]
     return None if None in texts else "".join(text or "" for text in texts)
 

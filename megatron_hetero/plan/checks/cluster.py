@@ -24,6 +24,7 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
     """Find hosts whose node, address, library or GPUs differ from the cluster's."""
     for i, host in enumerate(plan.hosts):
         key = ("hosts", i)
+        # A host of a plan is a machine; each of its islands is a node of the cluster.
         islands = cluster.machines.get(host.node, ())
         if not islands:
             yield Violation(
@@ -47,6 +48,7 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
                 f"{node.gpu_type.library} in the cluster. Plan again for this cluster.",
             )
         elif cluster.limits.library not in (None, node.gpu_type.library):
+            # A plan may be for the library of the machine, and yet against the limit.
             yield Violation(
                 (*key, "library"),
                 f"machine {host.node} speaks {node.gpu_type.library}; the cluster's limits keep to "
@@ -57,6 +59,7 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
         for index, (device, gpu_type) in zip(
             host.gpu_indices, host.type_by_device.items(), strict=True
         ):
+            # An index that is not there has no type to compare.
             if index >= num_gpus:
                 yield Violation(
                     (*key, "gpu_indices"),
@@ -78,6 +81,7 @@ def every_device_is_used_or_idle(plan: Plan, cluster: Cluster) -> Iterator[Viola
     cluster."""
     if not plan.hosts:
         return
+    # A dict, so that messages come in the cluster's order.
     known = dict.fromkeys(device.name for device in cluster.devices)
     idle = set(plan.idle_devices)
     for device in plan.idle_devices:
@@ -100,6 +104,7 @@ def idle_limit_holds(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
     limit = set(cluster.limits.idle_devices)
     for r, s, stage in stages(plan):
         for device in stage.devices:
+            # The limit may name a device or the whole machine.
             if device in limit or device_place(device)[0] in limit:
                 yield Violation(
                     stage_key(r, s, "devices"),
@@ -141,6 +146,7 @@ def pinned_stages_are_where_they_belong(plan: Plan, cluster: Cluster) -> Iterato
             (0, cluster.limits.first_stage_nodes),
             (len(replica.stages) - 1, cluster.limits.last_stage_nodes),
         ):
+            # Without pins every device is a stranger, which the next condition lets pass.
             strangers = [
                 d for d in replica.stages[s].devices if cluster.node_of(d).name not in pins
             ]
@@ -157,11 +163,13 @@ def tensor_parallel_stays_where_allowed(plan: Plan, cluster: Cluster) -> Iterato
     forbidden = cluster.limits.no_tensor_parallel_across
     for r, s, stage in stages(plan):
         width = stage.shape.tensor_parallel
+        # Context parallelism may span what tensor parallelism may not: each group counts alone.
         groups = [stage.devices[i : i + width] for i in range(0, len(stage.devices), width)]
         nodes = [sorted({cluster.node_of(d).machine for d in group}) for group in groups]
         sites = [sorted({cluster.node_of(d).site for d in group}) for group in groups]
         islands = sorted({cluster.node_of(device).name for device in stage.devices})
         for kind, spans in (("nodes", nodes), ("sites", sites)):
+            # One message a stage: about the group that spans the most.
             found = max(spans, key=len, default=[])
             if kind in forbidden and len(found) > 1:
                 yield Violation(
@@ -169,6 +177,7 @@ def tensor_parallel_stays_where_allowed(plan: Plan, cluster: Cluster) -> Iterato
                     f"{stage_name(r, s)}: its tensor-parallel group spans {kind} {some_of(found)}; "
                     f"the cluster's limits forbid tensor parallelism across {kind}.",
                 )
+        # Nodes may be named one by one too, as where the GPUs of one have no link.
         for node in islands:
             if node in forbidden and width > 1:
                 yield Violation(
@@ -187,6 +196,7 @@ def data_parallel_stays_in_sites(plan: Plan, cluster: Cluster) -> Iterator[Viola
     for _, _, stage in stages(plan):
         for layer in range(stage.first_layer, stage.first_layer + stage.shape.num_layers):
             sites_of_layer[layer].update(_sites(stage, cluster))
+    # Only the first such layer is shown; the number of all of them says how much is wrong.
     layers = [layer for layer in sorted(sites_of_layer) if len(sites_of_layer[layer]) > 1]
     if layers:
         yield Violation(

@@ -21,6 +21,7 @@ _IPV6_ADDRESS = re.compile(r"[0-9A-Fa-f]{0,4}(:[0-9A-Fa-f]{0,4}){2,7}\Z")
 
 def devices_everywhere_or_nowhere(plan: Plan) -> Iterator[Violation]:
     """Find stages without devices where others have some, and devices without hosts."""
+    # A plan either places all of its stages, or leaves the places to `plan.place`.
     named = [(r, s, bool(stage.devices)) for r, s, stage in stages(plan)]
     if any(has for *_, has in named):
         for r, s, has in named:
@@ -65,6 +66,7 @@ def each_device_in_one_place(plan: Plan) -> Iterator[Violation]:
                     "a device has one place. Put another device into one of them.",
                 )
             place_of_device[device] = stage_name(r, s)
+    # Idle devices: none that trains, and each once.
     for device, count in Counter(plan.idle_devices).items():
         if device in place_of_device:
             yield Violation(
@@ -93,6 +95,7 @@ def hosts_are_sound(plan: Plan) -> Iterator[Violation]:
                 f"host {host.host!r} of machine {host.node} is not a host name; allowed are RFC "
                 "1123 names (letters, digits, '-' inside, '.') and IP addresses.",
             )
+        # The first place of a machine is kept, so that the second one is at fault.
         if seen.setdefault(host.node, i) != i:
             yield Violation((*key, "node"), f"machine {host.node} is listed twice among the hosts.")
         if not host.gpu_indices:
@@ -100,6 +103,7 @@ def hosts_are_sound(plan: Plan) -> Iterator[Violation]:
                 (*key, "gpu_indices"),
                 f"machine {host.node} gives no GPU; leave it out of the hosts.",
             )
+        # One type for all, or a list with one for each GPU, and never both.
         if (host.gpu_type is None) != bool(host.gpu_types) or (
             host.gpu_types and len(host.gpu_types) != len(host.gpu_indices)
         ):
@@ -119,6 +123,7 @@ def hosts_are_sound(plan: Plan) -> Iterator[Violation]:
 
 def is_host_name(name: str) -> bool:
     """Return whether `name` is an RFC 1123 host name or an IP address: no option or command."""
+    # A row of digits is an IPv4 number to some resolvers, and no name.
     is_name = bool(_HOST_NAME.match(name)) and not is_number(name)
     return len(name) <= 253 and (is_name or bool(_IPV6_ADDRESS.match(name)))
 
@@ -145,6 +150,7 @@ def hosts_say_their_library(plan: Plan) -> Iterator[Violation]:
 
 def hosts_hold_exactly_the_devices(plan: Plan) -> Iterator[Violation]:
     """Find devices of stages that are on no host, and GPUs of hosts without a stage."""
+    # Both ways: every device has a host, and every GPU of a host has a stage.
     hosted = set(_devices_by_rank(plan))
     for r, s, stage in stages(plan):
         for device in stage.devices:
@@ -167,6 +173,7 @@ def hosts_hold_exactly_the_devices(plan: Plan) -> Iterator[Violation]:
 
 def stages_are_in_rank_order(plan: Plan) -> Iterator[Violation]:
     """Find stages whose devices are not sorted by rank."""
+    # Ranks follow the hosts and their GPUs, which need not be the order of the stages.
     rank_of_device = {device: rank for rank, device in enumerate(_devices_by_rank(plan))}
     for r, s, stage in stages(plan):
         ordered = tuple(sorted(stage.devices, key=lambda device: rank_of_device[device]))
@@ -209,6 +216,7 @@ def exchange_groups_are_of_the_hosts(plan: Plan) -> Iterator[Violation]:
             (key,), "exchange_groups names machines, but the plan has no hosts. Leave it empty."
         )
         return
+    # One group is the exchange among all holders, which the empty list says already.
     if len(plan.exchange_groups) == 1:
         yield Violation(
             (key,), "exchange_groups has one group, which is none; name two or more, or none."

@@ -24,6 +24,7 @@ def estimates_have_the_plans_shape(plan: Plan) -> Iterator[Violation]:
     if plan.estimates is None:
         return
     estimates, num_stages = plan.estimates, [len(r.stages) for r in plan.replicas]
+    # Field -> (numbers in the estimates, numbers in the plan), by replica where it has stages.
     shapes = {
         "replica_times_s": (len(estimates.replica_times_s), len(num_stages)),
         "stage_times_s": ([len(t) for t in estimates.stage_times_s], num_stages),
@@ -55,12 +56,14 @@ def estimates_are_possible(plan: Plan) -> Iterator[Violation]:
             yield Violation(
                 ("estimates", field), f"estimates.{field} holds {value}; allowed is 0 or more."
             )
+    # The bound and the step time are rounded on their own; `at_most` allows for that.
     bound, step = plan.estimates.bound_s, plan.estimates.step_time_s
     if bound is not None and not at_most(bound, step):
         yield Violation(
             ("estimates", "bound_s"),
             f"estimates.bound_s is {bound}, above step_time_s {step}; a lower bound cannot be.",
         )
+    # The plan may say by itself that it does not fit, whatever the cluster.
     for device, memory in sorted(plan.estimates.devices.items()):
         if memory.peak_bytes > memory.capacity_bytes:
             yield Violation(
@@ -86,6 +89,7 @@ def _amounts(estimates: Estimates) -> Iterator[tuple[str, float]]:
         bound_s = getattr(estimates, field)
         if bound_s is not None:
             yield field, bound_s
+    # The gap may fall below 0 by rounding, and only a number that is not finite is at fault.
     yield from (("gap", max(v, 0.0)) for v in [estimates.gap] if v is not None)
     yield from (("replica_times_s", v) for v in estimates.replica_times_s)
     yield from (("stage_times_s", v) for times in estimates.stage_times_s for v in times)

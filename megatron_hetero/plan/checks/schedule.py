@@ -24,6 +24,7 @@ def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
         previous: int | None = None
         for s, stage in enumerate(replica.stages):
             key = stage_key(r, s, "num_launched_forwards")
+            # An order says by itself when each forward runs, and is checked as a whole.
             if stage.order is not None:
                 if stage.num_launched_forwards is not None:
                     yield Violation(
@@ -32,6 +33,7 @@ def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
                         "already. Set num_launched_forwards to null.",
                     )
                 continue
+            # Counts that a stage does not give are 1F1B's own.
             count = launched_forwards(plan, r, s)
             if not 1 <= count <= replica.num_micro_batches:
                 yield Violation(
@@ -40,6 +42,7 @@ def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
                     f"replica's {replica.num_micro_batches} micro-batches.",
                 )
             elif previous is not None and count > previous:
+                # A stage that launches more waits for forwards that the stage before holds back.
                 named = "" if stage.num_launched_forwards is not None else " (1F1B's own)"
                 yield Violation(
                     key,
@@ -56,6 +59,7 @@ def chunks_are_the_stages_layers(plan: Plan) -> Iterator[Violation]:
         if not stage.chunks:
             continue
         key, where = stage_key(r, s, "chunks"), stage_name(r, s)
+        # A stage's chunks make up the layers that its shape says.
         counts = [chunk.num_layers for chunk in stage.chunks]
         if min(counts) < 1:
             yield Violation(key, f"{where}: a model chunk has {min(counts)} layers; at least 1.")
@@ -65,6 +69,7 @@ def chunks_are_the_stages_layers(plan: Plan) -> Iterator[Violation]:
                 f"{where}: its chunks have {sum(counts)} layers, its shape {stage.shape.num_layers}"
                 "; both must be equal.",
             )
+        # Chunks are in the order of the layers, and the first one begins the stage.
         firsts = [chunk.first_layer for chunk in stage.chunks]
         if firsts != sorted(firsts) or firsts[0] != stage.first_layer:
             yield Violation(
@@ -78,6 +83,7 @@ def chunks_follow_each_other(plan: Plan) -> Iterator[Violation]:
     """Find chunks that leave a gap or repeat layers, neighbours on the same stage, and a first or
     last chunk on the wrong stage."""
     for r, replica in enumerate(plan.replicas):
+        # Without chunks `layers_follow_each_other` sees to the replica.
         if not any(stage.chunks for stage in replica.stages):
             continue
         key: tuple[str | int, ...] = ("replicas", r, "stages")
@@ -120,6 +126,7 @@ def orders_are_complete(plan: Plan) -> Iterator[Violation]:
     for r, replica in enumerate(plan.replicas):
         given = [s for s, stage in enumerate(replica.stages) if stage.order is not None]
         chunked = any(stage.chunks for stage in replica.stages)
+        # A model of chunks has no 1F1B order that every stage would know by itself.
         if (given or chunked) and len(given) < len(replica.stages):
             missing = next(s for s in range(len(replica.stages)) if s not in given)
             why = "its model chunks need one" if chunked else "other stages have one"
@@ -131,6 +138,7 @@ def orders_are_complete(plan: Plan) -> Iterator[Violation]:
         for s in given:
             for message in _order_faults(replica.stages[s], replica.num_micro_batches):
                 yield Violation(stage_key(r, s, "order"), f"{stage_name(r, s)}: order: {message}")
+    # The name of a schedule is for people; it must not promise an order that no stage has.
     has_order = any(stage.order is not None for *_, stage in stages(plan))
     if plan.schedule != "1f1b" and not has_order:
         yield Violation(
@@ -147,6 +155,7 @@ def _order_faults(stage: Stage, num_micro_batches: int) -> Iterator[str]:
         yield f"{error}."
         return
     num_chunks = len(stage_chunks(stage))
+    # Passes name chunks by number, 0 where the text gives none.
     beyond = sorted({chunk for _, chunk in passes if chunk >= num_chunks})
     if beyond:
         yield f"names model chunk {beyond[0]}; the stage has {num_chunks}."
@@ -158,22 +167,26 @@ def _order_faults(stage: Stage, num_micro_batches: int) -> Iterator[str]:
 def _chunk_faults(passes: Sequence[Pass], chunk: int, num_micro_batches: int) -> Iterator[str]:
     """Find passes of a chunk whose count is not the number of micro-batches, or out of order."""
     of = f" of chunk {chunk}" if chunk else ""
+    # How many passes of each letter the chunk has so far; its order is checked on the way.
     done: Counter[str] = Counter()
     split = whole = 0
     for letter, at in passes:
         if at != chunk:
             continue
         done[letter] += 1
+        # B is a whole backward pass; I is its part for inputs, and W the one for weights.
         split, whole = done["I"], done["B"]
         if split and whole:
             yield f"has B and I{of}; a chunk's backward passes are all whole or all in two parts."
             return
+        # The n-th backward needs the n-th forward, as micro-batches go in order.
         if split + whole > done["F"]:
             yield f"has backward pass {split + whole - 1}{of} before its forward."
             return
         if done["W"] > split:
             yield f"has W {done['W'] - 1}{of} before its I."
             return
+    # A split backward needs all three letters, a whole one two.
     for wanted in "FIW" if split else "FB":
         if done[wanted] != num_micro_batches:
             yield (

@@ -40,6 +40,7 @@ def sharded_layers_have_holders(plan: Plan) -> Iterator[Violation]:
                 f"{stage_name(r, s)}: context parallelism (cp) and sharded layers (z) do not go "
                 "together yet. Leave one of them out.",
             )
+    # Parts are kept by replicas, so there have to be two at least.
     if len(plan.replicas) < 2:
         yield Violation(
             stage_key(0, 0, *FIELD),
@@ -47,6 +48,7 @@ def sharded_layers_have_holders(plan: Plan) -> Iterator[Violation]:
             "Leave z out, or use two replicas or more.",
         )
         return
+    # [stage] -> (layers, sharded layers); every replica must have the same.
     first = [(s.shape.num_layers, s.shape.num_sharded_layers) for s in plan.replicas[0].stages]
     for r, replica in enumerate(plan.replicas):
         own = [(s.shape.num_layers, s.shape.num_sharded_layers) for s in replica.stages]
@@ -76,9 +78,11 @@ def sharded_layers_are_passed_alike(plan: Plan) -> Iterator[Violation]:
             ("exchange_groups",),
             "exchange_groups and sharded layers (z) do not go together yet. Leave one of them out.",
         )
+    # With one stage, passes follow each other alike whatever the number of micro-batches.
     if len(plan.replicas[0].stages) == 1:
         return
     depth = range(len(plan.replicas[0].stages))
+    # Collectives that gather a layer meet only if all replicas come to them in the same order.
     first = [launched_forwards(plan, 0, s) for s in depth]
     for r, replica in enumerate(plan.replicas):
         if replica.num_micro_batches != plan.replicas[0].num_micro_batches:

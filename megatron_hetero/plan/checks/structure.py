@@ -51,6 +51,7 @@ def numbers_in_bounds(plan: Plan) -> Iterator[Violation]:
             replica.num_micro_batches,
             MAX_MICRO_BATCHES,
         )
+        # None takes the size from the job, which bounds its own.
         if replica.micro_batch_size is not None:
             yield from _bounded(
                 ("replicas", r, "micro_batch_size"),
@@ -82,6 +83,7 @@ def shares_fit_widths(plan: Plan) -> Iterator[Violation]:
     context-parallel rank."""
     for r, s, stage in stages(plan):
         shape = stage.shape
+        # (field, what it divides, how many parts there are).
         for field, words, size in (
             ("shares", "tensor-parallel width", shape.tensor_parallel),
             ("context_shares", "context-parallel size", shape.context_parallel),
@@ -110,6 +112,7 @@ def layers_follow_each_other(plan: Plan) -> Iterator[Violation]:
     for r, replica in enumerate(plan.replicas):
         if any(stage.chunks for stage in replica.stages):
             continue  # `check_schedule.chunks_follow_each_other` sees to these.
+        # The layer that the next stage has to begin with.
         next_layer = 0
         for s, stage in enumerate(replica.stages):
             first = stage.first_layer
@@ -127,6 +130,7 @@ def layers_follow_each_other(plan: Plan) -> Iterator[Violation]:
 
 def replicas_hold_every_layer(plan: Plan) -> Iterator[Violation]:
     """Find replicas that lack layers of the model or, without a model, of the deepest replica."""
+    # Without a model the deepest replica says how many layers there are.
     num_held = [r.shape.num_layers for r in plan.replicas]
     if plan.workload is not None:
         num_layers, owner = plan.workload.model.num_layers, "the model"
@@ -153,6 +157,7 @@ def replicas_hold_every_layer(plan: Plan) -> Iterator[Violation]:
 def recompute_is_complete(plan: Plan) -> Iterator[Violation]:
     """Find a number of recomputed layers without full recompute, or of more than the stage has."""
     for r, s, stage in stages(plan):
+        # Without a number, full recompute is of all layers of the stage.
         count = stage.recompute_num_layers
         if count is None:
             continue

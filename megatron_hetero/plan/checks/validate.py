@@ -41,6 +41,7 @@ def _which_changed(plan: Plan, cluster: Cluster | None, source: str) -> str:
     """Tell whether the plan or the cluster has changed since the plan was made."""
     from megatron_hetero.cluster.file.description import cluster_hash  # the readers of files
 
+    # A plan that is broken by itself needs no comparison with the cluster.
     made_for = plan.inputs.get("cluster")
     if cluster is None or made_for is None or first_violations(plan):
         return ""
@@ -55,6 +56,7 @@ def _which_changed(plan: Plan, cluster: Cluster | None, source: str) -> str:
 
 def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violation, ...]:
     """Find all violations of the first invariant that is broken; empty for a valid plan."""
+    # One invariant at a time: later ones may assume the earlier ones.
     for invariant in (
         *check_structure.INVARIANTS,
         *check_schedule.INVARIANTS,
@@ -65,6 +67,7 @@ def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violat
     ):
         if violations := tuple(invariant(plan)):
             return violations
+    # What is checked against a cluster comes last, on a plan that is sound by itself.
     if cluster is not None:
         for cluster_invariant in check_cluster.INVARIANTS:
             if violations := tuple(cluster_invariant(plan, cluster)):

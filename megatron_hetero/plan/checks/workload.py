@@ -37,6 +37,7 @@ def widths_divide_the_model(plan: Plan) -> Iterator[Violation]:
     for r, s, stage in stages(plan):
         width, shares = stage.shape.tensor_parallel, stage.shape.shares
         key = stage_key(r, s, "shape", "tensor_parallel")
+        # Shares do not change the parts of latents, so the width has to divide these.
         for size in plan.workload.model.divided_latents:
             if size % width:
                 yield Violation(
@@ -46,10 +47,12 @@ def widths_divide_the_model(plan: Plan) -> Iterator[Violation]:
                     "which Megatron's local layers divide evenly. Use another width, or "
                     "--transformer-impl transformer_engine.",
                 )
+        # Units that stay whole on a device: a head, a group of keys and values, a column.
         for words, flag, units in divided_sizes(plan.workload.model):
             deals = stage.shape.expert_shares or stage.shape.expert_groups
             if deals and flag == "--moe-ffn-hidden-size":
                 continue  # each expert is whole, or divided by a width of its own
+            # Equal parts need a width that divides; shares only need a unit for each device.
             if shares is None and units % width:
                 yield Violation(
                     key,
@@ -84,6 +87,7 @@ def experts_can_be_dealt_out(plan: Plan) -> Iterator[Violation]:
                 f"{had} (--num-experts). Use a smaller width, or leave ep out.",
             )
         elif len(set(shares)) == 1 and model.num_experts % width:
+            # By equal shares experts are dealt out evenly, as stock Megatron does.
             yield Violation(
                 key,
                 f"{where}: ep{width} does not divide {model.num_experts} experts (--num-experts) "
@@ -99,6 +103,7 @@ def expert_groups_fit(plan: Plan) -> Iterator[Violation]:
         shape = stage.shape
         if shape.expert_groups is None:
             continue
+        # `size` groups of experts, each expert of a group divided by `width` ranks.
         size, width = shape.expert_groups
         key = stage_key(r, s, "shape", "expert_groups")
         where = f"{stage_name(r, s)}: ep{size}etp{width}"
@@ -106,6 +111,7 @@ def expert_groups_fit(plan: Plan) -> Iterator[Violation]:
         if shape.expert_shares is not None or shape.shares is not None:
             words = f"{where} does not go together with shares. Leave one of them out."
         elif own % ranks and ranks % own:
+            # A group is a part of one stage, or several whole stages of as many replicas.
             words = (
                 f"{where} makes groups of {ranks} ranks, and the stage has {own}: groups are equal "
                 "parts of a stage, or of whole stages of several replicas. Choose other sizes."
@@ -156,6 +162,7 @@ def context_parallel_divides(plan: Plan) -> Iterator[Violation]:
     seq_length = plan.workload.model.seq_length
     for r, s, stage in stages(plan):
         context, shares = stage.shape.context_parallel, stage.shape.uneven_context_shares
+        # Two chunks a rank, one from each end of the sequence, balance the causal mask.
         if shares is not None and (seq_length % 2 or seq_length < 2 * context):
             yield Violation(
                 stage_key(r, s, "shape", "context_shares"),
@@ -210,6 +217,7 @@ def sequence_parallel_divides(plan: Plan) -> Iterator[Violation]:
     whole = plan.workload.model.seq_length
     for r, s, stage in stages(plan):
         width, context = stage.shape.tensor_parallel, stage.shape.context_parallel
+        # Tokens of a context-parallel rank, which its tensor-parallel ranks divide.
         seq_length = whole // context
         if (shares := stage.shape.uneven_context_shares) is not None:
             tokens = token_counts(whole, shares, width)
@@ -223,6 +231,7 @@ def sequence_parallel_divides(plan: Plan) -> Iterator[Violation]:
                     "--sequence-parallel.",
                 )
         elif context > 1 and not whole % (2 * context) and seq_length % width:
+            # Another invariant refuses sequences that context parallelism does not divide.
             yield Violation(
                 stage_key(r, s, "shape", "tensor_parallel"),
                 f"{stage_name(r, s)}: with --sequence-parallel the width {width} must divide the "
@@ -242,6 +251,7 @@ def micro_batches_make_the_global_batch(plan: Plan) -> Iterator[Violation]:
     if plan.workload is None:
         return
     training = plan.workload.training
+    # Sequences a step: micro-batches by their size, which may be the job's.
     parts = [
         (r.num_micro_batches, r.micro_batch_size or training.micro_batch_size)
         for r in plan.replicas

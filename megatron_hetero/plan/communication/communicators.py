@@ -76,6 +76,7 @@ def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Com
         variable_lengths: whether micro-batches have sequences of unlike lengths.
     """
     ranks_of = stage_ranks(plan)
+    # Every rank makes its communicators in this one order: making one waits for all its ranks.
     # Inside stages: tensor-parallel groups, context-parallel ones, and all of a stage.
     stages = [(key, ranks, _width(plan, key)) for key, ranks in sorted(ranks_of.items())]
     found = [
@@ -83,27 +84,34 @@ def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Com
         for _, ranks, width in stages
         for start in range(0, len(ranks), width)
     ]
+    # Stages with context parallelism: several tensor-parallel groups.
     divided = [(ranks, width) for _, ranks, width in stages if len(ranks) > width]
+    # Ranks with the same place in their groups hold the same weights.
     found += [
         Communicator("context", ranks[first::width])
         for ranks, width in divided
         for first in range(width)
     ]
+    # With width 1 a stage's ranks are one context-parallel group already.
     found += [Communicator("stage", ranks) for ranks, width in divided if width > 1]
     found += _of_experts(plan, {one.ranks for one in found})
     for r, replica in enumerate(plan.replicas):
         turns = messages_under_way(plan, r, variable_lengths)
         for boundary, (before, after) in enumerate(pairwise(chain(replica))):
+            # Both sides of the boundary, so that any rank can send to any other.
             ranks = ranks_of[r, before] + ranks_of[r, after]
             found += [
+                # Shapes travel ahead only where lengths differ from one micro-batch to the next.
                 Communicator(direction, ranks, boundary, turn)
                 for direction in DIRECTIONS[: 3 if variable_lengths else 2]
                 for turn in range(turns[boundary])
             ]
     # Last stages together, for the losses.
     last = last_stage_ranks(plan)
+    # If all ranks are in last stages, the whole job's communicator serves.
     if len(last) < plan.layout.num_devices:
         found.append(Communicator("losses", last))
+    # A communicator of one rank would exchange with itself.
     return tuple(one for one in found if len(one.ranks) > 1)
 
 
@@ -122,6 +130,7 @@ def _of_experts(plan: Plan, known: Collection[tuple[int, ...]]) -> list[Communic
 
 def stage_ranks(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:
     """Return (replica, stage) -> its ranks, tensor-parallel rank fastest."""
+    # Ranks rise, so those of a stage come in the order of its places.
     found: dict[tuple[int, int], tuple[int, ...]] = {}
     for rank, place in enumerate(rank_table(plan)):
         key = place.replica, place.stage

@@ -48,19 +48,23 @@ def _in_flight(replica: Replica, announced: bool) -> list[int]:
     """Return for each boundary the largest number of micro-batches between the send of an
     activation and the receipt of its gradient."""
     stages = replica.stages
+    # The chunk that comes next on each stage, as the chain passes it again.
     num_chunks = dict.fromkeys(range(len(stages)), 0)
     found = []
     for stage in chain(replica)[:-1]:
         chunk, num_chunks[stage] = num_chunks[stage], num_chunks[stage] + 1
         order = stages[stage].order
         if order is None:
+            # A 1F1B stage has as many in flight behind it as forwards it launches ahead.
             launched = stages[stage].num_launched_forwards or len(stages) - stage
             # Where lengths are unlike a step may be dealt to more micro-batches than the plan has.
             found.append(launched if announced else min(launched, replica.num_micro_batches))
             continue
+        # Forwards of the chunk less its backward passes, and the most of that at any time.
         now = most = 0
         for letter, of_chunk in parse_order(order):
             if of_chunk == chunk:
+                # The gradient of the input arrives with B or I; W needs no message.
                 now += {"F": 1, "B": -1, "I": -1, "W": 0}[letter]
                 most = max(most, now)
         found.append(most)

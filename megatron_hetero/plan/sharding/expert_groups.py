@@ -54,6 +54,7 @@ class ExpertGroup:
 def stages_in_group(shape: StageShape) -> int:
     """Return the number of stages, of as many replicas, that one group of experts takes."""
     size, width = shape.expert_groups or (1, 1)
+    # A group within a stage takes that stage alone; a larger one takes several.
     return max(1, size * width // shape.num_devices)
 
 
@@ -85,11 +86,14 @@ def alike_peers(
         As `expert_peers`.
     """
     found: dict[tuple[int, int], tuple[int, ...]] = {}
+    # Groups that lack members, by stage and by what their stages have in common.
     open_groups: dict[Hashable, list[int]] = {}
     for r, s, number, in_step in stages:
         group = open_groups.setdefault((s, in_step), [])
         group.append(r)
+        # Every member sees the group as it is so far, so that a short one is known at the end.
         found.update({(peer, s): tuple(group) for peer in group})
+        # A full group is closed, and the next stage of its kind opens another.
         if len(group) == number:
             del open_groups[s, in_step]
     return found
@@ -99,6 +103,7 @@ def _in_step(plan: Plan, r: int, s: int) -> Hashable:
     """Return what stages have in common whose ranks pass tokens to each other in every layer."""
     replica = plan.replicas[r]
     stage = replica.stages[s]
+    # Stages of one group run the same passes in the same order, or their exchanges hang.
     return (
         *(stage.shape, stage.first_layer, stage.chunks, stage.precision),
         *(stage.recompute, stage.recompute_num_layers),
@@ -118,11 +123,14 @@ def expert_groups(plan: Plan) -> tuple[ExpertGroup, ...]:
 
 def _groups(plan: Plan, ranks_of: Mapping[tuple[int, int], list[int]]) -> Iterator[ExpertGroup]:
     for (r, s), peers in expert_peers(plan).items():
+        # A set of peers is met once for each member, and counted at its first.
         if r != peers[0]:
             continue
         size, width = plan.replicas[r].stages[s].shape.expert_groups or (1, 1)
+        # Ranks of all peers, replica by replica; groups are consecutive parts of these.
         ranks = [rank for peer in peers for rank in ranks_of[peer, s]]
         for index, first in enumerate(range(0, len(ranks), size * width)):
+            # Numbers of copies differ among all groups with the same experts.
             copy = r + len(plan.replicas) * index
             yield ExpertGroup(tuple(ranks[first : first + size * width]), size, width, copy)
 

@@ -88,6 +88,7 @@ def vocabulary_edges(
     >>> vocabulary_edges(1024, 128, 3, (2, 1, 1))
     (0, 512, 768, 1024)
     """
+    # Smaller units only where whole blocks do not come out even.
     block = divisor if num_rows % divisor == 0 and num_rows // divisor >= width else 1
     return tuple(edge * block for edge in shard_edges(num_rows // block, width, shares))
 
@@ -96,11 +97,13 @@ def _largest_remainders(num_units: int, shares: Sequence[int]) -> list[int]:
     """Divide units among devices in proportion to `shares`, at least one each (num_units >=
     devices)."""
     total = sum(shares)
+    # Whole parts, rounded down; what is left goes to the largest remainders.
     parts = [num_units * share // total for share in shares]
     remainders = [num_units * share % total for share in shares]
     order = sorted(range(len(shares)), key=lambda i: (-remainders[i], i))
     for i in order[: num_units - sum(parts)]:
         parts[i] += 1
+    # A device with a tiny share gets its one unit from the largest part.
     for i, part in enumerate(parts):
         if part == 0:
             parts[parts.index(max(parts))] -= 1
@@ -131,9 +134,11 @@ def slices(tables: Sequence[Sequence[int]]) -> tuple[Slice, ...]:
     >>> [(s.start, s.stop, s.holders) for s in slices([(0, 6, 12), (0, 4, 8, 12)])]
     [(0, 4, (0, 0)), (4, 6, (0, 1)), (6, 8, (1, 1)), (8, 12, (1, 2))]
     """
+    # The holder of the current piece in each group; edges rise, so holders only move on.
     holders = [0] * len(tables)
     found = []
     for start, stop in pairwise(common_cuts(tables)):
+        # A group's next rank begins where its edge is at or before the start of the piece.
         for group, table in enumerate(tables):
             while table[holders[group] + 1] <= start:
                 holders[group] += 1

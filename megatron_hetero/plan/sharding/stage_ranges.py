@@ -61,6 +61,7 @@ class StageRanks:
         """Return the ranges of the whole activation that a context-parallel rank has, in order."""
         if self.context == 1:
             return ((0, num_elements),)
+        # Elements are a multiple of tokens: micro-batch and hidden size go with each token.
         counts = self.tokens or (num_elements // self.context,) * self.context
         scale = num_elements // sum(counts)
         edges = chunk_edges(counts)[context_rank]
@@ -104,12 +105,16 @@ def ranges_of(num_elements: int, stage: StageRanks, index: int) -> tuple[tuple[i
         num_elements: of the whole activation; its sequence divides by twice the context
             parallelism, where there is any, or is that of `stage.tokens`.
     """
+    # Ranks of a stage: context-parallel rank slowest, tensor-parallel rank fastest.
     context_rank, tensor_rank = divmod(index, stage.width)
     num_own = stage.own_part(num_elements, context_rank)
+    # The rank's range in what its context-parallel group holds, counted from 0.
     own_start, own_stop = flat_range(num_own, stage.width, tensor_rank)
     found = []
+    # `local` is where a chunk begins in the group's own order.
     local = 0
     for first, last in stage.chunks(num_elements, context_rank):
+        # The overlap of the chunk with the range, moved to its place in the whole activation.
         start, stop = max(own_start, local), min(own_stop, local + last - first)
         if start < stop:
             found.append((start + first - local, stop + first - local))
@@ -128,16 +133,20 @@ def pieces(
         stage, index: the rank's stage, and its place in it.
         peers: the neighbouring stage.
     """
+    # Ranges of every rank on the other side, in elements of the whole activation.
     theirs = [ranges_of(num_elements, peers, i) for i in range(len(peers.ranks))]
     found = []
+    # `offset` counts this rank's own elements up to the current range.
     offset = 0
     for own_start, own_stop in ranges_of(num_elements, stage, index):
         for peer, ranges in zip(peers.ranks, theirs, strict=True):
+            # Two ranges of the whole: what both sides hold crosses between them, once.
             for start, stop in ranges:
                 start, stop = max(start, own_start), min(stop, own_stop)
                 if start < stop:
                     found.append(Piece(peer, start, stop, offset + start - own_start))
         offset += own_stop - own_start
+    # By position, as messages of a hop are posted in one order on both sides.
     return tuple(sorted(found, key=lambda piece: piece.start))
 
 
@@ -163,5 +172,6 @@ def crossing_pairs(
 def told_pairs(before: StageRanks, after: StageRanks) -> set[tuple[int, int]]:
     """Return the pairs of ranks, (sender, receiver), of which the first tells the second the shapes
     of activations."""
+    # Receivers take turns at tellers, so that no rank tells more than its part.
     tellers = before.ranks
     return {(tellers[i % len(tellers)], receiver) for i, receiver in enumerate(after.ranks)}

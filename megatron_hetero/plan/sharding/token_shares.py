@@ -45,6 +45,7 @@ def token_counts(seq_length: int, shares: tuple[int, ...], width: int = 1) -> tu
             f"a sequence of {seq_length} tokens cannot give each of {len(shares)} context-parallel "
             "ranks two chunks of equal length; use an even --seq-length, or fewer ranks"
         )
+    # Tokens come in twos for the two chunks, and in multiples of the width if there are enough.
     unit = lcm(2, width)
     if seq_length % unit or seq_length // unit < len(shares):
         unit = 2
@@ -73,6 +74,7 @@ def chunk_edges(tokens: Sequence[int]) -> tuple[tuple[Chunk, Chunk], ...]:
     Args:
         tokens: of each member.
     """
+    # Front chunks first; `owed` is the half token that rounding has left so far.
     fronts, owed = [], 0.0
     for share in tokens:
         # Odd shares are halved up and down in turn.
@@ -80,6 +82,7 @@ def chunk_edges(tokens: Sequence[int]) -> tuple[tuple[Chunk, Chunk], ...]:
         front = int(half + 0.5)
         owed = half - front
         fronts.append(min(front, share))
+    # Front chunks go from the start on, back chunks from the end backwards.
     first, last, edges = 0, sum(tokens), []
     for share, front in zip(tokens, fronts, strict=True):
         back = share - front

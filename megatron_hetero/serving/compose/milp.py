@@ -78,6 +78,7 @@ def serve_with(problem: Composing, counts: Mapping[str, int]) -> Composition | N
     except InfeasiblePlanError:
         return None
     programme = _MilpProblem(smaller, is_cost=False)
+    # Counts are fixed by equal bounds, and the programme finds the rates alone.
     for column, offer in zip(programme.count, kept, strict=True):
         if counts[offer.name] > programme.upper[column]:
             return None
@@ -121,9 +122,11 @@ class _MilpProblem:
         self.rows = _TripletRows()
         p = problem
         available = {m.name: m.available for m in p.machines}
+        # [offer]: bounds of the counts keep the integer programme small.
         self.most = [self._most_copies(i, available) for i in range(len(p.offers))]
         self.count = [self._column(True, 0, most) for most in self.most]
         self.machine = {m.name: self._column(True, 0, m.available) for m in p.machines}
+        # A rate has a column only where the offer serves the class and fits the machines.
         self.rate = {
             (i, w): self._column(False, 0, inf)
             for i, offer in enumerate(p.offers)
@@ -134,6 +137,7 @@ class _MilpProblem:
         self.request = {
             (r, w): self._column(False, 0, inf) for r in range(len(p.routes)) for w in classes
         }
+        # The cheapest fleet serves the demand once; the other goal leaves the multiple open.
         self.scale = self._column(False, 1.0 if is_cost else 0.0, 1.0 if is_cost else inf)
         self.flow: dict[tuple[int, str, str, int], int] = {}
         self._add_time_and_places()
@@ -160,11 +164,13 @@ class _MilpProblem:
 
     def _add_time_and_places(self) -> None:
         p = self.problem
+        # Time: a class takes its rate over the rate alone; all take the part that may be used.
         for i, offer in enumerate(p.offers):
             terms = [
                 (self.rate[i, w], 1 / h) for w, h in enumerate(offer.rates) if (i, w) in self.rate
             ]
             self.rows.add([*terms, (self.count[i], -p.utilization)], -inf, 0.0)
+        # Places: what replicas take of a resource, no more than the machines in use have.
         for resource in p.resources:
             used = [
                 (self.count[i], float(offer.uses[resource.name]))
@@ -186,7 +192,9 @@ class _MilpProblem:
         p = self.problem
         for w, demanded in enumerate(p.demand):
             taken = [(self.request[r, w], 1.0) for r in range(len(p.routes))]
+            # What the routes bring of a class is the demand, times the scale.
             self.rows.add([*taken, (self.scale, -demanded)], 0.0, 0.0)
+            # Every phase of a route serves what the route brings.
             for phase, route in p.route_of.items():
                 served = [
                     (self.rate[i, w], 1.0) for i in p.of_phase(phase) if (i, w) in self.rate
@@ -203,6 +211,7 @@ class _MilpProblem:
                 for w in range(len(p.demand)):
                     self._add_flows_of(number, before, after, w)
         for wire in p.wires:
+            # Seconds of the wire in each second: by hand-overs between phases, then by pipelines.
             moved = [
                 (column, p.hand_over_bytes[w] / wire.bytes_per_s)
                 for (_, sender, receiver, w), column in self.flow.items()
@@ -220,15 +229,18 @@ class _MilpProblem:
 
     def _add_flows_of(self, route: int, before: str, after: str, w: int) -> None:
         p = self.problem
+        # Place -> columns of the rates there, for the phase before and the phase after.
         sides: list[dict[str, list[int]]] = [{}, {}]
         for side, phase in zip(sides, (before, after), strict=True):
             for i in p.of_phase(phase):
                 if (i, w) in self.rate:
                     side.setdefault(p.offers[i].place, []).append(self.rate[i, w])
         senders, receivers = sides
+        # (sender, receiver) -> requests per second handed over.
         columns = {
             (a, b): self._column(False, 0, inf) for a in sorted(senders) for b in sorted(receivers)
         }
+        # What a place sends is what its replicas serve, and so with what a place receives.
         for a, rates in senders.items():
             sent = [(columns[a, b], 1.0) for b in receivers]
             self.rows.add([*sent, *((r, -1.0) for r in rates)], 0.0, 0.0)
@@ -244,6 +256,7 @@ class _MilpProblem:
         pairs = [(place[a], place[b]) for a, b in p.conflicts if a in place and b in place]
         used: dict[int, int] = {}
         for i in sorted({i for pair in pairs for i in pair}):
+            # 1 if the offer runs at all: its count is at most its most copies times this.
             used[i] = self._column(True, 0, 1)
             self.rows.add([(self.count[i], 1.0), (used[i], -float(self.most[i]))], -inf, 0.0)
         for a, b in pairs:
@@ -259,6 +272,7 @@ class _MilpProblem:
         p = self.problem
         for w in range(len(p.demand)):
             chosen = []
+            # 1 if the offer takes requests of the class, in the order of the rates.
             for (i, number), rate in self.rate.items():
                 if number != w:
                     continue
@@ -267,6 +281,7 @@ class _MilpProblem:
                 # A rate is at most what all copies of the offer serve.
                 most = self.most[i] * p.offers[i].rates[w]
                 self.rows.add([(rate, 1.0), (takes, -most)], -inf, 0.0)
+            # No more offers than phases on the longest route; in each phase, one.
             self.rows.add(chosen, 0.0, float(max(len(route) for route in p.routes)))
             for phase in p.route_of:
                 of_phase = set(p.of_phase(phase))
@@ -284,7 +299,9 @@ class _MilpProblem:
         if found is None:
             return None
         values, bound = found
+        # The first answer may be off whole numbers by the solver's tolerance.
         lower, upper = list(self.lower), list(self.upper)
+        # Whole numbers are fixed, so the second programme is linear and exact in the rates.
         for column, is_integer in enumerate(self.is_integer):
             if is_integer:
                 lower[column] = upper[column] = float(round(values[column]))
@@ -302,6 +319,7 @@ class _MilpProblem:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
+        # `milp` minimises, so the scale has a negative factor.
         objective = np.zeros(self._size)
         if self.is_cost:
             for column, price in self._prices():
@@ -320,6 +338,7 @@ class _MilpProblem:
         )
         if solved.x is None:
             return None
+        # Without integer columns there is no dual bound, and the answer is the bound.
         bound = solved.mip_dual_bound if solved.mip_dual_bound is not None else solved.fun
         return [float(x) for x in solved.x], float(bound)
 
@@ -343,6 +362,7 @@ class _MilpProblem:
                 counts[offer.name], rates[offer.name] = count, served
                 taken[offer.name] = time / count
         machines = {name: round(values[column]) for name, column in self.machine.items()}
+        # Machines that no counted replica stands on are given back.
         machines = {name: self._needed(name, counts, n) for name, n in machines.items()}
         flows = {
             (a, b, w): values[column]
@@ -353,6 +373,7 @@ class _MilpProblem:
         cost = sum(n * offers[name].price_per_hour for name, n in counts.items())
         cost += sum(machines[m.name] * m.price_per_hour for m in p.machines)
         scale = values[self.scale]
+        # The bound of the solver may miss its own answer by rounding.
         limit = min(cost, bound) if self.is_cost else max(scale, -bound)
         return Composition(
             counts, rates, flows, machines, scale, cost, limit, self.is_cost, taken

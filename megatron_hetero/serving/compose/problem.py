@@ -71,6 +71,7 @@ class Offer:
 
     def carried(self, wire: Wire) -> tuple[float, ...]:
         """Return the bytes that a request of each class sends over a wire."""
+        # Over a wire go all hops between its pairs of places.
         mine = [sizes for pair, sizes in self.carries if pair in wire.pairs]
         return tuple(map(sum, zip(*mine, strict=True))) if mine else (0.0,) * len(self.rates)
 
@@ -120,6 +121,7 @@ class Composing:
         """
         if not self.budget_per_hour > 0:
             raise UsageError(f"a budget of {self.budget_per_hour} an hour buys nothing")
+        # The first phase of each route that no offer serves; a class needs a route without one.
         lost = []
         for number, name in enumerate(self.class_names):
             lacking = [
@@ -146,9 +148,11 @@ class Composing:
         no more and serves each class at least as fast.  Offers in conflicts, and those of phases
         whose numbers must be equal, stay.
         """
+        # Conflicts and equal numbers could make use of an offer that is worse by itself.
         held = {name for pair in self.conflicts for name in pair}
         tied = {phase for pair in self.equal_counts for phase in pair}
         kept: list[Offer] = []
+        # Only replicas of one phase in one place can stand in for each other.
         groups: dict[tuple[str, str], list[Offer]] = {}
         for offer in self.offers:
             groups.setdefault((offer.phase, offer.place), []).append(offer)
@@ -158,6 +162,7 @@ class Composing:
                 stays = offer.name in held or offer.phase in tied
                 if stays or not any(_dominates(b, offer) for b in useful if b is not offer):
                     kept.append(offer)
+        # The order of the offers stays, as it decides between equal answers.
         order = {offer.name: place for place, offer in enumerate(self.offers)}
         return replace(self, offers=tuple(sorted(kept, key=lambda o: order[o.name])))
 

@@ -76,6 +76,7 @@ def _figure_of_any(
     gap: float,
 ) -> float | None:
     """Return the goal's figure in rates if stages could have unlike widths."""
+    # Another engine's rules give other shapes, so the whole fleet is priced anew.
     problem = make_fleet(cluster, served, ENGINES["any"], mix).composing(budget_per_hour)
     try:
         if goal == "cost":
@@ -96,6 +97,7 @@ def _plan(
     served, engine, whole = fleet.served, fleet.engine, found.at_full_time
     composition = found.composition
     value = composition.cost_per_hour if goal == "cost" else composition.scale
+    # The model as one stage, whose weights are those that every replica has to load.
     (alone,) = stage_prices(
         (ReplicaStage(fleet.pools[0].gpu, 1, served.model.num_layers),), served
     )  # fmt: skip

@@ -69,6 +69,7 @@ def serving_plan_json_schema() -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
+    # Tuples become lists, as JSON has them.
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     return value

@@ -35,7 +35,9 @@ def simulate(
         seed: of arrivals and lengths.
         policy: of the router.
     """
+    # Requests per second at this load.
     rate = load * sum(fleet.mix.demand)
+    # At least 500 requests, and some 20 s unless these would bring more than 1200.
     usual_s = max(LEAST_REQUESTS / rate, min(LEAST_SECONDS, MOST_REQUESTS / rate))
     span_s = seconds or min(MOST_SECONDS, usual_s)
     requests = fleet.mix.arrivals(span_s, seed, load)
@@ -53,9 +55,11 @@ def simulate(
 def simulated_replicas(fleet: Fleet, found: Composition) -> list[SimulatedReplica]:
     """Return fresh replicas, in the order of `placed_replicas`."""
     replicas = []
+    # Tokens that all prompts of a class begin with, by class.
     shared = [round(c.input_tokens.mean * c.shared_prefix) for c in fleet.mix.classes]
     for name in sorted(found.counts):
         offered, count = fleet.offered[name], found.counts[name]
+        # A pipeline has a batch under way on each stage.
         num_lanes = len(offered.shape.pipeline.stages)
         for _ in range(count):
             queue = ReplicaQueue(
@@ -68,6 +72,7 @@ def simulated_replicas(fleet: Fleet, found: Composition) -> list[SimulatedReplic
                 offered.phase == "prefill",
                 shared,
             )
+            # Copies of an offer get equal parts of its rates.
             rates = tuple(rate / count for rate in found.rates[name])
             replicas.append(SimulatedReplica(queue, offered.phase, offered.shape.place, rates))
     return replicas
@@ -93,6 +98,7 @@ def _transfers(fleet: Fleet) -> Transfers:
     links = {}
     for one in fleet.pools:
         for other in fleet.pools:
+            # Inside the only machine of a pool its own link carries the hand-over.
             link = link_between(fleet.cluster, one, other) or one.link
             links[one.name, other.name] = link
     return Transfers(fleet.wires, links)

@@ -65,6 +65,7 @@ class Fleet:
         """
         phases = {phase for route in routes for phase in route}
         offers, resources = [], []
+        # Pool -> widths of the stages that any offer has there.
         widths = {
             pool.name: sorted(
                 {
@@ -78,12 +79,14 @@ class Fleet:
         }
         for pool in self.pools:
             for width in widths[pool.name]:
+                # Places of a width on a machine: a group never spans machines.
                 per_machine = pool.gpus_per_machine // width
                 resources.append(Resource(_slot(pool.name, width), pool.name, per_machine))
         prices = {pool.name: pool.gpu_price for pool in self.pools}
         for name, replica in self.offered.items():
             if replica.phase not in phases:
                 continue
+            # Slot -> places that one replica takes.
             uses: dict[str, int] = {}
             price = 0.0
             for pool_name, stage in _stages(replica.shape):
@@ -118,11 +121,14 @@ class Fleet:
         self, replica: OfferedReplica
     ) -> tuple[tuple[tuple[str, str], tuple[float, ...]], ...]:
         """Return what goes over the hops of a pipeline: the hidden states of every token."""
+        # Hidden states of a token cross each hop once.
         token_bytes = self.served.model.hidden_size * ACTIVATION_BYTES
+        # Tokens of a shared prefix are not computed again.
         prompts = [c.input_tokens.mean * (1 - c.shared_prefix) for c in self.mix.classes]
         answers = [c.output_tokens.mean for c in self.mix.classes]
         phase = replica.phase
         sizes = tuple(
+            # Prompts cross in prefill, answers in decode, both where one replica does both.
             token_bytes * ((phase != "decode") * i + (phase != "prefill") * o)
             for i, o in zip(prompts, answers, strict=True)
         )
@@ -146,12 +152,14 @@ def make_fleet(
             f"{engine.name} runs; take fewer bytes for a weight (--weights fp8 or int4), or larger "
             "GPUs"
         )
+    # Prefill apart from decode needs partners that engines can join.
     apart = _may_be_apart(shapes, served)
     offered: dict[str, OfferedReplica] = {}
     for shape in shapes:
         rates = PhaseRates(PipelinePrice(shape.pipeline, served, engine))
         for phase in ("both", "prefill", "decode") if shape.name in apart else ("both",):
             by_class = tuple(rates.rate(phase, kind) for kind in mix.classes)
+            # A replica that serves no class is no offer.
             if any(rate is not NOTHING for rate in by_class):
                 offered[f"{phase}: {shape.name}"] = OfferedReplica(shape, phase, rates, by_class)
     return Fleet(cluster, served, engine, mix, pools, wires_of(cluster, pools), offered)
@@ -160,6 +168,7 @@ def make_fleet(
 def _may_be_apart(shapes: Sequence[Shape], served: ServedModel) -> set[str]:
     """Return the names of shapes that can take part in a hand-over: engines hand keys and values
     over between replicas of equally many stages, in one format, at widths of whole ratios."""
+    # Of pipelines only the shortest take part: both sides must have equally many stages.
     fewest = min(len(shape.pipeline.stages) for shape in shapes)
     found = set()
     for shape in shapes:

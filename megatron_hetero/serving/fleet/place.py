@@ -21,14 +21,17 @@ def placed_replicas(fleet: Fleet, found: Composition) -> tuple[PlannedReplica, .
     copies = [
         (name, number) for name in sorted(found.counts) for number in range(found.counts[name])
     ]  # fmt: skip
+    # (pool, width, key of the stage) of every group of GPUs.
     wanted = [
         (fleet.offered[name].shape.pools[stage], s.width, (name, number, stage))
         for name, number in copies
         for stage, s in enumerate(fleet.offered[name].shape.pipeline.stages)
     ]
+    # Pool -> machines, each with the GPUs that are left.
     free = {pool.name: [list(devices) for _, devices in pool.devices] for pool in fleet.pools}
     given: dict[tuple[str, int, int], tuple[Device, ...]] = {}
     # Hand out GPUs, the widest groups first.
+    # Of equally wide groups by key, so that equal plans come out equal.
     for pool, width, key in sorted(wanted, key=lambda w: (-w[1], w[2])):
         machine = next(devices for devices in free[pool] if len(devices) >= width)
         given[key] = tuple(machine[:width])

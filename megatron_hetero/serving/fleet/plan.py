@@ -163,12 +163,14 @@ def check_plan(plan: ServingPlan, source: str = "plan") -> None:
         PlanFormatError: names the replica and the rule.
     """
     faults = []
+    # Every GPU is in one stage of one replica.
     used = Counter(d for r in plan.replicas for s in r.stages for d in s.devices)
     for device, count in used.items():
         if count > 1:
             faults.append(f"{device} is in {count} places; a GPU is in one")
     names = Counter(replica.name for replica in plan.replicas)
     faults += [f'two replicas are called "{name}"' for name, n in names.items() if n > 1]
+    # Each replica holds the whole model and has a rate for every class.
     for replica in plan.replicas:
         layers = sum(stage.num_layers for stage in replica.stages)
         if layers != plan.model.num_layers:
@@ -183,6 +185,7 @@ def check_plan(plan: ServingPlan, source: str = "plan") -> None:
                 f"{replica.name}: {len(replica.rates)} rates; there are {len(plan.classes)} "
                 "classes, each with a rate of 0 or more"
             )
+    # A prompt that is prefilled apart has to be decoded somewhere.
     phases = {replica.phase for replica in plan.replicas}
     if ("prefill" in phases) != ("decode" in phases):
         faults.append("replicas that prefill need others that decode, and the other way round")

@@ -61,6 +61,7 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
     if not groups:
         raise UsageError("every GPU of the cluster is idle by its limits; none is left to serve")
     # Prices are for all machines or for none.
+    # A price of 0 is a price; only a price that is not given is none.
     nodes = [node for group in groups.values() for node in group]
     priced = [n.price_per_hour is not None or n.gpu_price_per_hour is not None for n in nodes]
     if any(priced) and not all(priced):
@@ -93,6 +94,7 @@ def link_between(cluster: Cluster, one: Pool, other: Pool) -> Link | None:
     """Return the slowest link between machines of two pools, or within a pool that is given twice;
     None for a pool of a single machine given twice."""
     links = [
+        # Pairs of two machines, as a machine hands nothing over to itself by the network.
         cluster.node_links[a, b] for a, _ in one.devices for b, _ in other.devices if a != b
     ]  # fmt: skip
     return min(links, key=lambda link: link.bytes_per_s, default=None)
@@ -105,13 +107,16 @@ def wires_of(cluster: Cluster, pools: tuple[Pool, ...]) -> tuple[Wire, ...]:
 
 
 def _wires(cluster: Cluster, pools: tuple[Pool, ...]) -> Iterator[Wire]:
+    # Line -> its capacity and the pairs of pools that use it.
     on_line: dict[str, tuple[float, set[tuple[str, str]]]] = {}
     for one in pools:
         for other in pools:
             pair = frozenset({(one.name, other.name)})
             link = link_between(cluster, one, other)
+            # Machines of two pools talk in pairs, as many at once as the smaller pool has.
             num_pairs = min(len(one.devices), len(other.devices))
             if link is None:
+                # A pool of one machine: all its GPUs send at once.
                 rate = one.link.bytes_per_s * one.gpus_per_machine
                 yield Wire(f"inside {one.name}", pair, rate)
             else:
@@ -120,6 +125,7 @@ def _wires(cluster: Cluster, pools: tuple[Pool, ...]) -> Iterator[Wire]:
                 on_line.setdefault(line.name, (line.bytes_per_s, set()))[1].update(pair)
     for name, (rate, pairs) in on_line.items():
         yield Wire(name, frozenset(pairs), rate)
+    # Uplinks of a pool's machines together, out and in.
     for pool in pools:
         uplinks: Mapping[str, float] = {
             name: cluster.node_by_name[name].uplink_bytes_per_s for name, _ in pool.devices

@@ -20,8 +20,11 @@ from megatron_hetero.serving.fleet.offers import Fleet
 from megatron_hetero.serving.fleet.plan import Goal
 from megatron_hetero.serving.simulate.outcome import FleetOutcome
 
+# Parts of a replica's time to plan for: the less, the shorter are queues.
 _UTILIZATIONS = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+# Routes to try: all, those through one replica alone, those with phases apart alone.
 _WAYS = (ROUTES, ROUTES[:1], ROUTES[1:])
+# Each move costs a bisection of simulations.
 _MOST_MOVES = 6
 _LOAD_STEPS = 5
 
@@ -68,6 +71,7 @@ def search_fleet(
         load = 0.9 * whole.scale
         outcome, seconds = simulate(fleet, whole, load, seed=seed)
         return FoundFleet(whole, whole, outcome, load, seconds, 1.0)
+    # Both routes together may be best in rates and still lose to one of them in queues.
     best: FoundFleet | None = None
     for routes in _WAYS:
         try:
@@ -86,6 +90,7 @@ def _cheapest(fleet: Fleet, budget_per_hour: float, gap: float, seed: int) -> Fo
     whole = serve_cheapest(fleet.composing(budget_per_hour), gap)
     best: FoundFleet | None = None
     last: FleetOutcome | None = None
+    # The fullest use first: it is the cheapest, and the first that holds is taken.
     for utilization in (1.0, *_UTILIZATIONS):
         for routes in _WAYS:
             problem = fleet.composing(budget_per_hour, utilization, routes)
@@ -93,6 +98,7 @@ def _cheapest(fleet: Fleet, budget_per_hour: float, gap: float, seed: int) -> Fo
                 made = serve_cheapest(problem, gap)
             except InfeasiblePlanError:
                 continue
+            # A dearer fleet need not be simulated.
             if best is not None and made.cost_per_hour >= best.composition.cost_per_hour:
                 continue
             outcome, seconds = simulate(fleet, made, seed=seed)
@@ -111,6 +117,7 @@ def _cheapest(fleet: Fleet, budget_per_hour: float, gap: float, seed: int) -> Fo
 
 def _goodput(fleet: Fleet, made: Composition, whole: Composition, seed: int) -> FoundFleet:
     """Find the largest load at which a fleet meets all deadlines, by bisection."""
+    # Between a load that holds (0 at first) and one that does not.
     low, high = 0.0, made.scale
     best: tuple[FleetOutcome, float] | None = None
     load = high
@@ -120,9 +127,11 @@ def _goodput(fleet: Fleet, made: Composition, whole: Composition, seed: int) -> 
             low, best = load, (outcome, seconds)
         else:
             high = load
+        # Closer is finer than the simulation itself.
         if high - low < 0.02 * made.scale:
             break
         load = (low + high) / 2
+    # No load held: the outcome of the lightest one tried says by how much.
     if best is None:
         best = simulate(fleet, made, load, seed=seed)
     outcome, seconds = best
@@ -132,6 +141,7 @@ def _goodput(fleet: Fleet, made: Composition, whole: Composition, seed: int) -> 
 def _improved(fleet: Fleet, start: FoundFleet, budget_per_hour: float, seed: int) -> FoundFleet:
     """Change one replica at a time, while the simulated load grows."""
     best, tried = start, 0
+    # Fleets that were judged, so that moves do not lead back.
     seen = {_key(start.composition)}
     problem = fleet.composing(budget_per_hour)
     goes_on = True
@@ -148,6 +158,7 @@ def _improved(fleet: Fleet, start: FoundFleet, budget_per_hour: float, seed: int
                 continue
             tried += 1
             judged = _goodput(fleet, made, best.at_full_time, seed)
+            # Less is noise of the simulation.
             if judged.load > best.load * 1.005:
                 best, goes_on = judged, True
                 break
@@ -163,6 +174,7 @@ def _neighbours(fleet: Fleet, found: Composition) -> Iterator[dict[str, int]]:
         for other in by_shape[fleet.offered[name].shape.name]:
             if other != name:
                 counts = dict(found.counts)
+                # One replica fewer of this offer, one more of the other.
                 counts[name] -= 1
                 counts[other] = counts.get(other, 0) + 1
                 yield {key: n for key, n in counts.items() if n}

@@ -73,17 +73,21 @@ _Side = tuple[Pool, int, int]
 def _sides(
     cluster: Cluster, pools: Sequence[Pool], served: ServedModel, engine: Engine
 ) -> Iterator[tuple[_Side, ...]]:
+    # Stages of one pool alone, by width and number.
     alone: list[_Side] = []
     for pool in pools:
         if served.precision_on(pool.gpu) is None:
             continue
         for width in _widths(pool, served, cluster.limits.max_tensor_parallel):
+            # Groups of this width that the pool has room for.
             most = len(pool.devices) * (pool.gpus_per_machine // width)
             alone += [(pool, width, n) for n in range(1, min(MAX_STAGES, most) + 1)]
     limit = cluster.limits.max_pipeline_parallel or MAX_STAGES
     for side in alone:
+        # Some numbers of stages stand for all, as each costs a price for every division.
         if side[2] <= min(limit, served.model.num_layers) and side[2] in (1, 2, 3, 4, 8):
             yield (side,)
+    # Then pairs of pools, each pair once, in the order of the pools.
     for one in alone:
         for other in alone:
             together = one[2] + other[2]
@@ -91,11 +95,13 @@ def _sides(
                 continue
             if one[1] != other[1] and not engine.runs_unlike_widths:
                 continue
+            # Both sides hand activations on, and compute in one format.
             if served.precision_on(one[0].gpu) == served.precision_on(other[0].gpu):
                 yield one, other
 
 
 def _widths(pool: Pool, served: ServedModel, limit: int | None) -> list[int]:
+    # Powers of two, which leave no gaps on a machine (`place.placed_replicas`).
     widths, width = [], 1
     while width <= min(pool.gpus_per_machine, limit or pool.gpus_per_machine):
         if served.allows_width(width):
@@ -109,6 +115,7 @@ def _divided(
 ) -> Iterator[Shape]:
     """Yield the shapes of stages of one or two pools: their divisions of the layers."""
     model = served.model
+    # Stages with one layer each, until the layers are divided.
     stages = [
         ReplicaStage(pool.gpu, width, 1, pool.link)
         for pool, width, number in sides
@@ -116,16 +123,19 @@ def _divided(
     ]
     pools = tuple(pool.name for pool, _, number in sides for _ in range(number))
     by_name = {pool.name: pool for pool, _, _ in sides}
+    # Without a link between two of its pools there is no such pipeline.
     hops = []
     for a, b in pairwise(pools):
         hop = _hop(cluster, by_name[a], by_name[b])
         if hop is None:
             return
         hops.append(hop)
+    # By stage: how fast it is a layer, and how many layers it has room for.
     speeds, room = _weights_of_stages(stages, served, engine)
     if min(room) <= 0:
         return
     seen = set()
+    # By speed, by room, and half of each; unlike blends may give equal layers.
     for blend in _BLENDS if len(stages) > 1 else (0.0,):
         weights = [
             (1 - blend) * s / sum(speeds) + blend * r / sum(room)
@@ -154,16 +164,20 @@ def _weights_of_stages(
 ) -> tuple[list[float], list[float]]:
     """Return for each stage the layers per second in a step of decode, and the largest number of
     layers that fits with keys and values."""
+    # 64 requests of 1024 tokens that decode one token each.
     work = StepWork(64.0, 64.0, 0.0, 64.0 * 1024)
     speeds, room = [], []
     for place, stage in enumerate(stages):
         (price,) = stage_prices((stage,), served, engine.name)
+        # A stage as one in the middle, without embedding and head.
         inner = StagePrice(stage, served, price.layers, False, False, engine.name)
         speeds.append(1 / inner.seconds(work))
         is_last = place == len(stages) - 1
         ends = StagePrice(stage, served, price.layers, place == 0, is_last, engine.name)
+        # What embedding and head take at the ends is not room for layers.
         free = stage.gpu.memory_bytes * engine.memory_part - working_bytes(ends, engine)
         free -= weight_bytes(ends) - weight_bytes(inner)
+        # Keys and values of 32 K tokens beside the weights of each layer.
         held = 32_768 * served.kv_bytes(stage.width)
         room.append(free / (weight_bytes(inner) + held))
     return speeds, room
@@ -173,6 +187,7 @@ def _proportional(weights: Sequence[float], total: int) -> tuple[int, ...]:
     """Divide layers by weights, at least one to each, the largest remainders first."""
     exact = [weight / sum(weights) * total for weight in weights]
     layers = [max(1, int(part)) for part in exact]
+    # Rounding leaves some layers over, or takes too many for stages with less than one.
     while sum(layers) != total:
         step = 1 if sum(layers) < total else -1
         places = [i for i, n in enumerate(layers) if step > 0 or n > 1]

@@ -73,6 +73,7 @@ def fleet_files(
         UnsupportedError: a plan that the target cannot run.
         UsageError: the plan was made for another engine.
     """
+    # Orchestrators start engines themselves from a manifest.
     if target == "llm-d":
         start = "kubectl apply -f {folder}/fleet.yaml, then llm-d's router chart with each values"
         return (*llm_d_files(plan, image), _routes(plan, ())), start
@@ -81,6 +82,7 @@ def fleet_files(
         return manifests, "kubectl apply -f {folder}/fleet.yaml"
     if target == "skypilot":
         return (skypilot_service(plan), _routes(plan, ())), "sky serve up {folder}/service.yaml"
+    # Over ssh the engine that the plan was made for is started.
     engine = plan.engine.name if target == "ssh" else target
     if plan.engine.name not in (engine, "any"):
         raise UsageError(
@@ -91,6 +93,7 @@ def fleet_files(
     is_vllm = engine != "sglang"
     engine_command = vllm_command if is_vllm else sglang_command
     files = []
+    # Replicas that no engine runs are started by our own command.
     for process in processes:
         command_of = own_command if is_ours(process) else engine_command
         files.append(_script(process, command_of(plan, process)))
@@ -102,11 +105,13 @@ def fleet_files(
     else:
         routers = (vllm_routers if is_vllm else sglang_routers)(plan, processes)
     names = {"both": "router.sh", "prefill": "router-prefill-decode.sh"}
+    # One script for the router of each route.
     for phase, argv in routers.items():
         here = _HERE if PLAN_NAME in argv else ""
         text = f"#!/usr/bin/env bash\nset -euo pipefail\n{here}exec {shlex.join(argv)}\n"
         files.append(LaunchFile(names[phase], text, executable=True))
     files.append(_routes(plan, processes))
+    # Over ssh a single script starts all; otherwise the user starts each line.
     if target == "ssh":
         text = _START.format(
             names=" ".join(shlex.quote(p.name) for p in processes),
@@ -125,6 +130,7 @@ def _script(process: EngineProcess, command: EngineCommand) -> LaunchFile:
     exports = "".join(
         f"export {name}={shlex.quote(value)}\n" for name, value in command.environment.items()
     )
+    # Our own command reads the plan beside the script.
     here = _HERE if PLAN_NAME in command.argv else ""
     text = (
         f"#!/usr/bin/env bash\n# {process.replica.phase}: {process.replica.shape}\n"
@@ -135,6 +141,7 @@ def _script(process: EngineProcess, command: EngineCommand) -> LaunchFile:
 
 def _routes(plan: ServingPlan, processes: tuple[EngineProcess, ...]) -> LaunchFile:
     """Return what each replica is to get: requests per second of each class, for any router."""
+    # Only the first process of a replica listens.
     urls = {p.replica.name: address(p) for p in processes if p.rank == 0}
     names = [kind.name for kind in plan.classes]
     replicas = []

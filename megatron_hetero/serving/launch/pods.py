@@ -42,6 +42,7 @@ def llm_d_files(plan: ServingPlan, image: str | None) -> tuple[LaunchFile, ...]:
         UnsupportedError: a replica that is not one pod of vLLM.
     """
     documents = []
+    # One Deployment for each kind of replica on a route: pods of a Deployment are alike.
     for route, groups in _routes(plan, "llm-d").items():
         for number, group in enumerate(groups):
             phase = group[0].replica.phase
@@ -85,6 +86,7 @@ def dynamo_files(plan: ServingPlan, image: str | None) -> tuple[LaunchFile, ...]
                 f"DynamoGraphDeployment has {_MOST_COMPONENTS} components with its frontend; "
                 "launch it --for llm-d"
             )
+        # The frontend takes the requests of all components.
         frontend = {"name": "main", "image": image or DYNAMO_IMAGE}
         components: list[dict[str, Any]] = [
             {"name": "Frontend", "type": "frontend", "replicas": 1,
@@ -118,6 +120,7 @@ def _routes(plan: ServingPlan, target: str) -> dict[str, list[list[EngineProcess
             f"--for {target}: its manifests are written for vLLM alone; plan with --engine vllm, "
             "or launch --for sglang"
         )
+    # Route -> (phase, shape) -> processes.
     found: dict[str, dict[tuple[str, str], list[EngineProcess]]] = {}
     for process in processes_of(plan):
         replica = process.replica
@@ -134,6 +137,7 @@ def _routes(plan: ServingPlan, target: str) -> dict[str, list[list[EngineProcess
 
 def _llm_d_pod(plan: ServingPlan, group: Sequence[EngineProcess], image: str) -> dict[str, Any]:
     """Return the pod of replicas of one kind."""
+    # Pods that decode have the sidecar on the public port, and the engine behind it.
     decodes = group[0].replica.phase == "decode"
     port = _ENGINE_PORT if decodes else _PORT
     words = _engine_flags(plan, group[0])
@@ -179,6 +183,7 @@ def _dynamo_pod(plan: ServingPlan, group: Sequence[EngineProcess], image: str) -
 
 def _engine_flags(plan: ServingPlan, process: EngineProcess) -> tuple[str, ...]:
     """Return vLLM's flags without its command, its model, and where it listens."""
+    # Words behind `vllm serve MODEL`; a pod listens as its manifest says.
     argv = list(vllm_command(plan, process).argv[3:])
     for flag in ("--host", "--port"):
         place = argv.index(flag)
@@ -195,6 +200,7 @@ def _common(plan: ServingPlan, process: EngineProcess) -> dict[str, Any]:
         # The device plug-in chooses the GPUs, and the pod has its own address.
         if name == "VLLM_PP_LAYER_PARTITION"
     ]
+    # Keys and values are agreed on at the pod's own address.
     if replica.phase != "both":
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
         environment.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address})
@@ -208,6 +214,7 @@ def _common(plan: ServingPlan, process: EngineProcess) -> dict[str, Any]:
 
 def _placed(group: Sequence[EngineProcess]) -> dict[str, Any]:
     """Return what keeps the pods on their machines, whose cards and links the plan was made for."""
+    # The pods may be on any machine of their kind in the plan.
     hosts = sorted({process.host for process in group})
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": hosts}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
@@ -230,6 +237,7 @@ def _router_values(route: str) -> dict[str, Any]:
             "schedulingProfiles": [_profile("default", plugins)],
         }
     else:
+        # Apart: a request is prefilled by one profile and decoded by the other.
         decider = "always-disagg-pd-decider"
         handler = {
             "type": "disagg-profile-handler",

@@ -67,6 +67,7 @@ def processes_of(plan: ServingPlan, with_ours: bool = False) -> tuple[EngineProc
     """
     found = []
     for index, replica in enumerate(plan.replicas):
+        # A replica of unlike widths is refused here, or else runs in one process on one machine.
         if replica.width is None and not with_ours:
             raise UnsupportedError(
                 f"{replica.name} ({replica.shape}) has stages of unlike tensor-parallel widths, "
@@ -79,6 +80,7 @@ def processes_of(plan: ServingPlan, with_ours: bool = False) -> tuple[EngineProc
                 "its ranks by `torchrun -m megatron_hetero.lab.serve.rank` (docs/serving.md), or "
                 "plan with --engine vllm or --engine sglang"
             )
+        # A replica on one machine is one process, else each stage is one, in order.
         hosts = [stage.host for stage in replica.stages]
         is_one = len(set(hosts)) == 1
         parts = [replica.stages] if is_one else [(stage,) for stage in replica.stages]
@@ -92,6 +94,7 @@ def processes_of(plan: ServingPlan, with_ours: bool = False) -> tuple[EngineProc
                     gpus,
                     rank,
                     len(parts),
+                    # Every replica has ports of its own, as several may share a machine.
                     FIRST_PORT + index,
                     FIRST_SIDE_PORT + index,
                     (hosts[0], FIRST_MASTER_PORT + index),

@@ -35,6 +35,7 @@ def sglang_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
         argv += ["--quantization", "fp8"]
     if plan.model.keys_values == "fp8":
         argv += ["--kv-cache-dtype", "fp8_e5m2"]
+    # SGLang divides layers evenly unless it is told.
     if len(replica.stages) > 1:
         environment["SGLANG_PP_LAYER_PARTITION"] = ",".join(map(str, process.layers))
     if process.num_ranks > 1:
@@ -46,6 +47,7 @@ def sglang_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
         host, port = process.master
         argv += ["--nnodes", str(process.num_ranks), "--node-rank", str(process.rank)]
         argv += ["--dist-init-addr", f"{host}:{port}"]
+    # The bootstrap port is where decode asks prefill for keys and values.
     if replica.phase != "both":
         argv += ["--disaggregation-mode", replica.phase]
         argv += ["--disaggregation-transfer-backend", "nixl"]
@@ -63,6 +65,7 @@ def sglang_routers(
     if whole:
         urls = [address(p) for p in whole]
         found["both"] = (*start, "--port", str(ROUTER_PORT), "--worker-urls", *urls)
+    # Prefill apart has a router of its own, on the next port.
     if plan.has_prefill_apart:
         argv = [*start, "--port", str(ROUTER_PORT + 1), "--pd-disaggregation"]
         for process in entries(processes, "prefill"):

@@ -51,13 +51,16 @@ def skypilot_service(plan: ServingPlan) -> LaunchFile:
             "a SkyServe service has one command for all replicas, of vLLM and of one width; this "
             "plan has others: launch it --for vllm, or --for ssh"
         )
+    # Accelerator -> requests per second of each of its replicas.
     by_kind: dict[str, list[float]] = {}
     for replica in plan.replicas:
         name = f"{accelerator_name(replica.stages[0].gpu)}:{replica.width}"
         by_kind.setdefault(name, []).append(sum(replica.rates))
+    # All replicas have the command of the first, but the address.
     process = processes_of(plan)[0]
     argv = list(vllm_command(plan, process).argv)
     argv[argv.index("--host") + 1] = "0.0.0.0"
+    # The load balancer knows kinds of machines: each gets the mean of its replicas.
     rates = [f'      "{kind}": {sum(each) / len(each):.6g}' for kind, each in by_kind.items()]
     text = _SERVICE.format(
         count=len(plan.replicas),

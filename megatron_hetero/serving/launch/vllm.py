@@ -34,6 +34,7 @@ def vllm_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
     ]  # fmt: skip
     if plan.model.keys_values == "fp8":
         argv += ["--kv-cache-dtype", "fp8"]
+    # vLLM divides layers evenly unless it is told.
     if len(replica.stages) > 1:
         environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, process.layers))
     if process.num_ranks > 1:
@@ -42,10 +43,12 @@ def vllm_command(plan: ServingPlan, process: EngineProcess) -> EngineCommand:
         argv += ["--distributed-executor-backend", "mp", "--nnodes", str(process.num_ranks)]
         argv += ["--node-rank", str(process.rank), "--master-addr", host]
         argv += ["--master-port", str(port)]
+    # Only rank 0 has the HTTP interface.
     if process.rank:
         argv.append("--headless")
     else:
         argv += ["--host", process.host, "--port", str(process.port)]
+    # Both sides of a hand-over take the role `kv_both`; the router says who sends.
     if replica.phase != "both":
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = process.host
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(process.side_port)
@@ -66,6 +69,7 @@ def vllm_routers(
             "vllm-router", "--policy", "power_of_two", "--host", "127.0.0.1",
             "--port", str(ROUTER_PORT), "--worker-urls", *urls,
         )  # fmt: skip
+    # Prefill apart has a router of its own, on the next port.
     if plan.has_prefill_apart:
         argv = ["vllm-router", "--policy", "power_of_two", "--vllm-pd-disaggregation"]
         for phase in ("prefill", "decode"):

@@ -81,9 +81,11 @@ def kernel_seconds(
         size: channels of a head over 128.
         larger, smaller: of two numbers or arrays.
     """
+    # Heads with more channels reach more of the peak, as `size_power` says.
     slower = size**curve.size_power
     computing = (flops_s / curve.peak + curve.block * block_s) / slower
     moving = bytes_s / curve.bandwidth
+    # What the longer of the two does not hide.
     shorter = curve.exposed * smaller(computing, moving)
     return curve.fixed_s + larger(computing, moving) + shorter
 
@@ -109,6 +111,7 @@ class KernelSpeed:
         """
         if not flops and not num_bytes:
             return 0.0
+        # FLOPs of 128 queries against `length` keys: two products of 2 FLOPs an element.
         block_s = 4.0 * _BLOCK_QUERIES * length * size / self.flops_per_s
         found: float = kernel_seconds(
             self.curve, flops / self.flops_per_s, num_bytes / self.bytes_per_s, block_s,
@@ -145,11 +148,14 @@ def card_speed(
     peak = gpu.peak_flops[precision]
     if peak is None:
         raise ProfileError(f"{gpu.name} does not compute in {precision}")
+    # fp8 weights compute in fp8 only on cards that have it.
     eight_bits = gpu.peak_flops.get("fp8") if in_fp8 else None
+    # A type without a table borrows that of its chip, in parts of its own data sheet.
     name = _TWIN.get(gpu.name, gpu.name)
     own = "sglang" if engine == "sglang" else "vllm"
 
     def speed(kind: str, flops_per_s: float) -> KernelSpeed:
+        # Without either, the curve that holds for cards on the whole.
         curves = _curves()[kind][own]
         return KernelSpeed(flops_per_s, gpu.memory_bytes_per_s, curves.get(name, curves[_DEFAULT]))
 

@@ -30,6 +30,7 @@ class Matrix:
         likely."""
         if self.num_experts == 1:
             return 1.0
+        # Each row picks an expert; a row misses a given one with (1 - 1/n).
         rows = num_tokens * self.active
         missed = float((1 - 1 / self.num_experts) ** rows)
         return self.num_experts * (1 - missed)
@@ -57,9 +58,11 @@ def _attention(model: ModelSpec, width: int) -> tuple[Matrix, ...]:
     query, value = head_size(model)
     out = Matrix(heads * value, hidden)
     if not model.kv_lora_rank:
+        # Fewer groups than ranks are copied, so each rank has one at least.
         groups = -(-model.num_query_groups // width)
         gate = 2 if model.attention_output_gate else 1
         return Matrix(hidden, (heads * gate + 2 * groups) * model.kv_channels), out
+    # Projections to the latents are whole on every rank.
     down = Matrix(hidden, model.q_lora_rank + model.kv_lora_rank + model.qk_pos_emb_head_dim)
     up = Matrix(model.q_lora_rank or hidden, heads * query)
     latent = Matrix(model.kv_lora_rank, heads * (model.qk_head_dim + model.v_head_dim))
@@ -73,6 +76,7 @@ def _mlp(model: ModelSpec, width: int) -> tuple[Matrix, ...]:
         return Matrix(hidden, first * columns), Matrix(columns, hidden)
     sizes = model.num_experts, model.moe_router_topk
     experts = (
+        # The router is whole, and its experts are divided like dense columns.
         Matrix(hidden, model.num_experts),
         Matrix(hidden, first * columns, *sizes),
         Matrix(columns, hidden, *sizes),

@@ -27,10 +27,12 @@ def weight_bytes(price: StagePrice) -> float:
     total = 0.0
     for number, matrices in price.layers:
         total += number * sum(m.elements for m in matrices) * served.weight_bytes
+        # Two norms in 16 bits, whatever the format of the matrices.
         total += number * 2 * model.hidden_size * ACTIVATION_BYTES
     vocabulary = -(-model.vocab_size // width) * model.hidden_size * ACTIVATION_BYTES
     if price.is_first:
         total += vocabulary
+    # A tied head is the embedding, on a single stage that has both.
     if price.is_last and not (model.tied_embeddings and price.is_first):
         total += vocabulary
     return total
@@ -40,6 +42,7 @@ def working_bytes(price: StagePrice, engine: Engine) -> float:
     """Return the bytes that a GPU needs beside weights, keys and values: activations of the largest
     step, logits, CUDA's context, communicators."""
     model, width = price.served.model, price.stage.width
+    # The widest product of a step: its input and output, for all chosen experts.
     widest = max(
         m.depth + m.columns * m.active
         for kind in (model.kinds or (model,))
@@ -47,6 +50,7 @@ def working_bytes(price: StagePrice, engine: Engine) -> float:
     )
     activations = engine.max_batched_tokens * (4 * model.hidden_size + widest) * ACTIVATION_BYTES
     logits = engine.max_sequences * model.vocab_size * _LOGIT_BYTES if price.is_last else 0.0
+    # One GPU alone exchanges with nobody.
     is_alone = width == 1 and price.is_first and price.is_last
     return activations + logits + CONTEXT_BYTES + (0 if is_alone else _COMMUNICATOR_BYTES)
 
@@ -57,6 +61,7 @@ def kv_tokens(pipeline: ReplicaPipeline, served: ServedModel, engine: Engine) ->
     least = inf
     for price in stage_prices(pipeline.stages, served):
         memory = price.stage.gpu.memory_bytes * engine.memory_part
+        # Room for keys and values, in blocks of all layers of the stage.
         room = memory - weight_bytes(price) - working_bytes(price, engine)
         block = engine.block_tokens * price.stage.num_layers * served.kv_bytes(price.stage.width)
         least = min(least, max(0.0, room // block) if block else inf)

@@ -53,9 +53,11 @@ class PhaseRates:
 
     def rate(self, phase: str, kind: RequestClass) -> PhaseRate:
         """Return what the replica does for a class in "prefill", "decode" or "both"."""
+        # A prefill replica holds the prompt alone, others the answer as well.
         longest = kind.input_tokens.most if phase == "prefill" else kind.most_tokens
         if longest > self.kv_tokens:
             return NOTHING
+        # A request that is alone already takes longer than its deadline.
         first_s = self.first_token_s(kind)
         if phase != "decode" and first_s > kind.first_token_s:
             return NOTHING
@@ -67,6 +69,7 @@ class PhaseRates:
 
     def first_token_s(self, kind: RequestClass) -> float:
         """Return the seconds to the first token of a request that is alone, in chunks."""
+        # Chunk by chunk: each attends to all tokens before and to its own.
         left, done, total = _new_input(kind), _cached_input(kind), 0.0
         while left > 0:
             chunk = min(left, float(self.engine.max_batched_tokens))
@@ -77,6 +80,7 @@ class PhaseRates:
 
     def _prefill_per_s(self, kind: RequestClass) -> float:
         """Return the prompts per second in steps full of prompts."""
+        # As many prompts as fill a step; a long one takes several steps.
         new = _new_input(kind)
         number = self.engine.max_batched_tokens / new
         pairs = new * _cached_input(kind) + new * (new + 1) / 2
@@ -87,6 +91,7 @@ class PhaseRates:
         self, kind: RequestClass, step: Callable[[float], tuple[float, float]], first_s: float
     ) -> PhaseRate:
         """Return the rate with the batch that serves most within the deadline between tokens."""
+        # A larger batch serves more, until the deadline between tokens is missed.
         best = NOTHING
         for batch in _batches(self._most_batch(kind)):
             per_s, between_s = step(float(batch))
@@ -95,6 +100,7 @@ class PhaseRates:
         return best
 
     def _most_batch(self, kind: RequestClass) -> int:
+        # Tokens that a request holds by itself; the shared prefix is held once.
         held = _new_input(kind) + kind.output_tokens.mean
         shared = _cached_input(kind)
         fits = (self.kv_tokens - shared) / held
@@ -102,6 +108,7 @@ class PhaseRates:
 
     def _decoding(self, kind: RequestClass, batch: float) -> tuple[float, float]:
         """Return (requests per second, seconds between tokens) of decoding alone."""
+        # The first token comes from prefill.
         steps = kind.output_tokens.mean - 1
         between_s = self._between_s(batch, StepWork(1.0, 1.0, 0.0, kind.mean_context))
         return (batch / (steps * between_s) if steps > 0 else _UNLIMITED), between_s
@@ -111,6 +118,7 @@ class PhaseRates:
         steps = kind.output_tokens.mean - 1
         if steps <= 0:
             return self._prefill_per_s(kind), 0.0
+        # Prompt tokens that a decode step has to take: a request begins for each that ends.
         new = _new_input(kind)
         wanted = new / steps
         # What a step cannot take beside its decodes slows all of them down.
@@ -120,12 +128,14 @@ class PhaseRates:
             return 0.0, inf
         pairs = taken * (_cached_input(kind) + new / 2)
         one = StepWork(1.0 + taken, 1.0, pairs, kind.mean_context)
+        # Prompts that do not fit delay every step by the same ratio.
         between_s = self._between_s(batch, one) * wanted / taken
         return batch / (steps * between_s), between_s
 
     def _between_s(self, batch: float, one: StepWork) -> float:
         """Return the seconds between a request's tokens, with the batch in one part for each
         stage."""
+        # A round lasts as one part through all stages, or as all parts on the slowest stage.
         part = batch / self._lanes
         whole_s, slowest_s = self.price.times(StepWork(*(part * value for value in one)))
         return max(whole_s, self._lanes * slowest_s)

@@ -67,6 +67,7 @@ class ServedModel:
         """Tell if engines divide the model by a width: heads and columns divide, and key-value
         heads divide or are copied."""
         model = self.model
+        # Wider groups copy key-value heads, if the width is a multiple of their number.
         groups = model.num_query_groups
         divides = model.num_attention_heads % width == 0 and all(
             columns % width == 0 for columns in model.column_kinds
@@ -75,6 +76,7 @@ class ServedModel:
 
     def precision_on(self, gpu: GpuType) -> Precision | None:
         """Return the 16-bit format in which a GPU computes; None where the model cannot run."""
+        # A card without fp8 runs fp8 weights only where engines have kernels for that.
         if self.weights == "fp8" and gpu.peak_flops.get("fp8") is None and not self._emulates(gpu):
             return None
         formats: tuple[Precision, ...] = ("bf16", "fp16")

@@ -78,13 +78,16 @@ class StagePrice:
             return 0.0
         speed, model, width = self._speed, self.served.model, self.stage.width
         total = 0.0
+        # Products of all layers, by kind of layer.
         for number, matrices in self.layers:
             total += number * sum(self._product_s(m, work.tokens) for m in matrices)
         num_layers = sum(number for number, _ in self.layers)
         total += num_layers * (self._attention_s(work) + self._between_s(work.tokens))
+        # Two all-reduces a layer: behind attention and behind the MLP.
         if width > 1:
             num_bytes = work.tokens * model.hidden_size * ACTIVATION_BYTES
             total += 2 * num_layers * all_reduce_s(num_bytes, width, self.stage.link)
+        # Only tokens that are sampled go through the head.
         if self.is_last:
             head = Matrix(model.hidden_size, -(-model.vocab_size // width))
             total += self._matrix_s(head, work.sampled, ACTIVATION_BYTES, speed.products)
@@ -97,8 +100,10 @@ class StagePrice:
     def _matrix_s(
         matrix: Matrix, tokens: float, weight_bytes: float, speed: KernelSpeed
     ) -> float:  # fmt: skip
+        # Rows that the experts compute together: each token goes to `active` of them.
         rows = tokens * matrix.active
         flops = 2.0 * rows * matrix.depth * matrix.columns
+        # Weights of the experts that some token reaches are read once.
         read = matrix.touched(tokens) * matrix.depth * matrix.columns * weight_bytes
         moved = rows * (matrix.depth + matrix.columns) * ACTIVATION_BYTES
         return speed.seconds(flops, read + moved)
@@ -125,6 +130,7 @@ class StagePrice:
         # A request that decodes is sampled; a prompt that ends here is too, and counts little.
         tokens = max(1.0, work.tokens - (work.sampled if work.context else 0.0))
         mean_length = work.pairs / tokens
+        # Keys and values of grouped queries are read once for the group.
         groups = min(heads, -(-self.served.model.num_query_groups // self.stage.width))
         moved = tokens * (query + value) * (heads + groups) * ACTIVATION_BYTES
         return self._speed.prefill_attention.seconds(
@@ -133,6 +139,7 @@ class StagePrice:
         )  # fmt: skip
 
     def _between_s(self, tokens: float) -> float:
+        # Norms, residuals and the like are bound by memory, and each launch takes some time.
         num_bytes = _PASSES_OF_ACTIVATIONS * tokens * self.served.model.hidden_size
         moved_s = num_bytes * ACTIVATION_BYTES / self._speed.memory_bytes_per_s
         return moved_s + _NUM_SMALL_KERNELS * _SMALL_KERNEL_S
@@ -172,11 +179,14 @@ class PipelinePrice:
         """Time a step: from its start to its end through all stages, and the seconds after which
         the next batch may start, those of the slowest stage or hop."""
         if work not in self._known:
+            # Equal work comes again and again in a simulation; the memory of it is bounded.
             if len(self._known) > 200_000:
                 self._known.clear()
+            # Stages that are alike are timed once.
             of_kind = {i: self.stages[i].seconds(work) for i in set(self._like)}
             parts = [of_kind[i] for i in self._like]
             num_bytes = work.tokens * self.served.model.hidden_size * ACTIVATION_BYTES
+            # Between stages go the hidden states of every token.
             sends = [num_bytes / hop.bytes_per_s for hop in self.pipeline.hops]
             latency_s = sum(hop.latency_s for hop in self.pipeline.hops)
             total_s = sum(parts) + sum(sends) + latency_s + self.engine.step_s
@@ -202,6 +212,7 @@ def all_reduce_s(num_bytes: float, width: int, link: Link | None) -> float:
     of them to every other at once (the engines' custom all-reduce)."""
     if link is None or width == 1:
         return 0.0
+    # Every GPU sends to all others at once: one latency, but all bytes to each.
     at_once = link.latency_s + (width - 1) * num_bytes / link.ring_bytes_per_s(width)
     return min(at_once, ring_all_reduce_s(num_bytes, width, link))
 
@@ -211,6 +222,7 @@ def _layers(
 ) -> tuple[tuple[int, tuple[Matrix, ...]], ...]:  # fmt: skip
     if not model.kinds:
         return ((stage.num_layers, layer_matrices(model, stage.width)),)
+    # Models with two kinds of layers have some of each on a stage, by its place.
     counts = model.kind_counts(first, stage.num_layers)
     return tuple(
         (number, layer_matrices(kind, stage.width))

@@ -49,6 +49,7 @@ async def send_part(
     try:
         await asyncio.wait_for(response.write(data), limit_s)
     except TimeoutError as error:
+        # A client that reads nothing would hold the replica's stream open.
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError(f"the client has read nothing for {limit_s:.0f} s") from error

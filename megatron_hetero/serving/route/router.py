@@ -51,6 +51,7 @@ class RequestRouter:
 
     def application(self) -> web.Application:
         """Return the server's application."""
+        # aiohttp refuses a longer body where the body is read.
         app = web.Application(client_max_size=BODY_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._hand_on)
@@ -61,6 +62,7 @@ class RequestRouter:
         return app
 
     async def _open(self, _: web.Application) -> None:
+        # Streams may last; only silence ends them.
         timeout = ClientTimeout(total=None, connect=_CONNECT_S, sock_read=self._silent_s)
         self._session = ClientSession(timeout=timeout, connector=TCPConnector(limit=0))
 
@@ -70,6 +72,7 @@ class RequestRouter:
 
     async def _health(self, _: web.Request) -> web.Response:
         avoided = sorted(self._now_avoided())
+        # The router is well as long as one replica is not avoided.
         status = 503 if len(avoided) == len(self.counts) else 200
         return web.json_response({"failed": avoided, "requests": self.counts}, status=status)
 
@@ -77,6 +80,7 @@ class RequestRouter:
         body = await read_body(request)
         if isinstance(body, web.Response):
             return body
+        # Replicas that this request has been to.
         tried: set[str] = set()
         why = "no replica answers"
         while True:
@@ -94,6 +98,7 @@ class RequestRouter:
             if not isinstance(found, str):
                 return found
             why = f"{target.name}: {found}"
+            # A failed replica gets a pause, so that others do not wait for it in turn.
             self._avoided[target.name] = time.monotonic() + _AVOIDED_S
 
     async def _try(
@@ -108,6 +113,7 @@ class RequestRouter:
                 request.method, target.url + request.path, data=body, headers=headers
             )
             async with asked as answer:
+                # These say that the replica failed; all other answers are the client's.
                 if answer.status in _FAILED:
                     return (await answer.text(errors="replace"))[:200]
                 return await self._pass_back(request, answer, target)
@@ -132,11 +138,13 @@ class RequestRouter:
                 try:
                     part = await answer.content.readany()
                 except (ClientError, TimeoutError, OSError) as error:
+                    # What was sent cannot be taken back, so no other replica can go on.
                     self._avoided[target.name] = time.monotonic() + _AVOIDED_S
                     await _break_off(response, end, f"{target.name} broke off: {error}")
                     break
                 if not part:
                     break
+                # The end of what was sent, to close an event that broke off.
                 end = (end + part)[-64:]
                 await send_part(request, response, part)
         return response

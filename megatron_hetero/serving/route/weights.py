@@ -72,6 +72,7 @@ class ReplicaTurns:
             kind: its class; None, or one that the plan does not have, for the sum of all.
             avoided: names of replicas that do not answer.
         """
+        # A class that the plan does not know goes by the sum of all classes.
         known = kind if kind in self.targets[0].rates else None
         weights = {t.name: self._weight(t, known) for t in self.targets if t.name not in avoided}
         if not weights:
@@ -80,6 +81,7 @@ class ReplicaTurns:
         if total == 0:
             # The plan sends this class to replicas that are gone: the others share it evenly.
             weights, total = dict.fromkeys(weights, 1.0), float(len(weights))
+        # Each earns its weight; the replica with most credit serves, and pays the sum.
         for name, weight in weights.items():
             self._credits[known, name] = self._credits.get((known, name), 0.0) + weight
         best = max((n for n in weights if weights[n] > 0), key=lambda n: self._credits[known, n])

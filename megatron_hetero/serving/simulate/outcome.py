@@ -74,6 +74,7 @@ def outcome_of(
         _of_class(kind, [(r, kind) for r in members])
         for kind, members in zip(mix.classes, by_class, strict=True)
     )
+    # Among all classes together, each request has the deadlines of its own class.
     pairs = [(r, mix.classes[r.request.class_index]) for r in finished]
     tokens = sum(r.said for r in finished)
     return FleetOutcome(
@@ -91,6 +92,7 @@ def _of_class(
 ) -> ClassOutcome:  # fmt: skip
     first = [r.first_s - r.request.arrival_s for r, _ in members]
     between = [_between_s(r) for r, _ in members]
+    # Both deadlines of the request's own class.
     kept = sum(
         f <= own.first_token_s and b <= own.between_tokens_s
         for f, b, (_, own) in zip(first, between, members, strict=True)
@@ -107,6 +109,7 @@ def _of_class(
 
 
 def _between_s(running: Running) -> float:
+    # The mean over the answer, as deadlines are of the mean.
     return (running.last_s - running.first_s) / (running.said - 1) if running.said > 1 else 0.0
 
 
@@ -117,6 +120,7 @@ def quantiles(seconds: Sequence[float]) -> Quantiles:
     ordered = sorted(seconds)
 
     def at(part: float) -> float:
+        # Nearest rank: the smallest value that so large a part does not exceed.
         return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)]
 
     return Quantiles(sum(ordered) / len(ordered), at(0.5), at(0.9), at(0.99))

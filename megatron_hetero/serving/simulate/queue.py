@@ -97,6 +97,7 @@ class ReplicaQueue:
         self.lanes = [BatchLane() for _ in range(num_lanes)]
         self.waiting: deque[Running] = deque()
         self.stops_after_prefill = stops_after_prefill
+        # Only whole blocks of a shared prefix are kept.
         self._shared = [tokens // block_tokens * block_tokens for tokens in shared_tokens]
         self._cached: set[int] = set()
         self._entry_free_s = 0.0
@@ -134,8 +135,10 @@ class ReplicaQueue:
                 work = self._fill(lane)
                 if work.tokens:
                     step_s, next_s = self.price.times(work)
+                    # A new batch enters the pipeline when its first stage is free.
                     begins = max(now, self._entry_free_s)
                     self._entry_free_s = begins + next_s
+                    # The slowest stage is busy for as long as the next batch has to wait.
                     self.busy_s += next_s
                     lane.ends_s = begins + step_s
                     ends.append(lane.ends_s)
@@ -157,6 +160,7 @@ class ReplicaQueue:
 
     def _fill(self, lane: BatchLane) -> StepWork:
         """Choose the tokens of a step: decodes first, then prompts under way, then new ones."""
+        # Tokens of each request in this step, by identity.
         lane.chunks = {}
         pairs = sampled = 0.0
         for running in list(lane.running):
@@ -166,6 +170,7 @@ class ReplicaQueue:
         decoding = [r for r in lane.running if id(r) in lane.chunks]
         context = sum(r.done + 1 for r in decoding)
         sampled += len(decoding)
+        # Decodes have their tokens first; prompts share what is left of the budget.
         left = self.budget - len(decoding)
         for running in [r for r in lane.running if not r.is_prefilled]:
             chunk = min(left, running.prompt - running.done)
@@ -174,10 +179,12 @@ class ReplicaQueue:
                 pairs += chunk * running.done + chunk * (chunk + 1) / 2
                 sampled += running.done + chunk >= running.prompt
                 lane.chunks[id(running)] = chunk
+        # New requests in the order of arrival: one that does not fit holds up those behind it.
         while left > 0 and self.waiting and self._has_place():
             running = self.waiting[0]
             cached = self._cached_tokens(running)
             chunk = min(left, running.prompt - max(running.done, cached))
+            # Blocks for the tokens that the shared prefix does not cover.
             needed = max(running.done, cached) + chunk - cached
             if -(-needed // self.block) > self.free_blocks:
                 break
@@ -187,6 +194,7 @@ class ReplicaQueue:
             lane.running.append(running)
             self._allot(lane, running, chunk)
             left -= chunk
+            # Pairs of attention: with tokens before the chunk, and inside of it.
             pairs += chunk * running.done + chunk * (chunk + 1) / 2
             sampled += running.done + chunk >= running.prompt
             lane.chunks[id(running)] = chunk
@@ -200,12 +208,15 @@ class ReplicaQueue:
         kind = running.request.class_index
         if kind not in self._cached or kind >= len(self._shared):
             return 0
+        # At least one token is computed, so that there is one to sample from.
         return min(self._shared[kind], running.prompt - 1)
 
     def _allot(self, lane: BatchLane, running: Running, num_tokens: int) -> bool:
         """Get blocks for further tokens; requests that came later in the lane give theirs up."""
+        # Blocks that the tokens fill, beyond those that the request has.
         held = running.done + num_tokens - running.cached
         needed = -(-held // self.block) - running.blocks
+        # The last to come gives its place up first, even if that is this request.
         while needed > self.free_blocks:
             last = lane.running[-1]
             self._preempt(lane, last)
@@ -221,6 +232,7 @@ class ReplicaQueue:
         running.has_place = False
         lane.chunks.pop(id(running), None)
         self.release(running)
+        # Tokens given out are computed again, as a part of the prompt.
         running.prompt = running.request.input_tokens + running.said
         running.done = running.cached = 0
         running.num_preemptions += 1
@@ -234,6 +246,7 @@ class ReplicaQueue:
             running.done += chunk
             if not chunk or not running.is_prefilled:
                 continue
+            # The prompt is complete: its front can serve the class.
             self._keep_prefix(running)
             if self.stops_after_prefill:
                 left.append(running)  # its blocks stay until they are handed over

@@ -41,6 +41,7 @@ class Router:
             raise LookupError(f"no replica serves class {class_index}")
         if self.policy == "weights":
             return self._rng.choices(able, [weights[i] for i in able])[0]
+        # Each earns its weight; the replica with most credit serves, and pays the sum.
         if self.policy == "turns":
             for i in able:
                 credit = self._credits.get((class_index, i), 0.0)
@@ -51,4 +52,5 @@ class Router:
         if self.policy == "one-queue":
             idle = [i for i in able if not queues[i].num_outstanding]
             return idle[0] if idle else None
+        # One more request for each weight: the replica that would be least loaded.
         return min(able, key=lambda i: ((queues[i].num_outstanding + 1) / weights[i], i))

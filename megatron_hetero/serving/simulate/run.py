@@ -59,11 +59,14 @@ class FleetRun:
         self._transfers = transfers or Transfers((), {})
         self._kv_bytes = kv_bytes_per_token
         self._policy = policy
+        # Requests enter where prefill is.
         self._entries = [i for i, r in enumerate(replicas) if r.phase != "decode"]
         self._decoders = [i for i, r in enumerate(replicas) if r.phase == "decode"]
         self._entry = self._router(self._entries, seed)
         self._decoder = self._router(self._decoders, seed + 1)
+        # (moment, kind, number, place, request); the number keeps the order of equal moments.
         self._events: list[tuple[float, int, int, int, Running | None]] = []
+        # Requests that wait at the router.
         self._held: deque[Running] = deque()
         self._finished: list[Running] = []
         self._number = 0
@@ -81,6 +84,7 @@ class FleetRun:
             self._push(request.arrival_s, _ARRIVAL, -1, Running(request, request.arrival_s))
         now = 0.0
         while self._events:
+            # Events in order: a request comes, keys and values have arrived, a step ends.
             now, kind, _, place, running = heapq.heappop(self._events)
             if running is not None and kind == _ARRIVAL:
                 self._admit(running, now)
@@ -90,6 +94,7 @@ class FleetRun:
             else:
                 self._end_steps(place, now)
         queues = [replica.queue for replica in self._replicas]
+        # The run begins with the first arrival, as a trace may start late.
         first = min((r.arrival_s for r in requests), default=0.0)
         busy = [queue.busy_s for queue in queues]
         preempted = sum(queue.num_preemptions for queue in queues)
@@ -127,6 +132,7 @@ class FleetRun:
             # The keys and values leave; a request of one token has it now.
             self._hand_over(replica, running, now)
         self._start(place, now)
+        # A replica that has room now may take what waits at the router.
         while self._held:
             queues = [self._replicas[i].queue for i in self._entries]
             chosen = self._entry.choose(self._held[0].request.class_index, queues)
@@ -143,6 +149,7 @@ class FleetRun:
         num_bytes = running.request.input_tokens * self._kv_bytes
         receiver = self._replicas[place].place
         arrives = self._transfers.send(now, sender.place, receiver, num_bytes)
+        # The sender's blocks are free when the transfer is ordered.
         sender.queue.release(running)
         running.cached, running.blocks = 0, 0
         self._push(arrives, _ARRIVED, place, running)

@@ -30,8 +30,10 @@ class Transfers:
     def send(self, now: float, sender: str, receiver: str, num_bytes: float) -> float:
         """Return the time of arrival of a transfer requested at `now`."""
         wires = self._of_pair.get((sender, receiver), [])
+        # A transfer begins when every wire on its path is free.
         begins = max([now, *(self._free_s.get(wire.name, 0.0) for wire in wires)])
         for wire in wires:
+            # Each wire is held for its own part of the time.
             self._free_s[wire.name] = begins + num_bytes / wire.bytes_per_s
         link = self._links.get((sender, receiver))
         if link is None:

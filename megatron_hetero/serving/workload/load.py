@@ -90,6 +90,7 @@ def _of_trace(
         )
         members.setdefault(key, []).append((num_input, num_output))
         requests.append(((arrival_s - start) / section.speed, key, num_input, num_output))
+    # One mean gap more than there are, as the last request has a gap behind it too.
     span_s = requests[-1][0] * len(requests) / max(1, len(requests) - 1)
     if span_s <= 0:
         raise WorkloadError(f"{source}: all requests of the trace come at the same moment")

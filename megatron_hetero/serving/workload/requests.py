@@ -62,6 +62,7 @@ class RequestClass:
     @property
     def mean_context(self) -> float:
         """Return the mean tokens that a decoded token attends to."""
+        # Half of the answer, on average over its tokens.
         return self.input_tokens.mean + self.output_tokens.mean / 2
 
 
@@ -104,6 +105,7 @@ class RequestMix:
             scale: of the rates; a trace is sped up.
         """
         if self.trace:
+            # At twice the rates a trace takes half the time.
             return [
                 Request(r.arrival_s / scale, r.class_index, r.input_tokens, r.output_tokens)
                 for r in self.trace
@@ -113,6 +115,7 @@ class RequestMix:
         for index, kind in enumerate(self.classes):
             if kind.rate_per_s <= 0:
                 continue
+            # A generator for each class: one more class changes nothing of the others.
             rng = random.Random(f"{seed}/{index}")
             now = rng.expovariate(scale * kind.rate_per_s)
             while now < duration_s:
@@ -126,15 +129,18 @@ def quantised(tokens: Sequence[int], most_values: int = 16) -> TokenLengths:
     """Return the distribution of observed lengths with at most so many values, each the mean of
     equally many neighbours."""
     ordered = sorted(tokens)
+    # Neighbours in length, in groups of equal size.
     size = math.ceil(len(ordered) / most_values)
     parts = [ordered[i : i + size] for i in range(0, len(ordered), size)]
     counted: dict[int, float] = {}
     for part in parts:
+        # Groups may have the same mean.
         middle = max(1, round(sum(part) / len(part)))
         counted[middle] = counted.get(middle, 0.0) + len(part)
     # The longest has to fit, not the mean of the long ones.
     last = max(counted)
     if ordered[-1] > last:
+        # One request of the longest group is moved to the longest length itself.
         counted[last] -= 1
         counted[ordered[-1]] = counted.get(ordered[-1], 0.0) + 1
     return TokenLengths(tuple((t, w) for t, w in sorted(counted.items()) if w > 0))

@@ -98,6 +98,7 @@ class WorkloadSection(_Section):
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
+        # Both forms are given, or neither.
         if bool(self.classes) == (self.trace is not None):
             raise ValueError(
                 "write either classes (each with rate, input and output) or a trace (with file)"

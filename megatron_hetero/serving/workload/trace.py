@@ -46,6 +46,7 @@ def read_trace(path: Path | str, kind: str) -> tuple[Row, ...]:
     text = read_text(path)
     lines = _json_lines(path, text) if kind == "mooncake" else _csv_lines(path, text, kind)
     reads: Callable[[str], float] = _moment if kind == "azure" else float
+    # Mooncake counts in milliseconds.
     factor = 1e-3 if kind == "mooncake" else 1.0
     rows = []
     for number, (when, num_input, num_output) in lines:
@@ -56,6 +57,7 @@ def read_trace(path: Path | str, kind: str) -> tuple[Row, ...]:
             raise FileFormatError(f"{path}:{number}: {error}") from None
         if not math.isfinite(arrival_s):
             raise FileFormatError(f"{path}:{number}: the time {when} is not finite")
+        # A request without output has failed where the trace was taken.
         if tokens[1] == 0:
             continue
         if not all(1 <= n <= _MAX_TOKENS for n in tokens):
@@ -66,6 +68,7 @@ def read_trace(path: Path | str, kind: str) -> tuple[Row, ...]:
         rows.append((arrival_s, *tokens))
     if len(rows) < 2:
         raise FileFormatError(f"{path}: {len(rows)} requests; a trace has two or more")
+    # Rows keep the order of the file; the loader sorts.
     return tuple(rows)
 
 
