@@ -48,8 +48,8 @@ class Mover:
         self.sizes = sizes
         self.kept = kept
         self.store_bytes_per_s = store_bytes_per_s
-        # Who keeps which part of a tensor, in an order that does not depend on the plan file's.
         self._devices = {device.name: device for device in cluster.devices}
+        # Who keeps which part of each tensor; sorted, so that equal holders are met in one order.
         self._holders: dict[Tensor, list[tuple[Interval, str]]] = {}
         for device, tensors in sorted(kept.items()):
             for tensor, intervals in tensors.items():

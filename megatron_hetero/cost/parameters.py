@@ -25,7 +25,7 @@ def layer_params(model: ModelSpec, share: TensorShare) -> int:
     num_mlps = share.num_experts(model) or 1
     sharded = sum(attention_matrices(model, share)) - whole_latent_params(model)
     sharded += hidden * num_mlps * (first + columns) + sum(shared_expert_matrices(model, share))
-    # Biases of the column-parallel products; latent attention's are not divided.
+    # Biases of the column-parallel products; latent attention has none.
     if not model.kv_lora_rank and (model.add_bias_linear or model.add_qkv_bias):
         sharded += query_key_value_size(model, share)
     if model.add_bias_linear:

@@ -77,7 +77,6 @@ def price_per_hour(cluster: Cluster, devices: Iterable[Device]) -> float | None:
         elif node.gpu_price_per_hour is not None:
             total += num_gpus * node.gpu_price_per_hour
         else:
-            # One price unknown makes the sum unknown.
             return None
     return total
 

@@ -235,7 +235,7 @@ def even_share_or_none(model: ModelSpec, width: int) -> TensorShare | None:
 def least_shares(model: ModelSpec, width: int) -> tuple[TensorShare, ...]:
     """Return the distinct members of a group of `width` in shares as equal as can be, the largest
     first, as if the vocabulary divided evenly: the slowest takes no more than in any such group."""
-    # Any equal share is the least where the width divides the model.
+    # Where the width divides the model all members are equal.
     even = even_share_or_none(model, width)
     if even is not None:
         return (even,)

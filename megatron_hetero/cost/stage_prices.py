@@ -189,7 +189,6 @@ class StagePrices(UnitPrices):
         first, last = index == 0, index == len(replica.stages) - 1
         # Our runtime keeps tensors for neighbours; stock Megatron keeps one for each.
         num_sends_kept = None
-        # 1F1B's own counts run in stock Megatron, with one tensor for each neighbour.
         if replica.launch_counts is not None:
             num_sends_kept = kept_sends(num_in_flight)[index]
         model, made = self.workload.model, dict[tuple[object, ...], StageMemory]()

@@ -80,7 +80,7 @@ class UnitPrices(Variants):
         if costs is not self:
             return costs.pieces(node, width, vocab_rows)
         key = (node.name, width, vocab_rows)
-        # The slowest member sets the pace, so unlike members are priced together.
+        # One price for each way to divide experts: the least of all counts.
         if key not in self._pieces:
             self._pieces[key] = least_pieces(
                 [

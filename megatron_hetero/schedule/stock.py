@@ -143,7 +143,8 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
 def _rank_reasons(plan: Plan) -> Iterator[str]:
     if rank_orders(plan):
         return
-    # The order of ranks that keeps groups of experts and the one that fits the nodes are different.
+    # The ranks follow one of Megatron's orders, but its groups of experts in that order are other
+    # ones.
     if ranks_follow(plan):
         yield (
             "groups of experts other than a stage's own ranks, where the ranks follow the pipeline "
@@ -242,8 +243,7 @@ def common_recompute(plan: Plan) -> tuple[str | None, int | None] | None:
     found = {recompute(plan, stage) for stage in stages}
     if len(found) == 1:
         return found.pop()
-    # Unlike counts pass only if each is all layers of its stage, where the largest count has the
-    # same effect.
+    # A lesser count passes if it is all layers of its stage, where the largest has the same effect.
     counts = [count for _, count in found if count is not None]
     if {granularity for granularity, _ in found} != {"full"} or len(counts) < len(found):
         return None

@@ -271,12 +271,12 @@ def stage_memory(
             for i, kind in enumerate(model.kinds)
         )
         return _of_kinds(model, kinds)
-    # Unlike shares of the vocabulary: as if the rows were what an even share would come from.
+    # With unlike shares: the vocabulary of which an even share is this member's rows.
     width = share.width
     vocab_rows = share.rows_as_if_even(model, vocab_rows)
     element = training.element_bytes
-    # What is kept depends on the GPU: unfused attention stores scores.
     states = state_bytes(training)
+    # The GPU decides what is kept: unfused attention stores its scores.
     flash = uses_flash_attention(training, gpu)
     tokens = share.num_tokens(model, training)
     # Elements at a boundary, and the tensors kept there for neighbours.
@@ -393,7 +393,7 @@ def _of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:
             )
             for part in kinds[0].per_layer
         },
-        # One card; the update is the heaviest kind's, by end and by layer.
+        # One card for all kinds; the update has the heaviest base, and the mean of the window.
         kinds[0].capacity_bytes,
         kinds,
         max(kind.update_base_bytes for kind in kinds),

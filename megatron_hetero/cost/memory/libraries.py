@@ -85,7 +85,7 @@ def kept_free(
         return KeptFree(0, given)
     gpu = node.gpu_type
     measured = NOT_MEASURED if profile is None else profile.gpus.get(gpu.name, NOT_MEASURED)
-    # Measured figures come first; communicators only where there is anyone to speak to.
+    # Measured figures come first; communicators only where another GPU is there to speak to.
     libraries = (measured.context_bytes or CONTEXT_BYTES) + workspace_bytes(gpu)
     if len(cluster.nodes) > 1 or node.num_gpus > 1:
         libraries += communicators_bytes(node, width, num_inward, measured.communicator_bytes)

@@ -41,7 +41,6 @@ class ExpertLinks:
         Args:
             own_tokens: of a micro-batch, on each rank.
         """
-        # Bytes of one token's hidden state.
         token_bytes = float(model.hidden_size * training.element_bytes)
         if training.token_dispatcher == "allgather":
             return _there_and_back_s(own_tokens * token_bytes, self.size * self.width, self.link)

@@ -351,7 +351,6 @@ def context_parallel_times(
     """
     if num_ranks == 1 or link is None:
         return 0.0, 0.0
-    # Gathered keys and values are kept, so their backward pass reduces alone.
     once_s = ring_all_gather_s(num_bytes, num_ranks, link)
     gradients_s = ring_reduce_scatter_s(num_bytes, num_ranks, link)
     return once_s, (once_s + gradients_s if is_ring else gradients_s)

@@ -157,8 +157,7 @@ def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], .
     positions = model.position_embedding == "learned_absolute"
     if positions:
         found |= dict.fromkeys(parts.whole(first, is_partial=False))
-    # Norms have only a part of the gradient under sequence parallelism, as each rank has its
-    # tokens.
+    # Under sequence parallelism norms have the gradient of each rank's own tokens alone.
     found |= dict.fromkeys(parts.whole(last, workload.training.sequence_parallel))
     is_partial = workload.training.sequence_parallel or model.qk_layernorm
     for holders, layer in _layer_holders(plan, model):

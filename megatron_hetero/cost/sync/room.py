@@ -63,7 +63,7 @@ def part_of_room(num_bytes: float, room: float) -> float:
     """
     if not num_bytes:
         return 0.0
-    # Between the most and the least number of buckets under way.
+    # The part stays between those of the most and of the fewest buckets at a time.
     part = num_bytes / room if room > 0 else 1.0
     return min(max(part, 1 / MOST_AT_ONCE), 1 / LEAST_AT_ONCE)
 

@@ -60,7 +60,7 @@ def slowest_layer(passes: list[PassTimes], ends: list[PassTimes], num_layers: in
         ends: the part of them that is no layer's, in each replica.
         num_layers: of the stage.
     """
-    # All layers of a stage are alike here: the rest of the pass by their number.
+    # What is not of the ends divides evenly over the layers.
     pairs = list(zip(passes, ends, strict=True))
     return PassTimes(
         max(whole.forward_s - end.forward_s for whole, end in pairs) / num_layers,

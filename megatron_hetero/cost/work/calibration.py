@@ -153,8 +153,7 @@ class Calibration:
         known = self.gemm.get((name, kind))
         if known is not None:
             return known
-        # Without a table of its own: the part of the best known product, then of half rate, then
-        # the median.
+        # No table: a part of the type's best product, else what half rate reaches, else the median.
         usual = self.gemm[DEFAULT, kind]
         if kind == "fp32":
             return usual

@@ -67,7 +67,7 @@ def gauged_times(
     if near is None:
         return None
     even = even_share_or_none(workload.model, near.width)
-    # A width that does not divide the model was measured on no equal share.
+    # A measured width that does not divide the model has no equal share to compare with.
     if even is None:
         return None
     # Nothing was hidden under products where it was measured.

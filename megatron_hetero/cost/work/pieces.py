@@ -336,7 +336,6 @@ def _gauged(
     vocab_rows: int,
 ) -> Gauged | None:
     """Time a piece by the profile, where it knows every GPU of the group: as its slowest member."""
-    # One member without a measurement leaves the whole group to the model.
     if profile is None:
         return None
     found = []
@@ -348,6 +347,7 @@ def _gauged(
             return _modelled(workload, piece, [(gpu, share)], link, vocab_rows)
 
         gauged = gauged_times(workload, profile, gpu.name, share, piece, model)
+        # One member without a measurement leaves the whole group to the model.
         if gauged is None:
             return None
         found.append(gauged)

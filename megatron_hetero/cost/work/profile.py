@@ -150,7 +150,6 @@ class Profile:
 
     def launch_s(self, gpu: GpuType) -> float:
         """Return the host's time for each operator: as cluster.yaml says, else as measured."""
-        # cluster.yaml comes first, then the probe, then the usual time.
         measured_s = self.gpus.get(gpu.name, NOT_MEASURED).launch_s
         return gpu.launch_s if gpu.has_own_launch_time or measured_s is None else measured_s
 

@@ -270,7 +270,7 @@ class _EventEngine:
             self.stages[stage].now_s = max(self.stages[stage].now_s, end_s)
 
     def _gather(self, weights: Sequence[Collective]) -> None:
-        # A second exchange on the same paths, which begins with each stage's update.
+        # A second exchange on the same paths; each stage comes to it after its update.
         self.exchange, self.exchange_kind = Exchange(weights, self.paths), "weight_sync"
         for stage in self.stages.values():
             self._begin(self.exchange.done(stage.id, stage.now_s))

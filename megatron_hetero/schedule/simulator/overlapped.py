@@ -77,7 +77,7 @@ class _Overlapped:
                 self._post(receives=self._input_of(k + self._num_ahead))
             sent = self._compute(forward)
             self._post(sends=sent, asks=self._input_of(k + self._num_ahead + 1), awaits=sent)
-            # The gradient likewise; the send of the backward before it ends here at the latest.
+            # The gradient likewise; behind its pass comes the wait for the backward send before it.
             self._post(receives=self._gradient_of(k))
             sent = self._compute(self._backwards[k])
             self._post(sends=sent, asks=self._gradient_of(k + 1), awaits=unsent)

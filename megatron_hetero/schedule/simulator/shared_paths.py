@@ -76,8 +76,8 @@ def _unlike_crowds(
     cluster: Cluster, placement: Placement, cost: PlacementCost, waits: bool
 ) -> list[list[list[int]]]:
     """Group replicas into crowds, by waits for one another, and identical crowds into lists."""
-    # Where senders wait, a pipeline differs from the cost model's even alone on its paths.
     paths = [_paths(cluster, replica) for replica in placement.replicas]
+    # Waiting senders slow a pipeline even where it has its paths to itself.
     sharing = range(len(paths)) if waits else _sharing(paths)
     # Crowds that run alike, by their likeness.
     alike: dict[Hashable, list[list[int]]] = {}
