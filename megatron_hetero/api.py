@@ -63,6 +63,7 @@ def plan(
         HeteroError: a file is not valid, or no plan fits (`exit_code` 3); the message says why.
     """
     workload = load_workload(model, megatron_args)
+    # `in_best_precision` calls the search for each precision that may be chosen.
     search = partial(plan_cluster, cluster, profile=load_profile(profile) if profile else None)
     return in_best_precision(search, lambda found: found, cluster, workload).found
 
@@ -99,6 +100,7 @@ def apply(
     Raises:
         HeteroError: the flags contradict the plan, or the processes are not those it asks for.
     """
+    # Here and not above: importing this module must not need torch.
     from megatron_hetero.runtime.job.hook import on_plan
 
     return on_plan(plan, parse_and_validate_args, gpt_config_from_args, pretrain)

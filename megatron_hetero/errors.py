@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+# Names in one message; more of them hide the rest of it.
 _NUM_NAMED = 8
 EXIT_RANK_DIED = 6
 """Exit code of a command that started ranks, after the death of a rank."""
@@ -17,6 +18,7 @@ EXIT_INTERRUPTED = 130
 
 def some_of(names: Sequence[str], separator: str = ", ") -> str:
     """Write the first few names of a message, and how many more there are."""
+    # The names that are not written.
     left_over = len(names) - _NUM_NAMED
     more = f" and {left_over} more"
     return separator.join(names[:_NUM_NAMED]) + (more if left_over > 0 else "")

@@ -67,6 +67,7 @@ class Kernels(Protocol):
 
 
 def _load() -> Kernels | None:
+    # An installation without a C compiler has no such module.
     try:
         return cast(Kernels, import_module("megatron_hetero._kernels"))
     except ImportError:

@@ -50,10 +50,12 @@ def run_script(script: Path, argv: list[str]) -> None:
     """
     if not script.is_file():
         raise UsageError(f"{script}: there is no such script. {USAGE}")
+    # The script and Megatron see the command line as if the script had been started itself.
     sys.argv = [str(script), *argv]
     # As Python does for a script: a Megatron-LM tree around it comes before an installed wheel.
     sys.path.insert(0, str(script.resolve().parent))
     try:
+        # Transformer Engine's place is filled before Megatron looks for it.
         from megatron_hetero.runtime.transformer_engine.layers import provide_for
 
         provide_for(argv)
@@ -63,14 +65,17 @@ def run_script(script: Path, argv: list[str]) -> None:
             f"{error.name} is not installed; training needs it. Install megatron-hetero with its "
             'extra: pip install ".[runtime]" in a clone, or the wheel of `make dist` with [tested].'
         ) from error
+    # The three functions as Megatron has them, and as a plan needs them.
     originals = [_function(module, name) for module, name in _SOURCES]
     parse, configure, pretrain = hooked(*originals)
+    # Notes that `pretrain` was called: without a call the plan has had no effect.
     called = []
 
     def pretrain_noted(*given: Any, **named: Any) -> Any:
         called.append(True)
         return pretrain(*given, **named)
 
+    # Replaced where scripts take them from, before the script runs its own imports.
     for (module, name), step in zip(_SOURCES, (parse, configure, pretrain_noted), strict=True):
         setattr(sys.modules[module], name, step)
     runpy.run_path(str(script), run_name="__main__")

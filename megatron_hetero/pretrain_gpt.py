@@ -10,6 +10,7 @@ from megatron_hetero.errors import HeteroError
 def main() -> int:
     """Train under a plan; exit with 5 and what to install where the runtime is missing."""
     try:
+        # Before Megatron is imported, because its modules look for Transformer Engine at import.
         from megatron_hetero.runtime.transformer_engine.layers import provide_for
 
         provide_for(sys.argv[1:])

@@ -15,6 +15,7 @@ from megatron_hetero.errors import UsageError
 MILLION = 1e6
 HOUR_S = 3600.0
 
+# Upper limits of what a file may say: larger values are slips of the unit.
 MAX_BANDWIDTH_BYTES_PER_S = 1e13
 MAX_BYTES = 1 << 50
 MAX_DURATION_S = 86400.0
@@ -43,6 +44,7 @@ _COUNTS = {"": Decimal(1)} | {
     unit: Decimal(10) ** power
     for unit, power in {"k": 3, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}.items()
 }
+# Unit -> its factor to bytes, bytes per second, FLOP per second.
 _BYTES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
 _BANDWIDTH = {
     f"{prefix}{symbol}": factor * num_bytes
@@ -123,6 +125,7 @@ def parse_count(text: str) -> float:
     Raises:
         UnitError: no number, an unknown suffix, or a value outside the bounds.
     """
+    # A count has no unit, but may have a suffix of thousands.
     match = _QUANTITY.fullmatch(text.strip())
     number, unit = match.groups() if match else ("", None)
     if match is None or (unit or "") not in _COUNTS:
@@ -153,6 +156,7 @@ def format_bandwidth(bytes_per_s: float) -> str:
 def format_duration(seconds: float) -> str:
     """Write `18.3 ms`: three figures, from nanoseconds to hours; below ten minutes in seconds, so
     that steps can be compared."""
+    # The sign of a difference stays.
     size = abs(seconds)
     if size < 0.5e-9:  # what rounding leaves of a difference
         return "0 s"
@@ -163,6 +167,7 @@ def format_duration(seconds: float) -> str:
 
 def _parse(text: object, units: dict[str, Decimal], quantity: str, hint: str) -> float:
     """Read the value of `text` in the base unit of `units`."""
+    # YAML reads a bare number as a number, which has no unit.
     if not isinstance(text, str):
         raise UnitError(f"{text!r} is not a {quantity} with a unit; {hint}")
     match = _QUANTITY.fullmatch(text.strip())
@@ -174,12 +179,14 @@ def _parse(text: object, units: dict[str, Decimal], quantity: str, hint: str) ->
     unit = unit.strip()
     if unit not in units:
         raise UnitError(f'"{text}": "{unit}" is not a unit of {quantity}; {hint}')
+    # Exact in decimal, then rounded once to a float.
     return float(Decimal(number) * units[unit])
 
 
 def _bounded(
     value: float, text: object, limit: float, limit_text: str, zero_allowed: bool = False
 ) -> float:
+    # NaN is not above 0, so it is refused here too.
     positive = value > 0 or (zero_allowed and value == 0)
     if not positive or not math.isfinite(value) or value > limit:
         smallest = "at least 0" if zero_allowed else "above 0"
@@ -192,6 +199,7 @@ def _format(value: float, base: float, units: tuple[str, ...]) -> str:
     figures."""
     largest = len(units) - 1
     power = 0
+    # Rounding comes first: what prints as a whole `base` is 1 of the next unit.
     while power < largest and abs(float(_three_figures(value))) >= base:
         value /= base
         power += 1
@@ -199,4 +207,5 @@ def _format(value: float, base: float, units: tuple[str, ...]) -> str:
 
 
 def _three_figures(value: float) -> str:
+    # `.3g` would write 1000 as 1e+03.
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

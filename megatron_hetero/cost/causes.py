@@ -68,6 +68,7 @@ def stage_causes(costs: StagePrices, replica: PlacedReplica, index: int, rows: i
         costs: the prices of the step; `rows` is the padded vocabulary.
         index: the stage's place in the replica.
     """
+    # The causes sum to this price, whatever they are told apart by.
     total_s = costs.stage(replica, index, rows).times.total_s
     if replica.stages[index].sharding is not None:
         # Its weights travel in each pass, and it waits for the replicas that use them as well.
@@ -87,10 +88,12 @@ def causes_of_pieces(
         costs, replica, index, rows: as of `stage_causes`.
     """
     stage, model = replica.stages[index], costs.workload.model
+    # Pieces in the stage's settings, and without recompute for layers that are kept.
     own_costs = costs.variant(micro_batch_size=replica.micro_batch_size).of_stage(stage)
     pieces = own_costs.variant(recompute=stage.recompute).stage_pieces(stage, rows)
     kept = own_costs.variant(recompute="none").stage_pieces(stage, rows)
     num_layers, again = stage.num_layers, stage.recompute_num_layers
+    # Layers of each kind on the stage; one number where all are alike.
     counts: Sequence[int] = (num_layers,)
     if model.kinds:
         counts = model.kind_counts(replica.first_layers[index], num_layers)
@@ -104,6 +107,7 @@ def causes_of_pieces(
     if index == 0:
         found += _of_piece(_first_kind(pieces), "embedding")
     if index == len(replica.stages) - 1:
+        # The head comes behind a layer of the last layer's kind.
         last = pieces.kinds[model.kind_of(model.num_layers - 1)] if pieces.kinds else pieces
         found += _of_head(last)
     return found
@@ -128,6 +132,7 @@ def _of_head(pieces: PieceTimes) -> StageCauses:
     found = _of_piece(pieces, "head")
     assert pieces.source is not None
     workload, members = pieces.source.workload, pieces.source.members
+    # Each layer for a further token embeds, joins, computes a layer, and has a head again.
     if number := workload.model.mtp_num_layers:
         further = found + _of_piece(pieces, "embedding") + _of_piece(pieces, "decoder_layer")
         further += _sum(_slowest(_joining(pieces.source, *member) for member in members))
@@ -153,8 +158,10 @@ def _of_piece(pieces: PieceTimes, piece: Piece) -> StageCauses:
                 )
             )
     else:
+        # The ends: a lookup in memory, or a product with the vocabulary.
         of = _embedding if piece == "embedding" else _head
         found = _sum(_slowest(of(source, *member) for member in source.members))
+    # Communication is priced apart; what the price has beyond all causes waits for the host.
     found = replace(found, communication_s=source.communication[piece].total_s)
     total_s = source.times[piece].total_s
     if piece in source.gauged:

@@ -10,6 +10,7 @@ from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.micro_batches import size_changes_objective
 from megatron_hetero.model.spec import TokenDispatcher, Workload
 
+# Sequences; larger micro-batches are not searched.
 _LARGEST_SIZE = 32
 _YARN_POSITIONS = 4096
 """Positions in YaRN's table of latent attention
@@ -44,10 +45,12 @@ def micro_batch_sizes(costs: CostModel, num_replicas: int = 1) -> tuple[int, ...
     """Return the micro-batch sizes open to `num_replicas` replicas or more, the job's own first.
     They divide the global batch (the runtime counts in them) and leave a micro-batch for each
     replica."""
+    # Sizes beyond the job's own only where they leave the training objective as it is.
     training = costs.workload.training
     own, batch = training.micro_batch_size, training.global_batch_size
     if not may_choose(costs, "micro_batch_size") or size_changes_objective(costs.workload):
         return (own,)
+    # Each of the replicas needs a micro-batch at least.
     sizes = range(1, min(_LARGEST_SIZE, batch // num_replicas) + 1)
     others = (size for size in sizes if size != own and batch % size == 0)
     return own, *others
@@ -67,8 +70,10 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
     """
     if not (may_choose(costs, "context_parallel") and _may_divide(costs.workload)):
         return ()
+    # Chunks of a sequence that every rank of the stage must be able to take evenly.
     model, training = costs.workload.model, costs.workload.training
     parts = 2 * (width if training.sequence_parallel else 1)
+    # Products in fp8 need a number of tokens that is a multiple of `_FP8_ROWS` as well.
     if training.fp8:
         parts = max(parts, _FP8_ROWS) if _FP8_ROWS % parts == 0 else parts * _FP8_ROWS
     return tuple(
@@ -82,6 +87,7 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
 def _may_divide(workload: Workload) -> bool:
     """Return whether stages may divide sequences: no further tokens are predicted, and no flag is
     given that the runtime refuses beside it."""
+    # A flag may stand as `--flag value` or as `--flag=value`.
     given = {word.split("=")[0] for word in workload.megatron_args}
     return not (workload.model.mtp_num_layers or given & NOT_WITH_CONTEXT_PARALLEL)
 
@@ -90,8 +96,10 @@ def _may_divide(workload: Workload) -> bool:
 def cuts_positions(workload: Workload, context_parallel: int) -> bool:
     """Return whether Megatron can cut the job's table of positions for so many context-parallel
     ranks: YaRN's of latent attention, which it cuts when it builds the model."""
+    # Only latent attention has YaRN's table; a rank takes two chunks of it.
     if not workload.model.kv_lora_rank or _YARN_POSITIONS % (2 * context_parallel) == 0:
         return True
+    # The last of several options counts, as in argparse; plain `rope` has no such table.
     options = last_of_each(flag_table().split(workload.megatron_args))
     return any(o.name == "--rope-type" and o.values == ("rope",) for o in options)
 
@@ -138,8 +146,10 @@ def expert_groups(costs: CostModel, width: int, num_gpus: int) -> tuple[ExpertGr
     if not deals_experts(costs):
         return ()
     found = []
+    # size: expert-parallel ranks; own: ranks that divide each expert.
     for size in _divisors(model.num_experts):
         for own in _divisors(width):
+            # Experts with biases are dealt out whole (`check_dealt_experts`).
             divides = own == 1 or not model.add_bias_linear
             fits = num_gpus % (size * own) == 0 and model.moe_ffn_hidden_size % own == 0
             if (size, own) != (1, width) and divides and fits:
@@ -150,6 +160,7 @@ def expert_groups(costs: CostModel, width: int, num_gpus: int) -> tuple[ExpertGr
 def dispatchers(costs: CostModel) -> tuple[TokenDispatcher, ...]:
     """Return the job's own dispatcher of tokens, or if the job names none, both of Megatron's."""
     own = costs.workload.training.token_dispatcher
+    # A dispatcher that the job names is the user's choice.
     given = any(word.split("=")[0] == _DISPATCHER for word in costs.workload.megatron_args)
     return (own,) if given else ("allgather", "alltoall")
 

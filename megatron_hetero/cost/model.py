@@ -61,12 +61,14 @@ class CostModel(StagePrices):
         With the distributed optimizer, ask `sharded_as(placement)`: its memory depends on all
         replicas.
         """
+        # Stages in their own settings, then both directions of each boundary.
         stages = tuple(
             self.stage(replica, index, vocab_rows) for index in range(len(replica.stages))
         )
         costs = self.variant(micro_batch_size=replica.micro_batch_size)
         forward = tuple(costs.stage_hop(a, b) for a, b in pairwise(replica.stages))
         backward = tuple(costs.stage_hop(b, a) for a, b in pairwise(replica.stages))
+        # Seconds of the pipeline, exactly and as a bound for any launch counts.
         times, num_micro_batches = [s.times for s in stages], replica.num_rounds
         ends_s = stage_ends_s(
             times,
@@ -91,13 +93,16 @@ class CostModel(StagePrices):
         self, placement: Placement, replicas: tuple[ReplicaCost, ...], vocab_rows: int
     ) -> PlacementCost:
         """Price the step of replicas that are priced already, in the placement's order."""
+        # Lines that paths share, and NICs: seconds of all boundaries of a step on each.
         lines: Mapping[str, float] = {}
         if self.cluster.has_lines:
             crossing = boundary_bytes(placement, replicas)
             lines = line_seconds(self.cluster, ((pair, size) for _, pair, size in crossing))
             lines = {**lines, **nic_seconds(self.cluster, placement, replicas)}
+        # A path or line that is busy for longer than any pipeline sets the pace of all.
         carried = Carried(path_seconds(placement, replicas), lines)
         pipelines_s = max(carried.busiest_s, *(r.pipeline_s for r in replicas))
+        # The exchange of gradients starts as stages end, and shares paths with boundaries.
         ends = self._stage_ends(placement, replicas, pipelines_s)
         return PlacementCost(
             replicas,
@@ -112,6 +117,7 @@ class CostModel(StagePrices):
         """Return the bytes of each stage's devices for gradients under way, by replica and
         stage."""
         overlaps = self.workload.training.overlap_grad_reduce
+        # By identity, since equal replicas of a placement share one cost.
         known: dict[int, list[int]] = {}  # equal replicas are priced once
         for replica in replicas:
             if id(replica) not in known:
@@ -130,6 +136,7 @@ class CostModel(StagePrices):
     ) -> Iterator[tuple[tuple[int, int] | None, NodePair, float]]:
         """Yield the transfers between nodes in a step: boundary as (replica, stage before it), or
         None for gradients; sender and receiver; bytes."""
+        # Boundaries are known in bytes; on plain links seconds times bandwidth are bytes too.
         yield from boundary_bytes(placement, cost.replicas)
         plain = self._plain
         rows, links = plain.vocab_rows(placement.widths), plain.cluster.node_links
@@ -171,12 +178,14 @@ class CostModel(StagePrices):
         pass, and none does where replicas give sharded layers to others after their passes.  Where
         the network sets the pace, all end with it.
         """
+        # Without --overlap-grad-reduce no exchange begins within a backward pass.
         overlap = self.workload.training.overlap_grad_reduce and not placement.has_idle_rounds
         paced = pipelines_s > max(replica.pipeline_s for replica in replicas)
         ends = []
         for replica in replicas:
             for s, stage in enumerate(replica.stages):
                 end_s = pipelines_s if paced else replica.ends_s[s]
+                # Its last gradient must have reached the stage before.
                 if s and not paced:
                     end_s += replica.backward_hops[s - 1].total_s
                 backward_s = stage.times.backward_s if overlap and s == 0 else 0.0
@@ -188,6 +197,7 @@ class CostModel(StagePrices):
         last backward pass and the end of the step, with `num_replicas` replicas or more; zero where
         it may hide or is no all-reduce."""
         training, model = self.workload.training, self.workload.model
+        # An exchange that may hide behind backward passes bounds nothing.
         if training.overlap_grad_reduce or training.use_distributed_optimizer:
             return NO_SYNC
         gradient_bytes = state_bytes(training).gradient
@@ -202,8 +212,10 @@ class CostModel(StagePrices):
         """
         training, model = self.workload.training, self.workload.model
         states = state_bytes(training)
+        # The distributed optimizer gathers new weights; without it gradients alone travel.
         weight_bytes = states.weight if training.use_distributed_optimizer else None
         num_params = model.vocab_size * model.hidden_size
+        # An untied embedding is exchanged with the first layer, which its stage holds too.
         if not (model.tied_embeddings or training.overlap_grad_reduce):
             num_params += layer_params(model, even_share(model, 1)) + embedding_params(model, 1, 0)
         return least_ends_sync_s(num_params, num_holders, cut, states.gradient, weight_bytes)

@@ -49,6 +49,7 @@ class Mover:
         self.kept = kept
         self.store_bytes_per_s = store_bytes_per_s
         self._devices = {device.name: device for device in cluster.devices}
+        # Who keeps which part of each tensor; sorted, so that equal holders are met in one order.
         self._holders: dict[Tensor, list[tuple[Interval, str]]] = {}
         for device, tensors in sorted(kept.items()):
             for tensor, intervals in tensors.items():
@@ -61,6 +62,8 @@ class Mover:
         moved = lost = 0.0
         for device, tensors in sorted(wanted.items()):
             own = self.kept.get(device, {})
+            # What the device does not keep yet, in pieces that each have a set of holders of their
+            # own.
             for tensor, intervals in tensors.items():
                 size = self.sizes.bytes_of(tensor)
                 missing = [m for i in intervals for m in without(i, own.get(tensor, ()))]
@@ -68,15 +71,18 @@ class Mover:
                     for (start, stop), sources in self._pieces(tensor, part):
                         num_bytes = (stop - start) * size
                         moved += num_bytes
+                        # A piece that no device keeps can come from the store alone.
                         if not sources:
                             lost += num_bytes
                         self._fetch(load, device, sources, num_bytes)
+        # Without a store the movement cannot be made, so it has no time.
         if lost and self.store_bytes_per_s is None:
             return Movement(moved, lost, None)
         return Movement(moved, lost, load.time_s)
 
     def _fetch(self, load: _Load, device: str, sources: list[str], num_bytes: float) -> None:
         receiver = self._devices[device]
+        # From the store: machines read beside each other, each at the rate of one node.
         if self.store_bytes_per_s is not None:
             seconds = num_bytes / self.store_bytes_per_s
             load.add(load.received_s, machine_of(receiver.node), seconds)
@@ -89,10 +95,12 @@ class Mover:
             seconds = num_bytes / self.cluster.link(sender, receiver).bytes_per_s
             return seconds, load.sent_s.get(_end(sender, receiver), 0.0), source
 
+        # The nearest holder, then the one that has sent least, then the first by name.
         best = min(sources, key=rank)
         sender, seconds = self._devices[best], rank(best)[0]
         load.add(load.sent_s, _end(sender, receiver), seconds)
         load.add(load.received_s, _end(receiver, sender), seconds)
+        # Lines that several nodes share add up over all of them.
         carried = [((sender.node, receiver.node), num_bytes)]
         for name, line_s in line_seconds(self.cluster, carried).items():
             load.add(load.shared_s, name, line_s)
@@ -104,6 +112,7 @@ class Mover:
         cuts = {start, stop}
         cuts |= {edge for ends, _ in holders for edge in ends if start < edge < stop}
         edges = sorted(cuts)
+        # Edges are fractions of a tensor: shorter pieces are rounding.
         for a, b in pairwise(edges):
             if b - a > 1e-12:
                 yield (a, b), [name for (i, j), name in holders if i <= a and b <= j]
@@ -123,6 +132,7 @@ class _Load:
 
     @property
     def time_s(self) -> float:
+        # All ends work side by side: the busiest one decides.
         loads = (self.sent_s, self.received_s, self.shared_s)
         return max((seconds for load in loads for seconds in load.values()), default=0.0)
 

@@ -19,15 +19,18 @@ def layer_params(model: ModelSpec, share: TensorShare) -> int:
     """
     if model.kinds:
         return mean_of_kinds(model, lambda kind, i: layer_params(kind, share.of_kind(i)))
+    # Matrices: attention, MLP or experts, shared expert; a gated MLP has two first halves.
     hidden, columns = model.hidden_size, share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
     num_mlps = share.num_experts(model) or 1
     sharded = sum(attention_matrices(model, share)) - whole_latent_params(model)
     sharded += hidden * num_mlps * (first + columns) + sum(shared_expert_matrices(model, share))
+    # Biases of the column-parallel products; latent attention has none.
     if not model.kv_lora_rank and (model.add_bias_linear or model.add_qkv_bias):
         sharded += query_key_value_size(model, share)
     if model.add_bias_linear:
         sharded += num_mlps * first
+    # One offset for each of the member's heads.
     if model.learns_softmax_offset:
         sharded += share.query_groups * (model.num_attention_heads // model.num_query_groups)
     return sharded + whole_layer_params(model)
@@ -36,6 +39,7 @@ def layer_params(model: ModelSpec, share: TensorShare) -> int:
 def expert_params(model: ModelSpec, share: TensorShare) -> int:
     """Count the parameters of a layer's routed experts on a member; experts dealt out over replicas
     lie on other ranks than the rest of the layer."""
+    # Two matrices for each expert, and the biases of both products.
     first = share.mlp_columns * (2 if model.gated_mlp else 1)
     biases = first + model.hidden_size if model.add_bias_linear else 0
     each = model.hidden_size * (first + share.mlp_columns) + biases
@@ -62,10 +66,12 @@ def attention_matrices(model: ModelSpec, share: TensorShare) -> tuple[int, ...]:
     if not model.kv_lora_rank:
         query, _ = attention_sizes(model, share)
         return hidden * query_key_value_size(model, share), query * hidden
+    # Latent attention: `query_groups` are heads, and latents may be divided or whole.
     heads, divisor = share.query_groups, share.width if model.divides_latents else 1
     query = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
     latents = model.kv_lora_rank + model.qk_pos_emb_head_dim
     queries: tuple[int, ...] = (hidden * query,)
+    # Queries have a latent of their own, or are projected at once.
     if model.q_lora_rank:
         queries = hidden * model.q_lora_rank // divisor, model.q_lora_rank * query
     return (
@@ -98,9 +104,11 @@ def whole_layer_params(model: ModelSpec) -> int:
     """Count the parameters of a decoder layer that every member of a group holds whole."""
     if model.kinds:
         return mean_of_kinds(model, lambda kind, _: whole_layer_params(kind))
+    # LayerNorm has weights and biases, RMSNorm weights alone.
     norm_vectors = 2 if model.normalization == "LayerNorm" else 1
     whole = 2 * norm_vectors * model.hidden_size + router_params(model)
     whole += whole_latent_params(model)
+    # Biases of the row-parallel products, added once after their sum, on every member.
     if model.add_bias_linear:
         whole += (1 + (model.num_experts or 1)) * model.hidden_size
     if model.qk_layernorm:
@@ -168,6 +176,7 @@ def stage_params(
         first, last: whether the stage holds the embedding, the head.
         vocab_rows: rows of the padded vocabulary.
     """
+    # Layers first, then the ends that the stage holds.
     params = num_layers * layer_params(model, share)
     if first:
         params += embedding_params(model, share.width, vocab_rows)
@@ -186,8 +195,10 @@ def further_params(model: ModelSpec, share: TensorShare) -> int:
     """Count the parameters of the layers that predict further tokens, without embeddings."""
     if not model.mtp_num_layers:
         return 0
+    # Such a layer is of the kind of the model's last layer.
     last = model.num_layers - 1
     own = share.of_kind(model.kind_of(last)) if model.kinds else share
     layer = layer_params(model.of_layer(last), own)
+    # Norms of the embedding, of the hidden states, and after the layer.
     norms = 3 * model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
     return model.mtp_num_layers * (layer + norms + joining_params(model) // share.width)

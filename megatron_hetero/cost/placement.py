@@ -192,6 +192,7 @@ class PlacedReplica:
     def num_in_flight(self) -> tuple[int, ...]:
         """Return [stage] micro-batches kept for backward at the peak, the stage's warm-up depth."""
         counts = self.launch_counts or own_launch_counts(len(self.stages))
+        # A stage never holds more micro-batches than the replica has in a step.
         return tuple(min(count, self.num_micro_batches) for count in counts)
 
 
@@ -268,6 +269,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         PlanFormatError: the plan names no devices, or one that the cluster lacks.
         UnsupportedError: the plan asks for what the cost model cannot price yet.
     """
+    # Devices by the name that plan files use, `machine:index`.
     known = {device.name: device for device in cluster.devices}
     replicas = []
     # Stage by stage: known devices that can compute in the stage's precision.
@@ -275,6 +277,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         stages = []
         for s, stage in enumerate(replica.stages):
             where = f"replica {r}, stage {s}"
+            # A plan may be a layout without devices: such a plan has no links and no GPUs to price.
             if not stage.devices:
                 raise PlanFormatError(f"{where} names no devices, so its time cannot be predicted")
             missing = [name for name in stage.devices if name not in known]
@@ -304,13 +307,18 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         replicas.append(placed)
     # What depends on all replicas together: owners of states, experts, sharded layers.
     placement = Placement(tuple(replicas), plan.exchange_groups, plan.exchange_uplinks)
+    # Experts over replicas: the plan names the replicas that form groups together.
     if plan.layout.has_expert_groups:
         sizes = [[stage.shape.expert_groups for stage in r.stages] for r in plan.replicas]
         placement = _with_experts(placement, expert_peers(plan), sizes)
     shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
+    # Parts of states are written out only where holders are not all alike: shares of their own,
+    # several groups on a stage, or experts with other holders than the rest of a layer.
     if any(map(any, shares)) or placement.has_context_parallel or placement.mixes_expert_groups:
         placement = with_optimizer_shares(placement, shares)
     if plan.layout.has_sharded_layers:
+        # The replicas of such a plan have the same layers in every stage, so replica 0 tells for
+        # all.
         sharded = [stage.shape.num_sharded_layers for stage in plan.replicas[0].stages]
         return with_sharded_layers(placement, sharded)
     return placement
@@ -331,7 +339,9 @@ def with_expert_groups(placement: Placement, sizes: tuple[int, int]) -> Placemen
         sizes: as of `StageShape.expert_groups`.
     """
     replicas = placement.replicas
+    # Replicas in one group of experts; 1 where a group fits on the GPUs of one stage.
     together = max(1, sizes[0] * sizes[1] // len(replicas[0].stages[0].devices))
+    # Replica r belongs to the r // together-th run of `together` neighbouring replicas.
     peers = {
         (r, s): tuple(range(len(replicas)))[r // together * together :][:together]
         for r, replica in enumerate(replicas)
@@ -350,6 +360,7 @@ def with_alike_groups(
         placement: whose stages have no such experts yet.
         sizes: as of `StageShape.expert_groups`, [replica][stage]; None is none.
     """
+    # Number of stages that a group needs, by (replica, stage).
     wanted: dict[tuple[int, int], int] = {}
     stages = []
     for r, replica in enumerate(placement.replicas):
@@ -357,6 +368,8 @@ def with_alike_groups(
             if own is None:
                 continue
             wanted[r, s] = stages_in_group(replace(stage.shape, expert_groups=own))
+            # Ranks of one group meet in each exchange of tokens: only stages that do the same work
+            # in the same order may share a group.
             in_step = (
                 *(own, replace(stage.shape, expert_groups=None), replica.first_layers[s]),
                 *(stage.recompute, stage.recompute_num_layers, stage.precision),
@@ -365,6 +378,7 @@ def with_alike_groups(
             )
             stages.append((r, s, wanted[r, s], in_step))
     peers = alike_peers(stages)
+    # A group that stays open when all replicas are placed lacks some of the experts.
     if any(len(peers[stage]) != number for stage, number in wanted.items()):
         return None
     return _with_experts(placement, peers, sizes)
@@ -388,6 +402,8 @@ def _with_experts(
         for s, stage in enumerate(replica.stages):
             own = sizes[r][s]
             if own is not None:
+                # Devices of the whole group, replica by replica, which is the order of the group's
+                # ranks.
                 others = [placement.replicas[peer].stages[s].devices for peer in peers[r, s]]
                 devices = tuple(device for of_peer in others for device in of_peer)
                 stage = replace(stage, experts=PlacedExperts(own, devices))
@@ -403,6 +419,7 @@ def with_sharded_layers(placement: Placement, counts: Sequence[int]) -> Placemen
     Args:
         counts: such layers, [stage]; 0 is none.
     """
+    # `Sharding.replicas` are plain, so that shardings never nest.
     plain = tuple(replica.without_sharding for replica in placement.replicas)
     shardings = [Sharding(count, plain) if count else None for count in counts]
     made = tuple(
@@ -448,6 +465,7 @@ def with_optimizer_shares(
         for of_replica, r in zip(weights, replicas, strict=True)
     ]
     # Sums over all holders: of a tied embedding, of both ends, and of each layer.
+    # A set, because a pipeline of one stage holds both ends and counts once.
     ends = [{0, len(of_replica) - 1} for of_replica in weights]
     tied = sum(of_groups[r][s] for r, of_replica in enumerate(ends) for s in of_replica)
     embedding = sum(of_replica[0] for of_replica in of_groups)
@@ -459,6 +477,7 @@ def with_optimizer_shares(
         ]
         for r in replicas
     ]
+    # Sums of weights by layer, shape [layer]; `of_experts` counts the copies of its experts.
     of_layer = [0] * sum(stage.num_layers for stage in replicas[0].stages)
     of_experts = [0.0] * len(of_layer)
     for r, of_replica in enumerate(spans):

@@ -61,6 +61,7 @@ class Price:
 
 def price_per_hour(cluster: Cluster, devices: Iterable[Device]) -> float | None:
     """Sum the hourly prices of the machines and GPUs in use; None where one is not given."""
+    # GPUs in use by node.
     used: dict[str, int] = {}
     for device in devices:
         used[device.node] = used.get(device.node, 0) + 1
@@ -69,6 +70,7 @@ def price_per_hour(cluster: Cluster, devices: Iterable[Device]) -> float | None:
     for name, num_gpus in sorted(used.items()):
         node = cluster.node_by_name[name]
         if node.price_per_hour is not None:
+            # Islands of a machine are nodes of their own, but the machine is paid for once.
             if node.machine not in rented:
                 total += node.price_per_hour
             rented.add(node.machine)
@@ -95,8 +97,10 @@ def _traffic(costs: CostModel, placement: Placement, cost: PlacementCost) -> tup
     found: dict[tuple[tuple[int, int] | None, tuple[str, str]], tuple[float, float]] = {}
     for boundary, (here, there), num_bytes in costs.traffic(placement, cost):
         sites = nodes[here].site, nodes[there].site
+        # Traffic inside a site, and between sites without a price, costs nothing.
         each = prices.get(sites)
         if each:
+            # Both directions between two sites are one entry.
             key = boundary, (min(sites), max(sites))
             carried, price = found.get(key, (0.0, 0.0))
             found[key] = carried + num_bytes, price + each * num_bytes / 1e9

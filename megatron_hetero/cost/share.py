@@ -46,6 +46,7 @@ class TensorShare:
 
     def of_kind(self, index: int) -> TensorShare:
         """Return the share in a layer of number `index` of `ModelSpec.kinds`."""
+        # Kind 0 has experts in all layers, kind 1 is dense (`ModelSpec.kinds`).
         if index == 0:
             return replace(self, dense_columns=0)
         return replace(
@@ -64,8 +65,10 @@ class TensorShare:
     def routed_tokens(self, model: ModelSpec, training: TrainingSpec) -> float:
         """Count the tokens of a micro-batch for this member's experts under a balanced router, a
         token once for each expert."""
+        # A balanced router gives each expert topk / num_experts of the group's tokens.
         tokens = self.num_tokens(model, training)
         routed = tokens * model.moe_router_topk * self.num_experts(model) / model.num_experts
+        # Experts of a group over replicas hear from `expert_ranks` ranks, not from `width` alone.
         return routed * self.expert_ranks / self.width if self.expert_ranks else routed
 
     def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
@@ -87,6 +90,7 @@ class TensorShare:
     def stores_scores(self, training: TrainingSpec, flash: bool) -> bool:
         """Return whether attention writes scores to memory: without flash attention or another
         fusion."""
+        # Local layers may compute scores in parts where context parallelism divides the rows.
         divided = training.fused_scores == "divided" and self.context_parallel > 1
         return not (flash or divided or training.fused_scores == "everywhere")
 
@@ -97,6 +101,7 @@ class TensorShare:
 
     def rows_as_if_even(self, model: ModelSpec, vocab_rows: int) -> int:
         """Return the padded vocabulary whose even share would be this member's rows."""
+        # Equal shares pad the vocabulary so that it divides evenly.
         if self.shares is None:
             return vocab_rows
         edges = vocabulary_edges(
@@ -139,6 +144,8 @@ def member_shares(
     if expert_groups is not None:
         size, divisor = expert_groups
         columns = model.moe_ffn_hidden_size
+        # Experts do not follow the shares: columns that any shares divide stand in for theirs, and
+        # are replaced below.
         others = replace(model, moe_ffn_hidden_size=width * columns)
         return tuple(
             replace(
@@ -174,6 +181,7 @@ def member_shares(
         shares = None
     # Cut each by the shares; members in rank order, for each context-parallel rank.
     own = [
+        # Shape [unit][member]: a unit that the model lacks is 0 for each member.
         [stop - start for start, stop in pairwise(shard_edges(number, width, shares))]
         if number
         else [0] * width
@@ -200,6 +208,7 @@ def member_shares(
 def equal_dealing(model: ModelSpec, width: int) -> tuple[int, ...] | None:
     """Return the table by which a group of `width` deals whole experts out, as many to each; None
     where they, or what stays divided, do not come out even, or there is nobody to deal to."""
+    # All that has to come out even: the experts dealt out, and what the group still divides.
     units = (
         model.num_experts,
         model.num_query_groups,
@@ -226,9 +235,11 @@ def even_share_or_none(model: ModelSpec, width: int) -> TensorShare | None:
 def least_shares(model: ModelSpec, width: int) -> tuple[TensorShare, ...]:
     """Return the distinct members of a group of `width` in shares as equal as can be, the largest
     first, as if the vocabulary divided evenly: the slowest takes no more than in any such group."""
+    # Where the width divides the model all members are equal.
     even = even_share_or_none(model, width)
     if even is not None:
         return (even,)
+    # The vocabulary is left out: without shares the members' rows are equal.
     members = member_shares(model, width, (1,) * width)
     return tuple(dict.fromkeys(replace(member, shares=None, index=0) for member in members))
 
@@ -239,6 +250,7 @@ def _dealt(model: ModelSpec, share: TensorShare) -> int:
 
 def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:
     """Return the largest part of a layer's divided parameters on any member."""
+    # Held over all, by tensor: heads, MLP or experts, shared expert, dense layers.
     return max(
         held / number
         for share in shares

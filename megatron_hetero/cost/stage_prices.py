@@ -43,6 +43,7 @@ class StagePrices(UnitPrices):
     def _of_stage(self, replica: PlacedReplica, index: int) -> Self:
         """Return the price list under the settings of stage `index` alone, but for its
         recompute."""
+        # Parts of states by stage are numbers of holders, one over the part.
         parts = replica.stages[index].state_parts
         holders = None
         if parts is not None and self.workload.training.use_distributed_optimizer:
@@ -63,9 +64,12 @@ class StagePrices(UnitPrices):
         stage = replica.stages[index]
         if stage.sharding is not None:
             return self._sharded_stage(replica, index, rows, stage.sharding)
+        # Memory depends on the micro-batches in flight; with launch counts of a plan's own also on
+        # those of the neighbours, whose tensors are kept (`kept_sends`).
         kept: object = replica.num_in_flight[index]
         if replica.launch_counts is not None:
             kept = replica.num_in_flight[max(index - 1, 0) : index + 2]
+        # The first layer tells layers apart only where they are of unlike kinds.
         start = replica.first_layers[index] if self.workload.model.kinds else 0
         key = stage, start, index == 0, index == len(replica.stages) - 1, kept, rows
         if key not in self._stages:
@@ -154,8 +158,10 @@ class StagePrices(UnitPrices):
         Args:
             stages: those that hold the layer, one of each replica.
         """
+        # Parameters of the whole layer: the flows divide it among the holders.
         size = layer_params(self.workload.model, even_share(self.workload.model, 1))
         gradients, weights = self._exchange.layer_flows(stages, size)
+        # The busiest path decides, and adds its latency once.
         return (
             float(gradients.seconds.max(initial=0.0)) + gradients.latency_s,
             float(weights.seconds.max(initial=0.0)) + weights.latency_s,
@@ -219,12 +225,14 @@ class StagePrices(UnitPrices):
         self, replica: PlacedReplica, index: int, rows: int, sharding: Sharding
     ) -> tuple[StageMemory, ...]:
         """Return the memory of each GPU of a stage with sharded layers."""
+        # Holders that cut a layer alike exchange it in place; others pack it first.
         num_layers = replica.stages[index].num_layers
         is_cut_alike = len({peer.stages[index].cut for peer in sharding.replicas}) == 1
         sharded = sharded_memory(
             self.workload.training, self.holders.layers, is_cut_alike=is_cut_alike
         )
         whole = self.stage_memories(replica.without_sharding, index, rows)
+        # Equal GPUs share one object, in the result as well.
         made = {id(memory): sharded.of(memory, sharding.num_layers, num_layers) for memory in whole}
         return tuple(made[id(memory)] for memory in whole)
 
@@ -238,6 +246,7 @@ class StagePrices(UnitPrices):
     @cached_property
     def _exchange(self) -> GradientExchangePrices:
         training = self.workload.training
+        # Without the distributed optimizer replicas exchange gradients alone, and no weights.
         states = state_bytes(training)
         weight_bytes = states.weight if training.use_distributed_optimizer else None
         if weight_bytes is not None and training.mixes_precisions:
@@ -249,6 +258,7 @@ class StagePrices(UnitPrices):
     def _distinct(
         self, stage: PlacedStage, memories: Sequence[StageMemory]
     ) -> Iterable[tuple[StageMemory, GpuType]]:
+        # One pair of memory and GPU stands for all equal ones.
         gpus = [self.cluster.gpu_type(device) for device in stage.devices]
         pairs = zip(memories, gpus, strict=True)
         return {

@@ -60,6 +60,7 @@ class ReplicaCost:
 
 def least_step_s(replicas: Sequence[ReplicaCost]) -> float:
     """Bound a step of replicas from below, for any exchange and any launch counts."""
+    # Equal stages share one object.
     stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
     return max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)
 
@@ -112,6 +113,7 @@ def path_seconds(
     """Return the seconds for which boundaries occupy each path between two nodes in a step."""
     card_s: dict[tuple[str, str], float] = {}
     for placed, cost in zip(placement.replicas, replicas, strict=True):
+        # A stage is on one path: its first GPU tells the node.
         nodes = [stage.devices[0].node for stage in placed.stages]
         for i, (here, there) in enumerate(pairwise(nodes)):
             if here == there:
@@ -120,6 +122,7 @@ def path_seconds(
                 ((here, there), cost.forward_hops[i]),
                 ((there, here), cost.backward_hops[i]),
             ):
+                # Every micro-batch crosses each boundary once forward and once backward.
                 busy_s = placed.num_micro_batches * hop.on_path_s
                 card_s[path] = card_s.get(path, 0.0) + busy_s
     return card_s
@@ -134,9 +137,11 @@ def nic_seconds(
     for placed, cost in zip(placement.replicas, replicas, strict=True):
         for i, (here, there) in enumerate(pairwise(placed.stages)):
             for ends, hop in (
+                # Indexed by whether the end sends: `ends[True]` sends, `ends[False]` receives.
                 ((there, here), cost.forward_hops[i]),
                 ((here, there), cost.backward_hops[i]),
             ):
+                # `place` is that of a GPU near the NIC, in its stage.
                 for sends, place, seconds in hop.nics:
                     name = port_name((cluster.nic_of(ends[sends].devices[place]), sends))
                     found[name] = found.get(name, 0.0) + placed.num_micro_batches * seconds
@@ -150,6 +155,7 @@ def boundary_bytes(
     both directions."""
     for r, (placed, cost) in enumerate(zip(placement.replicas, replicas, strict=True)):
         for i, (here, there) in enumerate(pairwise(placed.stages)):
+            # Forward from here to there, then backward.
             for one, other, hop in (
                 (here, there, cost.forward_hops[i]),
                 (there, here, cost.backward_hops[i]),

@@ -75,10 +75,12 @@ class UnitPrices(Variants):
     def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
         """Time the model's pieces on a group of `width` GPUs of one node, in equal shares; where
         the width does not divide the model, in shares as equal as can be, at least."""
+        # GPUs that compute in another precision than the job's have a price list of their own.
         costs = self.on((node.gpu_type,))
         if costs is not self:
             return costs.pieces(node, width, vocab_rows)
         key = (node.name, width, vocab_rows)
+        # One price for each way to divide experts: the least of all counts.
         if key not in self._pieces:
             self._pieces[key] = least_pieces(
                 [
@@ -111,9 +113,11 @@ class UnitPrices(Variants):
         costs = self.on_devices(devices)
         if costs is not self:
             return costs.group_pieces(devices, shares, vocab_rows)
+        # Equal shares on one node: the price is the same for every choice of its GPUs.
         nodes = tuple(device.node for device in devices)
         if shares is None and len(set(nodes)) == 1:
             return self.pieces(self.cluster.node_by_name[nodes[0]], len(devices), vocab_rows)
+        # GPUs of a node are alike, so nodes in rank order tell the members and their links.
         key = (nodes, shares, vocab_rows)
         if key not in self._pieces:
             members = zip(
@@ -136,6 +140,7 @@ class UnitPrices(Variants):
         if stage.context_parallel == 1 and stage.expert_shares is None and stage.experts is None:
             return self.group_pieces(stage.devices, stage.shares, vocab_rows)
         devices, width = stage.devices, stage.width
+        # The key is all that tells the members, and the links of each group, from another stage's.
         nodes = tuple(device.node for device in devices)
         key = (
             *(nodes, stage.shares, vocab_rows),
@@ -185,6 +190,8 @@ class UnitPrices(Variants):
         if costs is not self:
             return costs.divided_pieces(node, width, context_parallel, vocab_rows)
         key = (node.name, width, vocab_rows, context_parallel)
+        # One group stands for all: each has one of the `context_parallel` equal parts of a
+        # sequence.
         if key not in self._pieces:
             shares = member_shares(self.workload.model, width, None, context_parallel)
             members = tuple((node.gpu_type, share) for share in shares[:width])
@@ -214,10 +221,13 @@ class UnitPrices(Variants):
             share: what it holds of a group in unequal shares; None is an equal one, or the least
                 that a width which does not divide the model leaves to one.
         """
+        # A GPU in a precision of its own has a price list of its own, as in `pieces`.
         costs = self.on((node.gpu_type,))
         if costs is not self:
             asked = (first, last, num_in_flight, vocab_rows, num_sends_kept, share)
             return costs.memory(node, width, *asked)
+        # Activations grow with the micro-batches in flight, and all else stays: the memory with one
+        # in flight is computed once, then scaled.
         inward = inward_communicators(first, last, num_in_flight)
         kept = self._kept_free(node, width, inward)
         of_one = (
@@ -231,6 +241,8 @@ class UnitPrices(Variants):
         key = num_in_flight, of_one
         if key not in self._memories:
             if of_one not in self._of_one_in_flight:
+                # Without a given share: the last member has the least, and a bound takes the least
+                # of both ways to divide experts.
                 ways = [members[-1] for members in self._ways(width)] if share is None else [share]
                 self._of_one_in_flight[of_one] = [
                     stage_memory(
@@ -263,12 +275,14 @@ class UnitPrices(Variants):
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
         """Time one crossing of a stage boundary."""
+        # GPUs behind the same NICs give the same hop.
         key = (*self._ends(senders), "to", *self._ends(receivers))
         if key not in self._hops:
             self._hops[key] = boundary_time(
                 self.cluster,
                 senders,
                 receivers,
+                # Between unlike precisions the narrower one travels.
                 min(self.on_devices(side).activation_bytes for side in (senders, receivers)),
                 self.workload.training.sequence_parallel,
             )
@@ -282,9 +296,11 @@ class UnitPrices(Variants):
 
     def stage_hop(self, senders: PlacedStage, receivers: PlacedStage) -> BoundaryTime:
         """Time one crossing from a stage to another."""
+        # Division of the sequence and precision on either side decide what travels between whom.
         context = senders.context_parallel, receivers.context_parallel
         tokens = self._uneven_tokens(senders), self._uneven_tokens(receivers)
         own = senders.precision, receivers.precision
+        # A plain boundary shares its price with `hop`.
         if context == (1, 1) and own == (None, None):
             return self.hop(senders.devices, receivers.devices)
         key = (
@@ -344,8 +360,11 @@ class UnitPrices(Variants):
             stage_times_s: forward plus backward of one micro-batch, shape [stage].
             groups: the devices of each stage, shape [stage][tensor rank].
         """
+        # Crossings of each boundary, forward and backward, shape [stage - 1].
         hops = [(self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups)]
         round_trips_s = [there.total_s + back.total_s for there, back in hops]
+        # No micro-batch can follow faster than the busiest direction of a link carries the last
+        # one.
         busiest_s = max(
             (max(there.serialisation_s, back.serialisation_s) for there, back in hops),
             default=0.0,

@@ -16,7 +16,9 @@ from megatron_hetero.model.blocks import blocks
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 
+# Backward has two products for each one of forward.
 _FORWARD_AND_BACKWARD = 3
+# Peaks of GPUs that lack one are taken from the other.
 _HALF_PRECISIONS = ("bf16", "fp16")
 MFU_MEANS = "model FLOPs without recompute over dense peak FLOPs in the job's precision"
 
@@ -47,10 +49,12 @@ def utilization_of(
         plan: its devices are of `cluster`.
         step_time_s: by default that of the plan's estimates.
     """
+    # A plan without estimates and a layout without devices have no utilization.
     if step_time_s is None and plan.estimates is not None:
         step_time_s = plan.estimates.step_time_s
     if plan.workload is None or step_time_s is None:
         return None
+    # GPUs in use may be fewer than the cluster's; the rate is by GPU in use.
     known = {device.name: cluster.gpu_type(device) for device in cluster.devices}
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     used = [known[name] for stage in stages for name in stage.devices if name in known]

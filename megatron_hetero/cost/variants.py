@@ -44,6 +44,7 @@ class Variants:
         recompute, division of the optimizer's states, or precision beside others; None keeps the
         setting of this list."""
         training = self.workload.training
+        # The settings that this list has, in the order of the key below.
         own = (
             training.micro_batch_size,
             training.recompute,
@@ -62,6 +63,7 @@ class Variants:
         if key == own:
             return self
         if key not in self._variants:
+            # Only the changed settings are replaced; the copy shares the table of lists.
             size, kind, in_precision, mixes, made_holders = key
             changed = replace(
                 training,
@@ -84,6 +86,7 @@ class Variants:
             return self
         key = "dispatcher", dispatcher
         if key not in self._variants:
+            # A dispatcher changes all lists of the job, so the copy starts a table of its own.
             made = copy(self)
             made.workload = replace(
                 self.workload, training=replace(training, token_dispatcher=dispatcher)
@@ -143,11 +146,14 @@ class Variants:
         if placement.dispatcher is not None and placement.dispatcher != (
             self.workload.training.token_dispatcher
         ):
+            # First the dispatcher, then the states under that dispatcher.
             own = self.dispatched(placement.dispatcher)
             return own.sharded_as(placement)
         if not self.workload.training.use_distributed_optimizer:
             return self
         return self.variant(
+            # Every replica holds each layer once; a tied embedding lies on the first and the last
+            # stage.
             holders=StateHolders(
                 len(placement.replicas), sum(min(len(r.stages), 2) for r in placement.replicas)
             )

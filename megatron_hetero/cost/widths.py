@@ -19,6 +19,7 @@ def uneven_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int
     """Return the widths that do not divide the model: groups in shares that differ by a head or
     so."""
     model = workload.model
+    # A share of at least one head group and one column of each kind for every GPU.
     most = min(model.num_query_groups, *model.column_kinds)
     return tuple(
         w
@@ -33,9 +34,11 @@ def _allowed(cluster: Cluster, workload: Workload, node: Node) -> Iterator[int]:
     training = workload.training
     if not can_train(training, node.gpu_type):
         return
+    # A group stays inside a node; limits may narrow it further.
     widest = min(node.num_gpus, cluster.limits.max_tensor_parallel or node.num_gpus)
     if node.name in cluster.limits.no_tensor_parallel_across:
         widest = 1
+    # Sequence parallelism divides each sequence evenly in the group.
     for width in range(1, widest + 1):
         if not (training.sequence_parallel and workload.model.seq_length % width):
             yield width
@@ -48,6 +51,7 @@ def _divides(width: int, model: ModelSpec) -> bool:
 
 def usable_gpus(cluster: Cluster, node: Node) -> tuple[int, ...]:
     """Return the indices of a node's GPUs that neither the limits nor the library keep idle."""
+    # GPUs of another library (NCCL, RCCL) than the cluster's cannot join the job.
     if cluster.library not in (None, node.gpu_type.library):
         return ()
     idle = cluster.limits.idle_devices

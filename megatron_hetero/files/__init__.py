@@ -101,14 +101,18 @@ def write_json(path: Path | str, data: Any) -> None:
     """
     path = Path(path)
     text = json.dumps(data, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    # In the same folder, since a rename is atomic on one file system alone; the process id keeps
+    # two writers apart.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            # The content is on the disk before the name points to it.
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
+        # What went wrong first is what the user has to know.
         with suppress(OSError):
             temporary.unlink()
         raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from None

@@ -12,6 +12,7 @@ from megatron_hetero.errors import FileFormatError
 
 MAX_FILE_BYTES = 16 << 20
 """A plan for 10,000 GPUs has a few MiB."""
+# Levels and values that no file of ours comes near; a hostile one must not exhaust the reader.
 MAX_DEPTH = 32
 MAX_VALUES = 1_000_000
 
@@ -38,6 +39,7 @@ class Document:
         """Return `keypath` without the parts that the file does not have (a schema's own
         labels)."""
         known: KeyPath = ()
+        # A part that is missing is left out, and deeper ones are looked for behind it.
         for part in keypath:
             if (*known, part) in self.lines:
                 known = (*known, part)
@@ -78,12 +80,14 @@ class DocumentBuilder:
     def expects_key(self) -> bool:
         """Return whether a key of a mapping has to come next."""
         inside_mapping = bool(self._open) and isinstance(self._open[-1], dict)
+        # A mapping waits for a key while the path has fewer parts than there are open containers.
         return inside_mapping and len(self._keypath) < len(self._open)
 
     def key(self, key: object, line: int) -> None:
         """Take the key of the next value."""
         if not isinstance(key, str):
             self.fail(line, f"the key {key!r} is not text; put it in quotes")
+        # Both lines, because either key may be the wrong one.
         if key in self._open[-1]:
             first = self._lines[*self._keypath, key]
             self.fail(line, f'duplicate key "{key}", first on line {first}; keep one of them')
@@ -100,6 +104,7 @@ class DocumentBuilder:
     def begin(self, container: dict[str, Any] | list[Any], line: int) -> None:
         """Open an empty mapping or list whose content comes next, up to `end`."""
         self._place(container, line)
+        # The parser recurses with the depth, so the limit comes before the content.
         if len(self._open) == MAX_DEPTH:
             self.fail(line, f"nested deeper than {MAX_DEPTH} levels, the limit of a file")
         self._open.append(container)
@@ -119,6 +124,7 @@ class DocumentBuilder:
         self._num_values += 1
         if self._num_values > MAX_VALUES:
             self.fail(line, f"more than {MAX_VALUES} values, the limit of a file")
+        # A value outside of all containers is the document itself.
         if not self._open:
             if self._num_values > 1:
                 self.fail(line, "a second document begins here; keep one")
@@ -128,6 +134,7 @@ class DocumentBuilder:
         if isinstance(container, dict):
             container[str(self._keypath[-1])] = value
         else:
+            # Items are their own keys: the index becomes part of the path.
             self._keypath.append(len(container))
             self._lines[tuple(self._keypath)] = line
             container.append(value)
@@ -145,6 +152,7 @@ def read_text(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
+            # One byte more than allowed tells a larger file, without reading all of it.
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
@@ -153,6 +161,7 @@ def read_text(path: Path) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        # Lines are counted in the bytes before the wrong one.
         line = content.count(b"\n", 0, error.start) + 1
         raise FileFormatError(
             f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8 text; "

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from megatron_hetero.files.document import DocumentBuilder
 
+# More digits than any number of a file needs; converting very long ones takes quadratic time.
 MAX_DIGITS = 40
 
 # YAML 1.2 core schema: `NO` and `12:30:45` are text, `1e9` is a number.
@@ -41,9 +42,11 @@ def feed_yaml(builder: DocumentBuilder, text: str) -> None:
     from ruamel.yaml import YAML  # a tenth of a second that reading JSON need not pay
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+    # The parser yields events; nothing constructs objects from them.
     try:
         for event in YAML(typ="safe", pure=True).parse(text):
             _feed_yaml_event(builder, event)
+    # Most errors have a mark, which counts lines from 0.
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -63,9 +66,11 @@ def _feed_yaml_event(builder: DocumentBuilder, event: Any) -> None:
     if getattr(event, "tag", None) is not None:
         builder.fail(line, f"the tag {event.tag} is not allowed; remove it")
 
+    # Content: an end, a scalar (key or value), a begin of a container.
     if isinstance(event, events.MappingEndEvent | events.SequenceEndEvent):
         builder.end()
     elif isinstance(event, events.ScalarEvent):
+        # Quoted text stays text; only plain scalars may be numbers, booleans or null.
         value = event.value if event.style else _plain_yaml_value(builder, event.value, line)
         if not builder.expects_key:
             builder.scalar(value, line)
@@ -81,6 +86,7 @@ def _feed_yaml_event(builder: DocumentBuilder, event: Any) -> None:
 
 def _plain_yaml_value(builder: DocumentBuilder, text: str, line: int) -> Any:
     """Read an unquoted scalar by the core schema."""
+    # In the order of the core schema, integers before floats.
     if _YAML_NULL.fullmatch(text):
         return None
     if _YAML_BOOL.fullmatch(text):
@@ -99,6 +105,7 @@ def _plain_yaml_value(builder: DocumentBuilder, text: str, line: int) -> Any:
 def feed_json(builder: DocumentBuilder, text: str) -> None:
     """Read JSON text (RFC 8259) into `builder`."""
     tokens = _json_tokens(builder, text)
+    # One value, and nothing behind it.
     _feed_json_value(builder, tokens, next(tokens))
     kind, _, line = next(tokens)
     if kind != "end":
@@ -121,6 +128,7 @@ def _feed_json_value(builder: DocumentBuilder, tokens: Iterator[_Token], token: 
 
 def _feed_json_members(builder: DocumentBuilder, tokens: Iterator[_Token]) -> None:
     token = next(tokens)
+    # A scalar may be the text "}", so the kind counts too.
     while token[1] != "}" or token[0] != "punctuation":
         kind, key, line = token
         if kind != "scalar" or not isinstance(key, str):
@@ -131,6 +139,7 @@ def _feed_json_members(builder: DocumentBuilder, tokens: Iterator[_Token]) -> No
         if _expect(builder, next(tokens), ",", "}") == "}":
             break
         token = next(tokens)
+        # JSON has no comma before the end.
         if token[:2] == ("punctuation", "}"):
             builder.fail(token[2], "not valid JSON: a comma stands before }; remove it")
     builder.end()
@@ -160,6 +169,7 @@ def _json_tokens(builder: DocumentBuilder, text: str) -> Iterator[_Token]:
     """Yield tokens with their lines; after the last one, "end" for ever."""
     position, line = 0, 1
     while True:
+        # Lines are counted in the white space: no other token of JSON has a line break.
         space = _JSON_SPACE.match(text, position)
         assert space is not None  # the pattern matches the empty string
         line += space.group().count("\n")
@@ -167,6 +177,7 @@ def _json_tokens(builder: DocumentBuilder, text: str) -> Iterator[_Token]:
         if position == len(text):
             yield "end", None, line
             continue
+        # Punctuation, a text, a number or a word.
         match = _JSON_TOKEN.match(text, position)
         if match is None:
             builder.fail(line, f"not valid JSON: unexpected {text[position : position + 20]!r}")
@@ -179,13 +190,16 @@ def _json_tokens(builder: DocumentBuilder, text: str) -> Iterator[_Token]:
 
 def _json_scalar(builder: DocumentBuilder, match: re.Match[str], line: int) -> Any:
     text = match.group()
+    # Escapes are the library's to read.
     if match["string"]:
         try:
             return json.loads(text)
         except ValueError as error:
             builder.fail(line, f"not valid JSON: {error}")
     if match["number"]:
+        # An exact integer, unless the number has a point or an exponent.
         return _int(builder, text, 10, line) if re.fullmatch(r"-?\d+", text) else float(text)
+    # The builder refuses it as it does YAML's.
     if text in _JSON_NOT_FINITE:
         return float(text)
     if text not in _JSON_WORDS:

@@ -17,13 +17,16 @@ def describe_faults(
     document: Document, model_class: type[BaseModel], error: ValidationError
 ) -> list[str]:
     """Write `file:line: key: fault`, one for each fault, in the order of the file."""
+    # Faults in the order of their lines; one that follows from another is left out.
     found = error.errors(include_url=False)
     faults = []
     for fault in found:
+        # Entries with faults of their own are missing from the list, which then looks short.
         if fault["type"] == "too_short" and _is_consequence(
             fault["loc"], [f["loc"] for f in found]
         ):
             continue
+        # A schema's own labels, such as branches of a union, are not in the file.
         keypath = document.existing(fault["loc"])
         key = format_keypath(keypath)
         text = _fault_text(dict(fault), document, model_class)
@@ -39,6 +42,7 @@ def _is_consequence(location: Sequence[str | int], others: Sequence[Sequence[str
 
 def near_names(name: str, known: Iterable[str]) -> str:
     """Write ` (did you mean "x"?)`, or nothing when no known name is near."""
+    # Case does not count in a wrong name.
     by_folded = {k.casefold(): k for k in known}
     near = difflib.get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.6)
     if not near:
@@ -49,6 +53,7 @@ def near_names(name: str, known: Iterable[str]) -> str:
 def _fault_text(fault: dict[str, Any], document: Document, model_class: type[BaseModel]) -> str:
     location: Sequence[str | int] = fault["loc"]
     kind, message = str(fault["type"]), str(fault["msg"])
+    # Kinds of faults with words of our own; all others have pydantic's.
     if kind == "extra_forbidden":
         known = _keys(_model_at(model_class, location[:-1]))
         unknown = str(location[-1])
@@ -62,6 +67,7 @@ def _fault_text(fault: dict[str, Any], document: Document, model_class: type[Bas
         least, there = fault["ctx"]["min_length"], fault["ctx"]["actual_length"]
         return f"needs {least} or more entries; it has {there or 'none'}"
     message = message[:1].lower() + message[1:]
+    # The value itself, where it is short enough to print.
     if document.existing(location) and not isinstance(fault["input"], dict | list):
         message += f"; it is {json.dumps(fault['input'], ensure_ascii=False)}"
     return message
@@ -76,6 +82,7 @@ def _keys(model: type[BaseModel] | None) -> list[str]:
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
     """Find the schema class that describes the value at `location`; None where that is
     ambiguous."""
+    # Schema classes that a value at this part of the path may have.
     candidates: list[Any] = [model]
     for part in location:
         following: list[Any] = []
@@ -95,6 +102,7 @@ def _children(annotation: Any, part: str | int) -> list[Any]:
             for name, field in annotation.model_fields.items()
             if part in (name, field.alias)
         ]
+    # `Annotated` and unions are looked through; dicts and lists lead to their entries.
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _children(arguments[0], part)

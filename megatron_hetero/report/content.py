@@ -97,6 +97,7 @@ def gather(
         Lane(stage.replica, stage.stage, stage.devices, stage.operations)
         for stage in simulation.timelines
     )
+    # The explanation compares plans; `quick` keeps to stock Megatron's.
     return Content(
         plan=plan,
         cluster=cluster,

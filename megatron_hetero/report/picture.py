@@ -14,6 +14,7 @@ from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.report.page.figure import Figure
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+# Pixels for a user unit, and seconds for the browser to draw.
 _SCALE = 2
 _LIMIT_S = 60
 
@@ -24,6 +25,7 @@ def draw_png(figure: Figure, path: Path) -> None:
     Raises:
         EnvironmentMismatchError: no browser here, or it did not draw.
     """
+    # The first browser of the list that this machine has.
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         raise EnvironmentMismatchError(
@@ -58,6 +60,7 @@ def draw_png(figure: Figure, path: Path) -> None:
             raise EnvironmentMismatchError(
                 f"{browser} did not draw {figure.name} within {_LIMIT_S} s; use --svg"
             ) from error
+        # The file tells whether the browser has drawn, whatever its exit code.
         if not drawn.exists():
             raise EnvironmentMismatchError(
                 f"{browser} did not draw {figure.name} (exit code {done.returncode}): "

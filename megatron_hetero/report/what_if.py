@@ -42,6 +42,7 @@ def variations(plan: Plan, cluster: Cluster, profile: Profile | None) -> tuple[V
     def step_time_s(cluster: Cluster, profile: Profile | None) -> float:
         return simulate_plan(plan, cluster, profile=profile).step_time_s
 
+    # The change is relative to the same simulation of the cluster as it is.
     own_s = step_time_s(cluster, profile)
     found = [
         Variation(what, time_s, time_s / own_s - 1)
@@ -54,6 +55,7 @@ def variations(plan: Plan, cluster: Cluster, profile: Profile | None) -> tuple[V
 def _changed(
     plan: Plan, cluster: Cluster, profile: Profile | None
 ) -> Iterator[tuple[str, Cluster, Profile | None]]:
+    # Only what the plan uses can change its step: the network with several machines.
     if len(plan.hosts) > 1:
         for what, faster, later in (
             ("network between machines at twice its speed", 2.0, 1.0),
@@ -61,9 +63,11 @@ def _changed(
             ("network latency ten times higher", 1.0, 10.0),
         ):
             yield what, _with_network(cluster, faster, later), profile
+    # Links inside a node where a machine runs several GPUs of the plan.
     if any(len(host.gpu_indices) > 1 for host in plan.hosts):
         nodes = tuple(replace(n, link=n.link.times_as_fast(2.0)) for n in cluster.nodes)
         yield "links inside every node at twice their speed", replace(cluster, nodes=nodes), profile
+    # Each type by itself: which of them holds the others up.
     for name in dict.fromkeys(plan.type_by_device.values()):
         changed, with_profile = _with_gpu_speed(cluster, profile, name, SLOWER_GPU)
         yield (
@@ -92,6 +96,7 @@ def _with_network(cluster: Cluster, faster: float, later: float) -> Cluster:
             jitter_s=link.jitter_s * later,
         )
 
+    # Uplinks, paths and lines of sites together, so that no line stays behind.
     return replace(
         cluster,
         nodes=tuple(n.with_faster_network(faster) for n in cluster.nodes),
@@ -115,6 +120,7 @@ def _profile_at_speed(profile: Profile | None, gpu_name: str, speed: float) -> P
     """Stretch the measured times of a type (the first part of each key)."""
     if profile is None:
         return None
+    # A key of a profile begins with the name of the type.
     points = {
         key: tuple(
             (size, PassTimes(times.forward_s / speed, times.backward_s / speed))

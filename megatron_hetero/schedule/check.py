@@ -119,12 +119,14 @@ def find_cycle(schedule: Schedule, sends: Sends) -> list[Place]:
 def _check_work(schedule: Schedule) -> None:
     micro_batches = range(schedule.num_micro_batches)
     for stage, programme in enumerate(schedule.programmes):
+        # All operations of a stage, whatever instructions they stand in.
         operations = [operation for instruction in programme for operation in instruction]
         unknown = {o.chunk for o in operations} - set(range(schedule.num_chunks(stage)))
         if unknown:
             raise CheckFailedError(
                 f"stage {stage} runs chunks {sorted(unknown)}, but has {schedule.num_chunks(stage)}"
             )
+        # Each chunk has every micro-batch once, apart from the other chunks.
         for chunk in range(schedule.num_chunks(stage)):
             found = Counter[tuple[str, int]](
                 (o.kind, o.micro_batch) for o in operations if o.chunk == chunk
@@ -165,6 +167,7 @@ def _check_order(schedule: Schedule, stage: int, operations: list[Operation]) ->
     done: set[Operation] = set()
     last = len(schedule.chain) - 1
     for operation in operations:
+        # What has to come before it on its own stage; other stages' part is `find_cycle`'s.
         k, chunk = operation.micro_batch, operation.chunk
         here = schedule.virtual_stage(stage, chunk)
         needs: list[Operation] = []
@@ -179,6 +182,7 @@ def _check_order(schedule: Schedule, stage: int, operations: list[Operation]) ->
         elif operation.kind == "send_forward":
             needs.append(Operation("forward", k, chunk))
         elif operation.kind == "send_backward":
+            # A gradient leaves after the whole backward pass, or after its first part alone.
             is_whole = Operation("backward", k, chunk) in done
             needs.append(Operation("backward" if is_whole else "backward_input", k, chunk))
         for need in needs:

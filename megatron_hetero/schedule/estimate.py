@@ -65,6 +65,7 @@ def estimate_plan(
 def _with_chunks_kept(estimates: Estimates, stages: Sequence[StageTimeline]) -> Estimates:
     """Correct the memory of stages in chunks: they keep parts of micro-batches, a placement counts
     whole ones."""
+    # Only activations differ: the peak of the timeline replaces that of whole micro-batches.
     devices = dict(estimates.devices)
     for stage in stages:
         for name, peak_bytes in zip(stage.devices, stage.device_peak_bytes, strict=True):

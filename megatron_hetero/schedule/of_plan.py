@@ -44,6 +44,7 @@ def replica_schedule(plan: Plan, replica: int) -> Schedule:
 
 def operations(order: str) -> tuple[Operation, ...]:
     """Read an order's computations, with the micro-batches counted."""
+    # Passes of each letter and chunk so far: their number is the micro-batch's.
     done: Counter[Pass] = Counter()
     found = []
     for letter, chunk in parse_order(order):
@@ -54,6 +55,7 @@ def operations(order: str) -> tuple[Operation, ...]:
 
 def order_of(programme: Programme) -> str:
     """Write a programme's computations as a plan has them."""
+    # Messages are left out: `build_schedule` completes them from the computations.
     letters = {kind: letter for letter, kind in _KINDS.items()}
     return format_order(
         (letters[operation.kind], operation.chunk)
@@ -71,6 +73,7 @@ def with_schedule(plan: Plan, replica: int, schedule: Schedule, name: ScheduleNa
         schedule: programmes of its stages, for its chain of chunks.
         name: kind of the schedule.
     """
+    # An order says all that launch counts say, so these go.
     stages = tuple(
         replace(stage, order=order_of(programme), num_launched_forwards=None)
         for stage, programme in zip(plan.replicas[replica].stages, schedule.programmes, strict=True)

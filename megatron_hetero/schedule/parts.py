@@ -44,6 +44,7 @@ class ChunkTimes:
 
     def seconds(self, kind: OperationKind) -> float:
         """Return the duration of one computation."""
+        # Messages and exchanges have no duration of their own here.
         match kind:
             case "forward":
                 return self.forward_s

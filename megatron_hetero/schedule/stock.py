@@ -46,6 +46,7 @@ def sends_as_stock(plan: Plan, workload: Workload | None = None) -> bool:
 
 def reasons_not_stock(plan: Plan) -> tuple[str, ...]:
     """Explain in words what stock Megatron cannot express of the plan; empty for a stock plan."""
+    # Shapes alone where they differ: settings and the order of ranks mean nothing then.
     return tuple(_shape_reasons(plan)) or (*_setting_reasons(plan), *_rank_reasons(plan))
 
 
@@ -61,6 +62,7 @@ def _shape_reasons(plan: Plan) -> Iterator[str]:
     if len(plan.layout.tensor_parallel_widths) > 1:
         widths = ", ".join(map(str, plan.layout.tensor_parallel_widths))
         yield f"stages of different tensor-parallel widths ({widths})"
+    # Depth, then layers: the second is named only where the first is equal.
     if any(len(replica.stages) != len(first.stages) for replica in plan.replicas):
         yield "replicas of different pipeline depths"
     elif any(chained_layers(replica) != chained_layers(first) for replica in plan.replicas):
@@ -80,6 +82,7 @@ def _shape_reasons(plan: Plan) -> Iterator[str]:
 def _expert_reasons(plan: Plan) -> Iterator[str]:
     """Yield what `--expert-model-parallel-size` and `--expert-tensor-parallel-size` cannot say."""
     shapes = [stage.shape for replica in plan.replicas for stage in replica.stages]
+    # Flags say one way of dealing experts out for all stages.
     if len({(shape.expert_shares, shape.expert_groups) for shape in shapes}) > 1:
         yield "stages that deal experts out differently (ep)"
         return
@@ -97,6 +100,7 @@ def _context_reasons(plan: Plan) -> Iterator[str]:
     shapes = [stage.shape for replica in plan.replicas for stage in replica.stages]
     if not plan.layout.has_context_parallel:
         return
+    # One size for all stages, in equal parts of a sequence.
     if len({shape.context_parallel for shape in shapes}) > 1:
         yield "stages of different context-parallel sizes (cp)"
     if plan.layout.has_uneven_context_parallel:
@@ -110,15 +114,18 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     if common_recompute(plan) is None:
         yield "stages with different recompute"
+    # A precision that is the job's anyway is no setting of its own.
     precision = None if plan.workload is None else plan.workload.training.precision
     if any(stage.precision not in (None, precision) for stage in stages):
         yield "stages with a precision of their own"
+    # Megatron runs one other order than 1F1B: its own interleaved one.
     if any(stage.order is not None for stage in stages) and not _is_interleaved_as_megatron(plan):
         yield "stages with an order of their own"
     if plan.exchange_groups:
         yield "gradients exchanged by groups of machines"
     if len({stage.optimizer_share or 1 for stage in stages}) > 1:
         yield "unequal shares of the optimizer's state"
+    # Replicas with counts that Megatron would not choose.
     ahead = [
         str(r)
         for r, replica in enumerate(plan.replicas)
@@ -136,6 +143,8 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
 def _rank_reasons(plan: Plan) -> Iterator[str]:
     if rank_orders(plan):
         return
+    # The ranks follow one of Megatron's orders, but its groups of experts in that order are other
+    # ones.
     if ranks_follow(plan):
         yield (
             "groups of experts other than a stage's own ranks, where the ranks follow the pipeline "
@@ -167,6 +176,7 @@ def _rank_reason(nodes: NodeGrid) -> str:
 def _is_interleaved_as_megatron(plan: Plan) -> bool:
     """Return whether the orders match Megatron's interleaved schedule, with chunks in turn."""
     for r, replica in enumerate(plan.replicas):
+        # Megatron gives each stage as many chunks as any other, in turn along the stages.
         on_stage, num_stages = chain(replica), len(replica.stages)
         num_chunks, rest = divmod(len(on_stage), num_stages)
         if rest or num_chunks < 2 or on_stage != tuple(range(num_stages)) * num_chunks:
@@ -192,6 +202,7 @@ def _is_uneven(plan: Plan, stage: Stage) -> bool:
     shares = stage.shape.shares
     if shares is None:
         return False
+    # Without a model equal shares may still not divide: they count as uneven.
     if len(set(shares)) > 1 or plan.workload is None:
         return True
     return any(units % len(shares) for *_, units in divided_sizes(plan.workload.model))
@@ -232,6 +243,7 @@ def common_recompute(plan: Plan) -> tuple[str | None, int | None] | None:
     found = {recompute(plan, stage) for stage in stages}
     if len(found) == 1:
         return found.pop()
+    # A lesser count passes if it is all layers of its stage, where the largest has the same effect.
     counts = [count for _, count in found if count is not None]
     if {granularity for granularity, _ in found} != {"full"} or len(counts) < len(found):
         return None

@@ -56,6 +56,7 @@ def mlp_activation_bytes(model: ModelSpec, training: TrainingSpec, share: Tensor
             * training.element_bytes
             * _kept_by_mlp(model, training, share)
         )
+    # Routed experts, and beside them the expert of all tokens.
     kept = _kept_by_experts(model, training, share)
     return kept + _kept_by_shared_expert(model, training, share)
 
@@ -64,6 +65,7 @@ def score_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fl
     """Return the bytes of one tensor of attention scores; none where attention stores no scores."""
     if not share.stores_scores(training, flash):
         return 0
+    # One score for each of the member's heads, own row and column of the whole sequence.
     num_heads = share.query_groups * (model.num_attention_heads // model.num_query_groups)
     scores = share.num_tokens(model, training) * num_heads * model.seq_length
     return scores * training.element_bytes
@@ -97,6 +99,7 @@ def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShar
     router += tokens * model.num_experts  # who got which token
     unweighted = 0 if training.fused_activation and model.gated_mlp else share.mlp_columns
     elements = model.hidden_size + _kept_by_mlp(model, training, share) + unweighted + 1
+    # Tokens that come to this member's experts; two 8-byte numbers a token say where it lies.
     here = int(share.routed_tokens(model, training))
     return here * (elements * element + 2 * 8) + router
 
@@ -121,6 +124,7 @@ def _kept_by_attention(
         elif rotary:
             # Rotated queries and keys are new; the values hold on to the product they are part of.
             elements += query + key_value
+    # Norms of queries and keys keep their inputs, which are not what attention keeps.
     normalised = query + key_value if model.qk_layernorm else 0
     gathers = not flash and share.context_parallel > 1 and recompute == "none"
     if gathers:
@@ -163,6 +167,7 @@ def _kept_by_shared_expert(model: ModelSpec, training: TrainingSpec, share: Tens
         return 0
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    # As an MLP of its own columns; its gate keeps the input and one value of each token.
     kept = tokens * element * _kept_by_mlp(model, training, replace(share, mlp_columns=columns))
     if model.moe_shared_expert_gate:
         kept += own_tokens * element * (model.hidden_size + 1)
@@ -187,6 +192,7 @@ def _kept_by_latent_attention(
         kept += own_tokens * element * latents
         num_norms = 2 if model.q_lora_rank else 1
         kept += own_tokens * num_norms * _norm_statistics(model)
+    # Rotated and plain parts are put together anew, so queries, keys, values and context are new.
     kept += tokens * element * (2 * query + 2 * value)
     if not flash:
         # Cosines and sines of the rotary part.
@@ -195,6 +201,7 @@ def _kept_by_latent_attention(
         return kept
     if flash:
         return kept + _STATISTIC_BYTES * tokens * heads
+    # Unfused attention keeps the softmax, and with dropout the result and a mask byte.
     scores = tokens * heads * model.seq_length
     return kept + scores * (2 * element + 1 if training.attention_dropout else element)
 
@@ -211,6 +218,7 @@ def _gathered_bytes(
     query, key_value = attention_sizes(model, share)
     is_stored = share.stores_scores(training, flash)
     elements = query if is_stored and key_value < query else key_value
+    # Keys and values of all ranks; the order of rows is one 8-byte number for each of the sequence.
     tokens = training.micro_batch_size * model.seq_length
     mask = share.sequence_tokens(model) * model.seq_length if is_stored else 0
     return 2 * tokens * elements * training.element_bytes + 8 * model.seq_length + mask
@@ -229,6 +237,7 @@ def embedding_activation_bytes(model: ModelSpec, training: TrainingSpec, share: 
     Args:
         share: the device's part of its tensor-parallel group.
     """
+    # Token and position numbers are 8 bytes, the mark of a foreign row one.
     tokens = share.num_tokens(model, training)
     numbers = 2 if model.position_embedding == "learned_absolute" else 1
     kept = tokens * (8 * numbers + (1 if share.width > 1 else 0))
@@ -278,6 +287,7 @@ def further_activation_bytes(
         * share.own_tokens(model, training)
         * (model.hidden_size * training.element_bytes + _norm_statistics(model))
     )
+    # A whole layer, an embedding and a loss of their own for each further token.
     kept = layer_activation_bytes(model, training, share, flash, training.recompute)
     kept += embedding_activation_bytes(model, training, share)
     kept += head_activation_bytes(model, training, share, vocab_rows)

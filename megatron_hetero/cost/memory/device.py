@@ -123,6 +123,8 @@ class StageMemory:
         """Return the memory of a stage with so many layers of each kind; of that many alone."""
         if not self.kinds:
             return self
+        # The base takes all that the counted layers have beyond the mean layer, which stays as
+        # `per_layer`.
         total = sum(counts)
         base = {
             part: size
@@ -171,6 +173,7 @@ class StageMemory:
 
         Copies of fp8 weights, which are each layer's buffers, stay.
         """
+        # The last backward pass has given activations and its buffers back.
         freed = self.base["activations"] + self.base["buffers"]
         base = self.base_bytes - freed + self.update_base_bytes
         layer = self.bytes_per_layer - self.per_layer["activations"] + self.update_layer_bytes
@@ -217,6 +220,7 @@ def kept_sends(launch_counts: Sequence[int]) -> list[int]:
     (`runtime.parallel.boundary`).  Receives are posted ahead (`schedule.orders.delivery`): of each
     neighbour one more than the launch counts differ; `stage_memory` counts that one itself.
     """
+    # Shape [stage + 1]: entry i is the boundary before stage i; beyond both ends there is none.
     sent = [0, *launch_counts[:-1], 0]
     posted = [0, *[max(before - after, 0) for before, after in pairwise(launch_counts)], 0]
     return [sum(sent[i : i + 2]) + sum(posted[i : i + 2]) for i in range(len(launch_counts))]
@@ -267,10 +271,12 @@ def stage_memory(
             for i, kind in enumerate(model.kinds)
         )
         return _of_kinds(model, kinds)
+    # With unlike shares: the vocabulary of which an even share is this member's rows.
     width = share.width
     vocab_rows = share.rows_as_if_even(model, vocab_rows)
     element = training.element_bytes
     states = state_bytes(training)
+    # The GPU decides what is kept: unfused attention stores its scores.
     flash = uses_flash_attention(training, gpu)
     tokens = share.num_tokens(model, training)
     # Elements at a boundary, and the tensors kept there for neighbours.
@@ -327,6 +333,7 @@ def stage_memory(
             largest_tensor_bytes(model, training, share, flash, vocab_rows if last else 0)
         ),
     }
+    # A stage in the middle has no batch, so each layer makes its mask itself.
     kept = layer_activation_bytes(model, training, share, flash, training.recompute)
     if not (first or last):
         kept += own_mask_bytes(model, training, share, flash)
@@ -359,10 +366,12 @@ def _layer_states_bytes(
         holders: that divide the states.
         state: bytes of a parameter.
     """
+    # Layers without experts over replicas have one set of holders for all their states.
     num_holders, own_holders = holders.layers, holders.experts
     if not (share.expert_ranks or own_holders):
         return _ceil(num_params * state, num_holders)
     experts = expert_params(model, share)
+    # The ranks of all holders, `num_holders` times the width, form groups of `expert_ranks` each.
     if own_holders is None:
         own_holders = max(1.0, num_holders * share.width / share.expert_ranks)
     return _ceil((num_params - experts) * state, num_holders) + _ceil(experts * state, own_holders)
@@ -370,6 +379,7 @@ def _layer_states_bytes(
 
 def _of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:
     """Combine the memories of kinds of layers, see `StageMemory`."""
+    # A quarter of the model in a row, where its heaviest layers are.
     window = -(-model.num_layers // 4)
     counts = max(
         (model.kind_counts(first, window) for first in range(model.num_layers - window + 1)),
@@ -383,6 +393,7 @@ def _of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:
             )
             for part in kinds[0].per_layer
         },
+        # One card for all kinds; the update has the heaviest base, and the mean of the window.
         kinds[0].capacity_bytes,
         kinds,
         max(kind.update_base_bytes for kind in kinds),
@@ -397,6 +408,7 @@ def with_in_flight(model: ModelSpec, memory: StageMemory, num_in_flight: int) ->
     if memory.kinds:
         kinds = [with_in_flight(model, kind, num_in_flight) for kind in memory.kinds]
         return _of_kinds(model, tuple(kinds))
+    # Only activations depend on the number in flight.
     part = "activations"
     return replace(
         memory,
@@ -422,6 +434,7 @@ def with_some_layers_recomputed(
         # Which of its layers a stage recomputes is not known here: those that save least.
         base = {part: max(kind.base[part] for kind in made) for part in made[0].base}
         return replace(kept, base=base)
+    # A straight line between both memories: each recomputed layer saves the same.
     part = "activations"
     saved = kept.per_layer[part] - recomputed.per_layer[part]
     base = {**recomputed.base, part: recomputed.base[part] - num_recomputed * saved}
@@ -430,6 +443,7 @@ def with_some_layers_recomputed(
 
 def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
     """Return the memory with the least to spare."""
+    # Equal devices share one object, so most stages end here.
     if len(memories) == 1 or all(memory is memories[0] for memory in memories):
         return memories[0]
     return max(memories, key=lambda m: m.peak_bytes(num_layers) - m.capacity_bytes)
@@ -443,6 +457,7 @@ def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -
         num_layers: of its stage.
         holders: devices that share the distributed optimizer's states.
     """
+    # The holders divide the update of weights and gradients among themselves.
     parts = memory.parts_bytes(num_layers)
     copies = memory.update_base_bytes + num_layers * memory.update_layer_bytes
     return parts["optimizer"] + copies + (parts["weights"] + parts["gradients"]) / holders.layers

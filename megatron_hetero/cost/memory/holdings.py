@@ -122,6 +122,7 @@ def _of_experts(
     """
     if sizes is None:
         return None
+    # Places in a group repeat along the devices of all its replicas.
     whole = sizes[0] * sizes[1]
     places = [place % whole for place in range(first, first + number)]
     return tuple((place / whole, (place + 1) / whole) for place in places)
@@ -135,6 +136,7 @@ def _groups(
     expert_shares: tuple[int, ...] | None,
     experts: tuple[Interval, ...] | None,
 ) -> Iterator[StagePart]:
+    # Each context-parallel rank is a group with all weights of the stage.
     for rank, start in enumerate(range(0, len(devices), width)):
         own = None if experts is None else experts[start : start + width]
         yield StagePart(devices[start : start + width], layers, shares, rank, expert_shares, own)
@@ -146,6 +148,7 @@ class StateSizes:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         model, states = workload.model, state_bytes(workload.training)
+        # Sizes are those of whole tensors, with the vocabulary padded for a single GPU.
         self._layers = {kind: _layer_parts(kind) for kind in model.kinds or (model,)}
         rows = padded_vocab_size(model, (1,))
         self._params = {
@@ -159,6 +162,7 @@ class StateSizes:
         """Return the bytes of a whole tensor."""
         name, layer, state = tensor
         params = self._params.get(name)
+        # A part of a layer, whose size depends on the kind of the layer.
         if params is None:
             params = self._layers[self.workload.model.of_layer(layer)][name]
         return params * self._bytes[state]
@@ -168,6 +172,7 @@ def _layer_parts(model: ModelSpec) -> dict[str, int]:
     """Count the parameters of a layer's MLP or experts, the shared one included, and of all else of
     the layer."""
     share = even_share(model, 1)
+    # The first matrix is two where the MLP is gated.
     columns = share.mlp_columns * (3 if model.gated_mlp else 2) * (model.num_experts or 1)
     mlp = model.hidden_size * columns + sum(shared_expert_matrices(model, share))
     return {"attention": layer_params(model, share) - mlp, "mlp": mlp}
@@ -192,6 +197,7 @@ def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Hol
             cuts.setdefault((name, layer), set()).update(interval)
             held.setdefault((name, layer), []).append((copy, interval))
     slices = {key: list(pairwise(sorted(edges))) for key, edges in cuts.items()}
+    # For each slice: the copies that hold it, each of which keeps one part of its states.
     turns = {
         key: {
             (a, b): sorted({copy for copy, (start, stop) in held[key] if start <= a and b <= stop})
@@ -219,6 +225,7 @@ def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Hol
 def _part(interval: Interval, index: int, count: int) -> Interval:
     """Cut one of `count` equal parts out of an interval."""
     start, stop = interval
+    # The last part ends at the stop itself, so that rounding leaves no gap.
     step = (stop - start) / count
     return start + index * step, stop if index == count - 1 else start + (index + 1) * step
 
@@ -232,8 +239,10 @@ def _intervals(
         edges = shard_edges(num_units, width, stage.shares)
         return edges[index] / num_units, edges[index + 1] / num_units
 
+    # Edges of whole units, as fractions of the tensor.
     attention = interval(model.num_query_groups)
     mlp = interval(model.mlp_columns)
+    # Experts dealt out in the group, then over replicas, replace the cut by columns.
     if stage.expert_shares is not None:
         edges = shard_edges(model.num_experts, width, stage.expert_shares)
         mlp = edges[index] / edges[-1], edges[index + 1] / edges[-1]
@@ -242,6 +251,7 @@ def _intervals(
     for layer in stage.layers:
         yield "attention", layer, attention
         yield "mlp", layer, mlp
+    # Rows of the vocabulary divide by the shares themselves; padding is left out.
     weights = stage.shares or (1,) * width
     rows = sum(weights[:index]) / sum(weights), sum(weights[: index + 1]) / sum(weights)
     if 0 in stage.layers:
@@ -254,6 +264,7 @@ def overlap_bytes(sizes: StateSizes, one: Kept, other: Kept) -> float:
     """Sum the bytes that two devices both keep."""
     total = 0.0
     for tensor in one.keys() & other.keys():
+        # Both lists of intervals are short: each pair is compared.
         common = sum(
             max(0.0, min(stop, b) - max(start, a))
             for start, stop in one[tensor]
@@ -278,6 +289,7 @@ def without(interval: Interval, own: Sequence[Interval]) -> Iterator[Interval]:
     >>> list(without((0.0, 1.0), [(0.25, 0.5)]))
     [(0.0, 0.25), (0.5, 1.0)]
     """
+    # `start` moves past each own interval; what lies before it is missing.
     start, stop = interval
     for a, b in own:
         if a > start:

@@ -79,11 +79,13 @@ def kept_free(
         num_inward: communicators by which messages come to it (`inward_communicators`).
         profile: may have measured the context and a communicator.
     """
+    # A reserve that the user gives stands for all that is not Megatron's.
     given = cluster.limits.memory_reserve_bytes
     if given is not None:
         return KeptFree(0, given)
     gpu = node.gpu_type
     measured = NOT_MEASURED if profile is None else profile.gpus.get(gpu.name, NOT_MEASURED)
+    # Measured figures come first; communicators only where another GPU is there to speak to.
     libraries = (measured.context_bytes or CONTEXT_BYTES) + workspace_bytes(gpu)
     if len(cluster.nodes) > 1 or node.num_gpus > 1:
         libraries += communicators_bytes(node, width, num_inward, measured.communicator_bytes)
@@ -152,17 +154,20 @@ def communicators_bytes(
     if of_two_bytes is None:
         of_two_bytes = _num_connections(2) * CONNECTION_BYTES * num_channels(node)
     channels = num_channels(node)
+    # The gradients' communicator and the whole job's, each as of three ranks or more.
     num_connections = 2 * _num_connections(3)
     if width > 1:
         num_connections += _num_connections(width)
     # Of one channel each: exact whatever was measured.
     buffers = num_connections * channels + num_inward * min(CHANNELS_OF_MESSAGES, channels)
+    # Scaled from a communicator of two: its bytes over its connections and channels, rounded up.
     return -(-of_two_bytes * buffers // (_num_connections(2) * channels))
 
 
 def num_channels(node: Node) -> int:
     """Return NCCL's channels between GPUs of a node: two for every NVLink's worth of bandwidth,
     two over a PCIe bus."""
+    # Without neighbours on the node there is the network alone.
     if node.num_gpus == 1:
         return 2
     return min(_MOST_CHANNELS, 2 * max(1, int(node.link.bytes_per_s / _NVLINK_BYTES_PER_S)))

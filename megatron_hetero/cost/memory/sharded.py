@@ -47,9 +47,12 @@ class ShardedMemory:
             num_sharded: layers of which it keeps a part, at least 1.
             num_layers: of its stage.
         """
+        # One layer's whole weights and gradients, and the moment when exchanges hold the most.
         weights, gradients = whole.per_layer["weights"], whole.per_layer["gradients"]
         gathered = self._gathered_bytes(whole, num_sharded > 1)
         kept = whole.parts_bytes(num_layers)
+        # A checkpoint gathers all weights when activations and buffers are free: only the excess
+        # counts.
         free = kept["activations"] + kept["buffers"] + gathered
         base = dict(whole.base)
         base["weights"] -= math.floor(num_sharded * weights * (1 - self.part))
@@ -68,17 +71,20 @@ class ShardedMemory:
             num_layers: of its stage, shape [layers, 1].
         """
         weights, gradients = whole.per_layer["weights"], whole.per_layer["gradients"]
+        # Both lines start from whole layers; the parts of the other holders then go.
         states = whole.base_bytes + num_layers * whole.bytes_per_layer
         base, layer = whole.updating_line
         updating = base + num_layers * layer
         for size in (weights, gradients):
             others = np.floor(num_sharded * size * (1 - self.part)).astype(np.int64)
             states, updating = states - others, updating - others
+        # When a checkpoint is saved there are no activations and no buffers of passes.
         given_back = sum(
             whole.base[part] + num_layers * whole.per_layer[part]
             for part in ("activations", "buffers")
         )
         one, more = [self._gathered_bytes(whole, is_more) for is_more in (False, True)]
+        # Shape [1, sharded]: none, one, or several sharded layers.
         gathered = np.where(num_sharded > 1, more, np.where(num_sharded > 0, one, 0))
         saving = states + num_sharded * weights - given_back
         return states + gathered, np.maximum(saving, updating)
@@ -88,6 +94,8 @@ class ShardedMemory:
         several."""
         weights, gradients = whole.per_layer["weights"], whole.per_layer["gradients"]
         sums = math.ceil(2 * self.part * gradients) if self.sums_apart else 0
+        # Where exchanges overlap: weights of two layers, or of one and the sums, with gradients of
+        # three.
         if self.overlaps and several:
             gathered = weights + 3 * gradients + max(weights, sums)
             # Packed: what arrives is beside its place, what leaves beside gradients that leave as

@@ -34,6 +34,7 @@ def overlap_buffer_bytes(model: ModelSpec, training: TrainingSpec, share: Tensor
     if not training.tp_comm_overlap or share.width == 1:
         return 0
     narrow = _OVERLAP_BUFFERS_IN_FP8 if training.fp8 else 0
+    # Buffers hold the gathered activation of the group; those in fp8 have one byte an element.
     elements = share.num_tokens(model, training) * model.hidden_size
     return elements * (narrow + (_OVERLAP_BUFFERS - narrow) * training.element_bytes)
 
@@ -61,11 +62,13 @@ def largest_tensor_bytes(
         flash: attention is fused.
         vocab_rows: rows of the padded vocabulary of a stage with the head, else 0.
     """
+    # What the first product of the MLP or of the experts gives; a gated one gives two halves.
     tokens, element = share.num_tokens(model, training), training.element_bytes
     rows = share.routed_tokens(model, training) if model.num_experts else tokens
     wide = (2 if model.gated_mlp else 1) * max(
         rows * share.mlp_columns, tokens * share.shared_columns
     )
+    # Only a stage with the head has logits; the loss takes them in fp32.
     logits = 4 * tokens * (vocab_rows // share.width)
     scores = score_bytes(model, training, share, flash)
     return max(element * max(int(wide), tokens * model.hidden_size), scores, logits)

@@ -44,6 +44,7 @@ class ExpertLinks:
         token_bytes = float(model.hidden_size * training.element_bytes)
         if training.token_dispatcher == "allgather":
             return _there_and_back_s(own_tokens * token_bytes, self.size * self.width, self.link)
+        # Each token goes to `topk` experts, there and back.
         routed_bytes = own_tokens * model.moe_router_topk * token_bytes
         one_way_s = self.latency_s + routed_bytes * self.all_to_all_s_per_byte
         return 2 * one_way_s + _there_and_back_s(routed_bytes, self.width, self.width_link)
@@ -53,6 +54,7 @@ def _there_and_back_s(rank_bytes: float, num_ranks: int, link: Link | None) -> f
     """Time an all-gather and a reduce-scatter of what each rank has."""
     if link is None:
         return 0.0
+    # What all ranks have together: the collective's whole buffer.
     whole = num_ranks * rank_bytes
     return ring_all_gather_s(whole, num_ranks, link) + ring_reduce_scatter_s(whole, num_ranks, link)
 
@@ -71,6 +73,7 @@ def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: 
     whole = size * width
     groups = [devices[first : first + whole] for first in range(0, len(devices), whole)]
     narrow = [g[i : i + width] for g in groups for i in range(0, whole, width)]
+    # Seconds for each byte on a rank, by port of a GPU and by direction of a NIC.
     loads: dict[tuple[str, str], float] = {}
     latency_s = 0.0
     # Load ports and NICs by the pairs of ranks that exchange tokens.
@@ -82,6 +85,7 @@ def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: 
         for (node, nic), own in kinds.items():
             for (there, other_nic), others in kinds.items():
                 sender, receiver = group[own[0]], group[others[0]]
+                # A GPU does not send to itself: any two of the kind tell the link.
                 if node == there and nic == other_nic:
                     receiver = group[others[-1]]
                 pairs = _num_pairs(own, others, width)
@@ -96,6 +100,7 @@ def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: 
                         key = "port", group[index].name
                         loads[key] = loads.get(key, 0.0) + each
                     continue
+                # Between nodes the NICs of both ends are taken, by all pairs behind them together.
                 link = cluster.link(sender, receiver)
                 for key in (("out", nic), ("in", other_nic)):
                     loads[key] = loads.get(key, 0.0) + pairs / size / link.bytes_per_s
@@ -113,6 +118,7 @@ def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: 
 def _num_pairs(own: Sequence[int], others: Sequence[int], width: int) -> int:
     """Count the pairs of different ranks, one from each list, with the same part of every expert.
     """
+    # Ranks of the other list by the part of an expert that they hold.
     counts: dict[int, int] = {}
     for index in others:
         counts[index % width] = counts.get(index % width, 0) + 1

@@ -85,6 +85,7 @@ def group_transfers(
     if grouping is None:
         return None
     owners = None
+    # An all-reduce has no owners; else edges of owned ranges, in elements of the buffer.
     if purpose != "all_reduce":
         each = list(weights or [1] * len(devices))
         ends = [round(_ELEMENTS * end / sum(each)) for end in accumulate(each)]
@@ -116,6 +117,7 @@ def _rounds_of(
     # Sum the waiting messages of a round by pair of holders.
     def take(number: int) -> None:
         found = waiting.pop(number, [])
+        # A pair of holders has the number sender * num + receiver.
         pairs = [sums.senders * num + sums.receivers for sums in found]
         widths = [np.broadcast_to(s.stops - s.starts, s.senders.shape) for s in found]
         flat = [np.concatenate([array.ravel() for array in arrays]) for arrays in (pairs, widths)]
@@ -141,6 +143,7 @@ def _rounds_of(
     for number, total in parts.items():
         pairs = np.flatnonzero(total)
         senders, receivers = np.divmod(pairs, num)
+        # All-reduce: the rounds of a reduce-scatter, then of a gather.
         if purpose != "all_gather":
             yield _RoundMessages(senders, receivers, total[pairs], accesses[number])
         if purpose != "reduce_scatter":
@@ -152,15 +155,18 @@ def _priced(
     cluster: Cluster, devices: Sequence[Device], rounds: Iterator[_RoundMessages]
 ) -> GroupTransfers:
     num, classes = len(devices), cluster.link_classes
+    # Shape [holder]: number of the holder's node.
     nodes = np.array([classes.node_number[device.node] for device in devices])
     latencies, rates = (
         np.array([getattr(link, name) for link in classes.links])
         for name in ("latency_s", "reduce_bytes_per_s")
     )
+    # Sums over all rounds; `parts` and `seconds` have the shape [sender * num + receiver].
     latency_s = adding_s = 0.0
     parts, seconds = np.zeros(num * num), np.zeros(num * num)
     for each in rounds:
         kinds = classes.of_pairs[nodes[each.senders], nodes[each.receivers]]
+        # Seconds of each message; of latencies and additions the longest in each round counts.
         taken_s = each.parts / classes.bytes_per_s[kinds] * _slowdowns(cluster, nodes, each, kinds)
         latency_s += float(latencies[kinds].max(initial=0.0))
         slowest = np.full(num, np.inf)
@@ -169,6 +175,7 @@ def _priced(
         pairs = each.senders * num + each.receivers
         parts[pairs] += each.parts
         seconds[pairs] += taken_s
+    # Back to pairs that exchange anything.
     pairs = np.flatnonzero(parts)
     senders, receivers = np.divmod(pairs, num)
     factors = _waits_for_cards(cluster, (nodes[senders], nodes[receivers]), parts[pairs],
@@ -185,17 +192,20 @@ def _slowdowns(cluster: Cluster, nodes: Ints, each: _RoundMessages, kinds: Ints)
     Other nodes send to a node's NIC, from one NIC each; neighbours to a GPU's own port.
     """
     found = np.ones(len(kinds))
+    # Each kind of incast counts its own senders alone.
     incasts = [link.incast for link in cluster.link_classes.links]
     distinct = [incast for incast in dict.fromkeys(incasts) if incast is not None]
     for incast in distinct:
         has = np.flatnonzero(np.array([other == incast for other in incasts])[kinds])
         senders, receivers = each.senders[has], each.receivers[has]
         here, there = nodes[senders], nodes[receivers]
+        # Ports: one of each node from outside, one of each GPU from neighbours.
         is_inside = here == there
         first_port = len(cluster.nodes)
         ports = np.where(is_inside, first_port + receivers, there)
         mouths = np.where(is_inside, first_port + senders, here)
         size = first_port + len(nodes)
+        # Distinct (port, sender's card) pairs, counted by port.
         heard = np.unique(ports * size + mouths) // size
         too_many = np.bincount(heard, minlength=size)[ports] - incast.num_senders
         found[has] = 1 + incast.slowdown * np.maximum(too_many, 0)
@@ -216,15 +226,18 @@ def _waits_for_cards(
         parts, seconds: of the pairs.
     """
     here, there = ends
+    # Shape [pair of holders]; messages inside a node share no card.
     num, classes = len(cluster.nodes), cluster.link_classes
     is_outside = here != there
     card_s = np.zeros(len(here))
+    # First what each node sends, then what it receives, at its fastest link.
     for end in ends:
         speeds = np.zeros(num)
         own, carried = end[is_outside], parts[is_outside]
         np.maximum.at(speeds, own, classes.bytes_per_s[classes.of_pairs[here, there][is_outside]])
         totals = np.bincount(own, carried, num)
         card_s[is_outside] = np.maximum(card_s[is_outside], totals[own] / speeds[own])
+    # Seconds of the whole path: all pairs of holders on it wait alike.
     pair = here * num + there
     own_s = np.bincount(pair, seconds)[pair]
     return np.where(is_outside, np.maximum(1.0, card_s / own_s), 1.0)

@@ -62,6 +62,7 @@ class HolderFlow:
             first_ports: path number of each holder's port outward, in the ring's order.
             bucket_bytes: those of a bucket that ranks exchange at a time.
         """
+        # Ports are the holders' own, so they are numbered here; all else is as for any holders.
         paths = self.paths.copy()
         paths[self.ports] = first_ports[self.places] + self.directions
         latency_s = self.latency_s + self.adding_s_per_byte * bucket_bytes
@@ -106,10 +107,12 @@ class HolderFlows:
 
     def around(self, stages: Sequence[PlacedStage], num_passes: int) -> HolderFlow:
         """Load the paths of an all-reduce in a ring, or of a single pass."""
+        # Shape [hop]; all-reduce is two passes, of which the first adds.
         hops = ring(self._cluster, self._model, stages)
         hop_s = np.array([hop.passes_s_per_byte(num_passes, num_passes == 2) for hop in hops])
         nodes = np.array([self.node_number[hop.nodes[0]] for hop in hops])
         next_nodes = np.roll(nodes, -1)
+        # A hop between nodes takes their path; inside, the ports of two neighbouring holders.
         between, inside = np.flatnonzero(nodes != next_nodes), np.flatnonzero(nodes == next_nodes)
         once = num_passes * (len(hops) - 1) / len(hops)
         return self._holder_flow(
@@ -190,6 +193,7 @@ class HolderFlows:
             purpose: all-reduce, reduce-scatter or all-gather.
             uplinks: `Plan.exchange_uplinks`.
         """
+        # Each holder is known by its first GPU.
         devices = [stage.devices[0] for stage in stages]
         found = group_transfers(self._cluster, devices, groups, purpose, uplinks=uplinks)
         if found is None:
@@ -233,6 +237,7 @@ class HolderFlows:
         found: dict[int, float] = {}
         if not self._cluster.has_nics:
             return found
+        # A NIC is a line of its own, and has the line's number.
         for senders, receivers, part in carried:
             for name, seconds in group_seconds(self._cluster, senders, receivers, part).items():
                 line = self.line_table.numbers[name]
@@ -253,6 +258,7 @@ class HolderFlows:
     ) -> HolderFlow:
         """Combine the loads of paths between `nodes` for `parts` of each byte, of one direction of
         the ports of the holders at `places`, and of NICs."""
+        # A path's number is sender times nodes plus receiver.
         senders, receivers = nodes
         paths = senders * len(self.node_number) + receivers
         # Lines that paths share, and NICs, are further paths with numbers of their own.
@@ -264,6 +270,7 @@ class HolderFlows:
             numbers = np.array(list(nics), np.int64)
             paths = np.concatenate([paths, self.first_line + numbers])
             paths_s = np.concatenate([paths_s, np.array(list(nics.values()))])
+        # Ports have no number yet (-1): `HolderFlow.of` fills them in.
         return HolderFlow(
             np.concatenate([paths, np.full(len(places), -1)]),
             np.concatenate([paths_s, np.asarray(ports_s, np.float64)]),

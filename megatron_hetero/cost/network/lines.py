@@ -18,8 +18,10 @@ from megatron_hetero.cost.network.nics import port_name
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+# Number for no line, so that arrays have one width.
 _NONE = -1
 _ENDLESS = Line("", inf)
+# The first, the last and the narrowest line of a path.
 _CHOICES: tuple[Callable[[Sequence[Line]], Line], ...] = (
     lambda lines: lines[0],
     lambda lines: lines[-1],
@@ -74,8 +76,10 @@ class LineTable:
         Args:
             senders, receivers: numbers of unlike nodes, [message].
         """
+        # A cluster without shared lines.
         if not self.numbers:
             return np.zeros(0, np.int64), np.zeros(0)
+        # Shape [message, line]: lines of the sites, uplink out, uplink in.
         own = [
             self._of_sites[self._site[senders], self._site[receivers]],
             self._uplinks[senders, :1],
@@ -83,8 +87,10 @@ class LineTable:
         ]
         taken = np.concatenate(own, axis=1)
         ends = self._machine[senders], self._machine[receivers]
+        # Messages between islands of one machine take no line of sites and no uplink.
         taken[ends[0] == ends[1]] = _NONE
         taken = np.concatenate([taken, self._between[ends][:, None]], axis=1)
+        # Add up all messages of each line.
         there = taken != _NONE
         carried = np.broadcast_to(num_bytes[:, None], taken.shape)[there]
         total = np.bincount(taken[there], carried, len(self.numbers))
@@ -95,6 +101,7 @@ class LineTable:
         """Number the lines that `Cluster.lines` has for islands, beside the lines of sites and
         nodes."""
         machines = list(enumerate(cluster.machines.values()))
+        # First and last node of a machine: unlike where it has islands.
         for (i, one), (j, other) in product(machines, repeat=2):
             here, there = one[0], other[-1]
             if here != there and (here.is_island or there.is_island):
@@ -104,6 +111,7 @@ class LineTable:
                 self._between[i, j] = self._number(own[0]) if own else _NONE
 
     def _number(self, line: Line) -> int:
+        # A line met again keeps its number.
         number = self.numbers.setdefault(line.name, len(self.numbers))
         if number == len(self._bytes_per_s):
             self._bytes_per_s.append(line.bytes_per_s)
@@ -116,6 +124,7 @@ def most_bytes_per_s(cluster: Cluster, pairs: Iterable[NodePair]) -> float:
     The first line of each path cuts the paths into sets that share it, and so do the last and the
     narrowest; a set has no more than its line, nor than its paths have by themselves.
     """
+    # Bandwidth of each path by itself, then the least over the three ways to share lines.
     own = {pair: cluster.node_links[pair].bytes_per_s for pair in pairs}
     least = sum(own.values())
     if not cluster.has_lines:

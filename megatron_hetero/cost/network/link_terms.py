@@ -44,6 +44,7 @@ def transfer_s(num_bytes: float, link: Link, num_senders: int = 1) -> float:
     >>> transfer_s(1e9, Link(1e9, 0.0, incast=Incast(num_senders=1, slowdown=1.0)), 3)
     3.0
     """
+    # Senders beyond those that a receiver hears at full speed slow every one of them.
     seconds = num_bytes / link.bytes_per_s
     if link.incast is None:
         return seconds
@@ -72,10 +73,13 @@ class FanIn:
             here, there: names of the sender's and the receiver's node.
             link: between them; without `incast` one sender counts.
         """
+        # Without incast the number does not matter.
         if link.incast is None:
             return 1
+        # Neighbours: all others of the node, on ports of their own.
         if here == there:
             return self._num_ports[here] - 1
+        # From outside: one card of each other node, by kind of incast.
         if there not in self._num_cards:
             nodes = (node for node in self._num_ports if node != there)
             self._num_cards[there] = Counter(self._links[node, there].incast for node in nodes)

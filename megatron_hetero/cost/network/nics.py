@@ -31,12 +31,14 @@ def message_seconds(
     found: dict[Port, float] = {}
     if not cluster.has_nics:
         return found
+    # Both ends carry the message, each at its NIC's own speed.
     for sender, receiver, num_bytes in messages:
         if sender.node == receiver.node:
             continue
         link = cluster.path(sender, receiver)
         for end, sends in ((sender, True), (receiver, False)):
             speed = cluster.nic_bytes_per_s(end, link)
+            # A machine with one NIC for all is the path itself.
             if speed < inf:
                 port = cluster.nic_of(end), sends
                 found[port] = found.get(port, 0.0) + num_bytes / speed
@@ -55,6 +57,7 @@ def group_seconds(
     """
     if not cluster.has_nics or senders[0].node == receivers[0].node:
         return {}
+    # Only the ends' own NICs are kept: senders' out, then receivers' in.
     sent = [(one, receivers[0], num_bytes / len(senders)) for one in senders]
     received = [(senders[0], one, num_bytes / len(receivers)) for one in receivers]
     found = {port: s for port, s in message_seconds(cluster, sent).items() if port[1]}

@@ -68,6 +68,8 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
         here, there = sender.devices[0], receiver.devices[0]
         key = here.node, there.node, sent, received
         if key not in prices:
+            # Inside a node the larger part of the two shards travels; between nodes the path
+            # carries all shards together.
             link = cluster.path(here, there)
             part = share * max(sent, received) if here.node == there.node else share
             # Each rank adds its own part, also behind a shared NIC.
@@ -82,6 +84,7 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
 
 def _carriers(stages: Sequence[PlacedStage]) -> tuple[Device, ...]:
     """Return the GPUs of some holders as often as gives each holder an equal part."""
+    # The least number in which each holder's GPUs stand equally often.
     whole = lcm(*(len(stage.devices) for stage in stages))
     return tuple(
         device
@@ -105,6 +108,7 @@ def ring_key(cluster: Cluster, device: Device) -> tuple[int, Device]:
 def held_fraction(model: ModelSpec, stage: PlacedStage) -> float:
     """Return the largest part of a parameter on any member of a stage."""
     experts = stage.expert_shares
+    # Equal shares hold one over the width of everything.
     if stage.shares is None and experts is None:
         return 1 / stage.width
     shares = member_shares(model, stage.width, stage.shares, expert_shares=experts)

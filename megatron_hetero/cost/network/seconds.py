@@ -81,6 +81,7 @@ def ring_reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float
         num_ranks: in the ring.
         link: the slowest of the ring.
     """
+    # Each rank adds (n - 1) / n of the buffer in all rounds together.
     added_bytes = (num_ranks - 1) / num_ranks * num_bytes
     return ring_all_gather_s(num_bytes, num_ranks, link) + adding_s(added_bytes, 1, link)
 
@@ -93,6 +94,7 @@ def ring_all_gather_s(num_bytes: float, num_ranks: int, link: Link) -> float:
         num_ranks: in the ring.
         link: the slowest of the ring.
     """
+    # Nobody to gather from.
     if num_ranks == 1:
         return 0.0
     rounds = num_ranks - 1
@@ -173,6 +175,8 @@ def _parts(
     receivers: Sequence[Device],
 ) -> tuple[tuple[int, int, float], ...]:
     """Build `BoundaryTime.parts`."""
+    # The place of the first GPU of a node names the node, whatever cluster the message is priced
+    # on.
     here = [device.node for device in senders]
     there = [device.node for device in receivers]
     found: dict[tuple[int, int], float] = {}
@@ -201,6 +205,7 @@ def _num_senders(
     """Count the senders to the receiver's port or, from other nodes, to the node's NIC, at the time
     of a message."""
     is_inside = sender.node == receiver.node
+    # Who sends to the same port, or to the same NIC, at this time.
     heard = [a for a, b, _ in messages if (b == receiver if is_inside else b.node == receiver.node)]
     link = cluster.link(sender, receiver)
     return FanIn(cluster, {*heard, receiver}).num_senders(sender.node, receiver.node, link)
@@ -215,6 +220,7 @@ def groups_of(devices: Sequence[Device], width: int) -> Iterator[Sequence[Device
 def _messages(here: StageRanks, there: StageRanks) -> Iterator[tuple[int, int, float]]:
     """Yield (sender, receiver, part of the tensor) of each pair that has something to exchange."""
     num_senders, num_receivers = len(here.ranks), len(there.ranks)
+    # Equal ranges on both sides: the overlap of two ranges.
     if here.context == there.context == 1:
         for i in range(num_senders):
             for j in range(num_receivers):
@@ -229,6 +235,7 @@ def _messages(here: StageRanks, there: StageRanks) -> Iterator[tuple[int, int, f
     whole = 4 * num_senders * num_receivers
     whole *= lcm(*(sum(side.tokens) for side in (here, there) if side.tokens))
     for i in range(num_senders):
+        # Parts in elements, by receiver, summed over both chunks of a rank.
         parts: dict[int, int] = {}
         for piece in pieces(whole, here, i, there):
             parts[piece.peer] = parts.get(piece.peer, 0) + piece.stop - piece.start
@@ -238,6 +245,7 @@ def _messages(here: StageRanks, there: StageRanks) -> Iterator[tuple[int, int, f
 
 def _overlap(i: int, num_senders: int, j: int, num_receivers: int) -> float:
     """Return the part of a tensor that sender i holds and receiver j takes."""
+    # In units of 1 / (senders * receivers) of the tensor.
     stop = min((i + 1) * num_receivers, (j + 1) * num_senders)
     start = max(i * num_receivers, j * num_senders)
     return max(0, stop - start) / (num_senders * num_receivers)
@@ -253,14 +261,17 @@ def _paths(sender: Device, receiver: Device) -> tuple[tuple[str, str], ...]:
 
 def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
     """Return the least bandwidth and the most latency between any two of a group."""
+    # One node: its own link, whoever is in the group.
     if len({device.node for device in devices}) == 1:
         return cluster.node_by_name[devices[0].node].link
     if cluster.has_nics:
         return worst_link([cluster.link(a, b) for a, b in permutations(devices, 2)])
     classes = cluster.link_classes
+    # Links come in few classes, so classes are compared in place of pairs of GPUs.
     counts = Counter(classes.node_number[device.node] for device in devices)
     nodes = [*counts]
     of_pairs = classes.of_pairs[np.ix_(nodes, nodes)]
+    # A node with a single member of the group takes no link inside.
     is_path = np.ones_like(of_pairs, dtype=bool)
     np.fill_diagonal(is_path, [count > 1 for count in counts.values()])
     kinds = np.flatnonzero(np.bincount(of_pairs[is_path]))
@@ -270,6 +281,7 @@ def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
 def worst_link(links: Sequence[Link]) -> Link:
     """Return the least bandwidths and the most latency of some links, for rings, in which nobody
     hears from two."""
+    # Group sizes for which any of the links has a rate of its own.
     sizes = sorted({size for link in links for size, _ in link.group_bytes_per_s})
     return Link(
         min(k.bytes_per_s for k in links),
@@ -309,6 +321,7 @@ def tensor_parallel_times(
     """
     if width == 1 or link is None:
         return TensorParallelTimes(0.0, 0.0, 0.0, 0.0, 0.0)
+    # One collective of each kind on the activation; fp32 values of each token for the loss.
     reduce_s = ring_all_reduce_s(num_bytes, width, link)
     gather_s = ring_all_gather_s(num_bytes, width, link)
     scatter_s = ring_reduce_scatter_s(num_bytes, width, link)

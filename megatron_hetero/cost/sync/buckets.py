@@ -89,10 +89,12 @@ def stage_buckets(
         # A single group has nobody to exchange with.
         if sum(stage.context_parallel for stage in stages) == 1:
             continue
+        # Ranks cut a matrix at the edges of all holders; what they hold whole has one set of ranks.
         sets = num_rank_sets(stages)
         is_apart = whole_apart and piece.is_whole and sets > 1
         key = piece.holders, is_apart
         sets = 1 if is_apart else sets
+        # Parameters of the open bucket, which grows until the limit of all its rank sets.
         size = open_[key][1].num_params if key in open_ else 0
         # Without buckets of its own it goes with the last matrix of its layer.
         goes_along = piece.is_whole and not is_apart and piece.layer != EMBEDDING
@@ -102,6 +104,7 @@ def stage_buckets(
         bucket = StageBucket(piece.holders, size + piece.num_params, piece.layer, sets, is_apart)
         open_[key] = place, bucket
     done += open_.values()
+    # By the place of the last slice: a bucket starts when that slice is complete.
     return tuple(bucket for _, bucket in sorted(done, key=lambda entry: entry[0]))
 
 
@@ -120,6 +123,7 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
         further = further_params(model, even_share(model, 1))
         yield _BucketSlice(last_stages, further, model.num_layers)
     # Layers from the last to the first, each with the stage of every replica that holds it.
+    # [replica] -> stage that holds the current layer; layers fall, so stages only fall.
     stage_of = [len(replica.stages) - 1 for replica in replicas]
     for layer in reversed(range(model.num_layers)):
         for r, replica in enumerate(replicas):
@@ -129,6 +133,7 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
         if layer < replicas[0].first_layers[stage_of[0]] + stage.num_sharded_layers:
             continue  # exchanged in the passes themselves
         holders = tuple(enumerate(stage_of))
+        # Matrices in the order of backward, without what ranks hold whole, which comes by itself.
         kind = model.of_layer(layer)
         tensors, whole = layer_tensors(kind), whole_layer_params(kind)
         sizes = (*tensors[:-1], tensors[-1] - whole)
@@ -136,6 +141,7 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
         parts = _holders_of_experts(placement, holders) if num_of_experts else ()
         for place, size in enumerate(sizes):
             is_experts = place < num_of_experts
+            # Matrices of experts come first: each lies with the holders of its part of the experts.
             own = parts[place * len(parts) // num_of_experts] if is_experts else holders
             yield _BucketSlice(own, size, layer)
         yield _BucketSlice(holders, whole, layer, is_whole=True)
@@ -158,6 +164,7 @@ def _holders_of_experts(
 
     Stages that deal experts out over replicas have a part together.
     """
+    # Distinct groups that hold all experts between them; a stage without dealing is one alone.
     stages = {(r, s): placement.replicas[r].stages[s] for r, s in holders}
     at = {device: holder for holder, stage in stages.items() for device in stage.devices}
     groups: dict[tuple[StageId, ...], None] = {}
@@ -166,6 +173,7 @@ def _holders_of_experts(
         if stage.experts is not None:
             together = tuple(dict.fromkeys(at[device] for device in stage.experts.devices))
         groups[together] = None
+    # So many equal parts that no group's cut goes through a part.
     num_parts = lcm(*map(len, groups))
     return tuple(
         tuple(sorted(group[part * len(group) // num_parts] for group in groups))
@@ -189,5 +197,6 @@ def num_rank_sets(stages: list[PlacedStage]) -> int:
     """Count the pieces of a matrix cut at the shard edges of all stages."""
     edges = set()
     for shares in {stage.shares or (1,) * stage.width for stage in stages}:
+        # Exact fractions, since edges of unlike shares must meet where they are equal.
         edges |= {Fraction(end, sum(shares)) for end in accumulate(shares)}
     return len(edges)

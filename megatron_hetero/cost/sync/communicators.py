@@ -61,6 +61,7 @@ class RankCommunicators:
 
 def job_communicators(plan: Plan, workload: Workload) -> tuple[Communicator, ...]:
     """Return all communicators of a job that the project's own runtime trains."""
+    # Ranks of the job; the distributed optimizer exchanges to owners, and sums in no pairs.
     world = tuple(range(plan.layout.num_devices))
     holders = gradient_holders(plan, workload)
     is_divided = workload.training.use_distributed_optimizer
@@ -75,6 +76,7 @@ def job_communicators(plan: Plan, workload: Workload) -> tuple[Communicator, ...
 def by_rank(plan: Plan, workload: Workload) -> tuple[RankCommunicators, ...]:
     """Return [rank] -> the rank's communicators and connections."""
     ranks_of = stage_ranks(plan)
+    # Uses and connections by rank, filled communicator by communicator.
     places = rank_table(plan)
     uses: list[list[Use]] = [[] for _ in places]
     connections = [0] * len(places)
@@ -84,6 +86,7 @@ def by_rank(plan: Plan, workload: Workload) -> tuple[RankCommunicators, ...]:
             if communicator.boundary is None:
                 # One neighbour to send to and one to receive from; of two ranks they are the same.
                 connections[rank] += 2
+            # A boundary exchanges pieces with the ranks that overlap the rank's own range.
             else:
                 place = places[rank]
                 own = len(ranks_of[place.replica, place.stage])
@@ -95,6 +98,7 @@ def by_rank(plan: Plan, workload: Workload) -> tuple[RankCommunicators, ...]:
 
 def _num_peers(own: int, theirs: int) -> int:
     """Count the most ranks of the peer stage that overlap a single range of `own` equal ranges."""
+    # Ranges of a tensor as fractions, which are exact for unlike numbers of ranks.
     edges = [Fraction(i, theirs) for i in range(theirs + 1)]
     return max(
         sum(low < Fraction(i + 1, own) and Fraction(i, own) < high for low, high in pairwise(edges))
@@ -114,6 +118,7 @@ def summing_pairs(plan: Plan, holders: Iterable[tuple[int, ...]]) -> tuple[tuple
         return ()
     machines = rank_machines(plan)
     found: dict[tuple[int, int], None] = {}
+    # Machines of the holders decide the plan of their exchange, and so who sums with whom.
     for ranks in dict.fromkeys(holders):
         names = [machines[rank] for rank in ranks]
         exchange = plan_by_group(
@@ -135,20 +140,24 @@ _ELEMENTS = 1 << 20
 
 def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], ...]:
     """Return every set of ranks that reduces gradients together, each once."""
+    # A dict keeps the order of first use, in which communicators are made.
     found: dict[tuple[int, ...], None] = {}
     parts = _Parts(plan, workload)
     first = [(r, 0) for r in range(len(plan.replicas))]
     last = [(r, len(replica.stages) - 1) for r, replica in enumerate(plan.replicas)]
     model = workload.model
+    # A tied word embedding has holders on both ends, and no output layer.
     if model.tied_embeddings:
         first_words, last_words = sorted({*first, *last}), []
     else:
         first_words, last_words = first, last
     for holders in (first_words, last_words):
         found |= dict.fromkeys(parts.cut(holders, "vocabulary"))
+    # Learned positions are whole on every rank, and so is their gradient.
     positions = model.position_embedding == "learned_absolute"
     if positions:
         found |= dict.fromkeys(parts.whole(first, is_partial=False))
+    # Under sequence parallelism norms have the gradient of each rank's own tokens alone.
     found |= dict.fromkeys(parts.whole(last, workload.training.sequence_parallel))
     is_partial = workload.training.sequence_parallel or model.qk_layernorm
     for holders, layer in _layer_holders(plan, model):
@@ -226,6 +235,7 @@ def _kinds_of(model: ModelSpec) -> Iterator[str]:
 def _layer_holders(plan: Plan, model: ModelSpec) -> list[tuple[list[_Holder], int]]:
     """Return the stages that hold a layer, and the layer, for each distinct set of stages and kind
     of layer."""
+    # [replica] -> stage of each layer, where a stage may hold several chunks.
     stage_of = [
         {
             layer: s
@@ -235,6 +245,7 @@ def _layer_holders(plan: Plan, model: ModelSpec) -> list[tuple[list[_Holder], in
         }
         for replica in plan.replicas
     ]
+    # The first layer of each kind and set of stages stands for all.
     distinct: dict[tuple[ModelSpec, tuple[int, ...]], int] = {}
     for layer in sorted(stage_of[0]):
         stages = tuple(of_replica[layer] for of_replica in stage_of)
@@ -274,11 +285,13 @@ class _Parts:
             others: ranks of other stages.
             is_partial: ranks of one group have parts of the same gradient.
         """
+        # Part of the tensor on each rank, as exact fractions.
         intervals = dict(others or {}) | {
             rank: interval
             for r, s in holders
             for rank, interval in self._intervals(r, s, kind).items()
         }
+        # Between two neighbouring edges no rank's interval ends, so the holders are the same.
         edges = sorted({edge for interval in intervals.values() for edge in interval})
         for low, high in pairwise(edges):
             ranks = tuple(
@@ -290,6 +303,8 @@ class _Parts:
         """Yield the holders of each slice of each expert; on some stages one rank has all of it, or
         ranks of several stages have parts."""
         num_experts = self._model.num_experts
+        # Three kinds of stages: whole experts by rank, experts in groups over replicas, divided
+        # experts.
         shapes = {(r, s): self._plan.replicas[r].stages[s].shape for r, s in holders}
         tables = {
             holder: shard_edges(num_experts, shape.tensor_parallel, dealt)
@@ -303,8 +318,10 @@ class _Parts:
             for holder, shape in shapes.items()
             if holder not in tables and shape.expert_groups is None
         ]
+        # Between two cuts all experts have the same holders: the first of them stands for the rest.
         edges = [*tables.values(), *(shard_edges(num_experts, g.size, None) for g in groups)]
         for expert in common_cuts(edges)[:-1] if edges else (0,):
+            # Ranks with whole experts hold the expert alone; of a group, its part.
             held = {
                 rank: (Fraction(0), Fraction(1))
                 for holder, table in tables.items()
@@ -321,6 +338,8 @@ class _Parts:
 
     def _exchanged(self, ranks: tuple[int, ...], is_partial: bool) -> Iterator[tuple[int, ...]]:
         """Yield `ranks` unless they agree without an exchange: one rank, or equals of one group."""
+        # Ranks of one group that hold the same have the same gradient, unless each has a part of
+        # it.
         places = [self._places[rank] for rank in ranks]
         groups = {(place.replica, place.stage, place.context_rank) for place in places}
         if len(ranks) > 1 and (is_partial or len(groups) > 1):
@@ -342,6 +361,7 @@ class _Parts:
             "columns": model.mlp_columns,
             "shared": model.moe_shared_expert_intermediate_size,
         }
+        # Equal shares that divide the model evenly are cut as without shares.
         divides = even_share_or_none(model, width) is not None
         if shares is None or kind == "latents" or (len(set(shares)) == 1 and divides):
             return [Fraction(i, width) for i in range(width + 1)]

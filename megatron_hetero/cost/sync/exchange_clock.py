@@ -81,10 +81,12 @@ class _BusyPaths:
     """
 
     def __init__(self, steps: Sequence[ExchangeStep], carried: Mapping[int, float]) -> None:
+        # `own`: places in `paths` of all flows, one step after the other.
         paths, own = np.unique(np.concatenate([s.flow.paths for s in steps]), return_inverse=True)
         self._free_s = np.zeros(len(paths))
         taken_s = np.concatenate([step.flow.seconds for step in steps])
         busy_s = np.bincount(own, taken_s, len(paths))
+        # What boundaries carry counts only on the paths that an exchange takes.
         if carried and len(paths):
             numbers = np.array(sorted(carried))
             places = np.searchsorted(paths, numbers)
@@ -94,6 +96,7 @@ class _BusyPaths:
             busy_s[places[known]] += seconds[known]
         self.busiest_s = float(busy_s.max(initial=0.0))
         """Seconds for which the busiest path is taken in all: no end comes before."""
+        # `own` split again, [step] -> places of its paths.
         ends = np.cumsum([len(step.flow.paths) for step in steps])[:-1]
         self._own = np.split(own, ends)
 
@@ -103,13 +106,16 @@ class _BusyPaths:
         Args:
             number: the step's place among all.
         """
+        # Each path is taken from when it is free; the exchange ends with the last of them.
         own = self._own[number]
         ends_s = np.maximum(self._free_s[own], begin_s) + step.flow.seconds
         self._free_s[own] = ends_s
         end_s = float(ends_s.max(initial=begin_s))
+        # Buckets beyond the window wait for those before them: the pace exceeds their bytes.
         bucket_s = step.longest_s * step.bucket_share
         num_waiting = max(0.0, step.num_buckets - max(1.0, step.window))
         end_s += num_waiting * (step.paced_s(bucket_s) - bucket_s)
+        # The last bucket cannot start before it is complete.
         return max(end_s, step.last_s + step.last_bucket_s) + step.latency_s
 
 
@@ -125,6 +131,7 @@ def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | Non
     paths = _BusyPaths(steps, carried or {})
     if _lack_room(steps):
         return max(_windowed(steps, paths), paths.busiest_s)
+    # With room for all buckets, exchanges take their paths in the order in which they are ready.
     by_begin = sorted(enumerate(steps), key=lambda entry: entry[1].first_s)
     last_s = max(paths.take(number, step, step.first_s) for number, step in by_begin)
     return max(last_s, paths.busiest_s)
@@ -132,6 +139,7 @@ def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | Non
 
 def _lack_room(steps: Sequence[ExchangeStep]) -> bool:
     """Tell if a holder has no room for all of its buckets at a time."""
+    # Parts of the room of each holder, were all buckets of a step under way.
     taken: dict[StageId, float] = {}
     for step in steps:
         for holder, part in step.buffers.items():
@@ -149,6 +157,7 @@ class _HolderRoom:
     def found_s(self, part: float) -> float:
         """Return when there is room for a bucket: the end of as many others as stand in its way."""
         end_s = 0.0
+        # Buckets leave in the order of their ends until the new one fits.
         while part and self._under_way and self._taken + part > 1 + _ROUNDING:
             ended_s, freed = self._under_way.popleft()
             self._taken -= freed
@@ -158,6 +167,7 @@ class _HolderRoom:
     def take(self, step: ExchangeStep, part: float, end_s: float) -> None:
         """Take the path for the buckets under way at `end_s`, the end of an exchange, or just
         before."""
+        # Only the buckets that the window holds at the end are still under way.
         num = min(step.num_buckets, max(1, int(_whole(1 / part))))
         self._under_way += [
             (end_s - n * step.period_s, min(part, 1.0)) for n in reversed(range(num))
@@ -179,6 +189,7 @@ def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
     queue: list[tuple[float, int]] = []
 
     def come(holder: StageId) -> None:
+        # The exchange waits for the latest of its holders to find room.
         if own[holder]:
             number = own[holder].popleft()
             found_s = rooms[holder].found_s(steps[number].buffers.get(holder, 0.0))

@@ -126,6 +126,7 @@ class GradientExchangePrices:
         """Return the path number of the outward direction of each device's port; the inward one
         follows. They rise in the order of rings."""
         place = self._cluster.site_places
+        # Two path numbers a GPU, out and in, node by node in the order of the ring.
         nodes = sorted(self._cluster.nodes, key=lambda node: (place[node.site], node.name))
         counts = accumulate((2 * n.num_gpus for n in nodes), initial=self._flows.first_port)
         return {
@@ -161,8 +162,10 @@ class GradientExchangePrices:
             places = tuple([starts[r] + s for r, s in group.holders])
             if places not in found:
                 members = own_places = np.array(places)
+                # With context parallelism a stage stands for all its tensor-parallel groups.
                 if len(stages) > len(of_stage):
                     members = np.array([m for p in places for m in range(firsts[p], firsts[p + 1])])
+                # In the order of the ring, so that equal sets of holders share a price.
                 members = members[np.argsort(ports[members])]
                 prices = self._priced(likes, stages, members, by_groups)
                 found[places] = prices, ports[members], own_places
@@ -170,6 +173,7 @@ class GradientExchangePrices:
             # A bucket's part of the run, and its bytes.
             sets = prices.num_rank_sets
             waiting = tuple([holder for holder in group.holders if holder[0] in own])
+            # Without layers (embedding, head) the run is one bucket.
             share = 1.0
             if group.num_layers:
                 share = min(1.0, mean_bucket_params(self._model, sets) / group.num_params)
@@ -226,8 +230,10 @@ class GradientExchangePrices:
         room = EarlyRoom()
         for timed, places in self._timed(placement, vocab_rows, rooms):
             group, common = timed.group, (timed.bucket_share, timed.buffers)
+            # Layers of the run, of which backward finishes the deepest first.
             end = group.first_layer + group.num_layers
             first = max(group.first_layer, end - ceil(timed.bucket_share * group.num_layers))
+            # After the passes unless the buckets find room within them.
             last_s = first_s = float(end_s[places].max())
             if overlaps:
                 num_buckets = max(1, ceil(1 / timed.bucket_share - _ROUNDING))
@@ -238,6 +244,7 @@ class GradientExchangePrices:
             if timed.weights is not None:
                 gathers.append(ExchangeStep(timed.waiting, timed.weights, 0.0, 0.0, *common))
         # Exchanges queue on the paths that boundaries have loaded.
+        # New weights are gathered after the update, when no boundary is on the paths.
         taken = self._flows.numbered(carried.pairs, carried.lines)
         return max(0.0, last_end_s(steps, taken) - pipelines_s) + last_end_s(gathers)
 
@@ -248,6 +255,7 @@ class GradientExchangePrices:
             stages: those that hold the layer, one of each replica.
             num_params: of the whole layer.
         """
+        # Every group holds the whole layer; an exchange among replicas in the order of the ring.
         groups = [group for stage in stages for group in stage.groups]
         ports = np.array([self._port(group) for group in groups])
         members = np.argsort(ports)
@@ -274,6 +282,7 @@ class GradientExchangePrices:
         """Return the seconds for which the exchanges of a step occupy each path between two
         nodes."""
         found: dict[tuple[str, str], float] = {}
+        # Numbers of paths below the square of the nodes are pairs of nodes (`HolderFlows`).
         names = list(self._flows.node_number)
         flows = [
             (flow, 1)
@@ -297,6 +306,7 @@ class GradientExchangePrices:
             if stage.sharding is None:
                 continue
             gradients, weights = self.layer_flows([r.stages[s] for r in placement.replicas], size)
+            # Each round reduces gradients once, and gathers weights for either pass.
             yield gradients, stage.num_sharded_layers * first.num_rounds
             yield weights, 2 * stage.num_sharded_layers * first.num_rounds
 
@@ -331,6 +341,7 @@ class GradientExchangePrices:
         return self._prices[key]
 
     def _price(self, stages: Sequence[PlacedStage], by_groups: _Groups) -> _Prices:
+        # By groups of machines where the plan has them and the holders are in several.
         num_sets = num_rank_sets(list(stages))
         flows, is_divided = self._flows, self._weight_bytes is not None
         groups, uplinks = by_groups
@@ -342,6 +353,7 @@ class GradientExchangePrices:
                 if is_divided:
                     weights = flows.by_groups(stages, groups, "all_gather", uplinks)
                 return _Prices(gradients, weights, num_sets, is_by_groups=True)
+        # Otherwise: a ring of two passes, or straight to owners and a ring of one pass.
         if not is_divided:
             return _Prices(flows.around(stages, 2), None, num_sets)
         return _Prices(flows.to_owners(stages), flows.around(stages, 1), num_sets)

@@ -40,6 +40,7 @@ def sync_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iter
 
 
 def _groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
+    # Output layer first, then layers from the deepest, then the embedding.
     replicas = placement.replicas
     first_stages = tuple((r, 0) for r in range(len(replicas)))
     last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
@@ -54,6 +55,7 @@ def _groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
 def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]:
     """Yield the runs of layers with the same holders, deepest first."""
     replicas = placement.replicas
+    # Between two cuts every replica has one stage: the layers have the same holders.
     cuts = sorted({start for r in replicas for start in r.first_layers} | {model.num_layers})
     stage_of = [len(replica.stages) - 1 for replica in replicas]
     per_layer = layer_params(model, even_share(model, 1))
@@ -79,6 +81,7 @@ def groups_of(placement: Placement, holders: Sequence[StageId]) -> list[PlacedSt
 def witness_of(placement: Placement) -> list[int]:
     """Find for each replica the first replica with the same layers in groups of the same widths:
     both come to equal exchanges, with as many buffers, at the same times."""
+    # `least_rooms` and the clock ask one replica of each kind.
     first: dict[tuple[object, ...], int] = {}
     return [
         first.setdefault((replica.first_layers, tuple([s.width for s in replica.stages])), r)
@@ -112,6 +115,7 @@ def buffers_of(
     for (r, s), room in rooms.items():
         # A rank of the narrowest group is in the most buckets.
         narrowest = min(group.width for group in placement.replicas[r].stages[s].groups)
+        # Rank sets that a rank of the narrowest group is in: its part of all sets, rounded up.
         num = -(-sets // narrowest)
         copies = num_copies(is_packed=is_packed or num > 1, is_received=is_received)
         part = num * part_of_room(copies * rank_bytes, room)
@@ -125,6 +129,7 @@ def mean_bucket_params(model: ModelSpec, sets: int) -> float:
     """Estimate the parameters of a bucket (`cost.sync.buckets`) in a long run of layers: whole
     tensors, as many as find room."""
     limit = MAX_BUCKET_ELEMENTS * sets
+    # Fill as many buckets as make the mean of a long run; an open rest is not counted.
     size = total = num_full = 0
     while num_full < _BUCKETS_FOR_MEAN:
         for tensor in layer_tensors(model):

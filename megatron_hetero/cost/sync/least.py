@@ -43,6 +43,7 @@ def least_sync(
         num_replicas: of the placement, at least.
         gradient_bytes: of one element on its way.
     """
+    # A single replica exchanges nothing.
     if num_replicas < 2:
         return NO_SYNC
     # All paths that leave the stage: neighbours' links, and the node's way out.
@@ -55,6 +56,7 @@ def least_sync(
     per_byte_s = 1 / leaving_bytes_per_s if leaving_bytes_per_s else 0.0
     # Least part that leaves in an all-reduce, over all these paths together.
     per_param_s = 2 * (num_replicas - 1) / num_replicas * gradient_bytes * per_byte_s
+    # The vocabulary is not padded in a bound; either end holds all its rows.
     words = model.vocab_size * model.hidden_size
     ends_s = words * per_param_s
     return LeastSync(layer_params(model, even_share(model, 1)) * per_param_s, ends_s, ends_s)
@@ -81,6 +83,7 @@ def least_ends_sync_s(
     Args:
         weight_bytes: of an element of the new weights; None is an all-reduce.
     """
+    # Parameters that have to cross the cut, at least.
     others = num_params * (num_holders - 1) / num_holders
     ring_s = others / cut.fastest_bytes_per_s
     if weight_bytes is None:

@@ -63,6 +63,7 @@ def part_of_room(num_bytes: float, room: float) -> float:
     """
     if not num_bytes:
         return 0.0
+    # The part stays between those of the most and of the fewest buckets at a time.
     part = num_bytes / room if room > 0 else 1.0
     return min(max(part, 1 / MOST_AT_ONCE), 1 / LEAST_AT_ONCE)
 
@@ -86,12 +87,15 @@ class EarlyRoom:
             num_buckets: of that size.
             place: of the rank in each holder.
         """
+        # Once a bucket has found no room, all later ones wait for the end of the passes.
         num = 0 if self._is_full else num_buckets
         for holder, part in parts.items():
             key = holder, place
+            # Only first stages start early, so only their ranks' room counts.
             if part and not holder[1]:
                 left = 1 + _ROUNDING - self._taken.get(key, 0.0)
                 num = min(num, int(left / min(part, 1.0)))
+        # Buckets that start early keep their room until the passes end.
         for holder, part in parts.items():
             self._taken[holder, place] = self._taken.get((holder, place), 0.0) + num * min(part, 1)
         self._is_full |= num < num_buckets
@@ -106,6 +110,7 @@ def least_rooms(rooms: Mapping[StageId, int], witnesses: Sequence[int]) -> dict[
         witnesses: [replica] -> the first one of its kind (`cost.sync.groups.witness_of`).
     """
     found: dict[StageId, int] = {}
+    # Replicas of a kind wait for the one with the least room.
     for (r, s), room in rooms.items():
         first = witnesses[r], s
         found[first] = min(room, found.get(first, room))

@@ -28,6 +28,7 @@ def exchange_times(
         layer: passes of one layer without exchanges.
         overlaps: as with `--overlap-param-gather`.
     """
+    # Forward gathers weights; backward gathers once more and sends gradients to owners.
     passes = (gather_s, layer.forward_s), (gather_s + reduce_s, layer.backward_s)
     return PassTimes(*[float(waits_s(num_layers, *own, overlaps=overlaps)) for own in passes])
 
@@ -43,8 +44,10 @@ def waits_s(
         layer_s: for which one layer computes, of a shape that goes with `num_layers`.
         overlaps: as of `exchange_times`.
     """
+    # Every exchange is waited for in whole.
     if not overlaps:
         return np.asarray(num_layers * exchange_s)
+    # The first exchange hides behind nothing, each further one behind a layer.
     further_s = np.maximum(np.subtract(num_layers, 1), 0) * np.maximum(exchange_s - layer_s, 0.0)
     return np.where(np.greater(num_layers, 0), exchange_s + further_s, 0.0)
 
@@ -57,6 +60,7 @@ def slowest_layer(passes: list[PassTimes], ends: list[PassTimes], num_layers: in
         ends: the part of them that is no layer's, in each replica.
         num_layers: of the stage.
     """
+    # What is not of the ends divides evenly over the layers.
     pairs = list(zip(passes, ends, strict=True))
     return PassTimes(
         max(whole.forward_s - end.forward_s for whole, end in pairs) / num_layers,

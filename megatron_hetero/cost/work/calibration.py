@@ -76,8 +76,10 @@ class FusedAttention:
     def reached(self, gpu: str, head_size: int, seq_length: int) -> AttentionEfficiency:
         """Return the efficiency of a GPU type on sequences of some length, with the table's nearest
         head size, or the medians' for a type without a table."""
+        # Head sizes are compared by their ratio.
         by_size = self.by_type.get(gpu, self.by_type[DEFAULT])
         part = by_size[min(by_size, key=lambda size: abs(math.log(size / head_size)))]
+        # A short sequence computes relatively more of what a kernel does besides.
         return AttentionEfficiency(
             part.forward / (1 + self.extra_tokens["forward"] / seq_length),
             part.backward / (1 + self.extra_tokens["backward"] / seq_length),
@@ -138,17 +140,20 @@ class Calibration:
         known = self.gemm.get((self.same_chip.get(gpu.name, gpu.name), kind))
         if known is not None:
             return known
+        # No table: the median curve, scaled by the type's own part in 16 bits.
         usual, halves = self.gemm[DEFAULT, kind], self.gemm[DEFAULT, "fp16"]
         part = self.gemm_efficiency(gpu, "bf16").max_efficiency / halves.max_efficiency
         return replace(usual, max_efficiency=part * usual.max_efficiency)
 
     def gemm_efficiency(self, gpu: GpuType, precision: Precision) -> GemmEfficiency:
         """Return the curve of a GPU type, or the median curve where the type was not measured."""
+        # Tensor cores serve fp32 too where TF32 is on.
         kind = "fp16" if precision != "fp32" or has_tf32(gpu) else "fp32"
         name = self.same_chip.get(gpu.name, gpu.name)
         known = self.gemm.get((name, kind))
         if known is not None:
             return known
+        # No table: a part of the type's best product, else what half rate reaches, else the median.
         usual = self.gemm[DEFAULT, kind]
         if kind == "fp32":
             return usual

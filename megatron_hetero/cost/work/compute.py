@@ -78,9 +78,11 @@ class Speed(NamedTuple):
         """Time the products of a layer in both passes: in fp8, with its casts, where the job has
         it."""
         speed = self.fp8 or self.products
+        # Backward has two products for each: the gradients of input and of weight.
         once_s = sum(map(speed.seconds, products))
         if self.fp8 is None:
             return PassTimes(once_s, 2 * once_s)
+        # Elements that are cast: what the products read, and the gradients of what they write.
         inputs, outputs = (
             sum(p.number * elements for p, elements in zip(products, sizes, strict=True))
             for sizes in ([p.inputs for p in products], [p.outputs for p in products])
@@ -115,6 +117,7 @@ def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | No
     """
     calibration = calibration or shipped_calibration()
     curve = calibration.gemm_efficiency(gpu, training.precision)
+    # fp8 products read one byte an element and write the job's own elements.
     element, grouped = training.element_bytes, calibration.grouped
     fp8, cast_bytes = None, 0.0
     if training.fp8 and (peak := gpu.peak_flops.get("fp8")):
@@ -152,6 +155,7 @@ def peak_flops_per_s(gpu: GpuType, precision: str) -> float | None:
 def can_train(training: TrainingSpec, gpu: GpuType) -> bool:
     """Return whether the runtime runs on a GPU and the GPU has the job's precision (or a substitute
     for the precision), and fp8 if the job does."""
+    # Megatron, and so the runtime, starts only on devices that torch calls "cuda".
     if not FACTS[gpu.library].trains:
         return False
     needed = [precision_on(training, (gpu,)), *(["fp8"] if training.fp8 else [])]
@@ -197,6 +201,7 @@ def group_layer_times(
     """
     parts = [
         [part_seconds(workload, gpu, share, work, calibration).total for gpu, share in members]
+        # Shape [part][member]: the group meets between the parts.
         for work in (attention_work, mlp_work)
     ]
     return slowest(parts[0]) + slowest(parts[1])
@@ -236,6 +241,7 @@ def part_seconds(
         work_of: `attention_work` or `mlp_work`.
         calibration: constants of GPUs; None is the shipped ones.
     """
+    # Products, scores and context, then all that memory bounds.
     training = workload.training
     is_fused = not share.stores_scores(training, uses_flash_attention(training, gpu))
     speed = speed_of(training, gpu, calibration)
@@ -263,9 +269,11 @@ def _core_times(
     calibration: Calibration | None,
 ) -> PassTimes:
     """Time scores and context: what lies between the two products of attention."""
+    # The MLP has no scores.
     if not work.attention_flops:
         return PassTimes(0.0, 0.0)
     if is_fused:
+        # The kernel's own tables: a part of the rate of large products, and a fixed cost a call.
         calibration = calibration or shipped_calibration()
         part = calibration.attention_efficiency(gpu, work.head_size, workload.model.seq_length)
         flops, call_s = sum(work.attention_flops), calibration.attention.call_s
@@ -274,6 +282,7 @@ def _core_times(
             flops / (rate * part.forward) + call_s["forward"],
             _FUSED_BACKWARD_FLOPS * flops / (rate * part.backward) + call_s["backward"],
         )
+    # Unfused: two batched products, and each score moved through memory several times.
     products_s = speed.batched_s(work.attention_flops)
     dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
     forward = speed.scores.forward * work.score_bytes + dropout_bytes

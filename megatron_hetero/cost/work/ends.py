@@ -36,6 +36,7 @@ def embedding_times(
     element = training.element_bytes
     tokens = num_tokens or training.micro_batch_size * model.seq_length
     speed = speed_of(training, gpu, calibration)
+    # A token's row moves three times forward and six times backward; every row has a gradient.
     forward_s = speed.memory_s(3.0 * tokens * model.hidden_size * element)
     rows = vocab_rows * model.hidden_size // width
     return PassTimes(forward_s, 2 * forward_s + gradient_accumulation_s(rows, speed))
@@ -60,12 +61,14 @@ def head_times(
     model, training = workload.model, workload.training
     element = training.element_bytes
     tokens = num_tokens or training.micro_batch_size * model.seq_length
+    # Logits of the member's rows.
     logits = tokens * vocab_rows / width
     speed = speed_of(training, gpu, calibration)
     products_s = speed.products_s((head_product(model, width, vocab_rows, tokens),))
     # Cross entropy reads the logits, makes them fp32, then takes a maximum, exp and a sum.
     norm_bytes = 2.0 * tokens * model.hidden_size * element
     loss_s = speed.memory_s(logits * (element + 4 * 4) + norm_bytes)
+    # Backward: two moves in fp32, and the gradient in the job's own elements.
     gradient_s = speed.memory_s(logits * (2 * 4 + element))
     rows = vocab_rows * model.hidden_size // width
     return PassTimes(
@@ -104,6 +107,7 @@ def joining_times(
     speed = speed_of(training, gpu, calibration)
     weights = joining_params(model) // width
     products_s = speed.products_s((joining_product(model, width, tokens),))
+    # Two norms, each read and written.
     norms_s = speed.memory_s(4.0 * tokens * model.hidden_size * training.element_bytes)
     return PassTimes(
         products_s + norms_s,

@@ -62,10 +62,12 @@ def gauged_times(
         piece: embedding, decoder layer or head.
         model: the analytic model of that type.
     """
+    # The measured point that is nearest in width, then in settings, then in size.
     near = profile.nearest(workload, gpu_name, share.width, piece)
     if near is None:
         return None
     even = even_share_or_none(workload.model, near.width)
+    # A measured width that does not divide the model has no equal share to compare with.
     if even is None:
         return None
     # Nothing was hidden under products where it was measured.
@@ -75,8 +77,10 @@ def gauged_times(
     is_measured = seen.training == workload.training and near.width == share.width
     if is_measured and share == even:
         return Gauged(near.times, True)
+    # Measured over modelled at the point; then the model of the asked setting times that.
     forward, backward = _ratios(near.times, model, seen, piece, even)
     own, own_again = _without_recompute(model, workload, piece, share)
+    # Of equal width, communication is in the measured ratio; else it is added unscaled.
     if near.width == share.width:
         computed, more = own.total, PassTimes(0.0, 0.0)
     else:
@@ -91,6 +95,7 @@ def _ratios(
     measured: PassTimes, model: Model, workload: Workload, piece: Piece, share: TensorShare
 ) -> tuple[float, float]:
     """Return measured over modelled, forward and backward."""
+    # What recompute adds is a forward pass: its seconds follow the forward ratio.
     plain, again = _without_recompute(model, workload, piece, share)
     forward = measured.forward_s / plain.total.forward_s
     backward_s = measured.backward_s - forward * again
@@ -105,6 +110,7 @@ def _without_recompute(
     """Return a piece's model without recompute, and the seconds added to the backward pass by
     recompute."""
     training = workload.training
+    # The same job but for recompute.
     plain = model(
         _with_training(workload, training.micro_batch_size, "none", training.sequence_parallel),
         piece,

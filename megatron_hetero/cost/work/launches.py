@@ -60,6 +60,7 @@ def layer_launches(
             activation), as they are on GPUs; False is for layers of plain torch, with layer norm
             and GELU.
     """
+    # Attention, MLP, then collectives; recompute launches its part of the forward pass again.
     core = _core(training, flash, fused)
     forward = core.plus(*_attention(model, training, share, flash, fused))
     both = forward.plus(*_mlp(model, training, share, flash, fused))
@@ -77,6 +78,7 @@ def _core(training: TrainingSpec, flash: bool, fused: bool) -> Launches:
     # scalings, softmax.
     core = Launches(4, 7)
     if not fused:  # the mask; of fp32 scores torch also copies the gradient of a view
+        # Scores in 16 bits are cast for the softmax; each cast has a gradient.
         casts = 0 if training.precision == "fp32" else _CASTS
         core = core.plus(1 + casts, 1 + (casts or 5))
     return core.plus(1, 1) if training.attention_dropout else core
@@ -86,14 +88,17 @@ def _attention(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, fused: bool
 ) -> Launches:
     """Count norm, projections, rotation and the sum with what went in."""
+    # A norm and every projection.
     products = len(attention_matrices(model, share))
     # Backward two products each, and the parts of the projection put together again.
     found = Launches(1 + products, 1 + 2 * products + 1)
     if model.is_rotary:
+        # Queries and keys: one fused kernel each, or torch's own operations.
         each = 2 * (_EAGER_ROTATION if not fused else 1)
         found = found.plus(each, each)
     if model.qk_layernorm:
         found = found.plus(2, 2)
+    # Transformer Engine fuses the projection's bias with the product.
     if not flash and (model.add_bias_linear or model.add_qkv_bias):
         found = found.plus(1, 1)
     return found.plus(*_residual(model, training, flash, fused))
@@ -101,6 +106,7 @@ def _attention(
 
 def _residual(model: ModelSpec, training: TrainingSpec, flash: bool, fused: bool) -> Launches:
     """Count bias, dropout and the sum with the input of the part, and the bias's gradient."""
+    # Megatron fuses bias, dropout and sum into one kernel; its bias still has a gradient.
     bias = 1 if model.add_bias_linear else 0
     if fused:
         return Launches(1, 1 + (0 if flash else bias))
@@ -115,11 +121,13 @@ def _mlp(
     bias = 1 if model.add_bias_linear else 0
     # Both products and the activation; backward also the first bias's gradient.
     each = Launches(3 + (0 if fused else bias), 5 + (0 if flash else bias))
+    # Experts in one module are one grouped call; else each launches its own products.
     is_apart = model.num_experts and not training.grouped_experts
     number = share.num_experts(model) if is_apart else 1
     found = Launches(1 + number * each.forward, 1 + number * each.backward)
     if model.num_experts:
         found = found.plus(_ROUTER, _ROUTER)
+    # A shared expert is one MLP more, and a sum with the result.
     if share.shared_columns:
         found = found.plus(each.forward + 1, each.backward + 1)
     return found.plus(*_residual(model, training, flash, fused))
@@ -137,6 +145,7 @@ def embedding_launches(model: ModelSpec, training: TrainingSpec, width: int) -> 
     Args:
         width: of the tensor-parallel group.
     """
+    # Words alone, or words, positions and their sum.
     found = Launches(1, 1)
     if model.position_embedding == "learned_absolute":
         found = Launches(3, 2)
@@ -181,6 +190,7 @@ def launching_times(
         else:
             flash = uses_flash_attention(training, gpu)
             launches = layer_launches(model, training, share, flash=flash)
+        # A profile may have measured the launches of this type's host.
         launch_s = gpu.launch_s if profile is None else profile.launch_s(gpu)
         found.append(PassTimes(launches.forward * launch_s, launches.backward * launch_s))
     return slowest(found)

@@ -51,6 +51,7 @@ def attention_work(
         share: the GPU's part of its tensor-parallel group.
         flash: attention is fused, the scores stay on chip.
     """
+    # Tokens are those of the whole group; heads and weights are the member's own.
     element = training.element_bytes
     tokens = share.num_tokens(model, training)
     query, key_value = attention_sizes(model, share)
@@ -83,6 +84,7 @@ def _attention_products(
     """Return the projections.  Those to latents that every member holds whole are of its own tokens
     where sequences are divided."""
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    # Latents that every member computes whole are of its own tokens under sequence parallelism.
     weights = attention_matrices(model, share)
     is_whole = [False] * len(weights)
     if model.kv_lora_rank and not model.divides_latents:
@@ -106,10 +108,12 @@ def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash
     """
     tokens = share.num_tokens(model, training)
     columns = share.mlp_columns
+    # Columns of the first product; a gated MLP has two halves.
     first = columns * (2 if model.gated_mlp else 1)
     weights = (model.hidden_size * first, columns * model.hidden_size)
     if model.num_experts:
         return _experts_work(model, training, share, weights)
+    # The activation reads the first product and writes the input of the second.
     activation_bytes = tokens * (first + columns) * training.element_bytes
     return Work(
         _mlp_products(tokens, weights, model.hidden_size, columns),
@@ -129,6 +133,7 @@ def _experts_work(
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     num_experts = share.num_experts(model)
+    # Rows of all experts here; each takes its equal part.
     routed = share.routed_tokens(model, training)
     columns = share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
@@ -141,6 +146,7 @@ def _experts_work(
         is_grouped=training.grouped_experts,
     )
     router = Product(own_tokens, model.num_experts, model.hidden_size)
+    # Sorted there and back, activated, and weighted.
     moved = routed * (4 * model.hidden_size + first + 3 * columns) * element
     shared = shared_expert_matrices(model, share)
     if shared:

@@ -77,6 +77,7 @@ class PieceTimes:
         """Return the pieces of a stage with so many layers of each kind: `layer` is their mean."""
         if not self.kinds:
             return self
+        # A mean, because `stage` multiplies one layer's times by their number.
         total = sum(counts)
 
         def mean(times: Sequence[PassTimes]) -> PassTimes:
@@ -167,6 +168,7 @@ def price_pieces(
         head = kinds[model.kind_of(model.num_layers - 1)].head
         return replace(kinds[0], kinds=kinds, head=head).with_layers(counts)
     members = _unlike(members)
+    # Seconds of each piece by the model, and by the profile where it knows all members.
     context = members[0][1].context_parallel
     modelled = {
         piece: _modelled(workload, piece, members, link, vocab_rows, experts) for piece in PIECES
@@ -175,6 +177,7 @@ def price_pieces(
         piece: _gauged(workload, profile, piece, members, link, vocab_rows) for piece in PIECES
     }
     is_measured = {piece for piece, gauged in found.items() if gauged and gauged.is_measured}
+    # Measured pieces are of equal members without context parallelism.
     is_even = context == 1 and len({share for _, share in members}) == 1
     exchange = _context_exchange(workload, members, context_link)
     times = {
@@ -182,13 +185,17 @@ def price_pieces(
         for piece in PIECES
     }
     times["decoder_layer"] += exchange
+    # What was measured includes the host's launches.
     for piece in set(PIECES) - is_measured:
         times[piece] = slowest([times[piece], launching_times(workload, profile, piece, members)])
+    # Seen in a job: all pieces take so much longer.
     stretch = profile.stretch(gpu.name for gpu, _ in members) if profile else NO_STRETCH
     apart = PassTimes(0.0, 0.0)
+    # What was measured has its communication in it.
     if "decoder_layer" not in is_measured:
         apart = modelled["decoder_layer"].communication
     layer, head = times["decoder_layer"], times["head"]
+    # Each further token: an embedding, a joining, a layer and a head on the last stage.
     if model.mtp_num_layers:
         tokens = members[0][1].num_tokens(model, workload.training)
         joining = slowest(
@@ -239,6 +246,7 @@ def price_groups(
         links: the slowest of each tensor-parallel group.
         context_link, experts: as in `price_pieces`.
     """
+    # Groups with equal parts of sequences are priced as one, over the slowest of their links.
     width, is_equal = members[0][1].width, members[0][1].context_shares is None
     if is_equal:
         link = worst_link(links)
@@ -280,6 +288,7 @@ def _modelled(
 ) -> Modelled:
     """Time a piece by the analytic model."""
     model, training = workload.model, workload.training
+    # Tokens of one group; all members see the same ones.
     width, num_tokens = members[0][1].width, members[0][1].num_tokens(model, training)
     # Groups exchange what products take and give, whatever the residuals are in.
     num_bytes = float(num_tokens * model.hidden_size * training.element_bytes)
@@ -338,6 +347,7 @@ def _gauged(
             return _modelled(workload, piece, [(gpu, share)], link, vocab_rows)
 
         gauged = gauged_times(workload, profile, gpu.name, share, piece, model)
+        # One member without a measurement leaves the whole group to the model.
         if gauged is None:
             return None
         found.append(gauged)
@@ -357,6 +367,7 @@ def _context_exchange(
     context = members[0][1].context_parallel
     if context == 1:
         return PassTimes(0.0, 0.0)
+    # A ring needs fused attention on all members and equal parts of sequences.
     share = members[0][1]
     is_ring = share.context_shares is None and all(
         uses_flash_attention(training, gpu) for gpu, _ in members
@@ -371,6 +382,7 @@ def _context_exchange(
         core, hidden = core_attention_times(workload, members), (context - 1) / context
         forward_s = max(0.0, forward_s - hidden * core.forward_s)
         backward_s = max(0.0, backward_s - hidden * core.backward_s)
+    # Recomputed attention asks for keys and values once more in the backward pass.
     if training.recompute != "none":
         backward_s += forward_s
     return PassTimes(forward_s, backward_s)

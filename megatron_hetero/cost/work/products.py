@@ -40,6 +40,8 @@ class Product(NamedTuple):
             number: products, each with a matrix of its own.
             is_grouped: they are one call.
         """
+        # Columns follow from the weights: a shard has as many inputs and fewer columns, or the
+        # reverse.
         return cls(rows, weights / depth, depth, number, is_grouped)
 
     @property
@@ -64,6 +66,7 @@ class Product(NamedTuple):
             element_bytes: of both factors.
             output_bytes: of what comes out.
         """
+        # Both factors are read, the result is written.
         factors = self.inputs + self.columns * self.depth
         return factors * element_bytes + self.outputs * output_bytes
 
@@ -137,6 +140,7 @@ class ProductSpeed(NamedTuple):
             fixed_s, traffic = self.grouped.call_s, self.grouped.traffic
         # The clock is no higher than that of the sheet.
         efficiency, slowdown = curve.max_efficiency, 1.0
+        # Long products run slower than a TFLOP's rate, short ones faster, up to the sheet's clock.
         if curve.decline:
             slowdown = max((flops / _TERA) ** curve.decline, min(1.0, efficiency))
         once_s = flops * slowdown / (peak * efficiency) + traffic * moved / bytes_per_s + fixed_s

@@ -170,6 +170,7 @@ class Profile:
         width, if possible of the same recomputation and sequence parallelism, and then the nearest
         micro-batch size."""
         training = workload.training
+        # Only points of this very shape and precision on this type.
         keys = self._keys(workload, gpu_name, piece)
         if not keys:
             return None
@@ -209,6 +210,7 @@ class Profile:
 
 def _at_size(series: Sequence[tuple[int, PassTimes]], size: int) -> tuple[int, PassTimes]:
     """Interpolate between two measured micro-batch sizes, or take the nearest end."""
+    # Beyond the measured sizes the end itself is returned, with its own size.
     sizes = [measured for measured, _ in series]
     if size <= sizes[0]:
         return series[0]
@@ -216,6 +218,7 @@ def _at_size(series: Sequence[tuple[int, PassTimes]], size: int) -> tuple[int, P
         return series[-1]
     at = bisect_left(sizes, size)
     (lower_size, lower), (upper_size, upper) = series[at - 1], series[at]
+    # Linear between the two neighbours, in both passes.
     weight = (size - lower_size) / (upper_size - lower_size)
     return size, PassTimes(
         lower.forward_s + weight * (upper.forward_s - lower.forward_s),
@@ -232,6 +235,7 @@ def load_profile(path: Path | str) -> Profile:
     """
     document = read_json(path)
     model = validate_document(document, ProfileModel, ProfileError)
+    # Points by key, then by micro-batch size.
     series: dict[PointKey, dict[int, PassTimes]] = {}
     for index, point in enumerate(model.points):
         key = PointKey(
@@ -243,6 +247,7 @@ def load_profile(path: Path | str) -> Profile:
             point.sequence_parallel,
             _shape_key(point.shape),
         )
+        # Two times for the same measurement leave it open which one holds.
         by_size = series.setdefault(key, {})
         if point.micro_batch_size in by_size:
             raise ProfileError(
@@ -265,6 +270,7 @@ def profile_json_schema() -> dict[str, object]:
 
 
 def _shape_key(shape: ModelSpec | ShapeModel) -> tuple[int, ...]:
+    # All sizes on which a piece's time depends, in the order of `ShapeModel`.
     return (
         shape.hidden_size,
         shape.ffn_hidden_size,

@@ -17,6 +17,7 @@ def precision_on(training: TrainingSpec, gpus: Iterable[GpuType]) -> Precision:
     if not training.mixes_precisions:
         return training.precision
     types = list(gpus)
+    # All GPUs of the group compute in one precision: the first that all of them have.
     for precision in (training.precision, *_INSTEAD):
         if all(gpu.peak_flops.get(precision) is not None for gpu in types):
             return precision

@@ -64,6 +64,7 @@ def overlapped_parts(
         link: the slowest inside the group.
     """
     model, kinds = workload.model, workload.training.tp_comm_overlap
+    # No overlap for unlike shares, a group of one, or products without buffers.
     shares = {share for _, share in members}
     if not kinds or len(shares) > 1 or members[0][1].width == 1 or model.kv_lora_rank:
         return None, None
@@ -81,6 +82,7 @@ def _part(
     link: Link,
 ) -> PartExchange:
     """Time the exchanges of a column-parallel product and the row-parallel one behind it."""
+    # Seconds of both collectives by themselves, and the two products that may hide them.
     training, width = workload.training, members[0][1].width
     kinds = frozenset(training.tp_comm_overlap)
     gather_s = ring_all_gather_s(num_bytes, width, link)
@@ -97,10 +99,12 @@ def _part(
         return (whole_s := seconds(product)), max(whole_s, seconds(cut))
 
     def ring(exchange_s: float, product: Product) -> float:
+        # The last piece to arrive has one product behind it: seconds beyond the uncut product.
         whole_s, cut_s = in_pieces(product, width)
         return max(cut_s, exchange_s + cut_s / width) - whole_s
 
     def pipeline(exchange_s: float, product: Product) -> float:
+        # The last exchange has no product beside it, or the first product no exchange.
         whole_s, cut_s = in_pieces(product, _PIPELINE)
         return max(cut_s + exchange_s / _PIPELINE, exchange_s + cut_s / _PIPELINE) - whole_s
 
@@ -136,12 +140,14 @@ def _products(
 
 def _once_s(workload: Workload, gpu: GpuType, product: Product) -> float:
     """Time a product in the job's precision, without casts."""
+    # fp8 where the job and the GPU have it.
     speed = speed_of(workload.training, gpu)
     return (speed.fp8 or speed.products).seconds(product)
 
 
 def exchange_times(parts: Sequence[PartExchange], recompute: str) -> PassTimes:
     """Sum the exchanges of the parts of a layer, those of recompute among the backward pass's."""
+    # Selective recompute repeats no exchange of tensor parallelism.
     again_s = sum(part.again_s for part in parts) if recompute == "full" else 0.0
     return PassTimes(
         sum(part.forward_s for part in parts), sum(part.backward_s for part in parts) + again_s

@@ -26,6 +26,7 @@ from megatron_hetero.schedule.simulator.timelines import StageTimeline
 from megatron_hetero.units import format_bytes, format_duration
 
 GIB = 1 << 30
+# Bars of links; widths in user units of the words on both sides.
 _MAX_LINKS = 8
 _LABELS, _VALUES = 300.0, 150.0
 _ROOM = PAGE_WIDTH - _LABELS - _VALUES
@@ -36,6 +37,7 @@ def memory_bars(content: Content) -> Figure:
     """Draw a bar for each stage: the predicted peak of its fullest GPU by cause, beside its
     capacity."""
     devices = content.estimates.devices
+    # All bars share one scale: the largest card.
     largest = max(device.capacity_bytes for device in devices.values())
     rows = [
         (r, s, max(stage.devices, key=lambda d: devices[d].used_part))
@@ -92,17 +94,20 @@ def time_bar(explanation: Explanation) -> Figure:
         ("gradient_sync", "gradient exchange", causes.gradient_sync_s),
         ("step", "optimizer", causes.update_s),
     )
+    # The whole step is the width of the page.
     total = sum(seconds for *_, seconds in rows)
     parts: list[str] = []
     x = 0.0
     for kind, words, seconds in rows:
         width = PAGE_WIDTH * seconds / total
         parts.append(rect(x, 0, width, 34, kind, title=f"{words}: {format_duration(seconds)}"))
+        # The share stands in its part only if it fits.
         share = f"{seconds / total:.0%}"
         if width > text_width(share, 13) + 8:
             color = "label" if kind == "wait" else "on-bar"
             parts.append(text(x + width / 2, 22, share, color, anchor="middle"))
         x += width
+    # The legend: entries in rows as wide as the page; causes without time are left out.
     x, y = 0.0, 58.0
     for kind, words, seconds in rows:
         entry = f"{words} {format_duration(seconds)}"
@@ -121,6 +126,7 @@ def busy_bars(plan: Plan, simulation: StepSimulation) -> Figure:
     def part_of(stage: StageTimeline) -> float:
         return stage.busy_s / simulation.step_time_s
 
+    # Stages with as many GPUs that are as busy share a bar.
     rows = folded(
         simulation.timelines, lambda stage: len(stage.devices), lambda stage: (part_of(stage),)
     )
@@ -165,18 +171,21 @@ def link_bars(simulation: StepSimulation) -> Figure | None:
 def comparison_bars(content: Content) -> Figure:
     """Draw step times: the lower bound, this plan, stock Megatron's best, the next best plans."""
     explanation, estimates = content.explanation, content.estimates
+    # Rows: (class of the bar, name, seconds).
     rows: list[tuple[str, str, float]] = []
     if estimates.bound_s is not None:
         is_of_all = estimates.bound_with_context_parallel_s is None
         words = "no plan can be faster than" if is_of_all else "lower bound (see below)"
         rows.append(("bound", words, estimates.bound_s))
     rows.append(("this", "this plan", explanation.step_time_s))
+    # Stock Megatron first, then the next best plans, then those of strategies by hand.
     others = [
         *([("stock Megatron's best", explanation.best_stock)] if explanation.best_stock else []),
         *((f"next best {i}", other) for i, other in enumerate(explanation.runners_up, start=1)),
         *((other.strategy, other) for other in explanation.by_hand),
     ]
     rows += [("other", name, other.step_time_s) for name, other in others]
+    # The slowest plan fills the width.
     longest = max(seconds for *_, seconds in rows)
     parts: list[str] = []
     y = 2.0
@@ -193,6 +202,7 @@ def comparison_bars(content: Content) -> Figure:
 
 def what_if_bars(found: Sequence[Variation]) -> Figure:
     """Draw the change of the step time under each variation, around a middle line."""
+    # At least 2 %, so that tiny changes do not look large.
     largest = max(max(abs(v.change) for v in found), 0.02)
     label = 480.0
     middle = label + (PAGE_WIDTH - label) / 2
@@ -203,6 +213,7 @@ def what_if_bars(found: Sequence[Variation]) -> Figure:
         width = scale * abs(variation.change) / largest
         slower = variation.change > 0
         parts.append(text(0, y + 15, fitted(variation.what, label - 8, 13), "label"))
+        # Slower goes to the right of the middle line, faster to the left; the words follow the bar.
         if width >= 0.5:
             x = middle if slower else middle - width
             parts.append(rect(x, y + 2, width, 17, "slower" if slower else "faster", rx=2))

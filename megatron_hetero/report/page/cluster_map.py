@@ -14,6 +14,7 @@ from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.report.page.figure import PAGE_WIDTH, Figure, fitted, rect, text, text_width
 from megatron_hetero.units import format_bandwidth, format_duration
 
+# Sizes in user units: of a GPU's cell, of a card's edges and head, of an island's line.
 NUM_COLORS = 8
 _CELL, _CELL_HEIGHT, _CELLS_IN_ROW = 92.0, 46.0, 4
 _WIDE, _WIDE_BOLD = 0.58, 0.64
@@ -32,9 +33,11 @@ def stage_class(replica: int, stage: int) -> str:
 
 def cluster_map(plan: Plan, cluster: Cluster) -> Figure:
     """Draw every machine as a card, sites around them."""
+    # Device -> (replica, stage number, stage).
     place_of = {device: (r, s, stage) for r, s, stage in stages(plan) for device in stage.devices}
     parts: list[str] = []
     y = 0.0
+    # Sites in the order of the file; each is a frame around its machines.
     sites = tuple(dict.fromkeys(node.site for node in cluster.nodes))
     for site in sites:
         nodes = [node for node in cluster.nodes if node.site == site]
@@ -44,6 +47,7 @@ def cluster_map(plan: Plan, cluster: Cluster) -> Figure:
         words = _network(cluster, nodes)
         if words:
             parts.append(text(_PAD + text_width(heading, 13) + 16, y + 18, words, "small"))
+        # The frame is drawn behind the last row, when its height is known.
         top = y
         y += 30
         for row in _rows(machines):
@@ -54,6 +58,7 @@ def cluster_map(plan: Plan, cluster: Cluster) -> Figure:
             y += max(_card_height(machine) for machine in row) + _GAP
         parts.append(rect(0.5, top + 0.5, PAGE_WIDTH - 1, y - top - 5, "site", rx=8))
         y += 10
+    # Links between sites, as lines of text below.
     for line_words in _between_sites(cluster, sites):
         parts.append(text(_PAD, y + 8, line_words, "small"))
         y += 20
@@ -67,6 +72,7 @@ def _rows(machines: Sequence[Machine]) -> list[list[Machine]]:
     """Place cards side by side as far as the width goes."""
     rows: list[list[Machine]] = [[]]
     used = _PAD
+    # A card that does not fit begins the next row.
     for machine in machines:
         if rows[-1] and used + _card_width(machine) > PAGE_WIDTH - _PAD:
             rows.append([])
@@ -85,6 +91,7 @@ def _num_rows(machine: Machine) -> int:
 
 
 def _card_width(machine: Machine) -> float:
+    # At least three cells wide, so that the name of the machine fits.
     widest = max(min(island.num_gpus, _CELLS_IN_ROW) for island in machine)
     return 2 * _PAD + max(widest, 3) * _CELL
 
@@ -114,6 +121,7 @@ def _card(
     words = _inside(cluster, machine)
     if words:
         parts.append(text(x + _PAD, y + 36, words, "tiny"))
+    # Cells row by row; an island begins a row of its own.
     top = y + _HEAD
     for island in machine:
         if is_divided:
@@ -137,6 +145,7 @@ def _inside(cluster: Cluster, machine: Machine) -> str:
         speed = format_bandwidth(machine[0].link.bytes_per_s)
         return f"{speed} between its GPUs" if machine[0].num_gpus > 1 else ""
     names = [island.name for island in machine]
+    # Islands may be joined by unlike links.
     speeds = {cluster.node_links[a, b].bytes_per_s for a in names for b in names if a != b}
     slowest, fastest = format_bandwidth(min(speeds)), format_bandwidth(max(speeds))
     return f"{slowest if slowest == fastest else f'{slowest} to {fastest}'} between these groups"
@@ -144,6 +153,7 @@ def _inside(cluster: Cluster, machine: Machine) -> str:
 
 def _cell(device: str, x: float, y: float, place_of: dict[str, tuple[int, int, Stage]]) -> str:
     width, height = _CELL - 4, _CELL_HEIGHT - 4
+    # A GPU that the plan leaves idle.
     if device not in place_of:
         return rect(x, y, width, height, "idle", title=f"{device}: idle", rx=4) + text(
             x + width / 2, y + height / 2 + 4, "idle", "tiny", anchor="middle"
@@ -157,6 +167,7 @@ def _cell(device: str, x: float, y: float, place_of: dict[str, tuple[int, int, S
         f"{device}: replica {r}, stage {s}, layers {layer_ranges(stage)}, "
         f"tensor-parallel width {stage.shape.tensor_parallel}"
     )
+    # Short forms where the long ones do not fit.
     name = _first_that_fits([f"R{r} stage {s}", f"R{r} s{s}"], width - 11, 11.5 * _WIDE_BOLD)
     layers = _first_that_fits([layers, layers.rpartition(" ")[2]], width - 11, 11 * _WIDE)
     return (
@@ -192,6 +203,7 @@ def _network(cluster: Cluster, nodes: Sequence[Node]) -> str:
 
 
 def _between_sites(cluster: Cluster, sites: Sequence[str]) -> list[str]:
+    # The first node of each site stands for the site.
     node_of = {node.site: node.name for node in reversed(cluster.nodes)}
     found = []
     for i, a in enumerate(sites):

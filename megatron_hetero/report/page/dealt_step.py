@@ -23,6 +23,7 @@ from megatron_hetero.units import format_duration
 _LEFT, _TOP, _BOTTOM = 70.0, 34.0, 40.0
 _LEAST_BLOCK = 0.4
 """Width, in user units, below which neighbouring blocks are joined into a larger block."""
+# (limit in tokens, class of the colour), rising.
 _CLASSES = ((2048, "p0"), (8192, "p6"), (32768, "p1"), (131072, "p2"))
 _LONGEST = "p4"
 
@@ -35,16 +36,19 @@ def dealt_step_figure(tree: GroupTree, lengths: Sequence[int], deal: Deal) -> Fi
         lengths: of the sequences of the step, in tokens.
         deal: of these sequences.
     """
+    # Rows shrink with the number of ranks, down to 5 units.
     row = min(26.0, max(5.0, 520.0 / deal.num_ranks))
     width, height = PAGE_WIDTH - _LEFT - 20.0, row * deal.num_ranks
     scale = width / deal.seconds
     table = price_table(tree, lengths)
     parts = [_legend(), rect(_LEFT, _TOP, width, height, "lane")]
+    # Names of ranks about every 18 units.
     for rank in range(deal.num_ranks):
         if rank % max(1, round(18 / row)) == 0:
             parts.append(
                 text(_LEFT - 8, _TOP + row * (rank + 0.5) + 4, f"rank {rank}", "tiny", anchor="end")
             )
+    # Micro-batches follow each other; in each the groups stand on their ranks.
     start_s = 0.0
     for micro_batch in deal.micro_batches:
         for group in micro_batch.groups:
@@ -53,6 +57,7 @@ def dealt_step_figure(tree: GroupTree, lengths: Sequence[int], deal: Deal) -> Fi
         start_s += micro_batch.seconds
         at = _LEFT + start_s * scale
         parts.append(line(at, _TOP - 4, at, _TOP + height + 4, "limit"))
+    # The axis of time below.
     for value in ticks(deal.seconds):
         at = _LEFT + value * scale
         parts.append(text(at, _TOP + height + 20, format_duration(value), "tiny", anchor="middle"))
@@ -87,10 +92,12 @@ def _group(
         scale: user units of a second.
         height: of its ranks.
     """
+    # The price table has options by kind of group: the one that the deal has chosen.
     option = [w for w, kind in enumerate(table.kind_of_option) if kind == group.kind][group.price]
     once = float(table.fixed_s[option]) * scale
     parts = [rect(x, y, once, height, "wait", title=f"once {number(once / scale * 1e3)} ms")]
     x += once
+    # Short sequences are joined until their block can be seen.
     waiting: list[int] = []
     drawn = 0.0
     order = sorted(group.sequences, key=lambda k: (-lengths[k], k))
@@ -99,6 +106,7 @@ def _group(
         drawn += float(table.seconds[option, k]) * scale
         if drawn < _LEAST_BLOCK and k != order[-1]:
             continue
+        # A little white between blocks.
         gap = min(0.6, drawn / 4)
         longest = lengths[waiting[0]]
         if len(waiting) == 1:
@@ -106,6 +114,7 @@ def _group(
         else:
             title = f"{len(waiting)} sequences of {longest:,} tokens and less"
         parts.append(rect(x, y + 0.4, drawn - gap, height - 0.8, _class_of(longest), title=title))
+        # The number of tokens, only if it fits uncut.
         words = fitted(f"{longest:,}", drawn - 4, 10)
         if len(waiting) == 1 and height >= 12 and words == f"{longest:,}":
             parts.append(text(x + 3, y + height / 2 + 4, words, "on"))

@@ -60,6 +60,7 @@ def figures(content: Content) -> tuple[Figure, ...]:
 
 def page(content: Content) -> str:
     """Write the whole document as text; it refers to nothing outside of itself."""
+    # Figures by name; some plans have no links, no exchange and no close-up.
     drawn = {figure.name: figure for figure in figures(content)}
     body = "\n".join(
         (
@@ -109,6 +110,7 @@ def _where(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
         "how long one micro-batch takes over that link.",
     )
     yield _draw(drawn["pipelines"])
+    # Replicas with the same counts, hop and gain are one sentence.
     alike: dict[tuple[int, int, int, str], list[HiddenHop]] = {}
     for hop in content.explanation.hidden_hops:
         shorter = f"{1 - hop.pipeline_s / hop.own_pipeline_s:.0%}"
@@ -131,6 +133,7 @@ def _timeline(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
         "A row for each stage. Blue is forward, orange is backward; pale is waiting, which a good "
         "plan has little of. The numbers are micro-batches.",
     )
+    # More than 1 % between formula and simulation is worth a sentence.
     predicted_s, quick_s = content.simulation.step_time_s, content.explanation.step_time_s
     if abs(predicted_s / quick_s - 1) > 0.01:
         yield (
@@ -142,6 +145,7 @@ def _timeline(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     if "close-up" in drawn:
         yield '<p class="hint">The beginning, enlarged:</p>'
         yield _draw(drawn["close-up"])
+    # Timelines of files beside the prediction.
     if len(content.timelines) > 1:
         predicted, *others = content.timelines
         for other in others:
@@ -205,6 +209,7 @@ def _comparison(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     yield '<table class="plans"><tr><th>plan</th><th>a step</th><th>layout</th>'
     yield "<th>why slower</th></tr>"
     yield _plan_row("this plan", explanation.step_time_s, format_layout(content.plan.layout), "")
+    # Stock Megatron's best, or why it has none.
     stock = explanation.best_stock
     if stock is not None:
         yield _alternative_row("stock Megatron's best", stock)
@@ -223,6 +228,7 @@ def _comparison(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     if content.estimates.bound_relaxes:
         relaxed = escape(content.estimates.bound_relaxes)
         yield f'<p class="hint">The bound leaves out: {relaxed}.</p>'
+    # Idle GPUs by the reason that the planner gave.
     idle: dict[str, list[str]] = {}
     for device, reason in content.plan.idle_reasons.items():
         idle.setdefault(reason, []).append(device)
@@ -238,6 +244,7 @@ def _alternative_row(name: str, other: Alternative) -> str:
 
 def _plan_row(name: str, step_time_s: float | None, layout: str, because: str) -> str:
     time = "-" if step_time_s is None else format_duration(step_time_s)
+    # A long layout may break behind each comma.
     breakable = escape(layout).replace(",", ",<wbr>")
     return (
         f'<tr><td>{escape(name)}</td><td class="n">{time}</td>'
@@ -255,6 +262,7 @@ def _what_if(drawn: dict[str, Figure]) -> Iterator[str]:
 
 
 def _run(content: Content) -> Iterator[str]:
+    # Whether the plug-in is needed, then the command of each machine.
     needs = (
         f"Stock Megatron cannot express {'; '.join(content.not_stock)}: the plug-in is needed."
         if content.not_stock

@@ -49,11 +49,15 @@ def traffic_of_gradients(cluster: Cluster, simulation: StepSimulation) -> dict[s
     Machines and sites that neither send nor receive any are left out.
     """
     found: dict[str, SiteTraffic] = {}
+    # Nodes by the words that names of paths have.
     nodes = {node_words(node.name): node for node in cluster.nodes}
     for sender, receiver, num_bytes in _between_nodes(simulation):
         here, there = nodes[sender], nodes[receiver]
+        # Islands of one machine exchange over no uplink.
         if here.machine == there.machine:
             continue
+        # Both ends carry the bytes: on the machine's uplink, and on the site's if they leave the
+        # site.
         for node, is_sender in ((here, True), (there, False)):
             site = found.setdefault(node.site, SiteTraffic(Uplink(node.site)))
             machine = site.machines.setdefault(node.machine, Uplink(node.machine))
@@ -69,6 +73,7 @@ def _between_nodes(simulation: StepSimulation) -> Iterator[tuple[str, str, float
     """Yield (sender, receiver, bytes) of every path between two nodes that an exchange takes."""
     for collective, _, _ in simulation.collectives:
         for (path, _), num_bytes in zip(collective.hops, collective.hop_bytes, strict=True):
+            # Only paths between two nodes are called `a -> b`.
             sender, arrow, receiver = path.partition(" -> ")
             if arrow:
                 yield sender, receiver, num_bytes
@@ -93,6 +98,7 @@ def exchange_tree(plan: Plan, cluster: Cluster, simulation: StepSimulation) -> F
     sites = traffic_of_gradients(cluster, simulation)
     if not sites or _has_shared_lines(simulation):
         return None
+    # One scale for all bars.
     uplinks = [u for s in sites.values() for u in (s.uplink, *s.machines.values())]
     most = max(max(u.sent, u.received) for u in uplinks)
     room = PAGE_WIDTH - _NAMES - _WORDS

@@ -99,6 +99,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 def fitted(words: str, width: float, font_size: float) -> str:
     """Cut `words` to a width; empty when not even three characters fit."""
+    # Characters that fit; one place goes to the ellipsis.
     room = int(width / (font_size * _CHARACTER_PART))
     if len(words) <= room:
         return words
@@ -122,12 +123,14 @@ def legend(entries: tuple[tuple[str, str], ...], x: float, y: float) -> str:
 
 def ticks(limit: float, most: int = 8) -> list[float]:
     """Return round values from 0 to `limit`, at most about `most` of them."""
+    # Steps of 1, 2, 5 and 10 times a power of ten.
     step = 10.0 ** _floor_log10(limit / most)
     while limit / step > most:
         for factor in (2.0, 2.5, 2.0):
             step *= factor
             if limit / step <= most:
                 break
+    # The last tick may be the limit itself, rounding apart.
     count = int(limit / step + 1e-9)
     return [i * step for i in range(count + 1)]
 

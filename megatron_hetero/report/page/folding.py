@@ -43,10 +43,12 @@ def folded[Row](
         drawn: where the parts of a row begin and end, in parts of the figure's width; those of rows
             that look alike are within `NEAR` of the first one's.
     """
+    # Few rows are shown as they are.
     if len(rows) <= most:
         return [Folded((row,)) for row in rows]
     found: list[list[Row]] = []
     for row in rows:
+        # The first group whose drawn row looks like this one.
         near = (members for members in found if _are_alike(members[0], row, kind, drawn))
         members = next(near, None)
         if members is None:

@@ -20,7 +20,9 @@ def heading(content: Content) -> Iterator[str]:
     assert workload is not None  # `gather` refuses a plan without one
     model, training = workload.model, workload.training
     plan = content.plan
+    # Padded vocabulary included, which depends on the widths.
     billions = num_parameters(workload, plan.layout.tensor_parallel_widths) / 1e9
+    # GPUs in use by type.
     kinds = Counter(plan.type_by_device.values())
     gpus = " + ".join(f"{number} x {kind}" for kind, number in kinds.items())
     yield "<header><div>"
@@ -32,6 +34,7 @@ def heading(content: Content) -> Iterator[str]:
     )
     yield '</div><button id="theme" hidden>dark colours</button></header>'
     yield f'<p class="lead">{escape(_summary(content))}</p>'
+    # What rests on no measurement says so at once.
     if not content.estimates.measured:
         yield (
             '<span class="badge">predicted from data sheets and an analytic model; not measured on '
@@ -57,6 +60,7 @@ def _traffic(content: Content) -> Iterator[str]:
 
 
 def _summary(content: Content) -> str:
+    # One sentence: copies, GPUs, time, stock Megatron, idle GPUs.
     plan = content.plan
     shape = (
         f"{count(len(plan.replicas), 'copy', 'copies')} of the model "
@@ -77,6 +81,7 @@ def _summary(content: Content) -> str:
 
 
 def _tiles(content: Content) -> Iterator[tuple[str, str]]:
+    # What people ask for first; a tile without a figure is left out.
     estimates, simulation = content.estimates, content.simulation
     yield format_duration(content.explanation.step_time_s), "a step"
     yield f"{estimates.tokens_per_s:,.0f}", "tokens a second"
@@ -89,10 +94,12 @@ def _tiles(content: Content) -> Iterator[tuple[str, str]]:
         of_it = f", {traffic / total:.0%} of it for traffic between sites" if traffic else ""
         yield f"{total:,.2f}", f"an hour{of_it}"
     if estimates.gap is not None:
+        # Where plans with context parallelism have a bound of their own, this one is not theirs.
         is_of_all = estimates.bound_with_context_parallel_s is None
         of = "" if is_of_all else " of plans without context parallelism"
         yield f"{estimates.gap:.0%}", f"above the lower bound{of}, at most"
     yield f"{1 - simulation.bubble:.0%}", "of all GPU time is computing"
+    # MFU only for types whose sheet gives a peak.
     used = utilization_of(content.plan, content.cluster, content.explanation.step_time_s)
     if used is not None and used.mfu is not None:
         yield f"{used.mfu:.1%}", f"MFU, {used.flops_per_s_per_gpu / 1e12:,.3g} TFLOP/s per GPU"

@@ -66,6 +66,7 @@ def measured_lanes(path: Path, plan: Plan) -> LaneGroup:
             stage computed nothing.
     """
     found = validate_document(read_json(path), _MeasuredFile, FileFormatError)
+    # A ratio of measured and predicted passes needs both to take time.
     for stage in found.stages:
         for kinds in (("forward",), BACKWARDS):
             if not any(o.end_s > o.start_s for o in stage.operations if o.kind in kinds):
@@ -92,6 +93,7 @@ def trace_lanes(groups: Sequence[LaneGroup]) -> dict[str, list[StageTimeline]]:
 def _lanes(
     path: Path, plan: Plan, title: str, step_time_s: float, stages: list[_RehearsedStage]
 ) -> LaneGroup:
+    # The file must have each stage of the plan once.
     wanted = [(r, s) for r, replica in enumerate(plan.replicas) for s in range(len(replica.stages))]
     found = [(stage.replica, stage.stage) for stage in stages]
     if sorted(found) != wanted:
@@ -99,6 +101,7 @@ def _lanes(
             f"{path} has the stages {found}, the plan has {wanted} (replica, stage): it is of "
             "another plan"
         )
+    # GPUs come from the plan, since files name stages alone.
     lanes = tuple(
         Lane(
             stage.replica,

@@ -33,6 +33,7 @@ type _Stages = Sequence[Folded[int]]
 
 def pipelines(plan: Plan, cluster: Cluster, estimates: Estimates) -> Figure:
     """Draw one row (or more) for each replica."""
+    # Many stages: replicas alike share a row, and stages alike a box.
     total = sum(replica.num_micro_batches for replica in plan.replicas)
     is_many = sum(len(replica.stages) for replica in plan.replicas) > MAX_ROWS
     slowest_s = max(estimates.replica_times_s)
@@ -74,6 +75,7 @@ def pipelines(plan: Plan, cluster: Cluster, estimates: Estimates) -> Figure:
 
 def _stage_kind(replica: Replica, cluster: Cluster, s: int) -> Hashable:
     stage = replica.stages[s]
+    # The first GPU stands for the tensor-parallel group.
     gpu = cluster.node_of(stage.devices[0]).gpu_type.name
     return stage.shape.num_layers, stage.shape.tensor_parallel, gpu
 
@@ -109,9 +111,11 @@ def _row(
     cluster: Cluster,
     estimates: Estimates,
 ) -> str:
+    # The last box of a row has a hop behind it too, unless the pipeline ends there.
     shown = boxes[start : start + _IN_ROW]
     num_hops = len(shown) - (shown[-1] is boxes[-1])
     room = PAGE_WIDTH - _HOP * num_hops
+    # Widths of boxes: a least one, and a part of the free room by layers.
     layers = [sum(replica.stages[s].shape.num_layers for s in box.rows) for box in shown]
     free = room - _MIN_BOX * len(layers)
     long = len(boxes) > _IN_ROW  # then the boxes of all rows stand below each other
@@ -143,6 +147,7 @@ def _box(
     stage = replica.stages[s]
     shape = stage.shape
     gpu = cluster.node_of(stage.devices[0]).gpu_type.name
+    # Lines of words in the box; the first has the longest form that fits.
     ends = [
         words
         for words, holds in (("embedding", s == 0), ("head", s == len(replica.stages) - 1))
@@ -151,6 +156,7 @@ def _box(
     slowest_s = max(estimates.stage_times_s[r][each] for each in box.rows)
     time = f"{format_duration(slowest_s)} per micro-batch"
     layers = count(shape.num_layers, "layer")
+    # Forms of the name, the longest first.
     names = [f"stage {s}: {layers}"]
     if box.num_more:
         which = f"{s}-{box.rows[-1]}"
@@ -183,6 +189,7 @@ def _box(
 def _hop(
     r: int, s: int, replica: Replica, x: float, y: float, cluster: Cluster, estimates: Estimates
 ) -> str:
+    # First GPUs of both stages tell the link; the time is that of a micro-batch's activation.
     a, b = (cluster.device_by_name[replica.stages[i].devices[0]] for i in (s, s + 1))
     link = cluster.link(a, b)
     middle, height = x + _HOP / 2, y + _HEIGHT / 2

@@ -55,6 +55,7 @@ def close_up(groups: Sequence[LaneGroup]) -> Figure | None:
     """Draw the beginning of the step, wide enough to read; return None where the whole step is that
     already."""
     end_s = max(group.step_time_s for group in groups)
+    # Passes alone: exchanges and updates have no micro-batch.
     computing_s = [
         o.end_s - o.start_s
         for group in groups
@@ -62,6 +63,7 @@ def close_up(groups: Sequence[LaneGroup]) -> Figure | None:
         for o in lane.operations
         if o.micro_batch >= 0
     ]
+    # So long that a usual pass is `_CLOSE_UP_WIDTH` units wide.
     window_s = median(computing_s) * (PAGE_WIDTH - _LABELS) / _CLOSE_UP_WIDTH
     if window_s > 0.6 * end_s:
         return None
@@ -71,11 +73,14 @@ def close_up(groups: Sequence[LaneGroup]) -> Figure | None:
 def _figure(
     name: str, groups: Sequence[LaneGroup], start_s: float, end_s: float, alt: str
 ) -> Figure:
+    # Only operations that the window shows, and rows of those that look alike.
     groups = [replace(group, lanes=tuple(_within(group.lanes, start_s, end_s))) for group in groups]
     rows = [folded(group.lanes, _num_devices, partial(_drawn, end_s=end_s)) for group in groups]
     num_rows = sum(map(len, rows))
+    # Lower lanes the more there are.
     height = 24.0 if num_rows <= 12 else 17.0 if num_rows <= 32 else 11.0
     view = _View(start_s, end_s, height)
+    # Many operations: a path for each kind in place of a shape for each operation.
     shown = [o for lanes in rows for lane in lanes for o in lane.first.operations]
     single = len(shown) <= _MAX_SINGLE
     kinds = tuple((k, words) for k, words in KINDS.items() if any(o.kind == k for o in shown))
@@ -86,6 +91,7 @@ def _figure(
         parts.append(text(0, y + 12, title, "strong"))
         y += 22
         top = y
+        # A gap between replicas.
         for i, lane in enumerate(lanes):
             if i and lane.first.replica != lanes[i - 1].first.replica:
                 y += 6
@@ -123,6 +129,7 @@ def _num_devices(lane: Lane) -> int:
 def _drawn(lane: Lane, end_s: float) -> tuple[float, ...]:
     """Return where the operations of each kind begin and end and how much they fill, in steps."""
     found: list[float] = []
+    # Begin, end and sum of each kind; a kind that is missing begins and ends with the step.
     for kind in KINDS:
         spans = [(o.start_s, o.end_s) for o in lane.operations if o.kind == kind]
         found.append(min((start for start, _ in spans), default=end_s))
@@ -142,6 +149,7 @@ def _lane(row: Folded[Lane], y: float, view: _View, single: bool) -> str:
         text(0, y + height / 2 + size / 3, words, "small" if size == 12 else "on-lane"),
         rect(_LABELS, y, PAGE_WIDTH - _LABELS, height, "lane"),
     ]
+    # One shape an operation, or one path a kind.
     shown = lane.operations
     if single:
         parts += [_operation(o, y, view) for o in shown]
@@ -155,6 +163,7 @@ def _lane(row: Folded[Lane], y: float, view: _View, single: bool) -> str:
 
 def _operation(operation: OpSpan, y: float, view: _View) -> str:
     x, width = view.x(operation.start_s), view.x(operation.end_s) - view.x(operation.start_s)
+    # White between neighbours, if the operation is wide enough.
     gap = 0.8 if width > 4 else 0.0
     what = KINDS[operation.kind]
     if operation.micro_batch >= 0:
@@ -164,6 +173,7 @@ def _operation(operation: OpSpan, y: float, view: _View) -> str:
     duration = format_duration(operation.end_s - operation.start_s)
     title = f"{what}: {duration}, from {format_duration(operation.start_s)}"
     shape = rect(x, y, width - gap, view.lane_height, operation.kind, title=title)
+    # The number only where it can be read.
     if operation.micro_batch >= 0 and width >= _MIN_NUMBERED and view.lane_height > 14:
         color = "on" if operation.kind == "forward" else "on-light"
         shape += text(x + (width - gap) / 2, y + view.lane_height / 2 + 3.5,
@@ -174,6 +184,7 @@ def _operation(operation: OpSpan, y: float, view: _View) -> str:
 def _path(operation: OpSpan, y: float, view: _View) -> str:
     x, width = view.x(operation.start_s), view.x(operation.end_s) - view.x(operation.start_s)
     gap = 0.5 if width > 2 else 0.0
+    # Close the path without a fourth side: fewer characters for thousands of operations.
     return f"M{number(x)} {number(y)}h{width - gap:.2f}v{number(view.lane_height)}H{number(x)}z"
 
 

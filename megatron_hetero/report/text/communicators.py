@@ -28,6 +28,7 @@ _NAMES = {
 
 def communicator_lines(plan: Plan, ranks: Sequence[RankCommunicators]) -> Iterator[RenderableType]:
     """Show the rank with the most communicators, and the bytes that NCCL keeps for the rank."""
+    # The rank with most communicators; of equal ones the first.
     most = max(ranks, key=lambda rank: (len(rank.uses), rank.num_connections, -rank.rank))
     if not most.uses:
         return

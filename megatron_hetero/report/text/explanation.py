@@ -65,6 +65,7 @@ def cause_lines(explanation: Explanation) -> Iterator[RenderableType]:
     for _ in range(2):
         table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
+    # Parts of the step, with a bar of `BAR_WIDTH` characters for the whole.
     for name, field in CAUSES:
         seconds: float = getattr(explanation.time_by_cause, field)
         part = seconds / explanation.step_time_s
@@ -85,6 +86,7 @@ def stage_time_lines(explanation: Explanation) -> Iterator[RenderableType]:
     table.add_column("stage")
     for heading in ("time", *(heading for heading, _ in STAGE_CAUSES)):
         table.add_column(heading, justify="right", no_wrap=True)
+    # Stages whose row reads the same are one row.
     rows: dict[tuple[str, ...], list[str]] = {}
     for stage in explanation.stage_times:
         parts = [getattr(stage.causes, field) / stage.time_s for _, field in STAGE_CAUSES]
@@ -101,6 +103,7 @@ def stage_time_lines(explanation: Explanation) -> Iterator[RenderableType]:
 def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
     """Show the replicas whose launch counts are not 1F1B's, equal replicas together, with the hop
     hidden and the time saved."""
+    # The key has all that the lines below say of a replica.
     alike: dict[tuple[object, ...], list[HiddenHop]] = {}
     for hop in explanation.hidden_hops:
         shown = (format_duration(hop.round_trip_s), format_duration(hop.period_s))
@@ -117,6 +120,7 @@ def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
             f"  {who} {_numbers(hop.launch_counts)} forwards before the first "
             f"backward (1F1B: {_numbers(hop.own_launch_counts)})",
         )
+        # The hop that the counts hide, and what they save or cost.
         if hop.round_trip_s:
             there_and_back = (
                 f"stages {hop.boundary} and {hop.boundary + 1} are "
@@ -126,6 +130,7 @@ def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
         else:
             there_and_back = "no hop takes time"
         verb = "save" if hop.pipeline_s <= hop.own_pipeline_s else "cost"
+        # Equal replicas may save unlike seconds, which then are a range.
         saved_s = sorted(abs(h.own_pipeline_s - h.pipeline_s) for h in hops)
         saved = " to ".join(dict.fromkeys(map(format_duration, (saved_s[0], saved_s[-1]))))
         longest_s = max(h.own_pipeline_s for h in hops)
@@ -143,6 +148,7 @@ def sharded_lines(explanation: Explanation) -> Iterator[RenderableType]:
     for stage in explanation.sharded:
         saved, missing = format_bytes(abs(stage.saved_bytes)), format_bytes(stage.missing_bytes)
         spares = "spares" if stage.saved_bytes >= 0 else "costs"
+        # What whole layers would do to memory.
         whole = "would fit"
         if stage.missing_bytes > 0:
             whole = f"would lack {missing}"
@@ -161,6 +167,7 @@ def exchange_lines(explanation: Explanation) -> Iterator[RenderableType]:
     if choice is None:
         return
     with_s, without_s = map(format_duration, (choice.step_time_s, choice.other_step_time_s))
+    # Why groups of machines are used, or why they are not.
     if choice.is_used:
         groups = " | ".join(_machines(group) for group in choice.groups[:_MAX_GROUPS])
         more = len(choice.groups) - _MAX_GROUPS
@@ -203,10 +210,12 @@ def _numbers(counts: Sequence[int]) -> str:
 
 def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:
     """Show the devices with the least and the most memory left."""
+    # By bytes left, then by name.
     ordered = sorted(explanation.headroom_bytes.items(), key=lambda item: (item[1], item[0]))
     if not ordered:
         return
     (tightest, least), (_, most) = ordered[0], ordered[-1]
+    # A plan of the user's own may not fit.
     if least < 0:
         yield Text.assemble(
             ("Memory lacks", "bold red"),
@@ -231,6 +240,7 @@ def comparison_lines(
         not_stock: obstacles between the plan and stock Megatron (`flags.reasons_not_stock`).
     """
     yield Text("Beside other plans", style="bold")
+    # Rows in the order: stock Megatron's best, next best plans, the simplest, those by hand.
     others = [(_NEXT, other) for other in (explanation.runners_up if runners_up else ())]
     # A plan that is stock's own needs no comparison with itself.
     if explanation.best_stock is not None and (not_stock or explanation.best_stock.slower_by < 0):
@@ -257,6 +267,7 @@ def _simplest(explanation: Explanation) -> Iterator[tuple[str, Alternative]]:
 
 
 def _stock_facts(explanation: Explanation, not_stock: Sequence[str]) -> Iterator[tuple[str, str]]:
+    # Stock Megatron runs it, or why not and how near its best plan comes.
     if not not_stock:
         yield "plug-in", "not needed: stock Megatron runs this plan"
         return
@@ -294,6 +305,7 @@ def _add_alternative(table: Table, name: str, alternative: Alternative, how: str
     why = Text.assemble((folded_layout(alternative.layout), "green"))
     if alternative.settings:
         why.append(f"\n{alternative.settings}")
+    # A difference that prints as 0.0 % is none.
     slower = f"{alternative.slower_by:+.1%}"
     if slower in ("-0.0%", "+0.0%"):
         slower = "the same"

@@ -19,6 +19,7 @@ def faster_flag_lines(gains: Sequence[FlagGain]) -> Iterator[RenderableType]:
     """Write a line for each flag that gains; nothing if none does."""
     for gain in gains:
         was, is_then = format_duration(gain.from_s), format_duration(gain.step_time_s)
+        # A flag with which idle GPUs could train too, or one that is faster on the same GPUs.
         if gain.joining:
             flags = " ".join(gain.flags)
             if gain.in_place_of is not None:

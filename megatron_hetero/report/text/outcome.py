@@ -28,6 +28,7 @@ def outcome_lines(outcome: Outcome) -> Iterator[RenderableType]:
 
 
 def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    # Hours and money of the run, against the limits that were given.
     if outcome.num_steps is not None and outcome.num_tokens is not None:
         hours, most = outcome.run_hours, outcome.deadline_hours
         limit = "" if most is None else f"; the deadline is {most:,.4g} h"
@@ -47,6 +48,7 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
             f"machines cost {outcome.price_per_hour:,.6g}; the limit is "
             f"{outcome.max_price_per_hour:,.6g}",
         )
+    # The bound in the unit of the goal.
     if outcome.bound is None or outcome.gap is None:
         if outcome.objective != "throughput":
             yield "no bound", "none is known under these limits"

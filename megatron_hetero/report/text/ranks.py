@@ -16,11 +16,13 @@ def rank_lines(rows: Sequence[RankRow]) -> Iterator[str]:
     Context-parallel ranks are shown where there are any.
     """
     headings: tuple[str, ...] = HEADINGS
+    # A column for context ranks only where some rank is not the first.
     cells = [_cells(row) for row in rows]
     if any(row.context_rank for row in rows):
         headings = (*HEADINGS, "context rank")
         cells = [(*c, str(row.context_rank)) for c, row in zip(cells, rows, strict=True)]
     cells = [headings, *cells]
+    # Every column as wide as its widest cell.
     widths = [max(len(line[column]) for line in cells) for column in range(len(headings))]
     for line in cells:
         aligned = (

@@ -27,6 +27,7 @@ def note_lines(
         places: file and line of each flag, where they are known.
     """
     notes = plan_notes(plan, job, places, MOST_UNREAD)
+    # Notes first; a changed objective stands alone and in colour.
     for note in notes:
         yield Text.assemble(("note  ", "cyan"), note)
     if notes:

@@ -19,6 +19,7 @@ def serving_tables(plan: ServingPlan) -> tuple[Table | str, ...]:
 
 def _replicas(plan: ServingPlan) -> Table:
     table = _table("replicas", "phase", "GPUs", "stages", "time taken", "KV tokens")
+    # Equal replicas are one row, where the first of them stands.
     alike = Counter(map(_kind, plan.replicas))
     for replica in plan.replicas:
         count = alike.pop(_kind(replica), 0)
@@ -42,6 +43,7 @@ def _classes(plan: ServingPlan) -> Table:
     table = _table(
         "class", "rate/s", "input", "output", "first token p50", "p99", "between p50", "p99", "kept"
     )
+    # Only a simulated plan has times of its classes.
     forecasts = {c.name: c for c in plan.forecast.classes} if plan.forecast else {}
     for kind in plan.classes:
         row = [kind.name, f"{kind.rate_per_s:g}", f"{kind.mean_input:.0f}"]
@@ -95,6 +97,7 @@ def _restriction(plan: ServingPlan) -> str:
     value = plan.cost_per_hour if plan.goal == "cost" else plan.scale
     if not value:
         return ""
+    # Less cost or more load: either way above 1 is better.
     better = value / plan.any_engine if plan.goal == "cost" else plan.any_engine / value
     if better <= 1.005:
         return f"Pipelines of unlike widths, which {plan.engine.name} does not run, gain nothing."

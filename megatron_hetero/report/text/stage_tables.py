@@ -64,6 +64,7 @@ def replica_tables(plan: Plan) -> Iterator[RenderableType]:
     The columns of all tables have the same widths, so that replicas compare at a glance.  Times are
     forward and backward of one micro-batch; memory is that of the fullest device.
     """
+    # Rows of every table first: all tables have the same columns and widths.
     groups = _replica_groups(plan)
     tables = [list(_rows(plan, group)) for group in groups]
     is_crammed = _recomputes_by_stage(plan) and _launches_ahead(plan)
@@ -74,6 +75,7 @@ def replica_tables(plan: Plan) -> Iterator[RenderableType]:
     if _recomputes_by_stage(plan):
         columns.insert(4, RECOMPUTE_COLUMN)
     widths = _widths(columns, texts)
+    # Too wide with wrapped names: bytes in use give way to the part of the memory.
     needed = sum(width + _BETWEEN for width in (*widths[:1], MIN_NAMES_WIDTH, *widths[2:]))
     if needed - _BETWEEN > MAX_TABLE_WIDTH:
         texts = [[_texts(plan, row, True) for row in rows] for rows in tables]
@@ -108,6 +110,7 @@ def _widths(
 
 def _replica_groups(plan: Plan) -> list[tuple[int, ...]]:
     """Group the replicas by table: those that are alike together, where they are many."""
+    # Same stages, layers and launch counts, as many micro-batches.
     alike: dict[Hashable, list[int]] = {}
     for r, replica in enumerate(plan.replicas):
         stages = tuple(
@@ -117,6 +120,7 @@ def _replica_groups(plan: Plan) -> list[tuple[int, ...]]:
         key = replica.num_micro_batches, replica.micro_batch_size, stages
         alike.setdefault(key, []).append(r)
     groups: list[tuple[int, ...]] = []
+    # Few replicas, or ones with unlike times, keep tables of their own.
     for members in alike.values():
         if len(members) >= MIN_ALIKE and _are_near([_replica_time(plan, r) for r in members]):
             groups.append(tuple(members))
@@ -128,6 +132,7 @@ def _replica_groups(plan: Plan) -> list[tuple[int, ...]]:
 def _rows(plan: Plan, group: Sequence[int]) -> Iterator[_StageRow]:
     """Yield the rows of a group of like replicas, each run of like stages as one row."""
     num_stages = len(plan.replicas[group[0]].stages)
+    # Extend each run as long as stages are of one kind and their times near.
     start = 0
     while start < num_stages:
         kind = _kind(plan, group[0], start)
@@ -144,6 +149,7 @@ def _rows(plan: Plan, group: Sequence[int]) -> Iterator[_StageRow]:
 
 
 def _row(plan: Plan, group: Sequence[int], numbers: Sequence[int]) -> _StageRow:
+    # The row shows the longest time and the fullest GPU of all stages in it.
     places = [(r, s) for s in numbers for r in group]
     stages = tuple(plan.replicas[r].stages[s] for r, s in places)
     devices = [device for stage in stages for device in stage.devices]
@@ -191,6 +197,7 @@ def _texts(plan: Plan, row: _StageRow, is_crammed: bool) -> list[Text]:
     stage = row.stages[0]
     devices = [device for stage in row.stages for device in stage.devices]
     layers = _layers(stage)
+    # Layers of several stages: from the first one's first to the last one's last.
     if len(row.numbers) > 1:
         last = row.stages[-1]
         stop = last.first_layer + last.shape.num_layers - 1
@@ -241,6 +248,7 @@ def _gpus(plan: Plan, devices: Sequence[str]) -> str:
 
 
 def _width(stage: Stage) -> str:
+    # `2 (3:1) x cp2(5:3) ep 4 etp 2`: only what the stage has.
     shares = stage.shape.shares
     ratio = f" ({':'.join(map(str, shares))})" if shares else ""
     context = stage.shape.context_parallel

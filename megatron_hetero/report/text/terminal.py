@@ -53,6 +53,7 @@ def plan_heading(
     plan: Plan, utilization: Utilization | None = None, *, in_full: bool = True
 ) -> tuple[RenderableType, ...]:
     """Show the model, the training job and the predicted speed; `in_full` as of `plan_report`."""
+    # What is trained and on what, then how fast.
     lines: list[RenderableType] = []
     if plan.workload is not None:
         model, training = plan.workload.model, plan.workload.training
@@ -82,6 +83,7 @@ def _general_types(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.estimates is None or plan.estimates.measured:
         return
     calibration = shipped_calibration()
+    # Types in use without a table of products of their own.
     used = dict.fromkeys(plan.type_by_device.values())
     names = [name for name in used if not calibration.has_products(name)]
     if names:
@@ -110,6 +112,7 @@ def sends_words(plan: Plan) -> str:
 
 def _schedule(plan: Plan) -> Iterator[tuple[str, str]]:
     """Show the order of computations, where it is not 1F1B."""
+    # A pipeline in chunks names its schedule in any case.
     chunks = max(len(stage_chunks(stage)) for r in plan.replicas for stage in r.stages)
     if chunks > 1:
         yield "schedule", f"{plan.schedule}, up to {chunks} chunks of layers on a stage"
@@ -132,6 +135,7 @@ def idle_lines(plan: Plan) -> Iterable[RenderableType]:
     if not plan.idle_devices:
         return
     yield Text("Idle GPUs", style="bold")
+    # GPUs with the same reason are one line.
     by_reason: dict[str, list[str]] = {}
     for device in plan.idle_devices:
         by_reason.setdefault(plan.idle_reasons.get(device, "no reason recorded"), []).append(device)
@@ -172,6 +176,7 @@ def _speed(
     if utilization is not None:
         yield "utilization", utilization_words(utilization)
         yield "", f"(MFU: {MFU_MEANS})"
+    # The bound, what it covers and what it leaves out.
     if estimates.bound_s is not None and estimates.gap is not None:
         bound = format_duration(estimates.bound_s)
         more = "" if in_full else BOUND_IN_SHORT
@@ -223,6 +228,7 @@ def _price(machines: float, of_tokens: float, estimates: Estimates) -> Iterable[
     yield "", f"{machines:,.2f} of it for machines, {traffic:,.2f} for traffic between sites"
     for words in traffic_lines(estimates.traffic[:MAX_CAUSES]):
         yield "", words
+    # Cheaper causes are summed up in one line.
     if len(estimates.traffic) > MAX_CAUSES:
         rest = sum(part.price_per_hour for part in estimates.traffic[MAX_CAUSES:])
         yield "", f"{rest:,.2f}: {count(len(estimates.traffic) - MAX_CAUSES, 'other')}"

@@ -17,6 +17,7 @@ _MAX_NODES = 4
 def devices_by_node(devices: Sequence[str]) -> str:
     """Write `a:0 a:1 b:0` as `a: 0 1; b: 0`, and many alike as `n0 to n9 (10 machines):
     0 1`."""
+    # Node -> indices of its GPUs, then indices -> nodes that have the same.
     indices: dict[str, list[str]] = {}
     for device in devices:
         node, index = device_place(device)
@@ -58,6 +59,7 @@ def count(number: int, singular: str, plural: str = "") -> str:
 def ranges(numbers: Sequence[int]) -> str:
     """Write 0, 1, 2, 3, 5, which ascend, as `0-3, 5`."""
     runs: list[list[int]] = []
+    # Each run is [first, last].
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number

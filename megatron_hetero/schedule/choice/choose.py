@@ -73,6 +73,7 @@ def candidates(
         num_chunks: chunks on each stage of an interleaved pipeline.
         says_loss: of a kind that the job's layers cannot run, say what is lost with it.
     """
+    # Every kind starts from the same plan, without orders and chunks.
     plain = _without_orders(plan)
     maker = _Maker(plain, cluster, profile)
     first, split = maker.candidate("1f1b", plain), maker.candidate("zero-bubble", plain)
@@ -127,10 +128,12 @@ class _Maker:
         made = plan
         for r, replica in enumerate(plan.replicas):
             pipeline = self._pipeline(r, replica)
+            # A kind that one replica cannot have cannot be had for the plan.
             try:
                 made, listed = self._with_replica(made, name, r, pipeline)
             except (CheckFailedError, PlanFormatError) as error:
                 return ScheduledPlan(name, None, held=f"replica {r}: {error}")
+            # Alone, without paths that replicas share: candidates are compared like for like.
             simulated = simulate(
                 listed.schedule, pipeline.times, pipeline.forward_hops, pipeline.backward_hops
             )
@@ -147,6 +150,7 @@ class _Maker:
         in turn."""
         replicas = []
         for r, replica in enumerate(self.plan.replicas):
+            # A pipeline of one stage has no bubble, and stays as it is.
             if len(replica.stages) > 1:
                 least = min(stage.shape.num_layers for stage in replica.stages)
                 if least < num_chunks:
@@ -206,6 +210,7 @@ class _Maker:
         self, name: ScheduleName, r: int, pipeline: TimedPipeline, limits: Sequence[int]
     ) -> Listed:
         num_stages, m = pipeline.num_stages, pipeline.num_micro_batches
+        # One stage has one order of passes.
         if name == "1f1b" or num_stages == 1:
             counts = self.placement.replicas[r].num_in_flight
             return Listed(one_f_one_b(num_stages, m, counts), 0.0)
@@ -222,6 +227,7 @@ class _Maker:
         last = len(replica.stages) - 1
         on_stage = chain(replica)
         costs = self.costs.variant(micro_batch_size=placed.micro_batch_size)
+        # Boundaries follow the chain of chunks, so a stage may stand on several of them.
         stages = [placed.stages[s] for s in on_stage]
 
         def hops(backward: bool) -> tuple[BoundaryTime, ...]:
@@ -260,6 +266,7 @@ class _Maker:
         ]
 
     def _limit(self, placed: PlacedReplica, index: int) -> int:
+        # Memory grows with the number kept: bisect the largest that fits.
         low, high = 1, placed.num_micro_batches
         while low < high:
             middle = (low + high + 1) // 2
@@ -279,6 +286,7 @@ def _in_turn(replica: Replica, num_chunks: int) -> Replica:
     """Divide each stage's layers into `num_chunks` chunks of like size, dealt out along the
     stages."""
     sizes = [list(_parts(stage.shape.num_layers, num_chunks)) for stage in replica.stages]
+    # Layers rise along the chain: all stages' first chunks, then all second ones.
     ranges: list[list[LayerRange]] = [[] for _ in replica.stages]
     first = 0
     for chunk in range(num_chunks):

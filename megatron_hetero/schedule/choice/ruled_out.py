@@ -11,6 +11,7 @@ _GROWING = "--step-batch-size-schedule"
 def why_not_split(workload: Workload) -> str:
     """Explain why the job cannot run backward passes in two parts (`runtime.job.support`); empty
     where it can, or where it brings no flags that say."""
+    # The last of repeated flags counts, as in argparse.
     given = {argument.flag: argument for argument in _flags(workload)}
     layers = given.get("--transformer-impl")
     if given and not (layers and [word.text for word in layers.values] == ["local"]):
@@ -18,6 +19,7 @@ def why_not_split(workload: Workload) -> str:
             "it splits backward passes, for which only --transformer-impl local has layers that "
             "can put off weight gradients"
         )
+    # With buckets ready after a backward pass, put-off weight gradients would be missing.
     if workload.training.overlap_grad_reduce:
         return (
             "it splits backward passes, and --overlap-grad-reduce takes a gradient for complete "

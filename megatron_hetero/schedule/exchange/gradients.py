@@ -57,6 +57,7 @@ class LastBackward:
 
     def final(self, layer: int) -> Final:
         """Return when the gradients down to `layer` are complete."""
+        # Backward goes down the layers: above `layer` all is done, below it some time is left.
         for chunk, (first, num_layers, layers_s, before_s) in enumerate(self.chunks):
             if first <= layer < first + num_layers:
                 return Final(chunk, (layer - first) / num_layers * layers_s + before_s)
@@ -72,6 +73,7 @@ class LastBackward:
     def in_last_pass(self, layer: int) -> Final:
         """Return when our runtime may exchange the gradients down to `layer`: within the last pass
         of the stage, that of its first chunk (`schedule.orders.early_gradients`)."""
+        # Chunks that are done before the last pass wait for its beginning.
         found = self.final(layer)
         _, _, layers_s, before_s = self.chunks[0]
         return found if not found.chunk else Final(early_s=layers_s + before_s)
@@ -110,6 +112,7 @@ class GradientExchange:
 
     def ours(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         """Build the collectives of gradients, and of new weights, in our runtime."""
+        # All-reduce: one collective a bucket; divided: one for each set of its ranks.
         model = self._costs.workload.model
         buckets = stage_buckets(
             self._placement, model, self._vocab_rows, whole_apart=self._is_divided
@@ -127,6 +130,7 @@ class GradientExchange:
     ) -> tuple[Collective, ...]:
         """Let gradients of layers start after the passes from the first one on for which a rank of
         a first stage has no room."""
+        # `late`: the deepest layer that found no room; all before it go after the passes too.
         room, late = EarlyRoom(), EMBEDDING - 1
         for bucket, made in exchanges:
             parts: dict[int, dict[StageId, float]] = {}
@@ -134,6 +138,7 @@ class GradientExchange:
                 parts.setdefault(place, {})[holder] = made.buffers.get(holder, 0.0)
             if not all(room.take(own, place=place) for place, own in parts.items()):
                 late = max(late, bucket.layer)
+        # No `final` means that the exchange starts when the stage's programme is done.
         return tuple(
             replace(made, final={}) if bucket.layer <= late else made for bucket, made in exchanges
         )
@@ -213,6 +218,7 @@ class GradientExchange:
         if not self._overlaps or self._placement.has_idle_rounds:
             return {}
         found = {}
+        # Other stages than the first: when the last backward pass of their first chunk ends.
         for holder in bucket.holders:
             own = self._last_backward.get(holder)
             found[holder] = Final() if own is None else own.in_last_pass(bucket.layer)
@@ -243,6 +249,7 @@ class GradientExchange:
     ) -> dict[StageId, float]:
         """Return the parts of the holders' rooms taken by a bucket, as
         `cost.sync.groups.buffers_of`."""
+        # Without rooms all buckets may be under way at once.
         rooms = {holder: self._rooms[holder] for holder in bucket.holders if self._rooms}
         return buffers_of(
             self._placement,
@@ -296,6 +303,7 @@ class GradientExchange:
         self, groups: Sequence[PlacedStage], num_passes: int, num_bytes: float, reduces: bool
     ) -> tuple[tuple[tuple[str, float], ...], tuple[float, ...], float]:
         """Return the seconds and bytes on every path of a ring, and its latency."""
+        # Every hop carries (n - 1) / n of the buffer in each pass.
         ring_hops = ring(self._costs.cluster, self._costs.workload.model, groups)
         share = (len(ring_hops) - 1) / len(ring_hops)
         once = num_passes * share * num_bytes
@@ -307,6 +315,7 @@ class GradientExchange:
 
     def _gather(self, bucket: StageBucket, ranks: RankSet) -> Collective:
         """Gather the new weights from their owners to all ranks, in a ring."""
+        # Each rank is a holder by itself, and owns what its weight says.
         alone = [PlacedStage((member.device,), 1) for member in ranks.members]
         num_bytes = ranks.num_params * self._states.weight
         weights = [self._owner_weights[member.stage] for member in ranks.members]
@@ -352,6 +361,7 @@ class GradientExchange:
         cluster = self._costs.cluster
         seconds: dict[str, float] = {}
         carried: dict[str, float] = {}
+        # Latency and addition once, the slowest of all pairs; seconds add up by path.
         fan_in = FanIn(cluster, [member.device for member in ranks.members])
         latency_s = added_s = 0.0
         for sender in ranks.members:

@@ -45,6 +45,7 @@ class RankSet:
 def rank_sets(placement: Placement, bucket: StageBucket) -> Iterator[RankSet]:
     """Yield the sets of a bucket, in the order of the slices of a parameter."""
     stages = {holder: placement.replicas[holder[0]].stages[holder[1]] for holder in bucket.holders}
+    # All ranks of all holders have the whole of it: they are one set.
     if bucket.is_whole:
         yield RankSet(
             tuple(
@@ -55,10 +56,12 @@ def rank_sets(placement: Placement, bucket: StageBucket) -> Iterator[RankSet]:
             bucket.num_params,
         )
         return
+    # Between two edges of any holder each stage has the slice on one tensor rank.
     edges = {edge for stage in stages.values() for edge in _edges(stage)}
     for start, end in pairwise(sorted({Fraction(0), *edges})):
         members = []
         for holder, stage in stages.items():
+            # Tensor rank with the slice, then the same one in every context-parallel group.
             rank = sum(edge <= start for edge in _edges(stage))
             for place in range(rank, len(stage.devices), stage.width):
                 members.append(Member(holder, place, stage.devices[place]))

@@ -92,8 +92,10 @@ class StockBuckets:
     def _overlapped(self, full: int, num_layers: int, is_last: bool) -> Iterator[tuple[int, int]]:
         """Yield (parameters, lowest layer) of the buckets of a first stage, in the order of its
         backward pass."""
+        # Elements since the last bucket, over the whole tensor-parallel group.
         size = 0
         for layer, tensor in self._first_stage_tensors(num_layers, is_last):
+            # The word embedding ends the backward pass, and with it the last bucket.
             is_end = layer == EMBEDDING and tensor == self._words
             if is_end and size and self._divides_tied:
                 yield size, EMBEDDING
@@ -108,6 +110,7 @@ class StockBuckets:
         if is_last and not self._model.tied_embeddings:
             yield num_layers, self._words
         for layer in reversed(range(num_layers)):
+            # Dealt-out experts have a buffer of their own, so the dense buckets lack them.
             tensors = layer_tensors(self._model)
             if self._deals_experts:
                 own = self._model.moe_ffn_hidden_size * self._model.hidden_size

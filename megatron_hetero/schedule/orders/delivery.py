@@ -24,11 +24,13 @@ def receive_posts(schedule: Schedule, stage: int) -> tuple[tuple[int, ...], ...]
     Each receive is posted when its message can be under way at the earliest, which is found by
     letting all other stages run as far as they can at every point of this one's programme.
     """
+    # Messages to this stage by boundary: sent by now, and already posted for.
     sent: Counter[int] = Counter()
     posted: Counter[int] = Counter()
     posts = []
     others = _Others(schedule, stage, sent)
     for instruction in schedule.programmes[stage]:
+        # The stage's own sends come first, as they may let others go on.
         for operation in instruction:
             if operation.kind in SENDS:
                 others.deliver(schedule.message(stage, operation))
@@ -81,6 +83,7 @@ def receive_windows(
         posts: boundaries to post before each instruction (`receive_posts`).
         schedule, stage: the whole schedule, and the stage.
     """
+    # As in `limited_posts`: posted and not yet taken.
     now: Counter[int] = Counter()
     most: dict[int, int] = {}
     for instruction, boundaries in zip(programme, posts, strict=True):
@@ -104,6 +107,7 @@ def posts_within(
         windows: receives posted at a time, by boundary.
         schedule, stage: the whole schedule, and the stage whose programme this is.
     """
+    # Boundaries that each instruction receives from.
     wanted = [
         [schedule.message(stage, o).boundary for o in instruction if o.kind in RECEIVES]
         for instruction in programme
@@ -112,6 +116,7 @@ def posts_within(
     posts: list[tuple[int, ...]] = []
     free = Counter(windows)
     for boundaries in wanted:
+        # As many as there is room for, and never more than are still to come.
         now = {b: min(free[b], left[b]) for b in free}
         left.subtract(now)
         posts.append(tuple(sorted(b for b, count in now.items() for _ in range(count))))
@@ -170,6 +175,7 @@ def stage_posts(
     posts = receive_posts(schedule, stage)
     if most is not None:
         posts = limited_posts(training, posts, most, schedule, stage)
+    # Validation keeps the order of the forwards, and the windows of training.
     forwards = (tuple(o for o in made if o.kind in _FORWARD_ONLY) for made in training)
     validation = tuple(instruction for instruction in forwards if instruction)
     windows = receive_windows(training, posts, schedule, stage)
@@ -193,6 +199,7 @@ class _Others:
 
     def deliver(self, message: Message) -> None:
         """Send a message of the held stage."""
+        # A message on its way stays known, so a later receive finds it.
         self._on_the_way.add(message)
         self._ready += self._waiting[message]
         self._waiting[message].clear()
@@ -205,6 +212,7 @@ class _Others:
         schedule, programme = self._schedule, self._schedule.programmes[stage]
         while self._position[stage] < len(programme):
             instruction = programme[self._position[stage]]
+            # Sends of an instruction go even if its receives have to wait.
             for operation in instruction:
                 if operation.kind in SENDS:
                     message = schedule.message(stage, operation)
@@ -214,6 +222,7 @@ class _Others:
                     if self._held in ends:
                         self._sent[message.boundary] += 1
                     self.deliver(message)
+            # The stage stops at the first message that nobody has sent yet.
             for operation in instruction:
                 if operation.kind in RECEIVES:
                     message = schedule.message(stage, operation)

@@ -43,10 +43,14 @@ def early_gradients(
     for instruction in schedule.programmes[stage]:
         for operation in instruction:
             if operation.kind in _GRADIENTS:
+                # A chunk moves to the end with each of its passes: the dict keeps the order of last
+                # passes.
                 last.pop(operation.chunk, None)
                 last[operation.chunk] = operation
+    # Unaligned: every chunk from its own last pass on.
     if not aligned:
         return {operation: (chunk,) for chunk, operation in last.items()}
+    # Aligned: first stages alone, all chunks from the very last pass on.
     if stage:
         return {}
     *_, final = last.values()

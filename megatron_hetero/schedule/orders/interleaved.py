@@ -69,6 +69,7 @@ def num_launched_ahead(num_stages: int, stage: int, num_chunks: int, size: int) 
 def _unlike(
     chain: tuple[int, ...], num_micro_batches: int, size: int, counts: Sequence[int]
 ) -> Schedule:
+    # A clock on which every pass takes 1 and no message takes anything.
     unit, no_hop = ChunkTimes(1.0, 1.0, 1.0), BoundaryTime(0.0, 0.0)
     pipeline = TimedPipeline(
         chain,
@@ -78,6 +79,7 @@ def _unlike(
         (no_hop,) * (len(chain) - 1),
     )
     limits = [num_launched_ahead(len(counts), s, count, size) + 1 for s, count in enumerate(counts)]
+    # The least limits, one more on every stage each time, with which the clock comes to its end.
     while True:
         try:
             return list_schedule(pipeline, limits, Policy(group_size=size)).schedule
@@ -99,6 +101,7 @@ def _turns(num_micro_batches: int, chunks: Sequence[int], size: int) -> list[tup
 def _one_in_turn(
     forwards: Sequence[tuple[int, int]], backwards: Sequence[tuple[int, int]], num_ahead: int
 ) -> list[Operation]:
+    # Warm-up, then a forward and a backward in turn, then what is left of the backwards.
     order = [Operation("forward", k, chunk) for k, chunk in forwards[:num_ahead]]
     due = iter(backwards)
     for k, chunk in forwards[num_ahead:]:

@@ -85,6 +85,7 @@ class _ListClock:
         self.pipeline, self.limits, self.policy = pipeline, limits, policy
         self.last = len(chain) - 1
         frame = Schedule(tuple(() for _ in pipeline.times), m, chain)
+        # Virtual stage -> (stage, chunk), and stage -> its virtual stages.
         self.places = [frame.place(v) for v in range(len(chain))]
         self.on_stage = [
             [v for v, s in enumerate(chain) if s == stage] for stage in range(pipeline.num_stages)
@@ -94,20 +95,25 @@ class _ListClock:
         self.activations: list[deque[float]] = [deque() for _ in chain]
         self.gradients: list[deque[float]] = [deque() for _ in chain]
         self.activations[0].extend([0.0] * m)
+        # By virtual stage: passes begun, which number the micro-batches.
         self.num_forwards = [0] * len(chain)
         self.num_backwards = [0] * len(chain)
+        # By stage: weight gradients put off, passes under way, time of being free, last pass.
         self.weights_due: list[deque[tuple[int, int]]] = [deque() for _ in pipeline.times]
         self.in_flight = [0] * pipeline.num_stages
         self.free_at = [0.0] * pipeline.num_stages
         self.was_forward = [False] * pipeline.num_stages
+        # By boundary: when the link is free again in each direction.
         self.forward_link = [0.0] * self.last
         self.backward_link = [0.0] * self.last
         self.orders: list[list[Operation]] = [[] for _ in pipeline.times]
+        # Times at which a stage may have something to do; a heap.
         self.wakes: list[tuple[float, int]] = [(0.0, s) for s in range(pipeline.num_stages)]
 
     def run(self) -> None:
         """Go from event to event until nothing is left."""
         while self.wakes:
+            # A stage that is busy at its wake has another wake when it is free.
             now, stage = heappop(self.wakes)
             if self.free_at[stage] <= now:
                 self._choose(stage, now)
@@ -119,6 +125,7 @@ class _ListClock:
             )
 
     def _choose(self, stage: int, now: float) -> None:
+        # A full stage starts no forward, and makes weight gradients to become less full.
         backward = self._first(stage, now, is_forward=False)
         is_full = self.in_flight[stage] >= self.limits[stage]
         forward = None if is_full else self._first(stage, now, is_forward=True)
@@ -134,15 +141,19 @@ class _ListClock:
         """Find a virtual stage with its next pass's input at hand, the first in turn if there are
         several."""
         inbox = self.activations if is_forward else self.gradients
+        # Only passes whose input is there by now.
         found = [v for v in self.on_stage[stage] if inbox[v] and inbox[v][0] <= now]
         if len(found) < 2:
             return found[0] if found else None
+        # Among several: the least advanced group, then forwards from the first chunk, backwards
+        # from the last.
         done = self.num_forwards if is_forward else self.num_backwards
         size = self.policy.group_size or self.pipeline.num_micro_batches
         return min(found, key=lambda v: (done[v] // size, v if is_forward else -v))
 
     def _has_time(self, stage: int, now: float) -> bool:
         """Return False if a message arrives too soon to begin weight gradients."""
+        # Only the oldest weight gradients may be next.
         v, _ = self.weights_due[stage][0]
         until = now + self.policy.patience * self.times[v].backward_weight_s
         coming = [
@@ -159,6 +170,7 @@ class _ListClock:
         self.num_forwards[v] += 1
         self.in_flight[stage] += 1
         self.was_forward[stage] = True
+        # The last virtual stage has its gradient at once: the loss.
         if v < self.last:
             hop = self.pipeline.forward_hops[v]
             self.forward_link[v] = max(end, self.forward_link[v]) + hop.serialisation_s
@@ -173,6 +185,7 @@ class _ListClock:
         end = self._compute(stage, kind, v, k, now)
         self.num_backwards[v] += 1
         self.was_forward[stage] = False
+        # Activations stay until weight gradients are done.
         if self.policy.split:
             self.weights_due[stage].append((v, k))
         else:

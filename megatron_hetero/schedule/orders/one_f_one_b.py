@@ -38,6 +38,7 @@ def one_f_one_b(
 
 def stage_order(num_micro_batches: int, launch_count: int) -> tuple[Operation, ...]:
     """Return the computations of one stage, in order."""
+    # Of the launched forwards the last one belongs to the steady state.
     num_warmup = min(launch_count - 1, num_micro_batches)
     order = [Operation("forward", k) for k in range(num_warmup)]
     for k in range(num_micro_batches - num_warmup):
@@ -59,6 +60,7 @@ def launch_counts(stage_times_s: Sequence[float], hop_times_s: Sequence[float]) 
     >>> launch_counts([1.0, 1.0, 1.0], [0.25, 0.0])
     (4, 2, 1)
     """
+    # From the last stage back: each hop adds its round trip in periods, rounded up.
     period_s = max(stage_times_s)
     counts = [1]
     for hop_s in reversed(hop_times_s):

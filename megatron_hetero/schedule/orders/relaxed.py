@@ -75,9 +75,12 @@ class RelaxedRun:
             times: [stage][chunk].
             forward: of each boundary of the schedule's chain, as are `backward`.
         """
+        # Shape [pass, division]: forward and backward of each chunk, stage by stage.
         rows = np.array([pass_s for of_stage in times for chunk in of_stage for pass_s in chunk])
+        # Channel 2 b is backward over boundary b, channel 2 b + 1 forward.
         crossings = [both for pair in zip(backward, forward, strict=True) for both in pair]
         ends_s = np.empty((self._num_stages, rows.shape[1]))
+        # The compiled loop does the same operations in the same order.
         if KERNELS is None:
             self._run(rows, crossings, ends_s)
         else:
@@ -93,12 +96,14 @@ class RelaxedRun:
         crossings: Sequence[BoundarySeconds],
         ends_s: NDArray[np.float64],
     ) -> None:
+        # All arrays have the shape [division]; lists are by stage, channel or message.
         zero = np.zeros(rows.shape[1])
         now_s, sent_until_s = [zero] * self._num_stages, [zero] * self._num_stages
         free_s = [zero] * self._num_channels
         arrival_s, asked_s = [zero] * self._num_messages, [zero] * self._num_messages
         for kind, stage, number, message in self._steps:
             if kind == _COMPUTE:
+                # New arrays, never in place, because stages and messages share them.
                 now_s[stage] = now_s[stage] + rows[number]
             elif kind == _SEND:
                 busy_s, latency_s = crossings[number]
@@ -126,10 +131,12 @@ class _StepOrder:
         for stage, programme in enumerate(schedule.programmes):
             made = []
             for instruction in programme:
+                # Exchange and optimizer come after the pipeline.
                 if instruction[0].kind in ("gradient_sync", "step"):
                     continue
                 received: list[int] = []
                 sent: list[int] = []
+                # A computation stands alone; anything else is messages posted together.
                 if instruction[0].kind in COMPUTE:
                     made.append((rows + _row_of(instruction), received, sent))
                     continue
@@ -139,6 +146,7 @@ class _StepOrder:
                     (received if operation.kind in RECEIVES else sent).append(number)
                 made.append((-1, received, sent))
             self._left.append(made[::-1])
+            # Two rows for each chunk of the stages before.
             rows += 2 * schedule.num_chunks(stage)
         self._channels = [2 * message.boundary + message.is_forward for message in numbers]
         self._is_sent, self._is_asked = [False] * len(numbers), [False] * len(numbers)
@@ -156,6 +164,7 @@ class _StepOrder:
         Raises:
             CheckFailedError: as `RelaxedRun`.
         """
+        # Ends when a whole round of the stages moves nothing.
         moved = True
         while moved:
             moved = False
@@ -174,6 +183,8 @@ class _StepOrder:
             if row >= 0:
                 yield _COMPUTE, stage, row, 0
             else:
+                # Messages are posted and asked for once, though the stage may come here several
+                # times.
                 if not self._has_come[stage]:
                     self._has_come[stage] = True
                     yield from self._come(stage, received, sent)
@@ -182,6 +193,7 @@ class _StepOrder:
                     return
                 if not all(self._is_asked[message] for message in waited):
                     return
+                # Everything is there: the stage's time is the latest of all.
                 for message in (*received, *waited):
                     yield _ARRIVE, stage, message, 0
                 for message in waited:

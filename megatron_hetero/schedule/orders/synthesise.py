@@ -23,6 +23,7 @@ from megatron_hetero.schedule.orders.list_schedule import (
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts, one_f_one_b
 from megatron_hetero.schedule.orders.zero_bubble import POLICIES
 
+# Changes of a single count that a search tries, one after the other.
 STEPS = (-1, 1, 2, 3, 4, 6)
 MAX_TRIED_PASSES = 3_000_000
 """Work of a search, counted in passes scheduled, not in seconds: equal inputs, equal answers."""
@@ -162,6 +163,7 @@ def _climb(
 ) -> Counts:
     """Improve counts by coordinate search: change one at a time as long as that shortens the
     time."""
+    # A change stays only if it gains more than rounding; the search ends after a round without.
     best, best_s = start, time_s(start)
     improved = True
     while improved:

@@ -17,6 +17,7 @@ from megatron_hetero.schedule.orders.list_schedule import (
     list_schedule,
 )
 
+# All ways to prefer passes, with three degrees of waiting for a message.
 POLICIES = tuple(
     Policy(split=True, alternate=alternate, patience=patience)
     for alternate in (True, False)
@@ -33,6 +34,7 @@ def zero_bubble(pipeline: TimedPipeline, limits: Sequence[int] | None = None) ->
     Raises:
         CheckFailedError: with these limits all stages wait for each other.
     """
+    # What 1F1B holds on its first stage, on every stage.
     if limits is None:
         limits = [pipeline.num_stages] * pipeline.num_stages
     listed = [list_schedule(pipeline, limits, policy) for policy in POLICIES]

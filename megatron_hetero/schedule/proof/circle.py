@@ -11,6 +11,7 @@ from megatron_hetero.schedule.proof.rules import Blocked
 def circle_of(blocked: Sequence[Blocked]) -> list[Blocked]:
     """Return ranks of which each waits for the next and the last for the first; or, where a rank
     waits for one that has come to its end, the ranks that lead there."""
+    # Any missing rank that is blocked itself leads on to the circle.
     by_rank = {one.rank: one for one in blocked}
     path = [blocked[0]]
     while True:
@@ -34,9 +35,11 @@ def describe(job: JobOperations, blocked: Sequence[Blocked]) -> str:
 
 def _line(job: JobOperations, one: Blocked) -> str:
     place = f" ({job.places[one.rank]})" if job.places else ""
+    # Singular and plural of the ranks that are missing.
     others = _ranks(one.missing)
     has = "has" if len(one.missing) == 1 else "have"
     come = "does not come" if len(one.missing) == 1 else "do not come"
+    # Hosts that wait for others, then operations on the GPU.
     if one.reason == "communicator":
         what = f"makes the communicator of its {_name(job, one.item)}, where {others} {come}"
     elif one.reason == "connection":

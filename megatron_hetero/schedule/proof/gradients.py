@@ -130,6 +130,7 @@ class Gradients:
         library."""
         if not self.plan.exchange_groups:
             return None
+        # Computed once for each set of holders, though many buckets have the same.
         key = holders, purpose
         if key not in self._rounds:
             self._rounds[key] = _rounds_of(self.plan, holders, purpose, sums=not self.is_divided)
@@ -220,6 +221,7 @@ class RankGradients:
             layers: of this rank, whose gradients are not complete.
         """
         while self._next < len(self._buckets):
+            # Buckets start in one order on every rank, so one that may not start holds up the rest.
             bucket = self._buckets[self._next]
             is_late = min(bucket.layers) <= self._deepest_late
             if is_late or not bucket.layers.isdisjoint(layers):
@@ -281,6 +283,7 @@ class RankGradients:
         rounds = self._gradients.rounds(holders, purpose)
         if rounds is None:
             return [items.collective(group, what)]
+        # A rank without a sum has a round that never comes (-2).
         at, pair = rounds.sums.get(rank, (-2, (0, 0)))
         for number, messages in enumerate(rounds.messages):
             if number == at:

@@ -128,6 +128,7 @@ def _of_each_kind(plan: Plan) -> Plan:
     """
     if plan.exchange_groups or plan.layout.has_expert_groups:
         return plan
+    # Two replicas that differ in devices and optimizer shares alone are of one kind.
     counts: Counter[object] = Counter()
     kept = []
     for replica in plan.replicas:
@@ -171,6 +172,7 @@ class _Job:
     @cached_property
     def groups(self) -> tuple[Communicator, ...]:
         """Return all communicators, in the order of making."""
+        # The job's, the stages', those of divided sequences, then those of gradients.
         size = len(self.places)
         world = (Communicator("world", tuple(range(size))),) if size > 1 else ()
         model = model_communicators(self.plan, self.how.variable_lengths)
@@ -182,6 +184,7 @@ class _Job:
         """Map each group of replicas that divides sequences to a communicator for each place in
         them; None is that of the whole job."""
         of_stage = stage_ranks(self.plan)
+        # [replica] -> ranks stage by stage: places of alike replicas correspond.
         own = [
             [rank for s in range(len(replica.stages)) for rank in of_stage[r, s]]
             for r, replica in enumerate(self.plan.replicas)
@@ -214,6 +217,7 @@ class _Job:
 
     @cached_property
     def stages(self) -> dict[tuple[int, int], StageRanks]:
+        # Ranks of each stage with their parts of sequences.
         length = self.workload.model.seq_length
         shapes = {
             (r, s): stage.shape
@@ -231,6 +235,7 @@ class _Job:
         known: dict[tuple[object, ...], Schedule] = {}
         found = []
         for r, replica in enumerate(self.plan.replicas):
+            # Orders, counts and chunks make a schedule; devices do not.
             key = (
                 tuple((s.order, s.num_launched_forwards, s.chunks) for s in replica.stages),
                 replica.num_micro_batches,
@@ -243,6 +248,7 @@ class _Job:
     def _divided(self, rank: int) -> Mapping[int, int]:
         """Map micro-batches of a rank's replica to the communicators of their sequences."""
         found = {}
+        # A column of the whole job is communicator 0, the world.
         for k, group in enumerate(self.how.dealt[self.places[rank].replica]):
             for column in self.columns.get(group, ()):
                 if column is None or rank in column.ranks:
@@ -259,6 +265,8 @@ class _Job:
         schedule = self.schedules[r]
         key = id(schedule), s
         if key not in self._timing:
+            # The runtime has so many communicators a boundary, and posts no more receives at a
+            # time.
             turns = messages_under_way(self.plan, r, self.how.variable_lengths)
             self._timing[key] = (
                 stage_posts(schedule, s, dict(enumerate(turns))),
@@ -293,6 +301,7 @@ class _Job:
 
     def _start(self, ranks: list[RankItems]) -> None:
         """Make and connect all communicators (`runtime.parallel.connecting`)."""
+        # All ranks make communicators in one order, each before the next.
         for number, group in enumerate(self.groups):
             for rank in group.ranks:
                 items = ranks[rank]
@@ -306,7 +315,9 @@ class _Job:
     def _first_messages(self, rank: int, group: Communicator) -> list[tuple[int, bool]]:
         place = self.places[rank]
         boundary = group.boundary or 0
+        # Either shapes (place 1) or pieces of activations (place 0).
         peers = self.crossings[place.replica, boundary][rank][group.use == "shapes"]
+        # The stage before the boundary sends forward and receives backward.
         is_before = chain(self.plan.replicas[place.replica])[boundary] == place.stage
         return [(peer, is_before != (group.use == "backward")) for peer in peers]
 
@@ -416,6 +427,7 @@ class _Job:
     def _num_idle_rounds(self, replica: int) -> int:
         if not self.plan.layout.has_idle_rounds:
             return 0
+        # Micro-batches that the longest replica has more.
         counts = [other.num_micro_batches for other in self.plan.replicas]
         return max(counts) - counts[replica]
 
@@ -424,6 +436,7 @@ class _Job:
             items.done(0, what)
 
     def _losses(self, rank: int) -> int | None:
+        # Losses need a communicator only where several ranks compute parts of them.
         last = last_stage_ranks(self.plan)
         if rank not in last or len(last) == 1:
             return None

@@ -80,6 +80,7 @@ class RankItems:
     def _add(
         self, kind: ItemKind, group: int, messages: tuple[tuple[int, bool], ...], what: str
     ) -> int:
+        # Operations count from 0 on each rank, in the order in which they are given.
         number = self.num_operations
         self.num_operations += 1
         self.items.append(Item(kind, group, number, messages, what))

@@ -110,6 +110,7 @@ class _Run:
 
     def _host(self, rank: int) -> bool:
         """Let a host go on as far as it can; tell if it moved."""
+        # A host gives operations ahead of the GPU until it has to wait itself.
         items, first = self.job.ranks[rank], self.host[rank]
         place = first
         while place < len(items):
@@ -123,6 +124,7 @@ class _Run:
             else:
                 if not self._is_made(rank, item):
                     break
+                # An operation begins after what was computed before it, so after the last wait.
                 self.waits_before[rank][place] = self.last_wait[rank]
                 self.item_of[rank][item.operation] = item
                 self._give(rank, place, self.streams[rank][item.group])
@@ -135,6 +137,7 @@ class _Run:
 
     def _is_made(self, rank: int, item: Item) -> bool:
         """Come to make what an operation needs; tell if all have come."""
+        # First all ranks of the communicator, then both ends of each message.
         is_made = self._meet(rank, (item.group,), self.members[item.group])
         for peer, is_sent in item.messages if is_made else ():
             ends = (rank, peer) if is_sent else (peer, rank)
@@ -142,6 +145,7 @@ class _Run:
         return is_made
 
     def _meet(self, rank: int, key: tuple[int, ...], wanted: int) -> bool:
+        # The last to come wakes the others.
         came = self.came[key]
         if rank not in came:
             came.add(rank)
@@ -155,6 +159,7 @@ class _Run:
         """Let a GPU go on as far as it can; tell if it moved."""
         items, has_moved = self.job.ranks[rank], False
         heads = self.heads[rank]
+        # A queue that moves may let another one go on, so all are tried again.
         moves = True
         while moves:
             moves = False
@@ -168,11 +173,14 @@ class _Run:
         return has_moved
 
     def _begin(self, rank: int, place: int, item: Item) -> bool:
+        # A wait is over when its operation is done.
         if item.kind == "wait":
             if not self.is_done[rank][item.operation]:
                 return False
             self.computed[rank] = place
             return True
+        # The operation waits for what was computed before it, then for the one before it on its
+        # stream.
         if self.waits_before[rank][place] > self.computed[rank]:
             return False
         stream = self.streams[rank][item.group]
@@ -183,6 +191,7 @@ class _Run:
         if item.kind == "collective":
             self._come(rank, item, (item.group, self._number(rank, item.group, -1, True)), None)
         else:
+            # Messages of one operation end it together.
             self.missing[rank][item.operation] = len(item.messages)
             for peer, is_sent in item.messages:
                 ends = (rank, peer) if is_sent else (peer, rank)
@@ -205,6 +214,7 @@ class _Run:
         begun.append((rank, item.operation))
         if len(begun) < (wanted or self.members[item.group]):
             return
+        # The last one to begin ends its part for all; a rank may wait for more messages.
         for other, operation in begun:
             if wanted is None:
                 self.is_done[other][operation] = True
@@ -228,6 +238,8 @@ class _Run:
         return tuple(found)
 
     def _host_reason(self, rank: int, item: Item) -> Blocked:
+        # A host waits for its GPU, for members of a communicator, or for the other end of a
+        # connection.
         if item.kind == "sync":
             return Blocked(rank, item, "computation", None, ())
         missing = set(self.job.groups[item.group].ranks) - self.came[item.group,]
@@ -242,6 +254,8 @@ class _Run:
 
     def _device_reason(self, rank: int) -> Blocked | None:
         for queue, places in self.queues[rank].items():
+            # The first unfinished item in a queue whose operation others have not begun tells the
+            # reason.
             for place in places[self.heads[rank][queue] :]:
                 item = self.job.ranks[rank][place]
                 operation = item.operation
@@ -260,6 +274,7 @@ class _Run:
     def _not_begun(self, rank: int, item: Item) -> tuple[int, ...]:
         """Return the ranks missing from the operation that an item runs."""
         found: set[int] = set()
+        # A collective's key is (group, number), a message's has both ends too.
         for key, begun in self.begun.items():
             if (rank, item.operation) not in begun:
                 continue
@@ -275,6 +290,7 @@ def _streams(job: JobOperations) -> Sequence[Mapping[int, int]]:
     for number, group in enumerate(job.groups):
         is_urgent = group.use in URGENT_USES
         for rank in group.ranks:
+            # Streams in turn for each priority; 0 is the stream of what is computed.
             place = counts[rank][is_urgent] % NUM_STREAMS
             counts[rank][is_urgent] += 1
             found[rank][number] = 1 + is_urgent * NUM_STREAMS + place

@@ -161,6 +161,7 @@ class StageItems:
         completes: bool = False,
     ) -> None:
         """Write a pass over layers: at once, where nothing else comes in between."""
+        # Layers one by one only if gradients or sharded weights come in between.
         backward = operation.kind != "forward"
         what = f"{'backward' if backward else 'forward'} {operation.micro_batch}"
         if not completes and self._of.sharded.isdisjoint(layers):
@@ -172,6 +173,7 @@ class StageItems:
                 self._arrive(layer)
                 if self._overlaps and following in self._of.sharded:
                     self._ask(following)
+            # The embedding's backward pass exchanges nothing unless it gathers sequences.
             if layer != EMBEDDING or not backward or self._of.in_sequence:
                 self._inner(f"{what}, layer {layer}", operation.micro_batch)
             if layer in self._of.sharded and backward:
@@ -187,6 +189,7 @@ class StageItems:
             self._items.done(self._of.divided[micro_batch], what)
 
     def _ask(self, layer: int | None) -> None:
+        # A layer that is on its way already is not asked for twice.
         if layer is not None and layer not in self._arriving:
             self._arriving[layer] = self._gradients.gather(layer)
 
@@ -206,6 +209,7 @@ class StageItems:
             self._giving = []
 
     def _idle(self) -> None:
+        # Rounds in which this replica has no micro-batch, but others need its parts.
         sharded = [n for chunk in self._of.chunks for n in chunk if n in self._of.sharded]
         for _ in range(self._num_idle_rounds if sharded else 0):
             self._idle_pass(sharded)
@@ -223,6 +227,7 @@ class StageItems:
 
     def _post(self, boundary: int, operation: Operation) -> None:
         side = self._of.sides[boundary]
+        # Of an activation of unknown size the shape comes first, on a communicator of its own.
         if side.shapes and operation.kind == "recv_forward":
             group = side.shapes[self._num_told[boundary] % len(side.shapes)]
             self._num_told[boundary] += 1
@@ -243,6 +248,7 @@ class StageItems:
 
     def _send(self, operation: Operation) -> None:
         boundary = self._of.schedule.boundary(self._of.stage, operation)
+        # Communicators of a direction take turns, message by message.
         side, number = self._of.sides[boundary], len(self._sent[boundary])
         sent = []
         if side.shapes and operation.kind == "send_forward":
@@ -258,8 +264,10 @@ class StageItems:
     def _receive(self, operation: Operation) -> None:
         message = self._of.schedule.message(self._of.stage, operation)
         boundary = message.boundary
+        # Receives of a boundary are taken in the order in which they were posted.
         operation_number = self._posted[boundary].popleft()
         self._items.wait(operation_number)
+        # The host reads the shape before it can ask for the activation.
         if self._of.sides[boundary].shapes and operation.kind == "recv_forward":
             self._items.sync()
             self._items.wait(self._ask_for(boundary, operation))
@@ -270,6 +278,7 @@ class StageItems:
             self._forget(boundary, self._of.arrived[message])
 
     def _forget(self, boundary: int, num_arrived: int) -> None:
+        # Each send that has arrived is waited for once, oldest first.
         while self._forgotten[boundary] < num_arrived:
             for operation in self._sent[boundary][self._forgotten[boundary]]:
                 self._items.wait(operation)

@@ -65,6 +65,7 @@ class Messages:
         """Return the key of the message that feeds a pass (or the pass before or after a message);
         None at the ends."""
         is_forward = work.kind in _FORWARD
+        # A forward comes over the boundary before the chunk, a gradient over the one behind it.
         boundary = self._places[work.chunk] - is_forward
         if not 0 <= boundary < len(self._chain) - 1:
             return None
@@ -73,6 +74,7 @@ class Messages:
     def output_of(self, work: Operation) -> CompiledSend | None:
         """Return the message that a pass makes; None at the ends."""
         is_forward = work.kind in _FORWARD
+        # The other way round for what the pass makes.
         boundary = self._places[work.chunk] - (not is_forward)
         if not 0 <= boundary < len(self._chain) - 1:
             return None
@@ -86,6 +88,7 @@ class Messages:
         )
 
     def _key(self, boundary: int, is_forward: bool, micro_batch: int) -> int:
+        # A number for each message of the pipeline: channel by channel, then micro-batch.
         return (2 * boundary + is_forward) * self._num_micro_batches + micro_batch
 
 
@@ -98,11 +101,13 @@ def computation(pipeline: Pipeline, stage: int, work: Operation) -> CompiledInst
 def mark_final(compiled: Sequence[CompiledInstruction], num_later: int = 0) -> None:
     """Mark the last backward pass of each chunk, after which the chunk's gradients are complete;
     they are exchanged when `num_later` more backward passes have ended, or with the programme."""
+    # Backward passes of the stage in order, with their chunks.
     backwards = [
         (instruction, instruction.compute[2])
         for instruction in compiled
         if instruction.compute is not None and instruction.compute[0] in _GRADIENTS
     ]
+    # The last one of each chunk; where too few passes follow, the programme's end stands for them.
     last = {chunk: index for index, (_, chunk) in enumerate(backwards)}
     for chunk, index in last.items():
         if index + num_later < len(backwards):

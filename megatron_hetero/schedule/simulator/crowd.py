@@ -44,6 +44,7 @@ class OneFOneB:
         on the message."""
         if self.sends != "rendezvous":
             return self.sends == "waited"
+        # By rendezvous only large messages are waited for.
         eager = {crossing.is_eager for crossing in (*self.forward, *self.backward)}
         return None if len(eager) > 1 else eager == {False}
 
@@ -54,6 +55,7 @@ def crowd_ends_s(pipelines: Sequence[OneFOneB]) -> tuple[tuple[float, ...], ...]
     Raises:
         CheckFailedError: some stage waits for a message that never comes.
     """
+    # The compiled loop, unless messages of one pipeline behave unlike each other.
     if KERNELS is not None:
         found = _compiled(pipelines)
         if found is not None:
@@ -70,6 +72,7 @@ def _compiled(pipelines: Sequence[OneFOneB]) -> tuple[tuple[float, ...], ...] | 
     numbers: dict[str, int] = {}
 
     def of(crossing: Crossing) -> tuple[list[int], list[float], float]:
+        # Paths as numbers, which all pipelines share: that makes them queue on each other.
         paths = [numbers.setdefault(path, len(numbers)) for path, _ in crossing.hops]
         return paths, [seconds for _, seconds in crossing.hops], crossing.latency_s
 

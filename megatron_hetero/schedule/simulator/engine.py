@@ -136,11 +136,13 @@ class _EventEngine:
         """Run until nothing can move any more."""
         for stage in self.stages.values():
             self._advance(stage)
+        # Passes and messages, with gradients that start within the passes.
         self._until_nothing_moves()
         for stage in self.stages.values():
             if stage.instructions:
                 at = " + ".join(str(operation) for operation in stage.instructions[-1].source)
                 raise CheckFailedError(f"stage {stage.id[1]} waits for ever at {at}")
+        # Then what all stages do together: rest of the exchange, update, new weights.
         self._exchanged()
         self._update(update_s)
         self._gather(weights)
@@ -152,10 +154,12 @@ class _EventEngine:
         while self.queue:
             time_s, _, posting, collective = heappop(self.queue)
             if posting is not None:
+                # A send's time has come: it takes its paths before anything later does.
                 self._post(posting, time_s)
                 self._advance(posting)
             else:
                 self._run_collective(collective, time_s)
+            # Stages that were waiting for it go on at once.
             while self.ready:
                 self._advance(self.ready.pop())
 
@@ -204,6 +208,7 @@ class _EventEngine:
         # Inputs: the latest arrival counts.
         for message in instruction.receives:
             key = (pipeline, message)
+            # Asked for before, or now.
             if key not in self.asked_s:
                 self._ask(key, now_s)
             arrival_s = self.arrival_s.get(key)
@@ -224,6 +229,7 @@ class _EventEngine:
         return None if missing else end_s
 
     def _ask(self, key: tuple[int, int], now_s: float) -> None:
+        # A sender that waits for its receiver may end now.
         self.asked_s[key] = now_s
         self._wake(self.asking.pop(key, None))
 
@@ -231,6 +237,7 @@ class _EventEngine:
         stage.posted = True
         pipeline, number = stage.id
         for send in stage.instructions[-1].sends:
+            # All paths from one moment on; usable a latency after the longest.
             crossing = send.crossing(self.pipelines[pipeline])
             start_s, end_s = self.paths.take(crossing.hops, now_s)
             arrival_s = end_s + crossing.latency_s
@@ -241,6 +248,7 @@ class _EventEngine:
                 ends = start_s, end_s, arrival_s
                 span = MessageSpan(pipeline, number, send.receiver, send.operation, now_s, *ends)
                 self.run_.messages.append(span)
+            # A receiver that came too early goes on with the arrival.
             self._wake(self.waiting.pop(key, None))
 
     def _begin(self, found: Iterable[tuple[float, int]]) -> None:
@@ -248,6 +256,7 @@ class _EventEngine:
             self._queue(time_s, None, collective)
 
     def _run_collective(self, number: int, now_s: float) -> None:
+        # Every holder has a span of it, though the stage may compute meanwhile.
         collective, start_s, end_s = self.exchange.run(number, now_s)
         self.run_.collectives.append((collective, start_s, end_s))
         for holder in collective.holders:
@@ -261,6 +270,7 @@ class _EventEngine:
             self.stages[stage].now_s = max(self.stages[stage].now_s, end_s)
 
     def _gather(self, weights: Sequence[Collective]) -> None:
+        # A second exchange on the same paths; each stage comes to it after its update.
         self.exchange, self.exchange_kind = Exchange(weights, self.paths), "weight_sync"
         for stage in self.stages.values():
             self._begin(self.exchange.done(stage.id, stage.now_s))
@@ -270,6 +280,7 @@ class _EventEngine:
     def _update(self, update_s: Sequence[Sequence[float]] | None) -> None:
         if update_s is None:
             return
+        # The norm of gradients is one for all: no stage updates before the last is done.
         start_s = max(stage.now_s for stage in self.stages.values())
         for (pipeline, number), stage in self.stages.items():
             stage.now_s = start_s + update_s[pipeline][number]

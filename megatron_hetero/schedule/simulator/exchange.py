@@ -67,10 +67,12 @@ class Exchange:
 
     def __init__(self, collectives: Sequence[Collective], paths: Paths) -> None:
         self._collectives, self._paths = collectives, paths
+        # By collective: times of the ranks that have come, then its end.
         self._present: defaultdict[int, list[float]] = defaultdict(list)
         self._end_s: dict[int, float] = {}
         self._ranks: defaultdict[StageId, defaultdict[int, _Rank]]
         self._ranks = defaultdict(lambda: defaultdict(_Rank))
+        # Each rank has its collectives in the order of the list.
         for number, collective in enumerate(collectives):
             for stage, place in collective.ranks:
                 self._ranks[stage][place].numbers.append(number)
@@ -82,6 +84,7 @@ class Exchange:
             (time, number) of every collective that begins because of it, in order: its ranks come
             to their first ones side by side, then to their second ones.
         """
+        # All ranks of a stage run the same programme.
         for rank in self._ranks[stage].values():
             rank.final_s[chunk] = end_s
         return self._come_all(stage)
@@ -118,6 +121,7 @@ class Exchange:
 
     def _come(self, stage: StageId, rank: _Rank) -> Iterator[tuple[float, int]]:
         while rank.num_come < len(rank.numbers):
+            # Ranks come in order: one that is not ready yet holds up those behind it.
             number = rank.numbers[rank.num_come]
             collective = self._collectives[number]
             at_s = self._ready_s(stage, rank, collective)
@@ -127,22 +131,27 @@ class Exchange:
             rank.num_come += 1
             present = self._present[number]
             present.append(rank.came_s)
+            # The last rank begins the collective for all.
             if len(present) == len(collective.ranks):
                 yield max(present), number
 
     def _ready_s(self, stage: StageId, rank: _Rank, collective: Collective) -> float | None:
+        # When its gradients are complete: with the programme, or some time before a chunk's last
+        # pass ends.
         final = collective.final.get(stage)
         if final is None:
             at_s = rank.done_s
         else:
             last_s = rank.final_s.get(final.chunk, rank.done_s)
             at_s = None if last_s is None else last_s - final.early_s
+        # Then when there is room for its buffers.
         wanted = collective.buffers.get(stage, 0.0)
         if at_s is None or not wanted:
             return at_s
         left = 1 - wanted + _ROUNDING
         # What takes all the room waits for those before it that need none, too.
         while self._taken(stage, rank) > left or (wanted >= 1 and rank.num_settled < rank.num_come):
+            # The oldest one under way has to end first; its end may not be known yet.
             end_s = self._end_s.get(rank.numbers[rank.num_settled])
             if end_s is None:
                 return None

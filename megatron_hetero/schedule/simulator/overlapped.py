@@ -36,9 +36,11 @@ class _Overlapped:
         self._pipeline, self._stage = pipeline, stage
         self._messages = Messages(pipeline, stage)
         schedule = pipeline.schedule
+        # Megatron's order of passes; its messages are compiled anew below.
         passes = [o for i in schedule.programmes[stage] for o in i if o.kind in COMPUTE]
         self._forwards = [o for o in passes if o.kind == "forward"]
         self._backwards = [o for o in passes if o.kind == "backward"]
+        # Groups are as large as the pipeline, as Megatron's default.
         size = schedule.num_stages
         ahead = num_launched_ahead(size, stage, schedule.num_chunks(stage), size)
         self._num_ahead = min(ahead, len(self._forwards))
@@ -56,10 +58,12 @@ class _Overlapped:
         return self._made
 
     def _warm_up(self) -> None:
+        # The first input; then each send is waited for together with the next input.
         self._post(receives=self._input_of(0))
         for k in range(self._num_ahead):
             sent = self._compute(self._forwards[k])
             self._post(sends=sent, receives=self._input_of(k + 1), awaits=sent)
+        # Only where a steady state follows is the first gradient asked for ahead.
         if self._num_ahead < len(self._forwards):
             self._post(asks=self._gradient_of(0))
 
@@ -69,9 +73,11 @@ class _Overlapped:
         unsent: list[CompiledSend] = []
         for k, forward in enumerate(self._forwards[self._num_ahead :]):
             if k:
+                # Inputs were asked for one pass before; here they are waited for.
                 self._post(receives=self._input_of(k + self._num_ahead))
             sent = self._compute(forward)
             self._post(sends=sent, asks=self._input_of(k + self._num_ahead + 1), awaits=sent)
+            # The gradient likewise; behind its pass comes the wait for the backward send before it.
             self._post(receives=self._gradient_of(k))
             sent = self._compute(self._backwards[k])
             self._post(sends=sent, asks=self._gradient_of(k + 1), awaits=unsent)
@@ -79,6 +85,7 @@ class _Overlapped:
         return unsent
 
     def _cool_down(self) -> None:
+        # Gradients that are left, each waited for with the send before it.
         first = len(self._forwards) - self._num_ahead
         self._post(receives=self._gradient_of(first))
         for k in range(first, len(self._backwards)):
@@ -116,5 +123,6 @@ class _Overlapped:
             asks=tuple(asks),
             awaits=tuple(send.key for send in awaits),
         )
+        # The ends of the pipeline have passes without messages beside them.
         if made.sends or made.receives or made.asks or made.awaits:
             self._made.append(made)

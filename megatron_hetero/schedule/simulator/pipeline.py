@@ -51,6 +51,7 @@ class Simulation:
     @cached_property
     def events(self) -> tuple[tuple[Event, ...], ...]:
         """Return all operations of each stage, in order of their ends."""
+        # Computations of each stage, then its sends, as the link is busy.
         events: list[list[Event]] = [
             [Event(s, Operation(o.kind, o.micro_batch, o.chunk), o.start_s, o.end_s) for o in spans]
             for (_, s), spans in self.run.operations.items()
@@ -116,6 +117,7 @@ def simulate(
 
 def chunk_times(times: StageTimes) -> tuple[ChunkTimes, ...]:
     """Return the times of each chunk of a stage."""
+    # A stage as a whole is one chunk, whose backward pass is in one piece.
     if isinstance(times, PassTimes):
         return (ChunkTimes(times.forward_s, times.backward_s),)
     return tuple(times)
@@ -129,6 +131,7 @@ def computing_s(spans: Sequence[OpSpan]) -> float:
 def peak_in_flight(spans: Sequence[OpSpan]) -> int:
     """Count the most micro-batches (of any chunk) under way between a forward and the end of its
     backward."""
+    # In the order of the stage's spans; with split backward passes the second part lets go.
     now = most = 0
     for span in spans:
         if span.kind == "forward":

@@ -77,7 +77,9 @@ def _unlike_crowds(
 ) -> list[list[list[int]]]:
     """Group replicas into crowds, by waits for one another, and identical crowds into lists."""
     paths = [_paths(cluster, replica) for replica in placement.replicas]
+    # Waiting senders slow a pipeline even where it has its paths to itself.
     sharing = range(len(paths)) if waits else _sharing(paths)
+    # Crowds that run alike, by their likeness.
     alike: dict[Hashable, list[list[int]]] = {}
     for crowd in _crowds(paths, sharing):
         alike.setdefault(_likeness(placement, cost, paths, crowd), []).append(crowd)
@@ -104,6 +106,7 @@ def _crowds(paths: Sequence[_Paths], sharing: Sequence[int]) -> list[list[int]]:
 
     def leader(r: int) -> int:
         while lead[r] != r:
+            # Follow leaders up to one that leads itself.
             r = lead[r]
         return r
 
@@ -123,6 +126,7 @@ def _likeness(
     placement: Placement, cost: PlacementCost, paths: Sequence[_Paths], crowd: Sequence[int]
 ) -> Hashable:
     """Return a key, equal for identical crowds whatever the names of nodes and paths."""
+    # Nodes and paths are numbered as they come up, so that names do not matter.
     names: dict[str, int] = {}
     return tuple(
         (
@@ -146,6 +150,7 @@ def sharing_replicas(cluster: Cluster, placement: Placement) -> tuple[int, ...]:
 
 
 def _sharing(paths: Sequence[_Paths]) -> tuple[int, ...]:
+    # [replica] -> its paths; one taken twice is shared, by replicas or by one replica's boundaries.
     taken = [list(chain.from_iterable(hops)) for hops in paths]
     used = Counter(chain.from_iterable(taken))
     return tuple([r for r, own in enumerate(taken) if any(used[path] > 1 for path in own)])
@@ -162,6 +167,7 @@ _Paths = Sequence[Sequence[str]]
 
 
 def _paths(cluster: Cluster, replica: PlacedReplica) -> _Paths:
+    # Only boundaries between nodes, first all forward, then all backward.
     ends = pairwise([stage.devices for stage in replica.stages])
     hops = [(a, b) for a, b in ends if a[0].node != b[0].node]
     return [path_names(cluster, a, b) for a, b in hops + [(b, a) for a, b in hops]]
@@ -171,6 +177,7 @@ def _pipeline(
     costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, is_stock: bool
 ) -> OneFOneB:
     costs = costs.variant(micro_batch_size=replica.micro_batch_size)
+    # Passes as priced; messages by who runs the pipeline.
     hops = list(pairwise(replica.stages))
     waits = costs.workload.training.waits_for_receivers
     return OneFOneB(

@@ -84,6 +84,7 @@ class StepSimulation:
         return max(0.0, self._last_end_s("weight_sync") - self._last_end_s("step"))
 
     def _last_end_s(self, kind: OperationKind) -> float:
+        # 0 where the step has no such operation.
         spans = (o for stage in self.timelines for o in stage.operations if o.kind == kind)
         return max((span.end_s for span in spans), default=0.0)
 
@@ -239,6 +240,7 @@ def _pipeline(
     sends: SendMode,
     is_stock: bool,
 ) -> Pipeline:
+    # Messages go between neighbours in the chain, which returns to stages that have chunks.
     stages = [replica.stages[stage] for stage in schedule.chain]
     costs = costs.variant(micro_batch_size=replica.micro_batch_size)
     return Pipeline(

@@ -123,6 +123,7 @@ def stage_timeline(
 def _memory(held: int, kept: Sequence[int], spans: Sequence[OpSpan]) -> Iterator[tuple[float, int]]:
     """Yield the bytes kept over the whole step: the activations of every micro-batch on every chunk
     count from its forward to the end of its backward pass."""
+    # A new entry at each forward's begin and each backward's end.
     yield 0.0, held
     for span in spans:
         if span.kind == "forward":
@@ -145,6 +146,7 @@ def _activations(memory: StageMemory, num_layers: int) -> int:
 
 def link_timelines(pipelines: Sequence[Pipeline], run: Run) -> Iterator[LinkTimeline]:
     """Yield every path that something took, in alphabetical order."""
+    # Messages by the boundary of their chunk; forward ones cross the boundary behind it.
     count: dict[str, int] = dict.fromkeys(run.path_busy_s, 0)
     carried: dict[str, float] = dict.fromkeys(run.path_busy_s, 0.0)
     for message in run.messages:
@@ -156,6 +158,7 @@ def link_timelines(pipelines: Sequence[Pipeline], run: Run) -> Iterator[LinkTime
         for path, _ in taken.hops:
             count[path] += 1
             carried[path] += taken.num_bytes
+    # Collectives add bytes, and no messages.
     for collective, _, _ in run.collectives:
         for (path, _), num_bytes in zip(collective.hops, collective.hop_bytes, strict=True):
             carried[path] += num_bytes

@@ -36,8 +36,10 @@ def chrome_trace(
         messages: name of the lane -> what its boundaries carried.
     """
     events: list[dict[str, Any]] = []
+    # A process for each lane, named by its first event.
     for pid, (name, timelines) in enumerate(lanes.items(), start=1):
         events.append(_name("process_name", pid, 0, name))
+        # Threads: the stages from 1 on, then the directions of boundaries.
         threads = {(t.replica, t.stage): tid for tid, t in enumerate(timelines, start=1)}
         for timeline in timelines:
             tid = threads[timeline.replica, timeline.stage]
@@ -53,6 +55,7 @@ def chrome_trace(
 
 def _operations(timeline: StageTimeline, pid: int, tid: int) -> Iterator[dict[str, Any]]:
     for span in timeline.operations:
+        # Exchange and update belong to no micro-batch.
         number = "" if span.micro_batch < 0 else f" {span.micro_batch}"
         event = _slice(f"{span.kind}{number}", pid, tid, span.start_s, span.end_s)
         event["cat"] = span.kind
@@ -75,6 +78,7 @@ def _memory(timeline: StageTimeline, pid: int, place: str) -> Iterator[dict[str,
 def _messages(
     messages: Sequence[MessageSpan], pid: int, first_tid: int
 ) -> Iterator[dict[str, Any]]:
+    # One thread for each pair of stages and direction that carried anything.
     channels = sorted({(m.pipeline, m.sender, m.receiver) for m in messages})
     threads = {channel: tid for tid, channel in enumerate(channels, start=first_tid)}
     for (replica, sender, receiver), tid in threads.items():

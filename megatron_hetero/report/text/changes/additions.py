@@ -21,10 +21,12 @@ def what_if_lines(found: Sequence[WhatIf], step_time_s: float) -> Iterator[Rende
     )
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("with", overflow="fold")
+    # A column for money only where some addition has a price.
     priced = any(w.price_per_hour is not None for w in found)
     for heading in ("step", "saves", *(["an hour"] if priced else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     for w in found:
+        # An addition that promised too little was not planned: only its promise is known.
         if w.step_time_s is None or w.gain is None:
             row = [w.what, f"~ {format_duration(w.promised_step_s)}", "not planned"]
         else:

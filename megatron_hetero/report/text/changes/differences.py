@@ -56,6 +56,7 @@ def folded(differences: Iterable[Difference]) -> list[Difference]:
 def _places(where: Sequence[str]) -> str:
     if len(where) == 1:
         return where[0]
+    # GPUs by node, else replicas with the same stage, else the first place and a number.
     devices = [place.removeprefix("device ") for place in where]
     if all(len(device) < len(place) for device, place in zip(devices, where, strict=True)):
         return f"{count(len(devices), 'GPU')}, {devices_by_node(devices)}"
@@ -69,6 +70,7 @@ def _places(where: Sequence[str]) -> str:
 def _with_few_memories(
     rows: Sequence[Difference], alike: dict[tuple[str, str | None, str | None], list[str]]
 ) -> Iterator[Difference]:
+    # Memory differs on most GPUs as soon as anything does: many rows say no more than one.
     memories = [row for row in rows if row.what == MEMORY]
     many = len(memories) > _MAX_MEMORY_ROWS
     for row in rows:

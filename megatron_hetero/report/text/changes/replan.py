@@ -63,8 +63,10 @@ def replan(content: Content, profile: Profile | None) -> Replan:
 def pass_ratios(content: Content, measured: Sequence[Lane]) -> dict[str, Stretch]:
     """Divide measured by predicted seconds of the passes of each GPU type's stages, the median over
     them."""
+    # The first group of timelines is the prediction.
     predicted = {(lane.replica, lane.stage): lane for lane in content.timelines[0].lanes}
     found: dict[str, list[Stretch]] = {}
+    # A stage counts for each type of GPU that it has.
     for lane in measured:
         real_s = _passes_s(lane)
         there_s = _passes_s(predicted[lane.replica, lane.stage])

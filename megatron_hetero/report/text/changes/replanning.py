@@ -39,6 +39,7 @@ def replanning_lines(found: Replanning, old: Plan) -> Iterator[RenderableType]:
     yield Padding(table, (0, 0, 0, 1))
     notes = ["* is written with -o; to fetch: weights and optimizer state that a GPU does not hold"]
     lost = max(way.movement.lost_bytes for way in found.ways)
+    # Without a rate of the store, ways that need it have no time.
     if lost:
         unknown = any(way.movement.time_s is None for way in found.ways)
         how_fast = " (--store-bandwidth says how fast)" if unknown else ""

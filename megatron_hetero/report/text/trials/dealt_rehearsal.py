@@ -51,6 +51,7 @@ def _steps(data: Mapping[str, Any]) -> Table:
     table.add_column("groups", min_width=12)
     for heading in ("busiest/mean", "predicted", "rehearsed", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
+    # Long lists of groups are cut.
     for step in data["steps"]:
         sizes = step["groups"]
         table.add_row(

@@ -22,6 +22,7 @@ def kit_report(data: Mapping[str, Any]) -> RenderableType:
         seconds = format_duration(check["seconds"])
         blocks.append(Text.assemble(verdict, f"  {check['name']}  ", (seconds, "dim")))
         blocks.append(Padding(Text(check["what"]), (0, 0, 0, 8)))
+    # The verdict counts what failed, and what this machine could not try.
     failed = sum(not check["ok"] for check in data["checks"])
     untried = sum(not check["tried"] for check in data["checks"])
     machine = data["machine"]

@@ -34,6 +34,7 @@ def _block(finding: Finding) -> RenderableType:
 
 
 def _verdict(findings: Sequence[Finding], looked_at: str) -> Text:
+    # Errors colour the verdict; without any, warnings do.
     errors = sum(finding.severity == "error" for finding in findings)
     warnings = len(findings) - errors
     if not findings:

@@ -74,6 +74,7 @@ def _stages(data: Mapping[str, Any]) -> Table:
             format_duration(stage["rehearsed_s"]),
             f"{stage['error']:+.1%}",
         )
+    # The step below its stages.
     table.add_section()
     table.add_row(
         "",

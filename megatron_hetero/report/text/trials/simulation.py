@@ -92,10 +92,12 @@ def stage_to_data(stage: StageTimeline) -> dict[str, Any]:
 
 
 def _step(simulation: StepSimulation, utilization: Utilization | None) -> Iterator[tuple[str, str]]:
+    # The slowest update; all stages begin theirs together.
     update_s = max(
         o.end_s - o.start_s for s in simulation.timelines for o in s.operations if o.kind == "step"
     )
     yield "step time", format_duration(simulation.step_time_s)
+    # Parts of the step, one after the other.
     parts = {
         "pipelines": simulation.pipelines_s,
         "gradient exchange after them": simulation.gradient_sync_s,

@@ -77,6 +77,7 @@ def _adam_remarks(optimizer: str, found: Mapping[str, Any]) -> Iterator[str]:
     """Say what Adam's rows compare, which is less than all (`lab.verify.distance.compare`)."""
     if optimizer != "adam":
         return
+    # Later steps differ by what Adam makes of rounding, so they have a bound of their own.
     later = found["later_gradients"]
     bad = "" if later["found"] <= later["allowed"] else f"NO at {later['where']}: "
     yield (
@@ -103,6 +104,7 @@ def _distance_table(found: Mapping[str, Any]) -> Table:
     table.add_column("worst relative difference")
     table.add_column("found", justify="right")
     table.add_column("allowed", justify="right")
+    # The floor is what rounding alone does, where the check has measured it.
     if found["floor"] is not None:
         table.add_column("rounding floor", justify="right")
     table.add_column("")
