@@ -43,7 +43,7 @@ REASONS = {
     ),
     "a schedule or graph of its own": (
         "--cuda-graph-impl", "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute",
-        "--defer-embedding-wgrad-compute", "--tp-comm-overlap", "--optimizer-cuda-graph",
+        "--defer-embedding-wgrad-compute", "--optimizer-cuda-graph",
     ),
     "a form of fp8 that no stage has alone": (
         "--fp8-param-gather", "--fp8-recipe", "--first-last-layers-bf16", "--fp4-format",

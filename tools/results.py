@@ -130,7 +130,8 @@ def load(name: str) -> Result:
 
 def names() -> list[str]:
     """Find the results that there are; other files of the folder have no tables."""
-    return sorted(p.stem for p in FOLDER.glob("*.json") if "tables" in json.loads(p.read_text()))
+    read = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
+    return sorted(name for name, data in read.items() if isinstance(data.get("tables"), dict))
 
 
 def tables_in(text: str) -> list[Table]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
@@ -27,6 +28,7 @@ NOT_WITH_CONTEXT_PARALLEL = frozenset(
         "--mtp-num-layers",
         "--qk-clip",
         "--log-max-attention-logit",
+        "--moe-router-load-balancing-type sinkhorn",
     }
 )
 """Flags with which the runtime refuses context parallelism, some only with local layers
@@ -88,7 +90,9 @@ def _may_divide(workload: Workload) -> bool:
     """Return whether stages may divide sequences: no further tokens are predicted, and no flag is
     given that the runtime refuses beside it."""
     # A flag may stand as `--flag value` or as `--flag=value`.
-    given = {word.split("=")[0] for word in workload.megatron_args}
+    words = [part for word in workload.megatron_args for part in word.split("=", 1)]
+    # Some are refused with one value alone.
+    given = {*words, *(f"{flag} {value}" for flag, value in pairwise(words))}
     return not (workload.model.mtp_num_layers or given & NOT_WITH_CONTEXT_PARALLEL)
 
 

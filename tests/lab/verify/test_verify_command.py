@@ -103,7 +103,6 @@ def test_choices_of_sinkhorn_are_compared_in_fp32_alone() -> None:
     ("flags", "kind"),
     [
         ("--no-such-flag 2", UsageError),
-        ("--tp-comm-overlap", UnsupportedError),
         ("--hetero-sequences flexible", UnsupportedError),
         ("--hetero-init=megatron", UnsupportedError),
         ("--iterations-to-skip 2", UnsupportedError),

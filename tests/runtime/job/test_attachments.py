@@ -31,7 +31,8 @@ ARGS: dict[str, Any] = {
     "qk_clip": False, "log_max_attention_logit": False, "multi_latent_attention": False,
     "transformer_impl": "local", "sft": False, "dataloader_inter_document_masking": False,
     "reset_attention_mask": False, "attention_dropout": 0.0, "softmax_type": "vanilla",
-    "attention_backend": AttnBackend.auto, "create_attention_mask_in_dataloader": True,
+    "attention_backend": AttnBackend.auto, "align_grad_reduce": True,
+    "create_attention_mask_in_dataloader": True,
 }  # fmt: skip
 HASHES = "check_weight_hash_across_dp_replicas_interval"
 ROWS = "VocabUtility.vocab_range_from_per_partition_vocab_size"
