@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE, connections_wanted
 from megatron_hetero.flags.growing_batches import undivided_batches
 from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.notes import LOSES_WORK, unread_parts
@@ -15,26 +16,31 @@ from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
-
-def launches_are_serialised(job: Job) -> Iterator[Finding]:
-    """Check that CUDA_DEVICE_MAX_CONNECTIONS is 1 for tensor parallelism on GPUs before Blackwell,
-    as `validate_args` requires."""
-    # Widths are ascending, so that a last width of 1 means no tensor parallelism.
-    if job.plan.layout.tensor_parallel_widths[-1] == 1:
-        return
-    for node, value in job.variable(CONNECTIONS).items():
+def connections_are_as_many_as_megatron_asks(job: Job) -> Iterator[Finding]:
+    """Check that CUDA_DEVICE_MAX_CONNECTIONS is 1 for tensor and context parallelism on GPUs before
+    Blackwell, and is not 1 for FSDP, as `validate_args` requires."""
+    wanted = connections_wanted(job.plan)
+    for node, value in job.variable(CONNECTIONS_VARIABLE).items():
+        if wanted == "several" and value == "1":
+            yield Finding(
+                "connections-one",
+                "error",
+                node,
+                f"{CONNECTIONS_VARIABLE} is 1; with FSDP Megatron stops at its start",
+                f"another value of {CONNECTIONS_VARIABLE} on every machine, or none",
+            )
         versions = [island.gpu_type.capability for island in job.cluster.machines[node]]
         # Megatron asks the local GPU alone, so that a machine of Blackwell GPUs needs no variable.
-        if value != "1" and any(version is not None and version < 10.0 for version in versions):
+        before_blackwell = any(version is not None and version < 10.0 for version in versions)
+        if wanted == "one" and value != "1" and before_blackwell:
             yield Finding(
                 "connections-not-one",
                 "error",
                 node,
-                f"{CONNECTIONS} is {value or 'not set'}; with tensor parallelism Megatron stops at "
-                "its start",
-                f"{CONNECTIONS}=1 on every machine",
+                f"{CONNECTIONS_VARIABLE} is {value or 'not set'}; with tensor or context "
+                "parallelism Megatron stops at its start",
+                f"{CONNECTIONS_VARIABLE}=1 on every machine",
             )
 
 
@@ -187,7 +193,7 @@ CHECKS = (
     the_job_is_complete,
     the_script_is_read,
     growing_batches_divide,
-    launches_are_serialised,
+    connections_are_as_many_as_megatron_asks,
     local_layers_have_their_kernels,
     flash_attention_is_used,
     sequence_parallelism_has_a_width,

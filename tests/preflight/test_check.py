@@ -52,6 +52,7 @@ def test_nothing_is_invented_about_a_sound_cluster(job: Job, settings: tuple[str
 A100S = partial(planned, ("a", "A100-80GB", 4), ("b", "A100-80GB", 4))
 MIXED = partial(planned, ("a", "A100-80GB", 2), ("b", "A10", 2))
 WIDE = partial(with_width, (("a", "A100-80GB", 4), ("b", "A100-80GB", 2)), "tp4:6,tp2:2 @16")
+DIVIDED = partial(with_width, (("a", "A100-80GB", 4),), "tp1cp2:4,tp1cp2:4 @16")
 TURING = partial(planned, ("t", "T4", 4), precision="fp16")
 
 
@@ -139,6 +140,9 @@ FAULTS: tuple[
     ("batches-undivided",
      lambda: flagged(UNLIKE, "--step-batch-size-schedule=0:2 1000:16"), MIXED_NCCL),
     ("connections-not-one", WIDE, ("b:CUDA_DEVICE_MAX_CONNECTIONS=8",)),
+    ("connections-not-one", DIVIDED, ("a:CUDA_DEVICE_MAX_CONNECTIONS=8",)),
+    ("connections-one", lambda: flagged(A100S, "--use-torch-fsdp2"),
+     ("b:CUDA_DEVICE_MAX_CONNECTIONS=1",)),
     ("apex-needed", lambda: flagged(A100S, "--transformer-impl=local"), ()),
     ("flash-attention-unused",
      lambda: flagged(A100S, "--transformer-impl=local", "--attention-backend=flash",
@@ -182,6 +186,16 @@ def test_a_planted_fault_is_found_and_nothing_else(
     refused = {"flag-refused"} if refused_options(plan) else set()
     assert {finding.id for finding in findings} == {id_} | refused
     assert all(finding.what and finding.where and finding.remedy for finding in findings)
+
+
+def test_sequences_divided_by_stock_megatron_get_the_connections_that_it_asks_for() -> None:
+    assert check_plan_on_cluster(*DIVIDED(), ()) == ()
+    # With the overlap of experts' messages Megatron leaves the number to the user.
+    overlapped = flagged(DIVIDED, "--overlap-moe-expert-parallel-comm")
+    for settings in ((), ("CUDA_DEVICE_MAX_CONNECTIONS=32",)):
+        assert "connections-not-one" not in {
+            finding.id for finding in check_plan_on_cluster(*overlapped, settings)
+        }
 
 
 def test_errors_come_first() -> None:
