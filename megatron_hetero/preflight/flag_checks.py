@@ -15,6 +15,7 @@ from megatron_hetero.flags.notes import LOSES_WORK, unread_parts
 from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
+from megatron_hetero.schedule.stock import is_stock
 
 
 def connections_are_as_many_as_megatron_asks(job: Job) -> Iterator[Finding]:
@@ -173,19 +174,43 @@ def overlap_has_its_partner(job: Job) -> Iterator[Finding]:
          "Megatron gathers parameters in the buckets of --overlap-grad-reduce"),
         ("--tp-comm-overlap", ("--sequence-parallel",),
          "it needs sequence parallelism"),
-        ("--overlap-p2p-communication-warmup-flush", ("--num-virtual-stages-per-pipeline-rank",
-                                                      "--num-layers-per-virtual-pipeline-stage"),
-         "only interleaved schedules overlap messages"),
     )  # fmt: skip
     for flag, partners, reason in rules:
         if job.has(flag) and not job.has(*partners):
             yield Finding(
                 "overlap-without-partner",
-                "error" if flag.startswith(("--overlap-param", "--tp")) else "warning",
+                "error",
                 flag,
                 reason,
                 f"add {' or '.join(partners)}, or remove {flag}",
-            )  # fmt: skip
+            )
+
+
+def messages_of_warm_up_can_overlap(job: Job) -> Iterator[Finding]:
+    """Find an overlap of messages in warm-up and flush on a schedule that overlaps none.
+
+    Without interleaving `validate_args` switches the overlap of messages off, and
+    `core.ModelParallelConfig` refuses this part of the overlap alone.  On a plan that stock
+    Megatron cannot express the runtime leaves the flag out.
+    """
+    flag, off = "--overlap-p2p-communication-warmup-flush", "--no-overlap-p2p-communication"
+    if not job.has(flag):
+        return
+    # The plan's chunks decide here, for they become the flags of virtual stages.
+    stock = is_stock(job.plan)
+    interleaved = any(stage.content.chunks for stage in job.stages)
+    if stock and interleaved and not job.has(off):
+        return
+    why = "only interleaved schedules overlap messages"
+    if stock and interleaved:
+        why = f"{off} switches off the overlap of which this is a part"
+    yield Finding(
+        "overlap-without-partner",
+        "error" if stock else "warning",
+        flag,
+        f"{why}; Megatron stops at its start" if stock else "it has no effect on this plan",
+        f"remove {flag}",
+    )
 
 
 CHECKS = (
@@ -198,4 +223,5 @@ CHECKS = (
     flash_attention_is_used,
     sequence_parallelism_has_a_width,
     overlap_has_its_partner,
+    messages_of_warm_up_can_overlap,
 )

@@ -11,6 +11,7 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Limits, Link
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.support.lookup import refused_options
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.model.spec import Unread
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
@@ -150,6 +151,8 @@ FAULTS: tuple[
     ("sequence-parallel-unused", lambda: flagged(A100S, "--sequence-parallel"), ()),
     ("overlap-without-partner",
      lambda: flagged(A100S, "--overlap-param-gather", "--overlap-grad-reduce"), ()),
+    ("overlap-without-partner",
+     lambda: flagged(A100S, "--overlap-p2p-communication-warmup-flush"), ()),
     ("overlap-without-partner", lambda: flagged(WIDE, "--tp-comm-overlap"), ()),
     ("p2p-on-consumer-card", lambda: planned(("r", "RTX-4090", 4)), ("NCCL_P2P_DISABLE=0",)),
     ("collective-algorithm-open", MIXED, ("NCCL_PROTO=",)),
@@ -196,6 +199,29 @@ def test_sequences_divided_by_stock_megatron_get_the_connections_that_it_asks_fo
         assert "connections-not-one" not in {
             finding.id for finding in check_plan_on_cluster(*overlapped, settings)
         }
+
+
+def interleaved() -> tuple[Plan, Cluster]:
+    plan, cluster = with_width((("a", "A100-80GB", 2),), "tp1:4,tp1:4 @16")
+    return with_interleaving(plan, 0, [(0, 2), (1, 2), (0, 2), (1, 2)]), cluster
+
+
+@pytest.mark.parametrize(
+    ("job", "more", "severity"),
+    [
+        (DIVIDED, (), "error"),
+        (UNLIKE, (), "warning"),
+        (interleaved, (), None),
+        (interleaved, ("--no-overlap-p2p-communication",), "error"),
+    ],
+)
+def test_overlap_in_warm_up_ends_only_jobs_of_stock_megatron_that_overlap_nothing(
+    job: Job, more: tuple[str, ...], severity: str | None
+) -> None:
+    plan, cluster = flagged(job, "--overlap-p2p-communication-warmup-flush", *more)
+    findings = check_plan_on_cluster(plan, cluster, ())
+    found = [f.severity for f in findings if f.id == "overlap-without-partner"]
+    assert found == ([] if severity is None else [severity])
 
 
 def test_errors_come_first() -> None:
