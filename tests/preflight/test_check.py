@@ -236,6 +236,10 @@ def test_a_bare_layout_is_refused() -> None:
         make_job(plan_from_layout(parse_layout("tp1:8 @4x1")), A100S()[1])
 
 
+def test_interfaces_that_nccl_is_to_leave_out_may_end_inside_the_machine() -> None:
+    assert check_plan_on_cluster(*A100S(), ("NCCL_SOCKET_IFNAME=^docker0,lo",)) == ()
+
+
 @pytest.mark.parametrize("text", ["NCCL_ALGO", "c:NCCL_ALGO=Ring", "a b=1", "=1"])
 def test_a_setting_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--env"):
