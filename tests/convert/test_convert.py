@@ -166,6 +166,23 @@ def test_context_parallelism_is_not_converted(system: str) -> None:
         to_hexiscale(layout, 1) if system == "hexiscale" else to_flagscale(layout)
 
 
+@pytest.mark.parametrize("system", ["hexiscale", "flagscale"])
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("tp1:4z2 @2x1 | tp1:4z2 @2x1", "sharded layers"),
+        ("tp2ep2:4 @2x1", "experts dealt out"),
+        ("tp1ep2:4 @2x1 | tp1ep2:4 @2x1", "experts dealt out"),
+    ],
+)
+def test_sharded_layers_and_dealt_experts_are_not_lost_in_silence(
+    system: str, text: str, part: str
+) -> None:
+    layout = parse_layout(text)
+    with pytest.raises(UnsupportedError, match=part):
+        to_hexiscale(layout, 1) if system == "hexiscale" else to_flagscale(layout)
+
+
 def test_unlike_replicas_are_not_flagscales() -> None:
     with pytest.raises(UnsupportedError, match="differ"):
         to_flagscale(parse_layout("tp2:4 @2 | tp1:4 @2"))
