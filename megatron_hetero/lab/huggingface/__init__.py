@@ -1,6 +1,7 @@
 """Weights from Hugging Face folders into Megatron checkpoints, and back.
 
-families  tensors of Hugging Face for each parameter of Megatron
-folder    a Hugging Face model folder
-job       the process that copies weights
+model_types  the families, by name
+families     tensors of Hugging Face for each parameter of Megatron
+folder       a Hugging Face model folder
+job          the process that copies weights
 """

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from megatron_hetero.cli.ckpt import DESCRIPTION
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.lab.huggingface.families import Heads, pieces_of
+from megatron_hetero.lab.huggingface.model_types import CONDITIONS, families_in_words
 
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -22,6 +24,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 2, "head_dim": 6, **SHAPE},
     "opt": {"activation_function": "gelu", **SHAPE},
 }
+
+
+def test_the_list_and_the_help_name_every_family_that_converts() -> None:
+    assert set(CONDITIONS) == set(CONFIGS)
+    shown = " ".join(DESCRIPTION.split())
+    assert families_in_words() in shown and "mixtral, " in shown and "qwen3_moe, " in shown
 
 
 def test_heads_stand_group_by_group() -> None:
