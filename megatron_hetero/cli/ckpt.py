@@ -13,7 +13,7 @@ from pathlib import Path
 from megatron_hetero.cli.arguments import check_new_folder
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
-from megatron_hetero.lab.huggingface.model_types import families_in_words
+from megatron_hetero.model.huggingface.weight_families import families_in_words
 
 _FAMILIES = textwrap.fill(
     f"Families: {families_in_words()}.  Runs on this machine's CPU with the model in memory once.  "

@@ -1,7 +1,6 @@
 """Weights from Hugging Face folders into Megatron checkpoints, and back.
 
-model_types  the families, by name
-families     tensors of Hugging Face for each parameter of Megatron
-folder       a Hugging Face model folder
-job          the process that copies weights
+families  tensors of Hugging Face for each parameter of Megatron
+folder    a Hugging Face model folder
+job       the process that copies weights
 """

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.lab.huggingface.model_types import LLAMA_LIKE, families_in_words
+from megatron_hetero.model.huggingface.weight_families import LLAMA_LIKE, families_in_words
 
 Read = Callable[[str], Tensor]
 
