@@ -7,22 +7,27 @@ import importlib.util
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from megatron_hetero.cli.arguments import check_new_folder
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
+from megatron_hetero.model.huggingface.weight_families import families_in_words
 
-DESCRIPTION = """\
+_FAMILIES = textwrap.fill(
+    f"Families: {families_in_words()}.  Runs on this machine's CPU with the model in memory once.  "
+    "A checkpoint of a plan needs no export for stock Megatron, which reads it as it is.",
+    width=80,
+    break_on_hyphens=False,
+)
+DESCRIPTION = f"""\
 Start from the weights of a Hugging Face folder, or write one.
 
   ckpt import HF_FOLDER CHECKPOINT            a checkpoint for --load
   ckpt export CHECKPOINT HF_FOLDER --config CONFIG.JSON
 
-Families: llama, mistral, qwen2, qwen3, gpt2, gpt_neox (without parallel
-residual), opt (with gelu).  Runs on this machine's CPU with the model in memory
-once.  A checkpoint of a plan needs no export for stock Megatron, which reads it
-as it is."""
+{_FAMILIES}"""
 TAKES_MEGATRON_FLAGS = False
 
 

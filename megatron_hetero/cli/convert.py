@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Convert in the direction that was asked for."""
     # A host file alone asks for a first cluster.yaml.
     if arguments.hostfile is not None and arguments.folder is None:
+        _check_hostfile_alone(arguments)
         output.verbatim(cluster_text(arguments.hostfile).rstrip())
         return 0
     # From a plan of ours to the other system's flags.
@@ -109,6 +110,26 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return 0
     _show(conversion, arguments.output, output)
     return 0
+
+
+def _check_hostfile_alone(arguments: argparse.Namespace) -> None:
+    """Refuse what a host file alone would leave unread; `--from flagscale` names its system."""
+    unread = {
+        "SCRIPT": arguments.source,
+        "--from hexiscale": arguments.source_system == "hexiscale",
+        f"--to {arguments.target_system}": arguments.target_system,
+        "--model": arguments.model,
+        "-o": arguments.output,
+        "--json": arguments.json,
+        "Megatron's flags": arguments.megatron_args,
+    }
+    given = [name for name, value in unread.items() if value]
+    if given:
+        raise UsageError(
+            f"--hostfile without --folder prints a first cluster.yaml, and reads no "
+            f"{' and no '.join(given)}; leave that out, or write the whole job of a FlagScale "
+            "experiment with --folder"
+        )
 
 
 def _experiment(
@@ -237,8 +258,9 @@ def _flags_of_the_model(typed: Sequence[str]) -> tuple[str, ...]:
     taken = False
     for word in flag_table().known_part(tuple(typed)):
         if word.startswith("--"):
-            # The layout replaces what these flags would say.
-            taken = "parallel" not in word and "hetero" not in word
+            # The layout replaces what these flags would say; a value has no say in it.
+            name = word.partition("=")[0]
+            taken = "parallel" not in name and "hetero" not in name
         if taken:
             kept.append(word)
     return tuple(kept)

@@ -7,6 +7,7 @@ import math
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import UsageError
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.objective import OBJECTIVES, Objective
 from megatron_hetero.units import UnitError, parse_count, parse_time_span
@@ -100,14 +101,10 @@ def num_steps_of(arguments: argparse.Namespace, workload: Workload) -> float | N
 
 
 def _own_number(workload: Workload, flag: str) -> float | None:
-    """Read the value of one of the job's own flags."""
-    words = workload.megatron_args
-    for index, word in enumerate(words):
-        # Both `--flag=value` and `--flag value`.
-        name, joined, value = word.partition("=")
-        if name == flag:
-            text = value if joined else words[index + 1] if index + 1 < len(words) else ""
-            return _parsed(flag, text)
+    """Read the value of one of the job's own flags; of several the last, as argparse does."""
+    for option in last_of_each(flag_table().split(workload.megatron_args)):
+        if flag in option.flag.names:
+            return _parsed(flag, option.values[0])
     return None
 
 

@@ -13,6 +13,7 @@ from megatron_hetero.cli.ask_cluster import Draft, ask_cluster
 from megatron_hetero.cli.discover import unknown_types, what_next, write_new
 from megatron_hetero.cli.init_job import write_job
 from megatron_hetero.cli.init_machines import add_machine_arguments, with_machine_facts
+from megatron_hetero.cli.init_options import SOURCES, source_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.file.description import load_cluster
@@ -138,23 +139,11 @@ def _draft(arguments: argparse.Namespace, output: Output) -> Draft:
     means = dict(_pair("--gpu-name", text) for text in arguments.gpu_name)
     for name in means.values():
         gpu_type(name)
-    sources = {
-        "--node": arguments.node,
-        "--from-slurm": arguments.from_slurm,
-        "--from-kubernetes": arguments.from_kubernetes,
-        "--from-skypilot": arguments.from_skypilot,
-    }
-    # One list, because two lists could name one machine twice.
-    given = [name for name, value in sources.items() if value is not None]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)}: give one of them, and put the files together")
-    if arguments.free and arguments.from_slurm is None:
-        raise UsageError("--free goes with --from-slurm: the other lists do not say what is free")
     # Without a list the user is asked, on a terminal.
-    if not given:
+    if source_of(arguments) is None:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise UsageError(
-                f"give {', '.join(sources)}, or run init on a terminal, where it asks: for "
+                f"give {', '.join(SOURCES)}, or run init on a terminal, where it asks: for "
                 "example --node a100-0=4xA100-80GB"
             )
         return ask_cluster(input, output.note)

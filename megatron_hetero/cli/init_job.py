@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from megatron_hetero.cli.discover import write_new
+from megatron_hetero.cli.init_options import check_job
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.job_script import MISSING, USUAL_BATCH, job_script
@@ -14,8 +15,7 @@ from megatron_hetero.model.load import load_arguments, load_workload
 
 def write_job(arguments: argparse.Namespace, output: Output) -> int:
     """Write the script and check that `plan` can read the script."""
-    if arguments.node:
-        raise UsageError("--node describes a cluster, --job a training script: one at a time")
+    check_job(arguments)
     if arguments.model is None and not arguments.megatron_args:
         raise UsageError(
             "--job needs the model: --model FILE (a Hugging Face config.json, a Megatron script, a "

@@ -17,6 +17,7 @@ from pathlib import Path
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.convert.flagscale_recompute import stage_recompute
 from megatron_hetero.convert.given import Conversion, GivenFlags
+from megatron_hetero.convert.ours_alone import refuse_our_own
 from megatron_hetero.errors import ClusterError, FileFormatError, UnsupportedError, UsageError
 from megatron_hetero.files import read_text
 from megatron_hetero.plan.layout import format_layout
@@ -85,8 +86,7 @@ def to_flagscale(layout: Layout) -> str:
     """Write FlagScale's flags for a layout.
 
     Raises:
-        UnsupportedError: replicas that differ, or uneven shares: FlagScale has neither; or context
-            parallelism, which it divides otherwise.
+        UnsupportedError: replicas that differ, or a part that `refuse_our_own` refuses.
     """
     # What FlagScale cannot say is refused.
     first, *others = layout.replicas
@@ -94,10 +94,7 @@ def to_flagscale(layout: Layout) -> str:
         raise UnsupportedError(
             "FlagScale gives every replica the same stages and micro-batches; this plan's differ"
         )
-    if any(stage.shares for stage in first.stages):
-        raise UnsupportedError("FlagScale divides tensors evenly; this plan has uneven shares")
-    if layout.has_context_parallel:
-        raise UnsupportedError("context parallelism (cp) is not converted; use a plan without it")
+    refuse_our_own(layout, "FlagScale")
     widths = [stage.tensor_parallel for stage in first.stages]
     # Stages of one width in a row are a mesh: tp cp ep dp pp.
     runs = [(width, len(list(stages))) for width, stages in groupby(widths)]

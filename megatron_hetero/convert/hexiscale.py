@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from megatron_hetero.convert.given import Conversion, GivenFlags
 from megatron_hetero.convert.list_literal import parse_pipelines
+from megatron_hetero.convert.ours_alone import refuse_our_own
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
@@ -58,20 +59,13 @@ def to_hexiscale(layout: Layout, micro_batch_size: int | None) -> str:
     Args:
         micro_batch_size: the job's, for replicas that name none.
     Raises:
-        UnsupportedError: uneven shares or context parallelism, which HexiScale does not have.
+        UnsupportedError: a part that `refuse_our_own` refuses.
         UsageError: no micro-batch size is known.
     """
     # Refuse what HexiScale cannot express.
-    if layout.has_context_parallel:
-        raise UnsupportedError(
-            "HexiScale has no context parallelism; a plan with cp cannot be converted"
-        )
+    refuse_our_own(layout, "HexiScale")
     sizes = []
     for replica in layout.replicas:
-        if any(stage.shares for stage in replica.stages):
-            raise UnsupportedError(
-                "HexiScale divides tensors evenly; a plan with uneven shares cannot be converted"
-            )
         size = replica.micro_batch_size or micro_batch_size
         if size is None:
             raise UsageError(

@@ -10,14 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from megatron_hetero.cluster.makers import Library
+from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.script import OF_LIBRARIES
 from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Host, Plan
 
 TIGHT_PART = 0.02
 """Part of a GPU's memory left beside the reserve; allocators lose as much to fragmentation."""
+CONNECTIONS_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 _NO_FRAGMENTS = "expandable_segments:True"
 NODE_VARIABLE = "MEGATRON_HETERO_NODE"
@@ -50,6 +53,24 @@ def visible_devices_variable(library: Library) -> str:
 def has_no_peer_to_peer(gpu_type: str) -> bool:
     """Tell if the driver offers no peer-to-peer for a GeForce card (NVIDIA/nccl-tests#117)."""
     return gpu_type.startswith(_NO_PEER_TO_PEER)
+
+
+def connections_wanted(plan: Plan) -> Literal["one", "several"] | None:
+    """Tell which CUDA_DEVICE_MAX_CONNECTIONS Megatron insists on: 1, any other, or either (None).
+
+    FSDP refuses 1 on every GPU; tensor and context parallelism refuse others on GPUs before
+    Blackwell, unless FSDP or the overlap of experts' messages asks for several connections
+    (`megatron.training.arguments.validate_args`).
+    """
+    given = () if plan.workload is None else plan.workload.megatron_args
+    switches = {option.flag.names[0] for option in flag_table().split(given)}
+    if switches & {"--use-torch-fsdp2", "--use-megatron-fsdp"}:
+        return "several"
+    if "--overlap-moe-expert-parallel-comm" in switches:
+        return None
+    # Widths are ascending, so that a last width of 1 means no tensor parallelism.
+    layout = plan.layout
+    return "one" if layout.tensor_parallel_widths[-1] > 1 or layout.has_context_parallel else None
 
 
 def job_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
@@ -107,15 +128,17 @@ def _own_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
             "PCI_BUS_ID",
             "number the GPUs as nvidia-smi does, which the plan's indices follow",
         )
-    if plan.layout.tensor_parallel_widths[-1] > 1:
+    if connections_wanted(plan) == "one":
+        wide = plan.layout.tensor_parallel_widths[-1] > 1
+        what = "tensor parallelism" if wide else "context parallelism"
         yield EnvironmentSetting(
-            "CUDA_DEVICE_MAX_CONNECTIONS",
+            CONNECTIONS_VARIABLE,
             "1",
-            "Megatron wants it with tensor parallelism on GPUs that torch numbers below 10, as "
-            "those of ROCm; HIP itself does not read it"
+            f"Megatron wants it with {what} on GPUs that torch numbers below 10, as those of "
+            "ROCm; HIP itself does not read it"
             if on_rocm
-            else "Megatron wants it with tensor parallelism on GPUs before Blackwell: kernels "
-            "start in the order of their launches",
+            else f"Megatron wants it with {what} on GPUs before Blackwell: kernels start in the "
+            "order of their launches",
         )
     # A bare layout has no hosts and runs on one machine, too.
     if len(plan.hosts) < 2:

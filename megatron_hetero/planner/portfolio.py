@@ -88,12 +88,6 @@ def search(
     strategy. If plans may have sharded layers, the search for sharded layers runs too. Interrupted
     (Ctrl-C) with a plan found, the search ends at once and the board says so.
 
-    Where the objective or a limit of money may want fewer machines than there are, they run on
-    selections of the machines as well (`fewer`), whatever the strategy; and where plans may have
-    sharded layers, so does what looks for these.
-
-    Interrupted (Ctrl-C) with a plan found, it ends at once and the board says so.
-
     Raises:
         KeyboardInterrupt: interrupted before any plan was found.
     """

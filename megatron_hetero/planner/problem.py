@@ -38,11 +38,6 @@ class Unit(_UnitFields):
     the unit has c such groups, each with a part of every sequence. `beyond` are GPUs on further
     nodes. `shares`, if unequal, divide each tensor among GPUs, or each sequence among groups. A
     tuple, as a `Device` is: structures of thousands of units are looked up and sorted all the time.
-
-    With `context_parallel` c they are c such groups, each with a part of every sequence.  `beyond`
-    are GPUs on further nodes.  `shares`, where they are not equal, are those of its GPUs in each
-    tensor, or of its groups in each sequence.  A tuple, as a `Device` is: structures of thousands
-    of units are looked up and sorted all the time.
     """
 
     @cached_property

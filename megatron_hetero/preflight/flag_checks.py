@@ -8,33 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE, connections_wanted
 from megatron_hetero.flags.growing_batches import undivided_batches
 from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.notes import LOSES_WORK, unread_parts
 from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
+from megatron_hetero.schedule.stock import is_stock
 
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
-
-def launches_are_serialised(job: Job) -> Iterator[Finding]:
-    """Check that CUDA_DEVICE_MAX_CONNECTIONS is 1 for tensor parallelism on GPUs before Blackwell,
-    as `validate_args` requires."""
-    # Widths are ascending, so that a last width of 1 means no tensor parallelism.
-    if job.plan.layout.tensor_parallel_widths[-1] == 1:
-        return
-    for node, value in job.variable(CONNECTIONS).items():
+def connections_are_as_many_as_megatron_asks(job: Job) -> Iterator[Finding]:
+    """Check that CUDA_DEVICE_MAX_CONNECTIONS is 1 for tensor and context parallelism on GPUs before
+    Blackwell, and is not 1 for FSDP, as `validate_args` requires."""
+    wanted = connections_wanted(job.plan)
+    for node, value in job.variable(CONNECTIONS_VARIABLE).items():
+        if wanted == "several" and value == "1":
+            yield Finding(
+                "connections-one",
+                "error",
+                node,
+                f"{CONNECTIONS_VARIABLE} is 1; with FSDP Megatron stops at its start",
+                f"another value of {CONNECTIONS_VARIABLE} on every machine, or none",
+            )
         versions = [island.gpu_type.capability for island in job.cluster.machines[node]]
         # Megatron asks the local GPU alone, so that a machine of Blackwell GPUs needs no variable.
-        if value != "1" and any(version is not None and version < 10.0 for version in versions):
+        before_blackwell = any(version is not None and version < 10.0 for version in versions)
+        if wanted == "one" and value != "1" and before_blackwell:
             yield Finding(
                 "connections-not-one",
                 "error",
                 node,
-                f"{CONNECTIONS} is {value or 'not set'}; with tensor parallelism Megatron stops at "
-                "its start",
-                f"{CONNECTIONS}=1 on every machine",
+                f"{CONNECTIONS_VARIABLE} is {value or 'not set'}; with tensor or context "
+                "parallelism Megatron stops at its start",
+                f"{CONNECTIONS_VARIABLE}=1 on every machine",
             )
 
 
@@ -167,19 +174,43 @@ def overlap_has_its_partner(job: Job) -> Iterator[Finding]:
          "Megatron gathers parameters in the buckets of --overlap-grad-reduce"),
         ("--tp-comm-overlap", ("--sequence-parallel",),
          "it needs sequence parallelism"),
-        ("--overlap-p2p-communication-warmup-flush", ("--num-virtual-stages-per-pipeline-rank",
-                                                      "--num-layers-per-virtual-pipeline-stage"),
-         "only interleaved schedules overlap messages"),
     )  # fmt: skip
     for flag, partners, reason in rules:
         if job.has(flag) and not job.has(*partners):
             yield Finding(
                 "overlap-without-partner",
-                "error" if flag.startswith(("--overlap-param", "--tp")) else "warning",
+                "error",
                 flag,
                 reason,
                 f"add {' or '.join(partners)}, or remove {flag}",
-            )  # fmt: skip
+            )
+
+
+def messages_of_warm_up_can_overlap(job: Job) -> Iterator[Finding]:
+    """Find an overlap of messages in warm-up and flush on a schedule that overlaps none.
+
+    Without interleaving `validate_args` switches the overlap of messages off, and
+    `core.ModelParallelConfig` refuses this part of the overlap alone.  On a plan that stock
+    Megatron cannot express the runtime leaves the flag out.
+    """
+    flag, off = "--overlap-p2p-communication-warmup-flush", "--no-overlap-p2p-communication"
+    if not job.has(flag):
+        return
+    # The plan's chunks decide here, for they become the flags of virtual stages.
+    stock = is_stock(job.plan)
+    interleaved = any(stage.content.chunks for stage in job.stages)
+    if stock and interleaved and not job.has(off):
+        return
+    why = "only interleaved schedules overlap messages"
+    if stock and interleaved:
+        why = f"{off} switches off the overlap of which this is a part"
+    yield Finding(
+        "overlap-without-partner",
+        "error" if stock else "warning",
+        flag,
+        f"{why}; Megatron stops at its start" if stock else "it has no effect on this plan",
+        f"remove {flag}",
+    )
 
 
 CHECKS = (
@@ -187,9 +218,10 @@ CHECKS = (
     the_job_is_complete,
     the_script_is_read,
     growing_batches_divide,
-    launches_are_serialised,
+    connections_are_as_many_as_megatron_asks,
     local_layers_have_their_kernels,
     flash_attention_is_used,
     sequence_parallelism_has_a_width,
     overlap_has_its_partner,
+    messages_of_warm_up_can_overlap,
 )

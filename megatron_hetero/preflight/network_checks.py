@@ -193,6 +193,9 @@ def interfaces_leave_the_machine(job: Job) -> Iterator[Finding]:
         return
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         for node, value in job.variable(name).items():
+            # `^` excludes interfaces for NCCL, so that those named are the ones not taken.
+            if value is not None and value.startswith("^") and name.startswith("NCCL"):
+                continue
             # `=` before a name asks for exactly this interface.
             names = [part.lstrip("=") for part in (value or "").split(",") if part]
             if "lo" in names or any(_is_virtual(part) for part in names):

@@ -266,6 +266,7 @@ def test_nics_and_prices_of_machines(tmp_path: Path) -> None:
         (["--price", "a=cheap"], "write a number for an hour"),
         (["--price", "RTX-9999=3"], "there is no machine, site or GPU RTX-9999"),
         (["--free"], "--free goes with --from-slurm"),
+        (["--gpu-name", "a=A100-80GB"], "--gpu-name goes with --from-slurm or"),
     ],
 )
 def test_nics_and_prices_that_cannot_be(
@@ -284,3 +285,45 @@ def test_an_own_type_without_a_maker_is_asked_for(
         ["init", "--node", "a=2xMY", "--own-type", "MY=24 GB,900 GB/s,120 TFLOPS", "-o", str(path)]
     ) == 2  # fmt: skip
     assert "the name shows no maker" in capsys.readouterr().err and not path.exists()
+
+
+OWN = ("--own-type", "MY=24 GB,900 GB/s,120 TFLOPS,NCCL")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [OWN, ("--between-nodes", "25 Gb/s,30 us"), ("--between-sites", "a,b=1 Gb/s,8 ms")],
+)
+def test_what_the_questions_ask_for_is_not_taken_in_silence(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    # Refused before anything is asked, on a terminal and without one.
+    assert main(["init", *words]) == 2
+    assert f"{words[0]} goes with --node" in capsys.readouterr().err
+
+
+def test_an_own_type_is_not_ignored_beside_a_scheduler(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nodes.txt"
+    path.write_text("NodeName=a\n Gres=gpu:a100:4\n State=IDLE\n")
+    assert main(["init", "--from-slurm", str(path), *OWN]) == 2
+    assert "--own-type goes with --node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--node", "a=1xA10"), ("--from-slurm", "x"), ("--from-kubernetes", "x"),
+        ("--from-skypilot", "x"), ("--nics", "2x100 Gb/s"), ("--price", "3"), OWN, ("--free",),
+        ("--gpu-name", "a=A10"), ("--between-nodes", "1 Gb/s,1 us"),
+        ("--between-sites", "a,b=1 Gb/s,1 ms"),
+    ],
+)  # fmt: skip
+def test_a_job_refuses_what_describes_a_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "train.sh"
+    flags = ["--", "--num-layers=2", "--hidden-size=64", "--num-attention-heads=4"]
+    assert main(["init", "--job", "-o", str(path), *words, *flags]) == 2
+    assert f"{words[0]} describes a cluster" in capsys.readouterr().err and not path.exists()

@@ -17,6 +17,7 @@ from megatron_hetero.convert.given import read_flags
 from megatron_hetero.convert.hexiscale import from_hexiscale, to_hexiscale
 from megatron_hetero.convert.list_literal import parse_pipelines
 from megatron_hetero.errors import ClusterError, HeteroError, UnsupportedError, UsageError
+from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout, parse_layout
 from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
 
@@ -166,6 +167,23 @@ def test_context_parallelism_is_not_converted(system: str) -> None:
         to_hexiscale(layout, 1) if system == "hexiscale" else to_flagscale(layout)
 
 
+@pytest.mark.parametrize("system", ["hexiscale", "flagscale"])
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("tp1:4z2 @2x1 | tp1:4z2 @2x1", "sharded layers"),
+        ("tp2ep2:4 @2x1", "experts dealt out"),
+        ("tp1ep2:4 @2x1 | tp1ep2:4 @2x1", "experts dealt out"),
+    ],
+)
+def test_sharded_layers_and_dealt_experts_are_not_lost_in_silence(
+    system: str, text: str, part: str
+) -> None:
+    layout = parse_layout(text)
+    with pytest.raises(UnsupportedError, match=part):
+        to_hexiscale(layout, 1) if system == "hexiscale" else to_flagscale(layout)
+
+
 def test_unlike_replicas_are_not_flagscales() -> None:
     with pytest.raises(UnsupportedError, match="differ"):
         to_flagscale(parse_layout("tp2:4 @2 | tp1:4 @2"))
@@ -242,3 +260,37 @@ def test_a_plan_of_a_flagscale_script_keeps_megatrons_flags_alone(tmp_path: Path
     assert main(["flags", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "--hetero-layout" in shown and "--enable-hetero" not in shown
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("script.sh", "--from", "flagscale"),
+        ("--from", "hexiscale"),
+        ("--to", "flagscale"),
+        ("--model", "m.sh"),
+        ("-o", "plan.json"),
+        ("--json",),
+        ("--", "--num-layers=2"),
+    ],
+)
+def test_a_host_file_alone_ignores_nothing_in_silence(
+    tmp_path: Path, capsys, more: tuple[str, ...]
+) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("a slots=8 type=A800\n")
+    assert main(["convert", "--hostfile", str(path), *more]) == 2
+    assert "--hostfile without --folder" in capsys.readouterr().err
+
+
+def test_a_path_with_parallel_in_it_is_no_flag_of_a_layout(tmp_path: Path) -> None:
+    script, path = tmp_path / "train.sh", tmp_path / "plan.json"
+    model = "--num-layers 32 --hidden-size 8 --num-attention-heads 4 --seq-length 16"
+    model += " --max-position-embeddings 16 --vocab-size 64"
+    script.write_text(f"torchrun pretrain_gpt.py {model}\n")
+    argv = ["convert", "--from", "flagscale", "-o", str(path), "--model", str(script), "--"]
+    tokenizer = "--tokenizer-model=/data/parallel/x"
+    assert main([*argv, *words(FLAGSCALE), tokenizer, "--context-parallel-size=1"]) == 0
+    workload = load_plan(path).workload
+    assert workload is not None and "/data/parallel/x" in " ".join(workload.megatron_args)
+    assert not any("context-parallel" in word for word in workload.megatron_args)

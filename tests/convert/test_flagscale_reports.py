@@ -111,7 +111,7 @@ def test_settings_by_device_and_by_node_are_each_named(
         assert key in said
     hosts = tmp_path / "hostfile"
     hosts.write_text("192.0.2.6 slots=8 type=A800\n192.0.2.7 slots=4 type=mlu590\n")
-    words = ["convert", str(path), "--from", "flagscale", "--hostfile", str(hosts)]
+    words = ["convert", "--from", "flagscale", "--hostfile", str(hosts)]
     assert main(words) == 4
     assert 'hostfile:2: "mlu590" is not a GPU of the catalogue, and could not train' in (
         capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Limits, Link
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.support.lookup import refused_options
+from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.model.spec import Unread
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
@@ -52,6 +53,7 @@ def test_nothing_is_invented_about_a_sound_cluster(job: Job, settings: tuple[str
 A100S = partial(planned, ("a", "A100-80GB", 4), ("b", "A100-80GB", 4))
 MIXED = partial(planned, ("a", "A100-80GB", 2), ("b", "A10", 2))
 WIDE = partial(with_width, (("a", "A100-80GB", 4), ("b", "A100-80GB", 2)), "tp4:6,tp2:2 @16")
+DIVIDED = partial(with_width, (("a", "A100-80GB", 4),), "tp1cp2:4,tp1cp2:4 @16")
 TURING = partial(planned, ("t", "T4", 4), precision="fp16")
 
 
@@ -139,6 +141,9 @@ FAULTS: tuple[
     ("batches-undivided",
      lambda: flagged(UNLIKE, "--step-batch-size-schedule=0:2 1000:16"), MIXED_NCCL),
     ("connections-not-one", WIDE, ("b:CUDA_DEVICE_MAX_CONNECTIONS=8",)),
+    ("connections-not-one", DIVIDED, ("a:CUDA_DEVICE_MAX_CONNECTIONS=8",)),
+    ("connections-one", lambda: flagged(A100S, "--use-torch-fsdp2"),
+     ("b:CUDA_DEVICE_MAX_CONNECTIONS=1",)),
     ("apex-needed", lambda: flagged(A100S, "--transformer-impl=local"), ()),
     ("flash-attention-unused",
      lambda: flagged(A100S, "--transformer-impl=local", "--attention-backend=flash",
@@ -146,6 +151,8 @@ FAULTS: tuple[
     ("sequence-parallel-unused", lambda: flagged(A100S, "--sequence-parallel"), ()),
     ("overlap-without-partner",
      lambda: flagged(A100S, "--overlap-param-gather", "--overlap-grad-reduce"), ()),
+    ("overlap-without-partner",
+     lambda: flagged(A100S, "--overlap-p2p-communication-warmup-flush"), ()),
     ("overlap-without-partner", lambda: flagged(WIDE, "--tp-comm-overlap"), ()),
     ("p2p-on-consumer-card", lambda: planned(("r", "RTX-4090", 4)), ("NCCL_P2P_DISABLE=0",)),
     ("collective-algorithm-open", MIXED, ("NCCL_PROTO=",)),
@@ -184,6 +191,39 @@ def test_a_planted_fault_is_found_and_nothing_else(
     assert all(finding.what and finding.where and finding.remedy for finding in findings)
 
 
+def test_sequences_divided_by_stock_megatron_get_the_connections_that_it_asks_for() -> None:
+    assert check_plan_on_cluster(*DIVIDED(), ()) == ()
+    # With the overlap of experts' messages Megatron leaves the number to the user.
+    overlapped = flagged(DIVIDED, "--overlap-moe-expert-parallel-comm")
+    for settings in ((), ("CUDA_DEVICE_MAX_CONNECTIONS=32",)):
+        assert "connections-not-one" not in {
+            finding.id for finding in check_plan_on_cluster(*overlapped, settings)
+        }
+
+
+def interleaved() -> tuple[Plan, Cluster]:
+    plan, cluster = with_width((("a", "A100-80GB", 2),), "tp1:4,tp1:4 @16")
+    return with_interleaving(plan, 0, [(0, 2), (1, 2), (0, 2), (1, 2)]), cluster
+
+
+@pytest.mark.parametrize(
+    ("job", "more", "severity"),
+    [
+        (DIVIDED, (), "error"),
+        (UNLIKE, (), "warning"),
+        (interleaved, (), None),
+        (interleaved, ("--no-overlap-p2p-communication",), "error"),
+    ],
+)
+def test_overlap_in_warm_up_ends_only_jobs_of_stock_megatron_that_overlap_nothing(
+    job: Job, more: tuple[str, ...], severity: str | None
+) -> None:
+    plan, cluster = flagged(job, "--overlap-p2p-communication-warmup-flush", *more)
+    findings = check_plan_on_cluster(plan, cluster, ())
+    found = [f.severity for f in findings if f.id == "overlap-without-partner"]
+    assert found == ([] if severity is None else [severity])
+
+
 def test_errors_come_first() -> None:
     plan, cluster = flagged(MIXED, "--fp8-format=hybrid")
     severities = [f.severity for f in check_plan_on_cluster(plan, cluster, ("NCCL_ALGO=",))]
@@ -194,6 +234,10 @@ def test_errors_come_first() -> None:
 def test_a_bare_layout_is_refused() -> None:
     with pytest.raises(PlanFormatError, match="names no devices"):
         make_job(plan_from_layout(parse_layout("tp1:8 @4x1")), A100S()[1])
+
+
+def test_interfaces_that_nccl_is_to_leave_out_may_end_inside_the_machine() -> None:
+    assert check_plan_on_cluster(*A100S(), ("NCCL_SOCKET_IFNAME=^docker0,lo",)) == ()
 
 
 @pytest.mark.parametrize("text", ["NCCL_ALGO", "c:NCCL_ALGO=Ring", "a b=1", "=1"])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.model.huggingface.weight_families import LLAMA_LIKE, families_in_words
 
 Read = Callable[[str], Tensor]
 
@@ -71,7 +72,7 @@ def pieces_of(config: Mapping[str, Any]) -> tuple[MappedParameter, ...]:
             its weights would mean something else there.
     """
     kind = config.get("model_type")
-    if kind in ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"):
+    if kind in LLAMA_LIKE:
         return tuple(_llama(config))
     if kind == "gpt2":
         return tuple(_gpt2(config))
@@ -87,8 +88,7 @@ def pieces_of(config: Mapping[str, Any]) -> tuple[MappedParameter, ...]:
         _need_gelu("opt", config.get("activation_function", "relu"))
         return tuple(_opt(config))
     raise UnsupportedError(
-        f"model_type {kind!r}: weights of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gpt2, "
-        "gpt_neox (without parallel residual) and opt (with gelu) can be converted"
+        f"model_type {kind!r}: weights of these families can be converted: {families_in_words()}"
     )
 
 

@@ -77,15 +77,20 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path, limit_s: float
         if any(codes) or time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)
-    for rank, process in enumerate(ranks):
-        # The other ranks get a moment to end as well and write why.
+    failed = [rank for rank, process in enumerate(ranks) if process.poll()]
+    # The other ranks get a moment to end as well and write why.
+    for process in ranks:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=2.0)
-        if process.poll() != 0:
-            log = (folder / f"rank-{rank}.log").read_text(errors="replace").splitlines()
-            code = process.poll()
-            how = f"did not end in {limit_s:.0f} s" if code is None else f"ended with {code}"
-            raise CheckFailedError(
-                f"rank {rank} of the probe {how}; it last wrote:\n"
-                + "\n".join("  " + line for line in log[-12:])
-            )
+    codes = [process.poll() for process in ranks]
+    # The first to fail is to blame, then others that failed, then those that never ended.
+    failed += [rank for rank, code in enumerate(codes) if code]
+    failed += [rank for rank, code in enumerate(codes) if code is None]
+    if failed:
+        rank, code = failed[0], codes[failed[0]]
+        log = (folder / f"rank-{rank}.log").read_text(errors="replace").splitlines()
+        how = f"did not end in {limit_s:.0f} s" if code is None else f"ended with {code}"
+        raise CheckFailedError(
+            f"rank {rank} of the probe {how}; it last wrote:\n"
+            + "\n".join("  " + line for line in log[-12:])
+        )

@@ -9,6 +9,7 @@ older      GPT-NeoX, OPT, GPT-2
 experts    how many experts, where, and how they are chosen
 positions  rotary positions and their scaling
 writer     flags with the line of the key behind each
+weight_families  the families whose weights convert too (`lab.huggingface`)
 """
 
 from __future__ import annotations

@@ -184,8 +184,6 @@ def runners_up(
     """Return the next best plans, each of another structure than the best plan, the best stock plan
     and the plans before. Layer counts and the choice among equal nodes are no part of a structure.
     Each plan is priced like the best, with queues; `settings` names plans too large for the queues.
-
-    Each is priced like the plan itself, with its queues; `settings` names those too large for it.
     """
     # What is shown anyhow, as the plan or as the stock plan, is no runner-up.
     seen = [_structure(problem, best.placement)]

@@ -105,8 +105,6 @@ def arranged(
     Megatron runs the placement: all replicas and stages do alike. Otherwise return the placement as
     given, and None. For the ranks, groups that divide sequences count as a single group, as wide as
     all together.
-
-    To its ranks the groups that divide sequences are one, as wide as all of them.
     """
     # Stock Megatron has one shape and setting for all.
     replicas = placement.replicas

@@ -2,7 +2,7 @@
 
 A stage's GPUs become wider or narrower tensor-parallel groups; two stages, or two replicas stage by
 stage, become one whose groups divide sequences; and the other way round.  They vary structures that
-have such a stage already: `shapes.divided` brings the first ones.
+have such a stage already: `seeds.divided` brings the first ones.
 """
 
 from __future__ import annotations

@@ -55,8 +55,6 @@ def in_unlike_parts(problem: Problem) -> Iterator[Structure]:
     """Yield structures of replicas with a single stage each, whose groups divide sequences in
     unequal shares. No other seed has a number of groups that does not divide the length of a
     sequence.
-
-    No other seed has as many groups as do not divide the length of a sequence.
     """
     if problem.divides_sequences and shares_tokens(problem.costs):
         yield from islice(_in_unlike_parts(problem), _MAX_STRUCTURES)

@@ -161,8 +161,8 @@ class _Near:
         for candidate in near.ranking_of_all:
             ways.add(replace(candidate, strategy=self.name))
         if not found:
-            # From the way with the least total time, try small changes while they help.
             return
+        # From the way with the least total time, try small changes while they help.
         num_steps = problem.objective.num_steps or _DEFAULT_STEPS
         best = min(found, key=lambda way: (_total_s(way, num_steps), way.key))
         priced = 0

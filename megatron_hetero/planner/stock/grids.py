@@ -154,8 +154,6 @@ def stock_grids(problem: Problem) -> tuple[tuple[StockGrid, ...], bool]:
     """Return all grids without context parallelism, and whether the list is complete. Of grids that
     differ only in the names of like nodes the first is kept. A tensor-parallel group stays on one
     node.
-
-    A tensor-parallel group stays on one node.
     """
     every, is_complete = stock_ranks(problem)
     found: dict[tuple[object, ...], StockGrid] = {}
@@ -268,7 +266,7 @@ _Order = tuple[tuple[Kind, int, int], ...]
 
 
 def _num_orders(kinds: Sequence[Kind], width: int) -> int:
-    """Bound the number of orders from below: all sequences of the choices that nodes have."""
+    """Bound the number of orders from above, by all sequences of the choices that nodes have."""
     num_nodes = sum(len(kind.nodes) for kind in kinds)
     num_orders, total = 1, 1
     choices = sum(max(1, kind.num_gpus // width) for kind in kinds)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 
+from megatron_hetero.cli.ckpt import DESCRIPTION
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.lab.huggingface.families import Heads, pieces_of
+from megatron_hetero.model.huggingface.weight_families import CONDITIONS, families_in_words
 
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -22,6 +26,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 2, "head_dim": 6, **SHAPE},
     "opt": {"activation_function": "gelu", **SHAPE},
 }
+
+
+def test_the_list_and_the_help_name_every_family_that_converts() -> None:
+    assert set(CONDITIONS) == set(CONFIGS)
+    shown = " ".join(DESCRIPTION.split())
+    assert families_in_words() in shown and "mixtral, " in shown and "qwen3_moe, " in shown
 
 
 def test_heads_stand_group_by_group() -> None:
@@ -64,3 +74,8 @@ def test_weights_that_would_compute_something_else_are_refused(
 ) -> None:
     with pytest.raises(UnsupportedError, match=words):
         pieces_of(config)
+
+
+def test_the_help_needs_no_torch() -> None:
+    program = "import sys, megatron_hetero.cli.ckpt; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

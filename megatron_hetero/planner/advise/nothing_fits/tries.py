@@ -14,9 +14,6 @@ class Tries:
     """Changes planned with no plan found, and changes proved not to fit. `settings` and `limits`
     are changes in words; `counts[words]` are the numbers of GPUs added, keyed by the kind of node
     and the other changes; `proved` is the largest number proved not to fit, by the same key.
-
-    `settings` and `limits` are changes in words; `counts` are the numbers of GPUs added, by what
-    they were added with and as; `proved` is the largest number up to which none can fit.
     """
 
     settings: list[str] = field(default_factory=list)
