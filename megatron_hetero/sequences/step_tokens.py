@@ -194,12 +194,14 @@ def check_step(step: StepTokens, lengths: Sequence[int], num_ranks: int) -> None
         num_ranks: of the job.
     """
     seen = Counter(k for groups in step.micro_batches for g in groups for k in g.sequences)
-    wrong = [k for k in sorted(seen.keys() | set(range(len(lengths)))) if seen[k] != 1]
-    if wrong or len(seen) != len(lengths):
-        raise PlanFormatError(
-            f"a step of {len(lengths)} sequences has number {wrong[0]} {seen[wrong[0]]} times; "
-            "each is trained once"
-        )
+    for k in sorted(seen.keys() | set(range(len(lengths)))):
+        if not 0 <= k < len(lengths):
+            raise PlanFormatError(f"a step has sequence {k} of a batch of {len(lengths)}")
+        if seen[k] != 1:
+            raise PlanFormatError(
+                f"a step of {len(lengths)} sequences has number {k} {seen[k]} times; each is "
+                "trained once"
+            )
     for number, groups in enumerate(step.micro_batches):
         taken: set[int] = set()
         for group in groups:

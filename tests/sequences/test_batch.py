@@ -59,6 +59,16 @@ def test_flexible_groups_beat_every_fixed_degree(
     assert best[1].seconds > 1.2 * deal.seconds
 
 
+def test_a_fixed_degree_passes_through_the_other_stages_too(
+    tree: GroupTree, lengths: list[int]
+) -> None:
+    piped = replace(tree, other_stages=(0.0, 3.0))
+    for deal in static_deals(piped, lengths).values():
+        longest_s = max(m.seconds for m in deal.micro_batches)
+        passed_s = sum(m.seconds for m in deal.micro_batches)
+        assert deal.seconds == pytest.approx(passed_s + 3.0 * longest_s)
+
+
 def test_equal_batches_are_dealt_alike(tree: GroupTree) -> None:
     lengths = DISTRIBUTIONS["web"].drawn(96, 3)
     assert deal_batch(tree, lengths) == deal_batch(tree, lengths)

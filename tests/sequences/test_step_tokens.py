@@ -109,6 +109,7 @@ GOOD: list[Any] = [[[0, [0], [[2, 2]], 1.0, [2]], [2, [1], [[3]], 1.0, []]]]
     ("change", "message"),
     [
         (lambda s: s[0].pop(), "number 1 0 times"),
+        (lambda s: s.append([[0, [2], [[3]], 1.0, []]]), "sequence 2 of a batch of 2"),
         (lambda s: s[0][1].__setitem__(1, [0]), "number 0 2 times"),
         (lambda s: s[0][1].__setitem__(1, [7]), "number 1 0 times"),
         (lambda s: s[0][0].__setitem__(2, [[2, 3]]), r"2, 3 of sequence 0 do not add up.* 4"),

@@ -37,6 +37,8 @@ class Balance:
         self._watch = StageWatch()
         self._is_training = False
         self._steps: list[RankStep] = []
+        # Notes on the search that are not printed yet.
+        self._notes: list[str] = []
         self._num_tokens = 0
 
     def tokens_so_far(self) -> int:
@@ -58,6 +60,7 @@ class Balance:
         self._is_training = not forward_only
         if self._is_training:
             self._steps.append(step)
+            self._notes += [step.note] if step.note else []
             self._num_tokens += step.num_tokens
         begun_s = time.perf_counter()
         yield
@@ -76,10 +79,10 @@ class Balance:
         from megatron.training import get_args
 
         num_ranks, rank = dist.get_world_size(), dist.get_rank()
-        # Notes on the search, of every step.
-        for step in self._steps:
-            if step.note:
-                print(f" [sequences] iteration {iteration:8d} | {step.note} |", flush=True)
+        # Notes on the search come at once, each with its own step.
+        for note in self._notes:
+            print(f" [sequences] iteration {iteration:8d} | {note} |", flush=True)
+        self._notes.clear()
         # The line comes with Megatron's, over the steps since the last one.
         if iteration % get_args().log_interval or not self._steps:
             return

@@ -103,9 +103,8 @@ def compiled_module(name: str) -> types.ModuleType:
 def apex_module(name: str) -> types.ModuleType:
     """Return a module with Apex's functions of `--gradient-accumulation-fusion`."""
     module = types.ModuleType(name, apex_module.__doc__)
-    for function in (products.wgrad_gemm_accum_fp32, products.wgrad_gemm_accum_fp16):
-        setattr(module, function.__name__, function)
-    # Both names stand for one function, whose `__name__` is the other.
+    # One function adds in the type of the gradient; Apex has a function for each type.
+    module.wgrad_gemm_accum_fp32 = products.wgrad_gemm_accum_fp32
     module.wgrad_gemm_accum_fp16 = products.wgrad_gemm_accum_fp16
     return module
 

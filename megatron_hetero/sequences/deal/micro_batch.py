@@ -295,5 +295,4 @@ def made_micro_batch(
         price = option - int(first_option[kind])
         groups.append(DealtGroup(place.first, place.stop, kind, price, numbers, seconds))
     groups.sort(key=lambda group: group.first)
-    method = "greedy" if reason else "search"
-    return MicroBatch(tuple(groups), bound_s, "greedy" if method == "greedy" else "search", reason)
+    return MicroBatch(tuple(groups), bound_s, "greedy" if reason else "search", reason)

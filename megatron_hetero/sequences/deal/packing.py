@@ -37,7 +37,7 @@ class PackedGroups:
         self.seconds: Floats = np.zeros(num_groups)
         """Of each group, without its fixed seconds."""
         most_rows = max(rows.stop - rows.start for rows in table.rows)
-        # Rows that a option does not have take nothing and hold anything.
+        # Rows that an option does not have take nothing and hold anything.
         # [group, row, sequence] and [group, row].
         self._need = np.zeros((num_groups, most_rows, num_sequences))
         self._room = np.ones((num_groups, most_rows))

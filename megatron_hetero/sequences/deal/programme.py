@@ -86,7 +86,7 @@ class Programme:
         rows = _MatrixRows(num_unknowns)
         # Every sequence goes somewhere.
         rows.add(bucket, pair, np.ones(num_pairs), self._counts, self._counts)
-        # What a option takes is not more than the time, and the memory, of its groups.
+        # What an option takes is not more than the time, and the memory, of its groups.
         none, options = np.full(self._num_options, -np.inf), np.arange(self._num_options)
         taken = self._taken[allowed]
         # Rows relative to the time, because the solver's tolerance is absolute.

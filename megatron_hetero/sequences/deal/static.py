@@ -79,7 +79,7 @@ def _static(table: PriceTable, groups: Sequence[int], full: bool) -> Deal | None
                 DealtGroup(place.first, place.stop, place.kind, price, tuple(sorted(own)), seconds)
             )
         micro_batches.append(MicroBatch(tuple(made), 0.0, "greedy", "fixed degree"))
-    return Deal(tuple(micro_batches), 0.0, tree.num_ranks)
+    return Deal(tuple(micro_batches), 0.0, tree.num_ranks, tree.most_other_stages)
 
 
 def _option(table: PriceTable, kind: int) -> int | None:

@@ -82,8 +82,8 @@ def kernel_seconds(
         larger, smaller: of two numbers or arrays.
     """
     # Heads with more channels reach more of the peak, as `size_power` says.
-    slower = size**curve.size_power
-    computing = (flops_s / curve.peak + curve.block * block_s) / slower
+    gain = size**curve.size_power
+    computing = (flops_s / curve.peak + curve.block * block_s) / gain
     moving = bytes_s / curve.bandwidth
     # What the longer of the two does not hide.
     shorter = curve.exposed * smaller(computing, moving)

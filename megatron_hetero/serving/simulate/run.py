@@ -105,11 +105,19 @@ class FleetRun:
         heapq.heappush(self._events, (when, kind, self._number, place, running))
 
     def _admit(self, running: Running, now: float) -> None:
+        if not self._enter(running, now):
+            self._held.append(running)
+
+    def _enter(self, running: Running, now: float) -> bool:
+        """Give a request to a replica; return whether one takes the request now.
+
+        Raises:
+            InfeasiblePlanError: the request is longer than the memory of that replica.
+        """
         queues = [self._replicas[i].queue for i in self._entries]
         chosen = self._entry.choose(running.request.class_index, queues)
         if chosen is None:
-            self._held.append(running)
-            return
+            return False
         place = self._entries[chosen]
         if not self._replicas[place].queue.holds(running.request):
             raise InfeasiblePlanError(
@@ -118,6 +126,7 @@ class FleetRun:
             )
         self._replicas[place].queue.take(running)
         self._start(place, now)
+        return True
 
     def _start(self, place: int, now: float) -> None:
         for end in self._replicas[place].queue.start(now):
@@ -129,17 +138,12 @@ class FleetRun:
             if replica.phase != "prefill":
                 self._finished.append(running)
                 continue
-            # The keys and values leave; a request of one token has it now.
+            # The keys and values leave; a decoder gives out all tokens, the first one too.
             self._hand_over(replica, running, now)
         self._start(place, now)
         # A replica that has room now may take what waits at the router.
-        while self._held:
-            queues = [self._replicas[i].queue for i in self._entries]
-            chosen = self._entry.choose(self._held[0].request.class_index, queues)
-            if chosen is None:
-                break
-            self._replicas[self._entries[chosen]].queue.take(self._held.popleft())
-            self._start(self._entries[chosen], now)
+        while self._held and self._enter(self._held[0], now):
+            self._held.popleft()
 
     def _hand_over(self, sender: SimulatedReplica, running: Running, now: float) -> None:
         queues = [self._replicas[i].queue for i in self._decoders]

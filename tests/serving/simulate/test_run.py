@@ -178,3 +178,9 @@ def test_weights_divide_requests_and_equal_seeds_give_equal_runs() -> None:
 def test_a_request_that_fits_no_memory_is_refused() -> None:
     with pytest.raises(InfeasiblePlanError, match="100 \\+ 1 tokens"):
         FleetRun([_server(kv_tokens=50)], MIX).run([Request(0.0, 0, 100, 1)])
+
+
+def test_a_request_that_waited_at_the_router_is_refused_too() -> None:
+    requests = [Request(0.0, 0, 40, 1), Request(0.01, 0, 100, 1)]
+    with pytest.raises(InfeasiblePlanError, match="100 \\+ 1 tokens"):
+        FleetRun([_server(kv_tokens=50)], MIX, policy="one-queue").run(requests)
