@@ -77,11 +77,16 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="megatron-hetero watch", daemon=True)
 
     def start(self) -> None:
-        """Meet the other ranks' watches, and watch.  Collective."""
-        self._store.set(f"place/{self._own.rank}", self._own.text())
-        self._places = [
-            Place.of(self._store.get(f"place/{rank}").decode()) for rank in range(self._num_ranks)
-        ]
+        """Meet the other ranks' watches, and watch.  Collective.
+
+        Rank 0 may have met all and died while others still read.
+        """
+        try:
+            self._store.set(f"place/{self._own.rank}", self._own.text())
+            for rank in range(self._num_ranks):
+                self._places.append(Place.of(self._store.get(f"place/{rank}").decode()))
+        except dist.DistNetworkError as gone:
+            self._end(self._without_store(gone))
         PROGRESS.listen(self._limits.learn)
         os.set_blocking(self._wake, False)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -187,8 +192,12 @@ class Watch:
 
     def _without_store(self, error: RuntimeError) -> str:
         """Return what the loss of the store says: its server was on the machine of rank 0."""
-        first = self._places[0]
         own = "Start the job again with --load to go on from its newest complete checkpoint."
+        if not self._places:
+            host = os.environ.get("MASTER_ADDR")
+            gone = "or its launcher, is gone, with the ranks' store"
+            return f"rank 0 on {host}, {gone} ({error}). {own}"
+        first = self._places[0]
         if not launcher_serves():
             deadline = time.monotonic() + _GRACE_S
             while first.machine == self._own.machine and time.monotonic() < deadline:
