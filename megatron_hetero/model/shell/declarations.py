@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.assignments import assign
 from megatron_hetero.model.shell.held import Variable
-from megatron_hetero.model.shell.names import assigned_names
 from megatron_hetero.model.shell.splitting import fields
 from megatron_hetero.model.shell.state import Shell
-from megatron_hetero.model.shell.tree import REDIRECTIONS, source, text_between
+from megatron_hetero.model.shell.tree import REDIRECTIONS, source
 from megatron_hetero.model.shell.values import Word, concatenate
 
 if TYPE_CHECKING:
@@ -29,13 +27,7 @@ def run_declaration(shell: Shell, node: Node) -> Status:
     """Follow `export`, `declare`, `local`, `readonly` and `typeset`."""
     keyword = source(node.children[0])
     options = ""
-    # Each child is seen with the one before, as blanks between the two may be missing.
-    for before, child in itertools.pairwise(node.children):
-        if (gap := text_between(node, before, child)) and not gap.replace("\\\n", ""):
-            # The grammar cuts a word at the end of a continued line.
-            shell.note("", f"`{' '.join(source(node).split())}` is not understood")
-            shell.forget(assigned_names(node, {}), "is set in what is not understood")
-            continue
+    for child in node.children[1:]:
         if child.type in REDIRECTIONS or not child.is_named:
             continue
         if child.type == "variable_assignment":

@@ -40,8 +40,7 @@ def fields(shell: Shell, node: Node | str) -> tuple[Word, ...]:
 def words_of(shell: Shell, parent: Node, nodes: Sequence[Node]) -> list[Word]:
     """Expand the words of a command or an array, among which comments may stand.
 
-    The grammar cuts a word at the end of a continued line, and at `\\ ` and `$1` behind quotes;
-    bash goes on with it.
+    The grammar cuts a word at `\\ ` and at `$1` behind quotes; bash goes on with the word.
     """
     done: list[Word] = []
     for group in _touching(parent, nodes):

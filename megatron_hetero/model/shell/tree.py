@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -26,6 +27,8 @@ _HOLE = re.compile(f"[{chr(FIRST_HOLE)}-{chr(LAST_HOLE)}]")
 
 
 _BOUND = re.compile(r"(\$\{\w{1,99}:)\$([A-Za-z_]\w{0,99} ?[-+*] ?\w{1,20}\})")
+_CONTINUED = re.compile(rb"\\\n\S")
+_BEFORE_WORD = (b"", *(bytes([byte]) for byte in b" \t\n;&|()<>`"))
 _BEFORE_FORM = re.compile(r"(?:[^$`<>\\]|\\.)*", re.DOTALL)
 
 
@@ -41,8 +44,40 @@ def _parser() -> Parser:
 def parsed(text: str) -> Node:
     """Return the root of a text's tree."""
     # The grammar has no `$` in bounds that are sums; a name means the same there.
-    text = _BOUND.sub(r"\1 \2", text)
-    return _parser().parse(text.encode("utf-8", "surrogatepass")).root_node
+    given = _BOUND.sub(r"\1 \2", text).encode("utf-8", "surrogatepass")
+    root = _parser().parse(given).root_node
+    while (joined := _joined(given, root)) != given:
+        given = joined
+        root = _parser().parse(given).root_node
+    return root
+
+
+def _joined(text: bytes, root: Node) -> bytes:
+    """Return a text in which no end of a continued line (`\\` and a newline) cuts a word.
+
+    The grammar takes such a word for two, and bash for one.  Bash drops that end wherever the end
+    stands, so it is put in front of the word, where all that follows keeps its line number.  At the
+    start of a line an empty line stands for it.
+    """
+    if _CONTINUED.search(text) is None:
+        return text
+    parts: list[tuple[int, int, bytes]] = []
+    for node in descendants(root):
+        start = node.start_byte
+        for before, child in itertools.pairwise(node.children):
+            gap = text[before.end_byte : child.start_byte]
+            touches = child.start_byte >= before.end_byte and not gap.replace(b"\\\n", b"")
+            if not (touches and before.is_named and child.is_named):
+                start = child.start_byte
+            elif gap and text[start - 1 : start] in _BEFORE_WORD:
+                is_first = re.search(rb"(\A|[^\\]\n)\Z", text[max(start - 2, 0) : start])
+                moved = gap.replace(b"\\", b"") if is_first else gap
+                parts += [(start, start, moved), (before.end_byte, child.start_byte, b"")]
+    done, position = [], 0
+    for start, end, instead in sorted(parts):
+        done += [text[position:start], instead]
+        position = end
+    return b"".join([*done, text[position:]])
 
 
 def parsed_script(path: Path, text: str) -> Node:
@@ -100,11 +135,6 @@ def covered(node: Node, start: int, end: int) -> Iterator[Node | str]:
 
 def _between(text: bytes, origin: int, start: int, end: int) -> str:
     return text[start - origin : end - origin].decode("utf-8", "surrogatepass")
-
-
-def text_between(parent: Node, before: Node, behind: Node) -> str:
-    """Return the text between two children of a node."""
-    return _between(parent.text or b"", parent.start_byte, before.end_byte, behind.start_byte)
 
 
 def descendants(node: Node) -> Iterator[Node]:

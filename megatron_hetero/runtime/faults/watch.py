@@ -84,12 +84,16 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="megatron-hetero watch", daemon=True)
 
     def start(self) -> None:
-        """Meet the other ranks' watches, and watch.  Collective."""
-        self._store.set(f"place/{self._own.rank}", self._own.text())
-        # `get` blocks until the other rank has published its place.
-        self._places = [
-            Place.of(self._store.get(f"place/{rank}").decode()) for rank in range(self._num_ranks)
-        ]
+        """Meet the other ranks' watches, and watch.  Collective.
+
+        Rank 0 may have met all and died while others still read.
+        """
+        try:
+            self._store.set(f"place/{self._own.rank}", self._own.text())
+            for rank in range(self._num_ranks):
+                self._places.append(Place.of(self._store.get(f"place/{rank}").decode()))
+        except dist.DistNetworkError as gone:
+            self._end(self._without_store(gone))
         PROGRESS.listen(self._limits.learn)
         os.set_blocking(self._wake, False)
         # A signal without a Python handler would end the process before the watch could say why.
@@ -198,8 +202,12 @@ class Watch:
 
     def _without_store(self, error: RuntimeError) -> str:
         """Return what the loss of the store says: its server was on the machine of rank 0."""
-        first = self._places[0]
         own = "Start the job again with --load to go on from its newest complete checkpoint."
+        if not self._places:
+            host = os.environ.get("MASTER_ADDR")
+            gone = "or its launcher, is gone, with the ranks' store"
+            return f"rank 0 on {host}, {gone} ({error}). {own}"
+        first = self._places[0]
         # Where rank 0 serves the store and is on this machine, its death shows after a moment.
         if not launcher_serves():
             deadline = time.monotonic() + _GRACE_S

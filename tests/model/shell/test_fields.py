@@ -81,6 +81,22 @@ FORMS = {
     "unset as a word": ("A=1\ncommand unset A\nbuiltin export B=2", "$A $B", "2"),
     "a name that may be another": ("read X $U <<< 'a b'", "$X z", "?|z"),
 }  # fmt: skip
+CONTINUED = {
+    "a value": ("A=x\\\ny", "$A", "xy"),
+    "a value, then one that is added": ("A+=x\\\nUNSET+=b", "$A", "xUNSET+=b"),
+    "a value and the next line": ("A=x\\\ny\nA+=b\nB+=$A", "$A $B", "xyb|xyb"),
+    "a value twice": ("A='a b'\\\n\"c\"\\\n\\\nd B=${A}\\\n2", '"$A" "$B"', "a bcd|a bcd2"),
+    "a value before a command": ("A=x\\\ny f\nB=${A-none}", "$B", "none"),
+    "an element": ("R=(1)\nR[0]=x\\\ny\nR+=(a\\\nb c)", '"${R[@]}"', "xy|ab|c"),
+    "a name": ("AB\\\nC=x\nexpo\\\nrt B=1\\\n2", "$ABC $B", "x|12"),
+    "a declaration": ("export A=x\\\ny B=z\nunset B\\\nC", "$A $B", "xy|z"),
+    "a word of a loop": ("for i in a\\\nb c; do A+=$i,; done", "$A", "ab,c,"),
+    "a tested word": ("if [ a\\\nb = ab ]; then A=2; fi", "$A", "2"),
+    "a mark": ("A=x\\\n#y", "$A", "x#y"),
+    "no word": ("A=1 \\\nB=2 # C=\\\nC='3\\\n4'", '$A $B "$C"', "1|2|3\\\n4"),
+    "inside of another": ("A=$(echo a\\\nb)\\\nc$(echo d\\\ne)", "$A", "abcde"),
+    "text for cat": ("A=$(cat <<EOF\n$A x\\\n$B y\nEOF\n)\nB=b\\\nc", "$A $B", "x|y|bc"),
+}  # fmt: skip
 
 
 def _check(folder: Path, before: str, given: str, words: str) -> None:
@@ -106,6 +122,12 @@ def test_what_echo_and_cat_print(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", SEPARATED)
 def test_separators(tmp_path: Path, name: str) -> None:
     _check(tmp_path, *SEPARATED[name])
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+def test_words_that_go_on_in_the_next_line(tmp_path: Path, name: str) -> None:
+    before, given, words = CONTINUED[name]
+    _check(tmp_path, f"unset A B C R\nf() {{ :; }}\n{before}", given, words)
 
 
 @pytest.mark.parametrize("name", FORMS)

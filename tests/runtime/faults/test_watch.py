@@ -227,6 +227,31 @@ def test_survivors_of_a_real_job_all_name_the_killed_rank(
     assert found.num_right == len(found.codes) and found.seconds < 5.0
 
 
+@pytest.mark.parametrize("has_met", [True, False])
+def test_the_end_of_the_store_while_the_watches_meet_names_rank_0(
+    tmp_path: Path, has_met: bool
+) -> None:
+    """Rank 0 serves the store and dies, before rank 1 has read the places of all."""
+
+    def meet(rank: int) -> None:
+        store = side_store("watch", None, rank, 3)
+        assert store is not None
+        if rank == 0:
+            if has_met:
+                store.set("place/0", Place.here(0, "a place").text())
+            store.get("place/1")
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1:
+            start_watch(1, 3, None, "a place", FLOOR_S)
+
+    found = start_ranks(3, tmp_path, meet, over_tcp=True)
+    assert found.codes == (-signal.SIGKILL, EXIT_RANK_DIED, 0)
+    (line,) = re.findall(r"^error: (.*)$", found.logs[1], re.MULTILINE)
+    assert line.startswith("rank 0 on ")
+    assert ("is dead" if has_met else "is gone, with the ranks' store") in line
+
+
 def test_an_error_of_ones_own_is_told_to_all(tmp_path: Path) -> None:
     """A rank that fails is named with its error, and not as one that died."""
 
