@@ -2,8 +2,8 @@
 
 A tensor has enough elements to show how far rounding moves it (`measure.FLOOR_FACTOR`). A loss or a
 gradient norm is one number a step: rounding moves it up or down by chance, and in few steps it can
-be moved very little each time. Four times the largest of two such distances is passed by one sound
-plan in ten. So the bound is Student's: the distances of n steps are drawings from a distribution
+be moved very little each time. 7 % of sound plans pass four times the largest distance of two
+steps. So the bound is Student's: the distances of n steps are drawings from a distribution
 about zero of unknown width, which n drawings tell the better the more they are.
 """
 
