@@ -154,8 +154,14 @@ def _run(tree: Path, only: str, out: Path) -> None:
     files: dict[str, dict[str, Any]] = {}
     jobs: dict[str, Small] = {}
     keys: dict[str, str] = {}
-    if out.exists():
-        files = json.loads(out.read_text(encoding="utf-8"))["files"] if only else {}
+    when = _when(tree)
+    again: dict[str, str] = {}
+    if out.exists() and only:
+        before = json.loads(out.read_text(encoding="utf-8"))
+        if before["megatron"] != when["megatron"] or before["steps"] != when["steps"]:
+            sys.exit(f"{out} is of another tree or number of steps; run all files")
+        files = before.pop("files")
+        again, when = {"commit": when["commit"]}, before
     for path in job_files(tree):
         name = str(path.parent.relative_to(tree / "tests" / "functional_tests" / "test_cases"))
         if only not in name:
@@ -178,8 +184,8 @@ def _run(tree: Path, only: str, out: Path) -> None:
         print(f"{found[job.key]['outcome']:8} {job.path}", file=sys.stderr, flush=True)
         for name, key in keys.items():
             if key in found:
-                files[name] = {**found[key], "as": str(jobs[key].path)}
-        out.write_text(json.dumps({**_when(tree), "files": files}, indent=1) + "\n")
+                files[name] = {**found[key], "as": str(jobs[key].path), **again}
+        out.write_text(json.dumps({**when, "files": files}, indent=1) + "\n")
 
 
 def _of_table(judged: Judged) -> dict[str, Any]:
@@ -248,6 +254,10 @@ def _lines(results: Mapping[str, Any]) -> Iterator[str]:
         f"{results['date']}, commit {results['commit'][:8]}, {results['machine']}. This page is "
         "written by `tools/start_nvidia_jobs.py table`."
     )
+    again = Counter(file["commit"][:8] for file in files.values() if "commit" in file)
+    for commit, count in again.items():
+        yield ""
+        yield f"{count} of these files were run again at commit {commit} (`--only`)."
     yield from ("", "| outcome | files |", "| --- | --: |")
     for outcome, words in OUTCOMES.items():
         if counts[outcome]:

@@ -10,9 +10,9 @@ from megatron_hetero.lab.verify.distance.compare import (
     Distances,
     Tolerances,
     compare,
-    half_precision_tolerances,
     tolerances,
 )
+from megatron_hetero.lab.verify.distance.half_precision import half_precision_tolerances
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord
 from megatron_hetero.lab.verify.run import data_ranks, is_drawn_alike, records, tensor_groups

@@ -16,10 +16,10 @@ from megatron_hetero.lab.verify.distance.compare import (
     Distances,
     Tolerances,
     compare,
-    half_precision_tolerances,
     rounding_of,
     tolerances,
 )
+from megatron_hetero.lab.verify.distance.half_precision import half_precision_tolerances
 from megatron_hetero.lab.verify.distance.log import first_unlike_entry
 from megatron_hetero.lab.verify.distance.measure import FLOOR_FACTOR
 from megatron_hetero.lab.verify.options import HALF_PRECISION_EPSILON, Options

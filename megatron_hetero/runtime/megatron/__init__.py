@@ -18,6 +18,7 @@ skipped_steps        the data of steps that are left out
 value_channels       value heads of another width
 token_dropping       capacities of experts over a whole micro-batch
 sinkhorn_routing     experts shared out evenly over a whole micro-batch
+balance_choices      choices that a balancing loss counts, for an observer
 jit_warm_up          a warm-up at a size that no rank has
 mtp_spec             parts of the layers that predict more tokens
 mtp_losses           their losses, of the whole job

@@ -7,14 +7,13 @@ measures the distance of one process from itself with its micro-batches in anoth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.lab.verify.distance.adam import AdamSettings
-from megatron_hetero.lab.verify.distance.fp8 import loss_rounding
 from megatron_hetero.lab.verify.distance.holders import first_unequal_holder
 from megatron_hetero.lab.verify.distance.initial import first_unlike_draw
-from megatron_hetero.lab.verify.distance.measure import FLOOR_FACTOR, Measure, key_bias_rows
+from megatron_hetero.lab.verify.distance.measure import Measure, key_bias_rows
 from megatron_hetero.lab.verify.distance.start import Rounding, first_unequal_start
 from megatron_hetero.lab.verify.processes.record import SKIPPED, RankRecord
 from megatron_hetero.model.spec import ModelSpec
@@ -194,31 +193,6 @@ def compare(
     )
 
 
-def half_precision_tolerances(
-    reference: RankRecord,
-    single: RankRecord,
-    model: ModelSpec,
-    optimizer: str,
-    has_fp8: bool = False,
-) -> Tolerances:
-    """Return the bounds of a plan in half precision, from the one-process run in half precision and
-    in fp32.
-
-    The latter is `single`. Tensors are held to the same factor by `compare` with `single` for its
-    floor. With `has_fp8` the loss may move by what the rounding of weights to fp8 does too.
-    """
-    # What half precision does to the one process itself.
-    loss, _, norm, _ = rounding_of(reference, single, model, optimizer)
-    fp32 = tolerances(model, optimizer)
-    of_loss = max(loss.value, loss_rounding(reference)) if has_fp8 else loss.value
-    # A floor of equal casts may be below what fp32 sums in another order differ by.
-    return replace(
-        fp32,
-        loss=max(fp32.loss, FLOOR_FACTOR * of_loss),
-        gradient_norm=max(fp32.gradient_norm, FLOOR_FACTOR * norm.value),
-    )
-
-
 def rounding_of(
     reference: RankRecord, single: RankRecord, model: ModelSpec, optimizer: str
 ) -> tuple[Worst, Worst, Worst, Worst]:
@@ -246,11 +220,10 @@ def _worst(
         for step in steps:
             where = f"step {step}, rank {rank}"
             if step in record.losses:
-                loss = loss.or_worse(_relative(record.losses[step], reference.losses[step]), where)
-            # A step that overflowed has no norm to compare.
+                loss = loss.or_worse(relative(record.losses[step], reference.losses[step]), where)
             if SKIPPED not in (record.norms[step], reference.norms[step]):
                 at, due = (float.fromhex(r.norms[step]) for r in (record, reference))
-                norm = norm.or_worse(_relative(at, due), where)
+                norm = norm.or_worse(relative(at, due), where)
             for kind, name, difference, scale in measure.tensors(record, step):
                 if difference <= noise.get((kind, name), 0.0):
                     continue
@@ -287,7 +260,8 @@ def _scaled_alike(record: RankRecord, reference: RankRecord, steps: range) -> bo
     )
 
 
-def _relative(x: float, ref: float) -> float:
+def relative(x: float, ref: float) -> float:
+    """Return the distance of a number from its reference, as a part of the latter."""
     return abs(x - ref) / abs(ref) if ref else abs(x - ref)
 
 

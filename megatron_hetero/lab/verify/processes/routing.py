@@ -5,6 +5,10 @@ rounds at other places, may choose the other expert, and then rightly trains som
 one process's choices are kept (through `router_replay`, Megatron's own interface in its router).
 The plan computes its own, counts the differences and measures the scores' distance, and continues
 with the choices of the one process. A difference beyond rounding is an error of the plan.
+
+A balancing loss counts the tokens of each expert by another choice, which Megatron does not replay
+(`runtime.megatron.balance_choices`). It is kept and followed in the same way: one token counted for
+another expert moves the gradient of a router by percents where a micro-batch has few tokens.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from safetensors.numpy import load_file
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.batches import deal
+from megatron_hetero.runtime.megatron import balance_choices
 from megatron_hetero.runtime.parallel.context_place import ContextPlace
 
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}
@@ -31,7 +36,8 @@ UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 class Flips:
     """Tokens with a run's own choice unlike the followed choice.
 
-    `margin` is the worst difference between the scores of the two, as a part of the greater.
+    `margin` is the worst difference between the scores of the two, as a part of the token's largest
+    score: a logit that was chosen last may itself be all but zero.
     """
 
     num_flipped: int = 0
@@ -99,6 +105,7 @@ class Routers:
     def __init__(self, replay: Replay | None = None) -> None:
         self._replay = replay
         self._seats: list[_Seat] = []
+        self._latest: _Seat | None = None
 
     def attach(self, model: Sequence[torch.nn.Module]) -> None:
         """Attach to every router of the model."""
@@ -110,13 +117,31 @@ class Routers:
                 if isinstance(module, TopKRouter):
                     number = int(module.layer_number)
                     given = None if archive is None else archive[_key(number)]
-                    # Megatron's router asks this object where replay is switched on.
-                    module.router_replay = _Seat(number, self._replay, given)
-                    self._seats.append(module.router_replay)
+                    counted = None if archive is None else archive.get(_counted_key(number))
+                    seat = _Seat(number, self._replay, given, counted, self._is_asked)
+                    module.router_replay = seat
+                    self._seats.append(seat)
+        balance_choices.apply(self._count)
+
+    def _is_asked(self, seat: _Seat) -> None:
+        self._latest = seat
+
+    def _count(self, choices: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return what a balancing loss counts, in the router that was asked for its choice last."""
+        return choices if self._latest is None else self._latest.count(choices, scores)
 
     def arrays(self) -> dict[str, numpy.ndarray]:
-        """Return the choices by layer, each of shape [micro-batch, token, choice]."""
-        return {_key(seat.layer_number): numpy.stack(seat.chosen) for seat in self._seats}
+        """Return the choices by layer, each of shape [micro-batch, token, choice], and the counted
+        ones of balancing losses, of shape [micro-batch, token, expert]."""
+        chosen = {_key(seat.layer_number): numpy.stack(seat.chosen) for seat in self._seats}
+        counted = {
+            _counted_key(seat.layer_number): numpy.stack(
+                [choices for _, choices in sorted(seat.counts.items())]
+            )
+            for seat in self._seats
+            if seat.counts
+        }
+        return chosen | counted
 
     def flips(self) -> Flips:
         """Sum the flips of all routers."""
@@ -127,6 +152,10 @@ def _key(layer_number: int) -> str:
     return f"choice/{layer_number}"
 
 
+def _counted_key(layer_number: int) -> str:
+    return f"counted/{layer_number}"
+
+
 @dataclass
 class _Seat:
     """Substitute for Megatron's `RouterReplay` of one router."""
@@ -134,9 +163,13 @@ class _Seat:
     layer_number: int
     replay: Replay | None
     given: numpy.ndarray | None
+    given_counts: numpy.ndarray | None = None
+    when_asked: Callable[[_Seat], None] = lambda seat: None
     chosen: list[numpy.ndarray] = field(default_factory=list)
+    counts: dict[int, numpy.ndarray] = field(default_factory=dict)
     flips: Flips = field(default_factory=Flips)
     _calls: int = 0
+    _latest_call: int = 0
     _again: deque[int] = field(default_factory=deque)
 
     def get_replay_topk(
@@ -155,24 +188,45 @@ class _Seat:
             scores, topk, num_groups=num_groups, group_topk=group_topk
         )
         call, is_first = self._call()
-        # A recomputed pass chooses again and is not counted again.
+        self._latest_call = call
+        self.when_asked(self)
         if is_first:
             self.chosen.append(own.detach().cpu().numpy().astype(numpy.int16))
         if self.replay is None or self.given is None:
             return values, own
-        whole = self.given[self.replay.number(call)]
-        if self.replay.positions:
-            # Rows are of tokens first, then of sequences.
-            by_token = whole.reshape(self.replay.seq_length, -1, whole.shape[-1])
-            whole = by_token[list(self.replay.positions)].reshape(-1, whole.shape[-1])
-        # With sequence parallelism the router has one rank's part of the rows.
-        part = self.replay.part if len(whole) > len(scores) else 0
-        rows = whole[part * len(scores) : (part + 1) * len(scores)]
+        rows = self._rows(self.given[self.replay.number(call)], len(scores), self.replay)
         due = torch.from_numpy(rows.astype(numpy.int64)).to(own)
         if is_first:
             self.flips = self.flips + _flips(scores.detach(), own, due)
         # Scores are the run's own; only the experts are the one process's.
         return scores.gather(1, due), due
+
+    def count(self, choices: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the choices [token, expert] that a balancing loss counts: the followed ones.
+
+        Megatron asks once for each micro-batch, in the pass with gradients.
+        """
+        self.counts[self._latest_call] = choices.detach().cpu().numpy().astype(numpy.uint8)
+        if self.replay is None or self.given_counts is None:
+            return choices
+        whole = self.given_counts[self.replay.number(self._latest_call)]
+        rows = self._rows(whole, len(choices), self.replay)
+        due = torch.from_numpy(rows).to(choices)
+        # Tokens are in the sum of flips already, but these scores may be further apart.
+        topk = int(due.sum(dim=1).max())
+        own, followed = (each.int().topk(topk, dim=1).indices for each in (choices, due))
+        self.flips = self.flips + Flips(margin=_flips(scores.detach(), own, followed).margin)
+        return due
+
+    @staticmethod
+    def _rows(whole: numpy.ndarray, count: int, replay: Replay) -> numpy.ndarray:
+        """Return this rank's rows of a micro-batch's, of which it has `count`."""
+        if replay.positions:
+            # Rows are of tokens first, then of sequences.
+            by_token = whole.reshape(replay.seq_length, -1, whole.shape[-1])
+            whole = by_token[list(replay.positions)].reshape(-1, whole.shape[-1])
+        part = replay.part if len(whole) > count else 0
+        return whole[part * count : (part + 1) * count]
 
     def _call(self) -> tuple[int, bool]:
         """Return the micro-batch, and True if it comes for the first time.
@@ -197,5 +251,6 @@ def _flips(scores: torch.Tensor, own: torch.Tensor, due: torch.Tensor) -> Flips:
     # The weakest expert of each choice is the one that the other choice left out.
     least_own = scores.gather(1, own)[differs].float().amin(dim=1)
     least_due = scores.gather(1, due)[differs].float().amin(dim=1)
-    margin = ((least_own - least_due).abs() / least_own.abs().clamp_min(1e-30)).max()
+    largest = scores[differs].float().abs().amax(dim=1).clamp_min(1e-30)
+    margin = ((least_own - least_due).abs() / largest).max()
     return Flips(int(differs.sum()), len(own), float(margin))
