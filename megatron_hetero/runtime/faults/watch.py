@@ -79,6 +79,8 @@ class Watch:
         # Signals wake the thread through a pipe: Python runs handlers on the training thread alone,
         # which may stand in a collective.
         self._woken, self._wake = os.pipe()
+        # Whom signals woke before (`unfinished.report_on_signal`), as a process has one such pipe.
+        self._woken_before = -1
         self._is_over = threading.Event()
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="megatron-hetero watch", daemon=True)
@@ -95,13 +97,13 @@ class Watch:
         # A signal without a Python handler would end the process before the watch could say why.
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        self._woken_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         self._thread.start()
 
     def stop(self) -> None:
         """Announce the end of this rank, for the end to be no fault."""
         self._is_over.set()
-        signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(self._woken_before, warn_on_full_buffer=False)
         os.write(self._wake, b"\0")
         self._thread.join(timeout=5 * PERIOD_S)
         self._serve_until_all_are_done()
@@ -218,7 +220,11 @@ class Watch:
                 self._tick()
                 # Sleep for a period, or until a signal comes.
                 woken, _, _ = select.select([self._woken], [], [], PERIOD_S)
-                if woken and signal.SIGTERM in os.read(self._woken, 64):
+                numbers = os.read(self._woken, 64) if woken else b""
+                if numbers and self._woken_before >= 0:
+                    with suppress(BlockingIOError):  # a full pipe wakes its reader anyway
+                        os.write(self._woken_before, numbers)
+                if signal.SIGTERM in numbers:
                     self._terminated()
             # The last beat: from here on the silence of this rank is no fault.
             self._store.set(f"beat/{self._own.rank}", self._beat(Phase.END).text())

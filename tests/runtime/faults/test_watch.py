@@ -16,6 +16,7 @@ import pytest
 
 from megatron_hetero.errors import EXIT_RANK_DIED, CheckpointError
 from megatron_hetero.lab.rehearse.pace import RehearsalDone
+from megatron_hetero.runtime.faults import unfinished
 from megatron_hetero.runtime.faults.beat import Beat
 from megatron_hetero.runtime.faults.limits import StallLimits
 from megatron_hetero.runtime.faults.place import Place
@@ -273,3 +274,24 @@ def test_connections_that_break_though_all_live_accuse_nobody_of_death(tmp_path:
     found = start_ranks(2, tmp_path, lose)
     assert found.codes == (EXIT_RANK_DIED, EXIT_RANK_DIED)
     assert all("lost its connection to others, though no rank died" in log for log in found.logs)
+
+
+def test_a_report_on_a_signal_outlives_the_start_and_the_end_of_a_watch(tmp_path: Path) -> None:
+    """A process has one pipe for signals, which the watch and the report share."""
+
+    def ask(rank: int) -> None:
+        unfinished.unfinished = lambda: ["waits in a test"]
+        unfinished.report_on_signal(signal.SIGUSR1)
+        store = side_store("watch", str(tmp_path / "store"), rank, 1)
+        assert store is not None
+        watch = Watch(store, Place.here(rank, "a place"), 1, StallLimits(FLOOR_S))
+        PROGRESS.enter(Phase.SETUP)
+        watch.start()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.5)
+        watch.stop()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.5)
+
+    found = start_ranks(1, tmp_path, ask)
+    assert found.logs[0].count("waits in a test") == 2
