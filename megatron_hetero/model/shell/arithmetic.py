@@ -47,6 +47,8 @@ _ON_BITS: dict[str, Callable[[int, int], int]] = {
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
 }
+_NUMBERS = {"0[xX][0-9a-fA-F]+": 16, "0[0-7]*": 8, "[1-9][0-9]*": 10}
+"""Form of a number -> its base."""
 
 
 class _NotKnownError(Exception):
@@ -173,9 +175,11 @@ class _Reader:
             and self._tokens[1] in {("operator", o) for o in _ASSIGNMENTS}
         ):
             name, operator = self._tokens.pop(0)[1], self._tokens.pop(0)[1]
+            # As in bash, the left side is read before the right one, which may assign to it.
+            before = 0 if operator == "=" else self._variable(name)
             value = self._choice()
             if operator != "=":
-                value = self._combined(operator[:-1], self._variable(name), value)
+                value = self._combined(operator[:-1], before, value)
             return self._set(name, value)
         condition = self._level(0)
         if not self._take("?"):
@@ -285,11 +289,8 @@ class _Reader:
 
     def _number(self, text: str) -> int:
         """Read a number as bash does: 0x1F is hexadecimal, 017 is octal."""
-        try:
-            if text[:2] in ("0x", "0X"):
-                value = int(text, 16)
-            else:
-                value = int(text, 8 if len(text) > 1 and text.startswith("0") else 10)
-        except ValueError:
-            raise self._not_run() from None
-        return self._checked(value)
+        # Python's `int` takes more than bash does, such as `1_000` and `0o17`.
+        for form, base in _NUMBERS.items():
+            if re.fullmatch(form, text):
+                return self._checked(int(text, base))
+        raise self._not_run()

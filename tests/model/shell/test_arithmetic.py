@@ -43,6 +43,9 @@ def test_values(text: str, value: int) -> None:
         ("(1", "$(((1)) is not run"),
         ("1 2", "$((1 2)) is not run"),
         ("08", "$((08)) is not run"),
+        ("1_000", "$((1_000)) is not run"),
+        ("0o17", "$((0o17)) is not run"),
+        ("0x1_0", "$((0x1_0)) is not run"),
         ("TEXT + 1", '$((TEXT + 1)) has TEXT, which is "abc"'),
         ("A ? UNSET : 2", "$UNSET is not set in the script"),
         ("UNSET * 2", "$UNSET is not set in the script"),
@@ -52,6 +55,19 @@ def test_values(text: str, value: int) -> None:
 def test_what_is_not_known_says_why(text: str, reason: str) -> None:
     word = evaluated(text, "s:7", _value_of)
     assert (word.text, word.reason) == (None, reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("a += a = 2", "5"), ("a -= a++", "0"), ("a = a + 1", "4")]
+)
+def test_an_assignment_reads_its_left_side_first(text: str, value: str) -> None:
+    held = {"a": Word("3", "s:1")}
+
+    def assign(name: str, number: str) -> None:
+        held[name] = Word(number, "s:7")
+
+    assert evaluated(text, "s:7", held.__getitem__, assign).text == value
+    assert held["a"].text == value
 
 
 @given(st.text(alphabet="A1 0x+-*/%()${}9", max_size=40))
