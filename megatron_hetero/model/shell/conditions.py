@@ -188,15 +188,19 @@ class _Reader:
                 return None
             found = matches(expression, left.text or "")
             return negated(found) if operator == "!=" else found
-        if operator == "=~" and left.is_known and word.is_known:
-            self._shell.remove("BASH_REMATCH")
+        if operator == "=~":
+            # Bash sets the parts that were found, which are not followed.
+            self._shell.forget(["BASH_REMATCH"], "is set by `=~`")
+            if not left.is_known or not word.is_known:
+                return None
             # A quoted part stands for itself, which the joined word no longer shows.
             is_plain = all(not piece.is_quoted for piece in right.pieces)
             if not is_plain or not _REGEX.fullmatch(word.text or ""):
                 return None
             try:
                 # Bash's `$` is the end of the text alone; Python's may stand before a last newline.
-                regex = re.compile((word.text or "").replace("$", r"\Z"))
+                # Bash's `.` is any character, a newline too.
+                regex = re.compile((word.text or "").replace("$", r"\Z"), re.DOTALL)
             except re.error:
                 return None
             # The matcher backtracks, so only the beginning of a long text is searched.

@@ -86,7 +86,7 @@ def _is_missing(
     if found is None or is_array_without_elements or not values:
         return True
     parts = [part for word in values for part in word.parts or (word,)]
-    # Blanks between words that a branch adds count as known: see `values.merged`.
+    # Blanks between words that a branch adds count as known: see `merging.merged`.
     if any(part.is_known and (part.text or "").strip() for part in parts):
         return False
     # With `:` an empty value counts as missing.
