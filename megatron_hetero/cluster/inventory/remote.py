@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -60,7 +61,8 @@ def targets(hosts: str | None, hostfile: Path | None) -> tuple[Target, ...]:
     if not words or len(words) > _MAX_HOSTS:
         raise UsageError(f"{len(words)} hosts are named; 1 to {_MAX_HOSTS} can be asked")
     found = tuple(map(_target, words))
-    twice = next((t.host for i, t in enumerate(found) if t.host in [o.host for o in found[:i]]), "")
+    counts = Counter(target.host for target in found)
+    twice = next((host for host, count in counts.items() if count > 1), "")
     if twice:
         raise UsageError(f"the host {twice} is named twice; once is enough")
     return found
