@@ -1,4 +1,4 @@
-"""Conditions of scripts: what is decided is what bash decides, and nothing else is taken for known."""
+"""Conditions of scripts: what bash decides alone is taken for known."""
 
 from __future__ import annotations
 
