@@ -156,7 +156,9 @@ def _tr(shell: Shell, words: Sequence[Word]) -> Word | None:
 def _expr(shell: Shell, words: Sequence[Word]) -> Word | None:
     texts = [word.text or "" for word in words]
     # Other operators of `expr` compare texts, and are not read.
-    if not all(word.is_known for word in words) or len(texts) != 3 or texts[1] not in tuple("+-*/%"):
+    if not all(word.is_known for word in words) or len(texts) != 3:
+        return None
+    if texts[1] not in tuple("+-*/%"):
         return None
     # A number such as `010` is decimal in `expr` and octal in `$(( ))`.
     if not all(re.fullmatch(r"-?[1-9]\d*|0", number) for number in texts[::2]):

@@ -1,4 +1,4 @@
-"""Conditions of scripts: what is decided is what bash decides, and nothing else is taken for known."""
+"""Conditions of scripts: bash decides them likewise, and what only bash knows stays open."""
 
 from __future__ import annotations
 
