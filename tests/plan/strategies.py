@@ -142,7 +142,7 @@ def place(shapes: list[ReplicaShape], devices: list[str]) -> tuple[Replica, ...]
     for shape in shapes:
         bare = replica_from_shape(shape)
         stages = tuple(
-            replace(s, devices=tuple(next(free) for _ in range(s.shape.tensor_parallel)))
+            replace(s, devices=tuple(next(free) for _ in range(s.shape.num_devices)))
             for s in bare.stages
         )
         replicas.append(replace(bare, stages=stages))
