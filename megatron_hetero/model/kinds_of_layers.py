@@ -7,8 +7,10 @@ from typing import Any
 
 from megatron_hetero.model.flag_reader import FlagReader
 
-_TERM = re.compile(r"\(?\[([01](?:,[01])*)\]\)?(?:\*(\d+))?")
-"""Pattern of a list of zeros and ones with the number of repetitions, in `--moe-layer-freq`."""
+_TOKEN = re.compile(r"\[[01](?:,[01])*\]|[0-9]+|[()+*]")
+"""Token of a list in `--moe-layer-freq`: zeros and ones, a number of repetitions, or a sign."""
+_MOST_LAYERS = 1 << 16
+_MOST_BRACKETS = 40
 
 
 def layers_with_experts(flags: FlagReader, num_layers: int, num_experts: int) -> dict[str, Any]:
@@ -48,21 +50,13 @@ def _moe_layer_freq(flags: FlagReader, num_layers: int) -> tuple[int, ...]:
     # N: layers 0, N, 2 N and so on have experts.
     if text.isascii() and text.isdecimal() and int(text):
         return tuple(int(i % int(text) == 0) for i in range(num_layers))
-    # Round brackets around the whole list change nothing.
-    while text.startswith("(") and text.endswith(")"):
-        text = text[1:-1]
-    pattern: list[int] = []
-    for term in text.split("+"):
-        # Each term is a list with its repetitions; a count beyond the layers would fill the memory.
-        found = _TERM.fullmatch(term)
-        count = 1 if found is None else int(found[2] or 1)
-        if found is None or count > num_layers:
-            flags.fail(
-                [flag],
-                f'{flag} is "{" ".join(words or ())}"; it must be a number (2 is every second '
-                'layer) or a list such as "([0]*3+[1]*58)"',
-            )
-        pattern += [int(x) for x in found[1].split(",")] * count
+    pattern = _listed(text)
+    if pattern is None:
+        flags.fail(
+            [flag],
+            f'{flag} is "{" ".join(words or ())}"; it must be a number (2 is every second '
+            'layer) or a list such as "([0]*3+[1]*58)"',
+        )
     if len(pattern) != num_layers:
         flags.fail(
             [flag],
@@ -70,6 +64,52 @@ def _moe_layer_freq(flags: FlagReader, num_layers: int) -> tuple[int, ...]:
             f"{num_layers}",
         )
     return tuple(pattern)
+
+
+def _listed(text: str) -> list[int] | None:
+    """Read a list of zeros and ones as Python would evaluate it; None where the text is none."""
+    tokens = _TOKEN.findall(text)
+    if "".join(tokens) != text or text.count("(") > _MOST_BRACKETS:
+        return None
+    tokens.reverse()
+    try:
+        pattern = _sum(tokens)
+    except ValueError:
+        return None
+    return None if tokens else pattern
+
+
+def _sum(tokens: list[str]) -> list[int]:
+    """Take lists with `+` between from the tokens, of which the last comes first."""
+    pattern = _product(tokens)
+    while tokens and tokens[-1] == "+":
+        tokens.pop()
+        pattern = _bounded(pattern, 1) + _product(tokens)
+    return pattern
+
+
+def _product(tokens: list[str]) -> list[int]:
+    first = tokens.pop() if tokens else ""
+    if first == "(":
+        pattern = _sum(tokens)
+        if not tokens or tokens.pop() != ")":
+            raise ValueError("a bracket is not closed")
+    elif first.startswith("["):
+        pattern = [int(x) for x in first[1:-1].split(",")]
+    else:
+        raise ValueError("a list is missing")
+    # Repetitions follow their list, in brackets or not.
+    while tokens and tokens[-1] == "*":
+        tokens.pop()
+        pattern = _bounded(pattern, int(tokens.pop() if tokens else ""))
+    return pattern
+
+
+def _bounded(pattern: list[int], count: int) -> list[int]:
+    # A list beyond all models would fill the memory.
+    if len(pattern) * count > _MOST_LAYERS:
+        raise ValueError("the list is too long")
+    return pattern * count
 
 
 def latent_attention(flags: FlagReader) -> dict[str, Any]:

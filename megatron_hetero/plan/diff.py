@@ -85,8 +85,7 @@ def _stage(where: str, old: Stage | None, new: Stage | None) -> Iterator[Differe
     yield from _changed(where, "context-parallel size", *contexts)
     for what, field in (("shares", "shares"), ("shares of sequences", "context_shares")):
         yield from _changed(where, what, _shares(old, field), _shares(new, field))
-    groups = tuple(_expert_groups(stage) for stage in (old, new))
-    yield from _changed(where, "experts over replicas", *groups)
+    yield from _changed(where, "experts", _experts(old), _experts(new))
     yield from _changed(where, "holds", _layers(old), _layers(new))
     sharded = old.shape.num_sharded_layers, new.shape.num_sharded_layers
     yield from _changed(where, "sharded layers", *sharded)
@@ -268,14 +267,16 @@ def _stage_text(stage: Stage | None) -> str | None:
     groups = f"cp{context}" if context > 1 else ""
     if of_sequences := stage.shape.context_shares:
         groups += f"({':'.join(map(str, of_sequences))})"
-    table = stage.shape.expert_shares
-    experts = f"ep({':'.join(map(str, table))})" if table else _expert_groups(stage)
+    is_dealt = stage.shape.expert_shares or stage.shape.expert_groups
+    experts = _experts(stage) if is_dealt else ""
     return f"tp{stage.shape.tensor_parallel}{groups}{experts}, {_layers(stage)}"
 
 
-def _expert_groups(stage: Stage) -> str:
-    groups = stage.shape.expert_groups
-    return "" if groups is None else f"ep{groups[0]}etp{groups[1]}"
+def _experts(stage: Stage) -> str:
+    table, groups = stage.shape.expert_shares, stage.shape.expert_groups
+    if table is not None:
+        return f"ep({':'.join(map(str, table))})"
+    return "divided" if groups is None else f"ep{groups[0]}etp{groups[1]}"
 
 
 def _shares(stage: Stage, field: str) -> str:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Literal
 
+from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.plan.ranks import rank_table
 
@@ -36,7 +37,7 @@ def group_tests(plan: Plan) -> tuple[GroupTest, ...]:
     for rank, place in enumerate(rank_table(plan)):
         ranks_of.setdefault((place.replica, place.stage), []).append(rank)
     tests = [
-        *_tensor_groups(ranks_of),
+        *_tensor_groups(plan, ranks_of),
         *_boundaries(ranks_of),
         *_gradient_groups(plan, ranks_of),
         GroupTest("the whole job", "collective", tuple(range(plan.layout.num_devices))),
@@ -51,9 +52,19 @@ def group_tests(plan: Plan) -> tuple[GroupTest, ...]:
     return tuple(kept)
 
 
-def _tensor_groups(ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTest]:
+def _tensor_groups(plan: Plan, ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTest]:
+    """Yield the tensor-parallel groups of each stage, and the context-parallel ones across these.
+
+    The ranks of a stage are those of its first tensor-parallel group, then those of the next.
+    """
     for (r, s), ranks in ranks_of.items():
-        yield GroupTest(f"tensor parallel, replica {r}, stage {s}", "collective", tuple(ranks))
+        width = plan.replicas[r].stages[s].shape.tensor_parallel
+        where = f"replica {r}, stage {s}"
+        for i in range(0, len(ranks), width):
+            group = tuple(ranks[i : i + width])
+            yield GroupTest(f"tensor parallel, {where}", "collective", group)
+        for i in range(width):
+            yield GroupTest(f"context parallel, {where}", "collective", tuple(ranks[i::width]))
 
 
 def _boundaries(ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTest]:
@@ -80,7 +91,8 @@ def _gradient_groups(plan: Plan, ranks_of: dict[tuple[int, int], list[int]]) -> 
             (stage, ranks_of[r, s])
             for r, replica in enumerate(plan.replicas)
             for s, stage in enumerate(replica.stages)
-            if stage.first_layer <= layer < stage.first_layer + stage.shape.num_layers
+            for chunk in stage_chunks(stage)
+            if chunk.first_layer <= layer < chunk.first_layer + chunk.num_layers
         ]
         # Cut points as parts of the whole, of all replicas together.
         edges = sorted({edge for stage, _ in holders for edge in _edges(stage)})

@@ -39,6 +39,10 @@ def workload(flags: str) -> Workload:
         ("[0,1]*3", (0, 1, 0, 1, 0, 1)),
         ("[1]*6", ()),
         ("([0]*1+[1,0]*2+[1])", (0, 1, 0, 1, 0, 1)),
+        ("([1]*2+[0]*1)*2", (1, 1, 0, 1, 1, 0)),
+        ("([0]+[1]*2)*2", (0, 1, 1, 0, 1, 1)),
+        ("([0]*1)+([1]*5)", (0, 1, 1, 1, 1, 1)),
+        ("(([0]*1)+([1]))*3", (0, 1, 0, 1, 0, 1)),
     ],
 )
 def test_which_layers_have_experts(given: str, pattern: tuple[int, ...]) -> None:
@@ -54,6 +58,11 @@ def test_which_layers_have_experts(given: str, pattern: tuple[int, ...]) -> None
         (f"{EXPERTS} --moe-layer-freq every", 'a list such as "'),
         (f"{EXPERTS} --moe-layer-freq [0]*6", "none of 6 layers"),
         (f"{EXPERTS} --moe-layer-freq [0]*9999999", 'a list such as "'),
+        (f"{EXPERTS} --moe-layer-freq [1]*10**9", 'a list such as "'),
+        (f"{EXPERTS} --moe-layer-freq ([1]*6000)*6000", 'a list such as "'),
+        (f"{EXPERTS} --moe-layer-freq '([0]*3+[1]*3'", 'a list such as "'),
+        (f"{EXPERTS} --moe-layer-freq '[0]*3+[1]*3)'", 'a list such as "'),
+        (f"{EXPERTS} --moe-layer-freq {'(' * 900}[1]{')' * 900}", 'a list such as "'),
         (f"{LATENT} --group-query-attention", "takes one of them"),
     ],
 )

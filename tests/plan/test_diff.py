@@ -51,6 +51,15 @@ def test_widths_shares_and_batches() -> None:
     ]
 
 
+def test_experts_dealt_out_are_not_experts_divided() -> None:
+    assert layout_lines("tp2ep2:4 @4", "tp2:4 @4") == [
+        "replica 0, stage 0: experts ep(1:1) -> divided"
+    ]
+    assert layout_lines("tp2:4 @4", "tp2ep2etp1:4 @4") == [
+        "replica 0, stage 0: experts divided -> ep2etp1"
+    ]
+
+
 def test_replicas_and_stages_come_and_go() -> None:
     assert layout_lines("tp1:4 @8", "tp1:4 @8 | tp1:1,tp1:3 @8") == [
         "replica 1: replica added: tp1:1,tp1:3 @8"

@@ -11,7 +11,7 @@ import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.names import device_place
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import LayerRange, Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.preflight.check import check_job
@@ -237,3 +237,26 @@ def test_old_cards_beside_new_ones_cost_precision_and_kernels() -> None:
     assert finding.where == "RTX-2080-Ti (7.5) beside RTX-4090 (8.9)"
     alike = make_job(*planned(("a", "RTX-3090", 2), ("b", "RTX-4090", 2)))
     assert "compute-capabilities-differ" not in {f.id for f in check_job(alike)}
+
+
+def test_the_groups_of_context_parallel_stages_are_apart() -> None:
+    plan, _ = with_width((("a", "A100-80GB", 4),), "tp2cp2:8 @16")
+    found = {test.name.partition(",")[0]: set[tuple[int, ...]]() for test in group_tests(plan)}
+    for test in group_tests(plan):
+        found[test.name.partition(",")[0]].add(test.ranks)
+    assert found["tensor parallel"] == {(0, 1), (2, 3)}
+    assert found["context parallel"] == {(0, 2), (1, 3)}
+
+
+def test_the_holders_of_a_layer_are_found_by_chunks() -> None:
+    """Two chunks a stage: layers 2 and 3 are on the second stage of the first replica."""
+    plan, _ = with_width((("a", "A100-80GB", 4),), "tp1:4,tp1:4 @8 | tp1:4,tp1:4 @8")
+    first, *others = plan.replicas
+    chunks = [(LayerRange(s * 2, 2), LayerRange(4 + s * 2, 2)) for s in (0, 1)]
+    stages = tuple(
+        replace(stage, first_layer=c[0].first_layer, chunks=c)
+        for stage, c in zip(first.stages, chunks, strict=True)
+    )
+    plan = replace(plan, replicas=(replace(first, stages=stages), *others))
+    ranks = {test.ranks for test in group_tests(plan) if test.name.startswith("gradients")}
+    assert ranks == {(0, 2), (1, 2), (0, 3), (1, 3)}

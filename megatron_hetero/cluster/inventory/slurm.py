@@ -197,13 +197,14 @@ def _free_kinds(
         reasons[f"is left out: no job can start there now (its state is {state[:60]})"].append(name)
         return []
     in_use = _in_use(block)
-    # A total does not say which kind is in use.
-    if in_use.get("") and len(kinds) > 1:
+    # A total, or a type beside an untyped Gres, does not say which of several kinds is in use.
+    unnamed = sum(count for held, count in in_use.items() if held not in {k for _, k in kinds})
+    if unnamed and len(kinds) > 1:
         reasons["is left out: Slurm does not say which of its unlike GPUs are free"].append(name)
         return []
     free = []
     for count, kind in kinds:
-        held = in_use.get(kind, in_use.get("", 0))
+        held = in_use.get(kind, 0) + unnamed
         free += [(count - held, kind)] if held < count else []
     total, left = sum(count for count, _ in kinds), sum(count for count, _ in free)
     if left < total:

@@ -156,8 +156,9 @@ def _tr(shell: Shell, words: Sequence[Word]) -> Word | None:
 def _expr(shell: Shell, words: Sequence[Word]) -> Word | None:
     texts = [word.text or "" for word in words]
     # Other operators of `expr` compare texts, and are not read.
-    is_sum = len(texts) == 3 and texts[1] in ("+", "-", "*", "/", "%")
-    if not is_sum or not all(word.is_known for word in words):
+    if not all(word.is_known for word in words) or len(texts) != 3:
+        return None
+    if texts[1] not in tuple("+-*/%"):
         return None
     # A number such as `010` is decimal in `expr` and octal in `$(( ))`.
     if not all(re.fullmatch(r"-?[1-9]\d*|0", number) for number in texts[::2]):

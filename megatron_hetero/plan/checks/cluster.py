@@ -15,6 +15,7 @@ from megatron_hetero.plan.checks.violation import (
     stage_name,
     stages,
 )
+from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.units import format_bytes
@@ -194,8 +195,9 @@ def data_parallel_stays_in_sites(plan: Plan, cluster: Cluster) -> Iterator[Viola
         return
     sites_of_layer: dict[int, set[str]] = defaultdict(set)
     for _, _, stage in stages(plan):
-        for layer in range(stage.first_layer, stage.first_layer + stage.shape.num_layers):
-            sites_of_layer[layer].update(_sites(stage, cluster))
+        for chunk in stage_chunks(stage):
+            for layer in range(chunk.first_layer, chunk.first_layer + chunk.num_layers):
+                sites_of_layer[layer].update(_sites(stage, cluster))
     # Only the first such layer is shown; the number of all of them says how much is wrong.
     layers = [layer for layer in sorted(sites_of_layer) if len(sites_of_layer[layer]) > 1]
     if layers:

@@ -249,3 +249,11 @@ def test_only_the_free_gpus_of_nodes_in_use(tmp_path: Path) -> None:
     assert "e has 0 of 4 GPUs free now; it is left out" in said
     assert "b is left out: no job can start there now" in said
     assert "f is left out: Slurm does not say which of its unlike GPUs are free" in said
+
+
+def test_gpus_in_use_by_type_count_where_the_node_names_none(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.txt"
+    in_use = "AllocTRES=gres/gpu=3,gres/gpu:a100=3"
+    path.write_text(f"NodeName=a Gres=gpu:4 State=MIXED {in_use}\n")
+    found = nodes_from_slurm(path, {"gpu": "A100-80GB"}, is_only_free=True)
+    assert [node.count for node in found.nodes] == [1]

@@ -1,4 +1,4 @@
-"""Conditions of scripts: what bash decides alone is taken for known."""
+"""Conditions of scripts: bash decides them likewise, and what only bash knows stays open."""
 
 from __future__ import annotations
 
