@@ -133,9 +133,10 @@ class PlacedStage:
         )
 
     @property
-    def cut(self) -> tuple[int, tuple[int, ...] | None]:
-        """Return the width and the shares, by which the group divides a tensor."""
-        return self.width, self.shares
+    def cut(self) -> tuple[int, tuple[int, ...] | None, tuple[int, ...] | None]:
+        """Return the width, the shares and the whole experts by device, by which the group divides
+        parameters."""
+        return self.width, self.shares, self.expert_shares
 
     @property
     def num_sharded_layers(self) -> int:

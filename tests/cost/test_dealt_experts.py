@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import layer_params, whole_layer_params
+from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.share import even_share, largest_fraction, member_shares
 from megatron_hetero.cost.work.layer_work import mlp_work
-from tests.cost.builders import CLUSTER, estimate_plan, make_workload, place
+from tests.cost.builders import CLUSTER, FAST, estimate_plan, make_cluster, make_workload, place
 
 JOB: dict[str, Any] = {
     "num_layers": 8,
@@ -55,3 +57,16 @@ def test_a_table_changes_the_estimate_of_its_stage_alone() -> None:
     for i in (0, 1):
         assert dealt.devices[f"b:{i}"] == plain.devices[f"b:{i}"]
     assert dealt.step_time_s != plain.step_time_s
+
+
+def test_prices_of_an_exchange_do_not_depend_on_what_was_priced_before() -> None:
+    workload = make_workload(num_experts=6, moe_ffn_hidden_size=2048, num_layers=8)
+    cluster = make_cluster(("a", FAST, 4))
+    costs = CostModel(cluster, workload)
+    even, dealt = (
+        placement_of(place(layout, workload, cluster), cluster)
+        for layout in ("tp2:8 @2 | tp2:8 @2", "tp2ep2(5:1):8 @2 | tp2ep2(5:1):8 @2")
+    )
+    costs.placement(even)
+    fresh = CostModel(cluster, workload).placement(dealt)
+    assert costs.placement(dealt).gradient_sync_s == fresh.gradient_sync_s

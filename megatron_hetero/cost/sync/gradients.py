@@ -317,7 +317,7 @@ class GradientExchangePrices:
     def _like(self, stage: PlacedStage) -> int:
         """Return a number that groups of equal price share."""
         nics = self._cluster.has_nics and tuple(map(self._cluster.nic_of, stage.devices))
-        key = stage.devices[0].node, len(stage.devices), stage.shares, nics
+        key = stage.devices[0].node, stage.cut, nics
         return self._likes.setdefault(key, len(self._likes))
 
     def _priced(
