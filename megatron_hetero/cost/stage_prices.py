@@ -39,6 +39,7 @@ class StagePrices(UnitPrices):
     def _forget(self) -> None:
         super()._forget()
         self._stages: dict[tuple[object, ...], StageCost] = {}
+        self.__dict__.pop("_exchange", None)  # a cached property, of the list copied from
 
     def _of_stage(self, replica: PlacedReplica, index: int) -> Self:
         """Return the price list under the settings of stage `index` alone, but for its

@@ -10,7 +10,7 @@ from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.memory.device import tightest
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedStage
-from tests.cost.builders import FAST, FREE, SLOW, make_cluster
+from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
 from tests.cost.test_model import CLUSTER, WORKLOAD, replica
 
 
@@ -54,3 +54,12 @@ def test_more_launched_forwards_keep_more() -> None:
         own = replace(replica(("a0", 3), ("b0", 3)), launch_counts=counts)
         peaks.append(costs.stage_memory(own, 0, 1024).peak_bytes(3))
     assert peaks == sorted(peaks) and len(set(peaks)) == 4
+
+
+def test_a_variant_has_its_own_price_of_exchanges() -> None:
+    costs = CostModel(make_cluster(("a", FAST, 2)), make_workload())
+    in_half = costs._exchange
+    in_full = costs.variant(precision="fp32")
+    assert in_full._exchange is not in_half
+    # Asked for again, each keeps what it knows.
+    assert costs._exchange is in_half
