@@ -84,8 +84,9 @@ def crossing(
     """Price an activation's way from stage to stage.
 
     In our runtime each byte crosses once, as the cost model prices it.  In stock Megatron every
-    rank of the sending stage sends all that it holds to the rank in its own place: without sequence
-    parallelism that is the whole activation from each.
+    rank of the sending stage sends all that it holds to the rank in its own place: its context's
+    part of the sequence, and without sequence parallelism all of that part (Megatron's
+    `get_tensor_shapes`).
 
     Args:
         senders, receivers: the two stages.
@@ -101,10 +102,11 @@ def crossing(
         return Crossing(taken, time.latency_s, num_bytes, piece_bytes)
     # Stock Megatron: rank to rank, each with all that it holds.
     link = cluster.path(senders.devices[0], receivers.devices[0])
+    num_bytes /= senders.context_parallel
     if costs.workload.training.sequence_parallel:
         num_bytes /= senders.width
     # All ranks of the stage share the path between the nodes.
     if senders.devices[0].node != receivers.devices[0].node:
-        num_bytes *= senders.width
+        num_bytes *= len(senders.devices)
     taken = hops(cluster, *ends, num_bytes / link.bytes_per_s, num_bytes)
     return Crossing(taken, link.latency_s + link.jitter_s, num_bytes)
