@@ -122,7 +122,11 @@ def legend(entries: tuple[tuple[str, str], ...], x: float, y: float) -> str:
 
 
 def ticks(limit: float, most: int = 8) -> list[float]:
-    """Return round values from 0 to `limit`, at most about `most` of them."""
+    """Return round values from 0 to `limit`, at most about `most` of them; 0 alone where nothing
+    lasts."""
+    # No step divides nothing.
+    if limit <= 0:
+        return [0.0]
     # Steps of 1, 2, 5 and 10 times a power of ten.
     step = 10.0 ** _floor_log10(limit / most)
     while limit / step > most:
