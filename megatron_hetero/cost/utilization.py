@@ -26,7 +26,8 @@ MFU_MEANS = "model FLOPs without recompute over dense peak FLOPs in the job's pr
 @dataclass(frozen=True)
 class Utilization:
     """Use of the GPUs in one step: `mfu` beside the peak of the GPUs in use, `mfu_of_cluster`
-    beside that of all GPUs of the cluster; None where no data sheet gives a peak."""
+    beside that of all GPUs of the cluster; None where the data sheet of a GPU among them gives no
+    peak."""
 
     model_flops: float
     flops_per_s_per_gpu: float
@@ -72,11 +73,14 @@ def utilization_of(
     )
 
 
-def _peak(gpus: Iterable[GpuType], precision: str) -> float:
+def _peak(gpus: Iterable[GpuType], precision: str) -> float | None:
     """Sum the peaks of some GPUs; one that lacks the job's half precision (V100 in bf16) counts
-    with the other."""
+    with the other.  None if a GPU has neither."""
     kinds = (precision, *(k for k in _HALF_PRECISIONS if precision in _HALF_PRECISIONS))
-    return sum(
-        next((peak for kind in kinds if (peak := peak_flops_per_s(gpu, kind)) is not None), 0.0)
-        for gpu in gpus
-    )
+    total = 0.0
+    for gpu in gpus:
+        peaks = [peak for kind in kinds if (peak := peak_flops_per_s(gpu, kind)) is not None]
+        if not peaks:
+            return None
+        total += peaks[0]
+    return total

@@ -48,3 +48,12 @@ def test_the_peak_of_the_gpus_in_use_and_of_all() -> None:
 def test_a_bare_layout_has_none() -> None:
     plan = plan_from_layout(parse_layout("tp1:4 @4"))
     assert utilization_of(plan, make_cluster(("a", FAST, 1)), 1.0) is None
+
+
+def test_a_gpu_without_a_peak_leaves_the_utilization_open() -> None:
+    unknown = replace(SLOW, name="UNKNOWN", peak_flops=dict.fromkeys(SLOW.peak_flops))
+    cluster = make_cluster(("a", FAST, 2), ("b", unknown, 1))
+    plan = replace(plan_from_layout(parse_layout("tp1:3,tp1:1 @4"), WORKLOAD), workload=WORKLOAD)
+    found = utilization_of(place_in_order(plan, make_cluster(("a", FAST, 2))), cluster, 2.0)
+    assert found is not None and found.mfu is not None
+    assert found.mfu_of_cluster is None
