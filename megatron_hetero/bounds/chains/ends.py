@@ -27,9 +27,6 @@ class EndsCase:
     """Plans with the word embedding on `classes`. The step lasts at least `least_s`, and `extra_s`
     longer than pipelines and update. `has_last`: the classes hold the first and the last stages,
     not only the first. `is_inside`: all stages are of these classes.
-
-    `has_last`: these are the first and the last stages, not only the first.  `is_inside`: all
-    stages are of these classes.
     """
 
     classes: frozenset[int]

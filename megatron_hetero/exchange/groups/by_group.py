@@ -72,10 +72,7 @@ def _joined(members: Sequence[Grouping | int], uplinks: Sequence[int] = ()) -> G
 
 def _grouping(members: Sequence[Grouping | int], uplinks: Sequence[int]) -> Grouping:
     """Return a group with members' parts proportional to the uplinks. The number of simultaneous
-    senders is such that an owner receives at most a buffer at a time, as prices assume.
-
-    So many send to one owner at a time that it receives a buffer at most, as prices take it.
-    """
+    senders is such that an owner receives at most a buffer at a time, as prices assume."""
     # Like uplinks need no unlike parts.
     if len(set(uplinks)) <= 1:
         return even(members)
