@@ -19,7 +19,8 @@ def test_a_stock_rank_sends_its_part_of_the_sequence(
     cluster = make_cluster(*((f"n{i}", FAST, count) for i, count in enumerate(nodes)))
     placed = placement_of(place("tp2cp2:2,tp2cp2:2 @4", workload, cluster), cluster)
     costs = CostModel(cluster, workload)
-    found = crossing(costs, *placed.replicas[0].stages, is_stock=True)
+    sender, receiver = placed.replicas[0].stages
+    found = crossing(costs, sender, receiver, is_stock=True)
     of_rank = costs.activation_bytes / (4 if sequence_parallel else 2)
     # Four ranks share the path between two nodes.
     assert found.num_bytes == of_rank * (1 if len(nodes) == 1 else 4)
