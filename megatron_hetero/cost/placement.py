@@ -368,7 +368,7 @@ def with_alike_groups(
         for s, (stage, own) in enumerate(zip(replica.stages, sizes[r], strict=True)):
             if own is None:
                 continue
-            wanted[r, s] = stages_in_group(replace(stage.shape, expert_groups=own))
+            wanted[r, s] = stages_in_group(own, stage.shape.num_devices)
             # Ranks of one group meet in each exchange of tokens: only stages that do the same work
             # in the same order may share a group.
             in_step = (

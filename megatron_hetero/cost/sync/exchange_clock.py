@@ -13,8 +13,12 @@ import numpy as np
 
 from megatron_hetero.cost.network.holder_flow import Flow
 from megatron_hetero.cost.sync.buckets import StageId
+from megatron_hetero.rounding import ROUNDING
 
-_ROUNDING = 1e-9
+
+def num_buckets(bucket_share: float) -> int:
+    """Count the buckets of an exchange whose buckets but the last are `bucket_share` of it."""
+    return max(1, ceil(1 / bucket_share - ROUNDING))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +58,7 @@ class ExchangeStep:
     @cached_property
     def num_buckets(self) -> int:
         """Count the buckets of the whole exchange."""
-        return max(1, ceil(1 / self.bucket_share - _ROUNDING))
+        return num_buckets(self.bucket_share)
 
     @cached_property
     def longest_s(self) -> float:
@@ -144,7 +148,7 @@ def _lack_room(steps: Sequence[ExchangeStep]) -> bool:
     for step in steps:
         for holder, part in step.buffers.items():
             taken[holder] = taken.get(holder, 0.0) + step.num_buckets * part
-    return max(taken.values(), default=0.0) > 1 + _ROUNDING
+    return max(taken.values(), default=0.0) > 1 + ROUNDING
 
 
 class _HolderRoom:
@@ -158,7 +162,7 @@ class _HolderRoom:
         """Return when there is room for a bucket: the end of as many others as stand in its way."""
         end_s = 0.0
         # Buckets leave in the order of their ends until the new one fits.
-        while part and self._under_way and self._taken + part > 1 + _ROUNDING:
+        while part and self._under_way and self._taken + part > 1 + ROUNDING:
             ended_s, freed = self._under_way.popleft()
             self._taken -= freed
             end_s = max(end_s, ended_s)
@@ -217,4 +221,4 @@ def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
 
 def _whole(ratio: float) -> float:
     """Round down to a whole number from 1 on."""
-    return ratio if ratio < 1 else float(int(ratio + _ROUNDING))
+    return ratio if ratio < 1 else float(int(ratio + ROUNDING))

@@ -27,7 +27,7 @@ from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import StageId, num_rank_sets
-from megatron_hetero.cost.sync.exchange_clock import ExchangeStep, last_end_s
+from megatron_hetero.cost.sync.exchange_clock import ExchangeStep, last_end_s, num_buckets
 from megatron_hetero.cost.sync.groups import (
     SyncGroup,
     buffers_of,
@@ -96,9 +96,6 @@ class Carried:
 NOTHING = Carried({}, {})
 NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
 """No limit on the buckets under way."""
-
-
-_ROUNDING = 1e-9
 
 
 class GradientExchangePrices:
@@ -236,10 +233,10 @@ class GradientExchangePrices:
             # After the passes unless the buckets find room within them.
             last_s = first_s = float(end_s[places].max())
             if overlaps:
-                num_buckets = max(1, ceil(1 / timed.bucket_share - _ROUNDING))
-                num_early = room.take(timed.buffers, num_buckets)
+                number = num_buckets(timed.bucket_share)
+                num_early = room.take(timed.buffers, number)
                 first_s = ready_s(places, first) if num_early else first_s
-                last_s = ready_s(places, group.first_layer) if num_early == num_buckets else last_s
+                last_s = ready_s(places, group.first_layer) if num_early == number else last_s
             steps.append(ExchangeStep(timed.waiting, timed.gradients, first_s, last_s, *common))
             if timed.weights is not None:
                 gathers.append(ExchangeStep(timed.waiting, timed.weights, 0.0, 0.0, *common))

@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 
 from megatron_hetero.cost.memory.device import StageMemory
 from megatron_hetero.cost.sync.buckets import StageId
+from megatron_hetero.rounding import ROUNDING
 
 LEAST_AT_ONCE = 2
 """Buckets that are under way whatever the room: one is packed while another travels.  The memory
 that plans leave free has them (`cost.memory.libraries`)."""
-
-_ROUNDING = 1e-9
 
 MOST_AT_ONCE = 128
 """Buckets under way at most: a GPU runs as many kernels at a time (resident grids of a device in
@@ -93,7 +92,7 @@ class EarlyRoom:
             key = holder, place
             # Only first stages start early, so only their ranks' room counts.
             if part and not holder[1]:
-                left = 1 + _ROUNDING - self._taken.get(key, 0.0)
+                left = 1 + ROUNDING - self._taken.get(key, 0.0)
                 num = min(num, int(left / min(part, 1.0)))
         # Buckets that start early keep their room until the passes end.
         for holder, part in parts.items():

@@ -135,7 +135,7 @@ def experts_over_replicas_meet(plan: Plan) -> Iterator[Violation]:
     """Find stages that lack alike ones in other replicas to deal experts out with."""
     for (r, s), peers in expert_peers(plan).items():
         shape = plan.replicas[r].stages[s].shape
-        wanted = stages_in_group(shape)
+        wanted = stages_in_group(shape.expert_groups, shape.num_devices)
         if len(peers) < wanted and r == peers[0]:
             yield Violation(
                 stage_key(r, s, "shape", "expert_groups"),

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from megatron_hetero.plan.in_flight import launched_forwards
-from megatron_hetero.plan.plan import Plan, StageShape
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 
 
@@ -51,11 +51,16 @@ class ExpertGroup:
         return divmod(self.ranks.index(rank), self.width)
 
 
-def stages_in_group(shape: StageShape) -> int:
-    """Return the number of stages, of as many replicas, that one group of experts takes."""
-    size, width = shape.expert_groups or (1, 1)
+def stages_in_group(expert_groups: tuple[int, int] | None, num_devices: int) -> int:
+    """Return the number of stages, of as many replicas, that one group of experts takes.
+
+    Args:
+        expert_groups: as `StageShape.expert_groups`.
+        num_devices: of each such stage.
+    """
+    size, width = expert_groups or (1, 1)
     # A group within a stage takes that stage alone; a larger one takes several.
-    return max(1, size * width // shape.num_devices)
+    return max(1, size * width // num_devices)
 
 
 def expert_peers(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -67,10 +72,10 @@ def expert_peers(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:
         stages are alike, which `experts_over_replicas_meet` refuses.
     """
     return alike_peers(
-        (r, s, stages_in_group(stage.shape), _in_step(plan, r, s))
+        (r, s, stages_in_group(groups, stage.shape.num_devices), _in_step(plan, r, s))
         for r, replica in enumerate(plan.replicas)
         for s, stage in enumerate(replica.stages)
-        if stage.shape.expert_groups is not None
+        if (groups := stage.shape.expert_groups) is not None
     )
 
 

@@ -12,11 +12,12 @@ from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING
 
+from megatron_hetero.plan.sharding.expert_groups import stages_in_group
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.division.layers import minimax
-from megatron_hetero.planner.problem import Chain, Structure, Unit
+from megatron_hetero.planner.problem import Chain, Structure
 
 if TYPE_CHECKING:
     from megatron_hetero.planner.completion.completer import Completer
@@ -49,9 +50,11 @@ def dealt_over_replicas(
         found = _filled(completer, tables, [structure[r] for r in members], most)
         if found is None:
             return None
-        groups = zip(structure[members[0]], found.options, strict=True)
+        stages = zip(structure[members[0]], found.options, strict=True)
         # A block has as many replicas as every stage's groups of experts divide.
-        whole = lcm(*(_stages_together(unit, option) for unit, option in groups))
+        whole = lcm(
+            *(stages_in_group(own.expert_groups, len(unit.devices)) for unit, own in stages)
+        )
         blocks += [members[i : i + whole] for i in range(0, len(members), whole)]
         filled.update(dict.fromkeys(members, found))
     # No stage gains: the plain completion is the same.
@@ -106,9 +109,3 @@ def _filled(
     chosen = tuple([of[n - 1] for n, of in zip(layers, options, strict=True)])
     quick = completer.quick(tables, first, [option.time_s for option in chosen], False)
     return Filled(layers, chosen, None, tables.size, *quick)
-
-
-def _stages_together(unit: Unit, option: StageOption) -> int:
-    """Count the alike stages that one group of experts takes."""
-    size, width = option.expert_groups or (1, 1)
-    return max(1, size * width // len(unit.devices))

@@ -59,8 +59,6 @@ MAX_DIVISIONS = 200_000
 """Divisions up to which all divisions of a case are priced. Beyond, `_FEW_DIVISIONS` are priced,
 with the fastest slowest stage."""
 _FEW_DIVISIONS = 5_000
-_FEW_SIMULATIONS = 10
-"""Up to so many, interleaved cases wait for the others."""
 _FEW_CLIMBS = 3
 """Interleaved cases whose layers move between chunks where few steps are simulated."""
 _BATCH = 4096
@@ -107,6 +105,9 @@ class StockLimits:
     climbs: bool = True
     """True if layers of interleaved stages move between chunks."""
     few_divisions: int = _FEW_DIVISIONS
+    is_short: bool = False
+    """True where so few steps are simulated that interleaved cases wait for the others, and those
+    that divide sequences are left out where something fits without."""
 
 
 BESIDE_A_PLAN = StockLimits(
@@ -120,6 +121,7 @@ BESIDE_A_PLAN = StockLimits(
     tolerance=0.002,
     climbs=False,
     few_divisions=300,
+    is_short=True,
 )
 """About a second, on a thousand GPUs a few."""
 _FEW_GPUS = 8
@@ -133,7 +135,7 @@ def limits_beside_a_plan(num_gpus: int) -> StockLimits:
     """
     if num_gpus > _FEW_GPUS:
         return BESIDE_A_PLAN
-    return replace(BESIDE_A_PLAN, num_simulated=_FEW_SIMULATIONS + 2)
+    return replace(BESIDE_A_PLAN, num_simulated=12, is_short=False)
 
 
 def stock_beside_a_plan(problem: Problem) -> StockResult | None:
@@ -274,12 +276,7 @@ class _StockSearch:
     def _is_deferred(self, item: _Ready) -> bool:
         """Return whether a case waits for the end: the bound of interleaved stages is far from the
         step, and would use up a small limit of simulations."""
-        return item.case.settings.num_chunks > 1 and self._is_short()
-
-    def _is_short(self) -> bool:
-        """Return whether few steps are simulated: interleaved stages that divide sequences are then
-        left out where something fits without."""
-        return self._limits.num_simulated <= _FEW_SIMULATIONS
+        return item.case.settings.num_chunks > 1 and self._limits.is_short
 
     def _defer(self, bound_s: float, item: _Item) -> None:
         if isinstance(item, _Ready):
@@ -288,7 +285,7 @@ class _StockSearch:
     def _simulate_deferred(self) -> None:
         """Simulate the best deferred case of each kind, then cases that may be the best if the
         ratio of step to bound stays the same."""
-        if self._is_short():
+        if self._limits.is_short:
             # The best interleaved cases also come with layers moved between their chunks.
             chunked = [e for e in self._deferred if e[1].case.settings.num_chunks > 1]
             chunked.sort(key=lambda entry: entry[0])
@@ -393,7 +390,7 @@ class _StockSearch:
         # Memory alone rules the grid out.
         if not self._rates.fits(item.grid, item.form):
             return
-        if self._is_short() and self._fits_undivided and _is_chunked_and_divided(item):
+        if self._limits.is_short and self._fits_undivided and _is_chunked_and_divided(item):
             self._is_exact = False
             return
         form, grid = item.form, item.grid

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 from megatron_hetero.cost.sync.room import part_of_room, room_bytes
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.rounding import ROUNDING
 from megatron_hetero.runtime.gradients.reduction import Reduction
-
-# Parts of a room add up to 1 but for rounding.
-_ROUNDING = 1e-9
 
 
 def room_of_rank(plan: Plan, rank: int, *, overlaps: bool) -> int:
@@ -50,7 +48,7 @@ class RoomUnderWay:
     def fits(self, reduction: Reduction, under_way: Iterable[Reduction]) -> bool:
         """Tell if a bucket has room beside others; one that takes no memory always has."""
         own = self._parts[reduction]
-        return not own or own + sum(self._parts[other] for other in under_way) <= 1 + _ROUNDING
+        return not own or own + sum(self._parts[other] for other in under_way) <= 1 + ROUNDING
 
     @property
     def first_without(self) -> int | None:

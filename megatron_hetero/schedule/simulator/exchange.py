@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megatron_hetero.rounding import ROUNDING
 from megatron_hetero.schedule.parts import Collective, StageId
 
 
@@ -148,7 +149,7 @@ class Exchange:
         wanted = collective.buffers.get(stage, 0.0)
         if at_s is None or not wanted:
             return at_s
-        left = 1 - wanted + _ROUNDING
+        left = 1 - wanted + ROUNDING
         # What takes all the room waits for those before it that need none, too.
         while self._taken(stage, rank) > left or (wanted >= 1 and rank.num_settled < rank.num_come):
             # The oldest one under way has to end first; its end may not be known yet.
@@ -164,6 +165,3 @@ class Exchange:
         """
         under_way = rank.numbers[rank.num_settled : rank.num_come]
         return sum(self._collectives[number].buffers.get(stage, 0.0) for number in under_way)
-
-
-_ROUNDING = 1e-9

@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from megatron_hetero.rounding import ROUNDING
 from megatron_hetero.sequences.price.group_price import Floats
 from megatron_hetero.sequences.tree import GroupTree
 
 Bools = npt.NDArray[np.bool_]
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class PriceTable:
 
     def fits(self, option: int, used: Floats) -> bool:
         """Return whether memory of `used`, shape [row of the option], is not more than there is."""
-        return bool((used <= self.room[self.rows[option]] * (1 + _ROUNDING)).all())
+        return bool((used <= self.room[self.rows[option]] * (1 + ROUNDING)).all())
 
     def of(self, sequences: Sequence[int]) -> PriceTable:
         """Return the table of some of the sequences."""
@@ -96,7 +96,7 @@ def price_table(tree: GroupTree, lengths: Sequence[int] | Floats) -> PriceTable:
         memory = price.memory(tokens)
         room = np.asarray(price.room, dtype=np.float64)
         # Memory first: a price may give seconds for sequences that memory refuses.
-        alone = (memory <= room[:, None] * (1 + _ROUNDING)).all(axis=0)
+        alone = (memory <= room[:, None] * (1 + ROUNDING)).all(axis=0)
         seconds.append(np.where(alone, price.seconds(tokens), np.inf))
         memories.append(memory)
         rooms.append(room)
