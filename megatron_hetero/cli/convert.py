@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,12 +123,28 @@ def _check_hostfile_alone(arguments: argparse.Namespace) -> None:
         "--json": arguments.json,
         "Megatron's flags": arguments.megatron_args,
     }
+    _refuse_unread(
+        unread,
+        "--hostfile without --folder prints a first cluster.yaml",
+        "or write the whole job of a FlagScale experiment with --folder",
+    )
+
+
+def _refuse_unread(unread: Mapping[str, object], what_is_done: str, otherwise: str) -> None:
+    """Refuse the options that a direction would leave unread.
+
+    Args:
+        unread: name of each option -> its value, empty where it was not given.
+        what_is_done: the direction, and its result.
+        otherwise: what a user may do who wants the options.
+
+    Raises:
+        UsageError: some were given.
+    """
     given = [name for name, value in unread.items() if value]
     if given:
         raise UsageError(
-            f"--hostfile without --folder prints a first cluster.yaml, and reads no "
-            f"{' and no '.join(given)}; leave that out, or write the whole job of a FlagScale "
-            "experiment with --folder"
+            f"{what_is_done}, and reads no {' and no '.join(given)}; leave that out, {otherwise}"
         )
 
 
@@ -269,6 +285,18 @@ def _flags_of_the_model(typed: Sequence[str]) -> tuple[str, ...]:
 def _write(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.source is None:
         raise UsageError(f"--to {arguments.target_system}: name the plan.json to convert")
+    unread = {
+        "--hostfile": arguments.hostfile,
+        "--folder": arguments.folder,
+        "--model": arguments.model,
+        "-o": arguments.output,
+        "Megatron's flags": arguments.megatron_args,
+    }
+    _refuse_unread(
+        unread,
+        f"--to {arguments.target_system} prints the flags of a plan",
+        f"or say --from {arguments.target_system} to make a plan",
+    )
     plan = load_plan(arguments.source)
     if arguments.target_system == "hexiscale":
         # HexiScale's flags have the micro-batch size, which a layout may leave out.

@@ -76,6 +76,9 @@ def cluster_groups(
                 "`megatron-hetero plan` with a fixed --seq-length."
             )
 
+    # Prices of the groups so far, by name: most groups of a cluster are alike.
+    priced: dict[object, tuple] = {}  # type: ignore[type-arg]
+
     def prices_of(ranks: tuple[int, ...]) -> tuple[object, tuple]:  # type: ignore[type-arg]
         # The name of a group has all that its prices come from, so that equal names are priced
         # alike.
@@ -105,7 +108,11 @@ def cluster_groups(
         # A kind of group without a price is never used.
         if only_alike and len({r.gpu_name for r in of}) > 1:
             return name, ()
-        return name, modelled_prices(workload, cluster, own, of, window, rule, exchanges=exchanges)
+        if name not in priced:
+            priced[name] = modelled_prices(
+                workload, cluster, own, of, window, rule, exchanges=exchanges
+            )
+        return name, priced[name]
 
     tree = make_tree(nest, prices_of)
     return ClusterGroups(tree, devices, tuple(rates[d.node] for d in devices))

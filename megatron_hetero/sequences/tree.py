@@ -166,7 +166,7 @@ def make_tree(nest: Nest, prices_of: PricesOf) -> GroupTree:
 
     Args:
         nest: whose ranks are 0 to n - 1, in order.
-        prices_of: called once for each kind of group and each of its names.
+        prices_of: called once for each group.
     Raises:
         ValueError: the ranks are not in a row.
     """

@@ -17,7 +17,8 @@ from megatron_hetero.convert.given import read_flags
 from megatron_hetero.convert.hexiscale import from_hexiscale, to_hexiscale
 from megatron_hetero.convert.list_literal import parse_pipelines
 from megatron_hetero.errors import ClusterError, HeteroError, UnsupportedError, UsageError
-from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.plan.layout import format_layout, parse_layout
 from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
 
@@ -281,6 +282,26 @@ def test_a_host_file_alone_ignores_nothing_in_silence(
     path.write_text("a slots=8 type=A800\n")
     assert main(["convert", "--hostfile", str(path), *more]) == 2
     assert "--hostfile without --folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (("--model", "m.sh"), "--model"),
+        (("-o", "other.json"), "-o"),
+        (("--folder", "job"), "--folder"),
+        (("--hostfile", "hosts", "--folder", "job"), "--hostfile and no --folder"),
+        (("--", "--num-layers=2"), "Megatron's flags"),
+    ],
+)
+def test_a_plan_to_another_system_ignores_nothing_in_silence(
+    tmp_path: Path, capsys, more: tuple[str, ...], named: str
+) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(plan_from_layout(parse_layout("tp2:2,tp1:2 @4"), None), path)
+    assert main(["convert", str(path), "--to", "hexiscale", *more]) == 2
+    assert f"reads no {named}; leave that out" in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_path_with_parallel_in_it_is_no_flag_of_a_layout(tmp_path: Path) -> None:
