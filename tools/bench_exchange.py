@@ -26,15 +26,15 @@ if __name__ == "__main__":
 
 from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
 from megatron_hetero.cluster.node_links import Incast, Link  # noqa: E402
-from megatron_hetero.exchange.baselines import baselines  # noqa: E402
-from megatron_hetero.exchange.from_cluster import cluster_tree  # noqa: E402
 from megatron_hetero.exchange.plan import ExchangePlan  # noqa: E402
-from megatron_hetero.exchange.price import ExchangeLoads  # noqa: E402
-from megatron_hetero.exchange.tree import LinkTree  # noqa: E402
 from tools.flow_simulation import FlowSimulation  # noqa: E402
 from tools.random_trees import random_tree, star, two_levels  # noqa: E402
+from tools.referees.gentree.baselines import baselines  # noqa: E402
+from tools.referees.gentree.from_cluster import cluster_tree  # noqa: E402
 from tools.referees.gentree.generate import CHUNKS, Generator  # noqa: E402
 from tools.referees.gentree.least import least_all_reduce_s  # noqa: E402
+from tools.referees.gentree.price import ExchangeLoads  # noqa: E402
+from tools.referees.gentree.tree import LinkTree  # noqa: E402
 
 BYTES = 4
 _ALIKE = 0.02

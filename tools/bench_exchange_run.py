@@ -33,13 +33,13 @@ from shaped_links import shaped_links  # noqa: E402
 from megatron_hetero.cluster.node_links import Link  # noqa: E402
 from megatron_hetero.exchange.groups.by_group import plan_by_group  # noqa: E402
 from megatron_hetero.exchange.groups.pairs import pair_sums  # noqa: E402
-from megatron_hetero.exchange.price import ExchangeLoads  # noqa: E402
 from megatron_hetero.runtime import backend  # noqa: E402
 from megatron_hetero.runtime.gradients.groups.pair_group import PairGroup  # noqa: E402
 from megatron_hetero.runtime.gradients.groups.rounds import HolderRounds, RoundsEngine  # noqa: E402
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs  # noqa: E402
 from megatron_hetero.runtime.job.world import World  # noqa: E402
 from tools.random_trees import two_levels  # noqa: E402
+from tools.referees.gentree.price import ExchangeLoads  # noqa: E402
 
 CASES = ((4, 4), (2, 2, 2, 2), (3, 1), (1, 1))
 WAYS = ("all_reduce", "rounds", "pairs", "by hand")

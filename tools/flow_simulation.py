@@ -4,7 +4,7 @@ share its links, and each holder goes from round to round at its own pace.
 A message flows from when its sender comes to its round, and is there the latency of its way after
 its last byte has left.  A way down that more senders use than it bears carries less.  A holder
 leaves a round when all that it sends has left and all that it receives is there and added.  It
-shares no formula with the prices that it is beside (`megatron_hetero.exchange.price`).
+shares no formula with the prices that it is beside (`tools.referees.gentree.price`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from megatron_hetero.exchange.plan import ExchangePlan
-from megatron_hetero.exchange.tree import Floats, Ints, LinkTree
+from megatron_hetero.exchange.plan import ExchangePlan, Floats, Ints
+from tools.referees.gentree.tree import LinkTree
 
 _TINY = 1e-12
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 
 from megatron_hetero.cluster.node_links import Incast, Link
-from megatron_hetero.exchange.tree import FREE, Branch, DeviceTerms, LinkTree
+from tools.referees.gentree.tree import FREE, Branch, DeviceTerms, LinkTree
 
 _FASTEST = 4e9
 _NARROWER = 8.0

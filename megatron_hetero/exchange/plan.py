@@ -9,9 +9,10 @@ from math import ceil
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from megatron_hetero.exchange.tree import Ints
-
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Purpose = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
 

@@ -7,18 +7,17 @@ where machines' uplinks differ, each machine by itself; with equal parts, and wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.sync.groups import sync_groups
-from megatron_hetero.exchange.from_cluster import cluster_tree
+from megatron_hetero.exchange.groups.regions import regions
 from megatron_hetero.exchange.groups.uplinks import Uplinks, relative_uplinks
-from megatron_hetero.exchange.tree import LinkTree
 from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.candidate import NUM_NEAR, PLUGIN_GAIN, Candidate
 from megatron_hetero.planner.evaluate.rescore import distinct
@@ -60,13 +59,11 @@ class ExchangeChoice:
 def groups_of(cluster: Cluster, placement: Placement) -> Iterator[tuple[Groups, Uplinks]]:
     """Yield groups of the machines of a placement, and their uplinks: by site, by region of near
     sites, and each machine by itself, if their uplinks differ."""
-    machine_of = {node.name: node for node in cluster.nodes}
-    first: dict[str, Device] = {}
+    node_of = {node.name: node for node in cluster.nodes}
     sites: dict[str, dict[str, None]] = {}
     for device in placement.devices():
-        node = machine_of[device.node]
+        node = node_of[device.node]
         sites.setdefault(node.site, {})[node.machine] = None
-        first.setdefault(node.site, device)
     by_site = tuple(tuple(machines) for machines in sites.values())
     alone = tuple((machine,) for machines in by_site for machine in machines)
     # Each machine by itself pays only where the uplinks differ.
@@ -76,23 +73,12 @@ def groups_of(cluster: Cluster, placement: Placement) -> Iterator[tuple[Groups, 
     if len(sites) < 2:
         return
     yield by_site, relative_uplinks(cluster, by_site)
-    # Regions come from the tree of one device a site: sites that are near to each other.
-    found = cluster_tree(cluster, [(device,) for device in first.values()])
-    names = list(sites)
-    regions = _below_root(found.tree, found.places)
-    if 1 < len(regions) < len(sites):
+    near = regions(cluster, list(sites))
+    if 1 < len(near) < len(sites):
         by_region = tuple(
-            tuple(machine for place in region for machine in sites[names[place]])
-            for region in regions
+            tuple(machine for site in region for machine in sites[site]) for region in near
         )
         yield by_region, relative_uplinks(cluster, by_region)
-
-
-def _below_root(tree: LinkTree, places: Sequence[int]) -> list[list[int]]:
-    """Return the holders, as they were given, below each child of the root."""
-    given = {number: place for place, number in enumerate(places)}
-    (_, children), *_ = tree.inner()
-    return [sorted(given[holder] for holder in tree.holders_below(child)) for child in children]
 
 
 def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candidate:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.exchange.baselines import baselines, ring
+from megatron_hetero.exchange.baselines import ring
 from megatron_hetero.exchange.check import FaultKind, faults, require_exact
 from megatron_hetero.exchange.groups.grouping import Grouping, even, grouped_plan
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
 from megatron_hetero.exchange.programmes import programmes
 from tools.random_trees import random_tree
+from tools.referees.gentree.baselines import baselines
 from tools.referees.gentree.generate import BranchReduction, Generator
 
 PURPOSES: tuple[Purpose, ...] = ("all_reduce", "reduce_scatter", "all_gather")

@@ -14,8 +14,7 @@ from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.exchange.groups.by_group import grouping_of
 from megatron_hetero.exchange.groups.grouping import Grouping, RangeSums, reduce_scatter
-from megatron_hetero.exchange.plan import Owned, Purpose
-from megatron_hetero.exchange.tree import Ints
+from megatron_hetero.exchange.plan import Ints, Owned, Purpose
 
 Floats = npt.NDArray[np.float64]
 

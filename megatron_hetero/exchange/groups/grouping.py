@@ -13,8 +13,7 @@ from math import ceil
 
 import numpy as np
 
-from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose, plan_of
-from megatron_hetero.exchange.tree import Ints
+from megatron_hetero.exchange.plan import ExchangePlan, Ints, Owned, Purpose, plan_of
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 An exchange of S bytes takes `A alpha + S (B beta + C gamma + D delta + max(w - w_t, 0) B eps)`: A
 rounds, B times the buffer on the busiest link, C of it added and D accessed by a device, w senders
-to one receiver at once (`exchange.price.term_counts`).  All constants are at least 0; the threshold
+to one receiver at once (`exchange.terms.term_counts`).  All constants are at least 0; the threshold
 w_t is the whole number that fits best.  Errors are relative, so that small buffers count like large
 ones.  The simpler model beside it, alpha-beta-gamma, has neither delta nor eps.
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 
 from megatron_hetero.errors import FileFormatError
-from megatron_hetero.exchange.price import TermCounts
+from megatron_hetero.exchange.terms import TermCounts
 
 Floats = npt.NDArray[np.float64]
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from megatron_hetero.exchange.baselines import halving_doubling, parameter_servers, ring
 from megatron_hetero.exchange.plan import ExchangePlan, Purpose
-from megatron_hetero.exchange.price import TermCounts, term_counts
+from megatron_hetero.exchange.terms import TermCounts, term_counts
 from megatron_hetero.files import read_json
 from megatron_hetero.lab.probe.cards import ProbedCard, only
 from megatron_hetero.lab.probe.link_fit import MeasuredExchange

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import FileFormatError
-from megatron_hetero.exchange.price import term_counts
+from megatron_hetero.exchange.terms import term_counts
 from megatron_hetero.lab.probe.link_fit import (
     GenModelFit,
     MeasuredExchange,

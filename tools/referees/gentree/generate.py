@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from megatron_hetero.exchange.baselines import baselines
 from megatron_hetero.exchange.groups.grouping import Grouping, even, grouped_plan
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
-from megatron_hetero.exchange.price import ExchangeLoads, ExchangePrice
-from megatron_hetero.exchange.shares import Capacities, balanced_shares
-from megatron_hetero.exchange.tree import LinkTree
+from megatron_hetero.exchange.shares import balanced_shares
+from tools.referees.gentree.baselines import baselines
+from tools.referees.gentree.capacities import Capacities
+from tools.referees.gentree.price import ExchangeLoads, ExchangePrice
+from tools.referees.gentree.tree import LinkTree
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of chunks that are tried."""

@@ -8,7 +8,7 @@ must all learn what all have, for every element; by one-way messages n parties n
 
 from __future__ import annotations
 
-from megatron_hetero.exchange.tree import LinkTree
+from tools.referees.gentree.tree import LinkTree
 
 
 def least_all_reduce_s(tree: LinkTree, num_bytes: float) -> float:

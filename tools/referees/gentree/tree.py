@@ -8,13 +8,10 @@ from functools import cached_property
 from math import inf, isfinite
 
 import numpy as np
-import numpy.typing as npt
 
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.errors import ClusterError
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from megatron_hetero.exchange.plan import Floats, Ints
 
 
 @dataclass(frozen=True)

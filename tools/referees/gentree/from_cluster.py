@@ -17,7 +17,7 @@ from megatron_hetero.cluster.lines import Line
 from megatron_hetero.cluster.node_links import Incast, Link
 from megatron_hetero.cluster.spec import Cluster, Device, Node
 from megatron_hetero.errors import ClusterError
-from megatron_hetero.exchange.tree import Branch, DeviceTerms, LinkTree
+from tools.referees.gentree.tree import Branch, DeviceTerms, LinkTree
 
 _PIECE_BYTES = 1 << 20
 """Message size by which links are near or far."""
@@ -38,28 +38,6 @@ class ClusterTree:
     tree: LinkTree
     places: tuple[int, ...]
     remarks: tuple[str, ...]
-
-
-def named_devices(cluster: Cluster, names: Sequence[str]) -> list[Device]:
-    """Find devices by their names in files.
-
-    Raises:
-        ClusterError: the cluster has no such device.
-    """
-    found = []
-    for name in names:
-        device = cluster.device_by_name.get(name)
-        if device is None:
-            # A name of a known machine with a wrong index deserves that machine's list of GPUs.
-            machine = name.rpartition(":")[0]
-            known = ", ".join(cluster.machines)
-            why = f"its machines are {known}"
-            if machine in cluster.machines:
-                gpus = ", ".join(d.name for n in cluster.machines[machine] for d in n.devices)
-                why = f"{machine} has {gpus}"
-            raise ClusterError(f"{cluster.source or 'the cluster'} has no device {name!r}; {why}")
-        found.append(device)
-    return found
 
 
 def cluster_tree(cluster: Cluster, holders: Sequence[Sequence[Device]]) -> ClusterTree:

@@ -7,15 +7,16 @@ from random import Random
 
 import pytest
 
-from megatron_hetero.exchange.baselines import baselines
 from megatron_hetero.exchange.check import faults
 from megatron_hetero.exchange.plan import Owned
-from megatron_hetero.exchange.price import ExchangeLoads
-from megatron_hetero.exchange.shares import Capacities, balanced_shares
+from megatron_hetero.exchange.shares import balanced_shares
 from tools.bench_exchange import BYTES, KINDS, gains
 from tools.random_trees import random_tree, star
+from tools.referees.gentree.baselines import baselines
+from tools.referees.gentree.capacities import Capacities
 from tools.referees.gentree.generate import CHUNKS, Generator
 from tools.referees.gentree.least import least_all_reduce_s
+from tools.referees.gentree.price import ExchangeLoads
 
 
 def test_the_choice_is_never_slower_than_a_usual_exchange() -> None:

@@ -1,4 +1,4 @@
-"""GenModel's terms: counted on one switch, and priced on trees by hand."""
+"""GenModel's prices on trees, by hand and beside a simulation of flows."""
 
 from __future__ import annotations
 
@@ -8,46 +8,15 @@ from random import Random
 import pytest
 
 from megatron_hetero.cluster.node_links import Incast, Link
-from megatron_hetero.exchange.baselines import (
-    baselines,
-    double_binary_tree,
-    halving_doubling,
-    hierarchical_ring,
-    parameter_servers,
-    ring,
-    two_level,
-)
+from megatron_hetero.exchange.baselines import parameter_servers, ring
 from megatron_hetero.exchange.check import faults
 from megatron_hetero.exchange.groups.grouping import even, grouped_plan
-from megatron_hetero.exchange.price import ExchangeLoads, term_counts
-from megatron_hetero.exchange.tree import Branch, DeviceTerms, LinkTree
 from tools.bench_exchange import correlation
 from tools.flow_simulation import FlowSimulation
 from tools.random_trees import random_tree, star, two_levels
-
-
-@pytest.mark.parametrize("n", range(2, 65))
-def test_term_counts_are_those_of_the_table(n: int) -> None:
-    size = 60 * n * n
-    once = (n - 1) / n
-    found = term_counts(ring(size, n))
-    assert found.num_rounds == 2 * (n - 1) and found.num_senders == 1
-    assert [found.sent, found.added, found.accessed] == pytest.approx([2 * once, once, 3 * once])
-    found = term_counts(parameter_servers(size, n))
-    assert found.num_rounds == 2 and found.num_senders == n - 1
-    assert [found.sent, found.added, found.accessed] == pytest.approx([2 * once, once, (n + 1) / n])
-    if n & (n - 1) == 0:
-        found = term_counts(halving_doubling(size, n))
-        assert found.num_rounds == 2 * (n.bit_length() - 1) and found.num_senders == 1
-        expected = [2 * once, once, 3 * once]
-        assert [found.sent, found.added, found.accessed] == pytest.approx(expected)
-    for f in range(2, n):
-        if n % f == 0:
-            found = term_counts(two_level(size, n, f))
-            assert found.num_rounds == 4
-            assert found.num_senders == max(f - 1, n // f - 1)
-            expected = [2 * once, once, (f + 1) / f + (n / f + 1) / n]
-            assert [found.sent, found.added, found.accessed] == pytest.approx(expected)
+from tools.referees.gentree.baselines import baselines, double_binary_tree, hierarchical_ring
+from tools.referees.gentree.price import ExchangeLoads
+from tools.referees.gentree.tree import Branch, DeviceTerms, LinkTree
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 13, 21])

@@ -16,8 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
-from megatron_hetero.exchange.plan import ExchangePlan
-from megatron_hetero.exchange.tree import Floats, Ints, LinkTree
+from megatron_hetero.exchange.plan import ExchangePlan, Floats, Ints
+from tools.referees.gentree.tree import LinkTree
 
 
 @dataclass(frozen=True)
@@ -253,43 +253,3 @@ def _windows(of_rounds: Floats, num_chunks: int) -> Floats:
     total[num_chunks:] -= sums[: num - 1]
     # Differences of floats may fall a little below zero.
     return np.maximum(0.0, total, out=total)
-
-
-@dataclass(frozen=True)
-class TermCounts:
-    """GenModel's A, and B, C and D as multiples of the buffer; and the most senders to one holder
-    at once."""
-
-    num_rounds: int
-    sent: float
-    added: float
-    accessed: float
-    num_senders: int
-
-
-def term_counts(plan: ExchangePlan) -> TermCounts:
-    """Count the terms of a plan among equal holders on one switch."""
-    rounds, sources, destinations, start, stop, reduces = plan.expanded().table.T
-    num, width = plan.num_holders, (stop - start).astype(np.float64)
-    num_rounds = plan.num_rounds_in_all
-
-    def most(places: Ints, values: Floats) -> float:
-        # A round takes as long as its busiest holder; rounds follow each other.
-        of_round = np.bincount(rounds * num + places, values, num_rounds * num)
-        return float(of_round.reshape(num_rounds, num).max(axis=1).sum()) / plan.size
-
-    adds = width * reduces
-    # Pieces of one range and round are added in one pass, which reads and writes once.
-    _, first = np.unique((rounds * num + destinations) * (plan.size + 1) + start, return_index=True)
-    once = np.zeros(len(width))
-    once[first] = 2 * adds[first]
-    # Distinct (round, receiver, sender): two messages of one sender do not collide.
-    pairs = np.unique(np.stack([rounds, destinations, sources], axis=1), axis=0)
-    senders = np.bincount(pairs[:, 0] * num + pairs[:, 1])
-    return TermCounts(
-        num_rounds,
-        most(sources, width),
-        most(destinations, adds),
-        most(destinations, adds + once),
-        int(senders.max(initial=0)),
-    )

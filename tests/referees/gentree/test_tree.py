@@ -13,13 +13,13 @@ from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.errors import ClusterError
-from megatron_hetero.exchange.from_cluster import cluster_tree, named_devices
-from megatron_hetero.exchange.tree import Branch, LinkTree
 from megatron_hetero.files import canonical_json
 from tests.cost.builders import FAST, SLOW, make_cluster
+from tools.referees.gentree.from_cluster import cluster_tree
+from tools.referees.gentree.tree import Branch, LinkTree
 from tools.scale_clusters import cluster_data
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LINK = Link(1e9, 1e-5)
 
 
@@ -110,11 +110,6 @@ def test_bad_holders_are_named() -> None:
         cluster_tree(cluster, [()])
     with pytest.raises(ClusterError, match="none are given"):
         cluster_tree(cluster, [])
-    with pytest.raises(ClusterError, match="no device 'a:7'; a has a:0, a:1"):
-        named_devices(cluster, ["a:7"])
-    with pytest.raises(ClusterError, match="no device 'z:0'; its machines are a, b"):
-        named_devices(cluster, ["z:0"])
-    assert named_devices(cluster, ["b:1"]) == [Device("b", 1)]
 
 
 def test_a_missing_link_is_named() -> None:
