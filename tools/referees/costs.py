@@ -17,11 +17,6 @@ from megatron_hetero.errors import UnsupportedError
 class RefereeCosts(CostModel):
     """Base of the referees' prices."""
 
-    @property
-    def has_launch_counts(self) -> bool:
-        """Return that these pipelines are others than 1F1B with launch counts."""
-        return False
-
     has_variants: ClassVar[bool] = False
 
     def vocab_rows(self, widths: Sequence[int]) -> int:

@@ -15,7 +15,8 @@ import numpy as np
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.sequences.price.group_price import Floats
-from megatron_hetero.sequences.tree import GroupTree, halved, make_tree
+from megatron_hetero.sequences.tree import GroupTree, make_tree
+from tools.nests import halved
 
 LIMIT_BYTES = 28e9
 """What the authors let one GPU of 40 GB hold."""
