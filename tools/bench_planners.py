@@ -39,10 +39,10 @@ from megatron_hetero.planner.advise.idle import idle_reasons  # noqa: E402
 from megatron_hetero.planner.api import infeasible_or_limits, plan_of  # noqa: E402
 from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
 from megatron_hetero.planner.portfolio import search  # noqa: E402
+from megatron_hetero.planner.problem import make_problem  # noqa: E402
 from tools.drawn_clusters import planner_commit  # noqa: E402
 from tools.referees.cases import Case, Question, load_case  # noqa: E402
 from tools.referees.drawn_cases import drawn_cases, with_anchor  # noqa: E402
-from tools.referees.search.strategies import problem_of, referee_strategies  # noqa: E402
 from tools.referees.waiting.bound import referee_bound  # noqa: E402
 
 RESULT_FIELDS = (
@@ -114,13 +114,13 @@ def _plan(question: Question, prove: bool) -> tuple[float, bool, float, str] | N
 
 
 def _planned(question: Question, prove: bool) -> Plan:
-    """Return the plan of a search with the strategies for a referee's prices.
+    """Return the plan of the users' search under a referee's prices.
 
     Raises:
         InfeasiblePlanError: nothing fits.
     """
-    problem = problem_of(question)
-    board = search(problem, strategies=referee_strategies(problem))
+    problem = make_problem(question.cluster, question.workload, None, question.make_costs)
+    board = search(problem)
     best = Rescorer(board).best()
     if best is None:
         raise infeasible_or_limits(problem, board)

@@ -38,10 +38,10 @@ from megatron_hetero.sequences.deal.batch import deal_batch
 from megatron_hetero.sequences.deal.dealt import Deal
 from megatron_hetero.sequences.deal.micro_batch import deal_micro_batch
 from megatron_hetero.sequences.deal.price_table import price_table
-from megatron_hetero.sequences.deal.static import best_static
-from megatron_hetero.sequences.lengths import DISTRIBUTIONS, lengths_of
+from megatron_hetero.sequences.deal.static import static_deals
 from megatron_hetero.sequences.price.modelled import EVERY, TRAINED
 from megatron_hetero.sequences.tree import GroupTree
+from tools.drawn_lengths import DISTRIBUTIONS, lengths_of
 from tools.referees.flexsp import published_tree
 
 K = 1024
@@ -135,7 +135,11 @@ def print_steps(num_seeds: int, folder: Path) -> None:
             before = time.process_time()
             deal = deal_batch(tree, lengths)
             cpu_s = time.process_time() - before
-            fixed = best_static(tree, lengths)
+            fixed = min(
+                static_deals(tree, lengths).items(),
+                key=lambda item: (item[1].seconds, item[0]),
+                default=None,
+            )
             each, once = megatron_seconds(tree, lengths)
             counted = lengths_of(lengths, name)
             rows.append(

@@ -19,7 +19,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from megatron_hetero.errors import FileFormatError, HeteroError
-from megatron_hetero.sequences.lengths import Lengths, lengths_of, written_lengths
+from megatron_hetero.sequences.lengths import Lengths
+from tools.drawn_lengths import lengths_of, written_lengths
 
 
 def document_lengths(prefix: str) -> Lengths:

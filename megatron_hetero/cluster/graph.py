@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.spec import Link
 
 if TYPE_CHECKING:
     import networkx
-
-
-def cluster_graph(cluster: Cluster) -> networkx.Graph[Any]:
-    """Build the graph of the nodes of a cluster.
-
-    Graph nodes are node names with attributes `gpu_type`, `num_gpus` and `site`; edges carry
-    `bytes_per_s` and `latency_s` of the slower direction.
-    """
-    graph = link_graph((n.name for n in cluster.nodes), cluster.node_links)
-    for node in cluster.nodes:
-        graph.add_node(
-            node.name, gpu_type=node.gpu_type.name, num_gpus=node.num_gpus, site=node.site
-        )
-    return graph
 
 
 def link_graph(

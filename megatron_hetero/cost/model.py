@@ -46,14 +46,15 @@ class CostModel(StagePrices):
     """
 
     has_variants: ClassVar[bool] = True
-    """True if the model prices unequal shares, and replicas or stages with micro-batch sizes or
-    recompute that differ from the job's."""
+    """True if the model prices unequal shares, settings of single stages and replicas, launch
+    counts and queues.  False for prices of other pipelines: the search then gives a stage the job's
+    own settings, adds `send_loads_s` to its time, and takes `quick_times_s` of the pipeline."""
 
     @property
     def has_launch_counts(self) -> bool:
         """Return whether launch counts in place of 1F1B's can make the pipelines faster: not where
         senders wait for receivers, which then may wait for them (`schedule.check`)."""
-        return not self.workload.training.waits_for_receivers
+        return self.has_variants and not self.workload.training.waits_for_receivers
 
     def replica(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaCost:
         """Price the stages, the hops and the pipeline of one replica.
@@ -142,15 +143,6 @@ class CostModel(StagePrices):
         rows, links = plain.vocab_rows(placement.widths), plain.cluster.node_links
         for pair, seconds in plain._exchange.path_seconds(placement, rows).items():
             yield None, pair, seconds * links[pair].bytes_per_s
-
-    def bytes_between_nodes(
-        self, placement: Placement, cost: PlacementCost
-    ) -> dict[NodePair, float]:
-        """Sum the bytes of a step on each path between two nodes, boundaries and gradients."""
-        found: dict[NodePair, float] = {}
-        for _, pair, num_bytes in self.traffic(placement, cost):
-            found[pair] = found.get(pair, 0.0) + num_bytes
-        return found
 
     @property
     def _plain(self) -> Self:

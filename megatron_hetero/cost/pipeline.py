@@ -230,16 +230,3 @@ def steady_period_s(
             if mean_s > period_s:
                 period_s = mean_s
     return period_s
-
-
-def quick_pipeline_time_s(
-    stage_times_s: Sequence[float], round_trips_s: Sequence[float], num_micro_batches: int
-) -> float:
-    """Estimate the makespan, seconds: the first micro-batch's way there and back, then one steady
-    period for each further one.
-
-    >>> quick_pipeline_time_s([1.0, 2.0], [2.0], 3)  # 5 to fill, then 2 periods of 2.5
-    10.0
-    """
-    fill_s = sum(stage_times_s) + sum(round_trips_s)
-    return fill_s + (num_micro_batches - 1) * steady_period_s(stage_times_s, round_trips_s)

@@ -224,11 +224,6 @@ class Placement:
         return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
 
     @cached_property
-    def deals_experts(self) -> bool:
-        """Return whether any stage has whole experts on each device."""
-        return any(s.expert_shares is not None for r in self.replicas for s in r.stages)
-
-    @cached_property
     def has_expert_groups(self) -> bool:
         """Return whether any stage deals experts out over replicas."""
         return any(s.experts is not None for r in self.replicas for s in r.stages)

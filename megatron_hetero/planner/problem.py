@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +18,6 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import LibraryError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import MAX_CONTEXT_PARALLEL
-from megatron_hetero.planner.division.micro_batches import share_micro_batches
 from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
 from megatron_hetero.planner.replica_shapes import Likeness
 from megatron_hetero.planner.restrictions.mixture import check_mixture
@@ -160,8 +159,6 @@ def layers_of(placement: Placement) -> list[tuple[int, ...]]:
     return [tuple([stage.num_layers for stage in r.stages]) for r in placement.replicas]
 
 
-DivideBatch = Callable[[int, Sequence[float], Sequence[float]], tuple[int, ...] | None]
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -179,9 +176,6 @@ class Problem:
     idle_reasons: Mapping[str, str]
     make_costs: MakeCosts = CostModel
     objective: Objective = THROUGHPUT
-    divide_batch: DivideBatch = share_micro_batches
-    """Divides micro-batches among replicas, given the total and each replica's seconds for the
-    first and each further micro-batch; None if there are fewer micro-batches than replicas."""
 
     @cached_property
     def likeness(self) -> Likeness:

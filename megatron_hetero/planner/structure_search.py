@@ -78,9 +78,8 @@ class StructureSearch:
         """Structures that are slower than the best by more are left."""
 
     def search(self, board: Scoreboard) -> None:
-        """See `Strategy.search`; does nothing where prices know no settings of a stage."""
-        costs = board.problem.costs
-        if costs.has_variants and costs.has_launch_counts:
+        """See `Strategy.search`; does nothing where senders wait for receivers."""
+        if not board.problem.workload.training.waits_for_receivers:
             Loop(board, self).run()
 
 

@@ -135,16 +135,6 @@ def step_seconds(seconds: Sequence[float], other_stages: float) -> float:
     return sum(seconds) + other_stages * max(seconds, default=0.0)
 
 
-def halved(ranks: Sequence[int]) -> Nest:
-    """Nest equal ranks: each group is two halves, the first one a power of two where they differ.
-
-    >>> halved(range(6))
-    (((0, 1), (2, 3)), (4, 5))
-    """
-    nests: list[Nest] = list(ranks)
-    return nested(nests)
-
-
 def nested(parts: Sequence[Nest]) -> Nest:
     """Nest a row of groups by halves, the first half with a power of two groups."""
     if len(parts) == 1:

@@ -12,7 +12,7 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.cli.sequences import attention_window
 from megatron_hetero.errors import UnsupportedError, UsageError
-from megatron_hetero.sequences.lengths import lengths_of, written_lengths
+from tools.drawn_lengths import lengths_of, written_lengths
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "a100-rtx4090" / "cluster.yaml"
 _JOB = (

@@ -3,27 +3,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.graph import cluster_graph, connected_parts, link_graph
-from megatron_hetero.cluster.spec import Cluster, Link, Node
+from megatron_hetero.cluster.graph import connected_parts, link_graph
+from megatron_hetero.cluster.spec import Link
 
 
 def test_an_edge_has_the_slower_direction() -> None:
     links = {("a", "b"): Link(2e9, 1e-6), ("b", "a"): Link(1e9, 5e-7)}
     graph = link_graph(["a", "b"], links)
     assert graph.edges["a", "b"] == {"bytes_per_s": 1e9, "latency_s": 1e-6}
-
-
-def test_cluster_graph_describes_nodes() -> None:
-    t4 = gpu_type("T4")
-    nodes = (
-        Node("a", t4, 2, "main", "a", Link(1e9, 0.0)),
-        Node("b", t4, 1, "lab", "b", Link(1e9, 0.0)),
-    )
-    link = Link(1e8, 1e-3)
-    graph = cluster_graph(Cluster(nodes, {("a", "b"): link, ("b", "a"): link}))
-    assert dict(graph.nodes["b"]) == {"gpu_type": "T4", "num_gpus": 1, "site": "lab"}
-    assert list(graph.edges) == [("a", "b")]
 
 
 @given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11))))

@@ -8,7 +8,8 @@ from dataclasses import replace
 from megatron_hetero.bounds.estimate import estimates_of, workload_of
 from megatron_hetero.cluster.spec import CHOICES, Cluster, GpuType, Limits, Link, Node
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
@@ -127,3 +128,13 @@ def estimate_plan(plan: Plan, cluster: Cluster) -> Estimates:
     """A plan as the cost model alone prices it: no queues, and no waiting of stock Megatron."""
     costs, placement = CostModel(cluster, workload_of(plan)), placement_of(plan, cluster)
     return estimates_of(costs, placement, costs.placement(placement))
+
+
+def bytes_between_nodes(
+    costs: CostModel, placement: Placement, cost: PlacementCost
+) -> dict[tuple[str, str], float]:
+    """Sum the bytes of a step on each path between two nodes, boundaries and gradients."""
+    found: dict[tuple[str, str], float] = {}
+    for _, pair, num_bytes in costs.traffic(placement, cost):
+        found[pair] = found.get(pair, 0.0) + num_bytes
+    return found

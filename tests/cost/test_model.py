@@ -12,7 +12,15 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.pipeline import pipeline_time_s
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.spec import Workload
-from tests.cost.builders import BETWEEN, FAST, FREE, SLOW, make_cluster, make_workload
+from tests.cost.builders import (
+    BETWEEN,
+    FAST,
+    FREE,
+    SLOW,
+    bytes_between_nodes,
+    make_cluster,
+    make_workload,
+)
 from tests.planner.naive import all_placements
 from tests.planner.strategies import clusters, workloads
 
@@ -78,7 +86,7 @@ def test_traffic_is_boundaries_and_gradients() -> None:
     activation = 1024 * 512 * 2
     boundaries = [(pair, size) for at, pair, size in costs.traffic(alone, cost) if at == (0, 0)]
     assert dict(boundaries) == {("a", "b"): 8 * activation, ("b", "a"): 8 * activation}
-    total = costs.bytes_between_nodes(alone, cost)
+    total = bytes_between_nodes(costs, alone, cost)
     gradients = {pair: size for at, pair, size in costs.traffic(alone, cost) if at is None}
     for pair, size in boundaries:
         assert total[pair] == pytest.approx(size + gradients.get(pair, 0.0))
@@ -90,7 +98,7 @@ def test_gradients_of_two_replicas_cross_once_each_way_and_back() -> None:
     costs = CostModel(CLUSTER, workload)
     two = Placement((replica(("a0", 6), number=4), replica(("b0", 6), number=4)))
     cost = costs.placement(two)
-    found = costs.bytes_between_nodes(two, cost)
+    found = bytes_between_nodes(costs, two, cost)
     num_params = sum(g for g in (6 * (12 * 512**2 + 13 * 512), 2 * 1024 * 512, 256 * 512))
     assert found["a", "b"] == pytest.approx(4 * num_params)
     assert found["b", "a"] == pytest.approx(4 * num_params)
@@ -106,7 +114,7 @@ def test_links_with_other_terms_carry_as_many_bytes() -> None:
     for cluster in (CLUSTER, changed):
         costs = CostModel(cluster, workload)
         cost = costs.placement(two)
-        found.append((costs.bytes_between_nodes(two, cost), cost.gradient_sync_s))
+        found.append((bytes_between_nodes(costs, two, cost), cost.gradient_sync_s))
     assert found[0][0] == pytest.approx(found[1][0])
     assert found[0][1] < found[1][1]
 

@@ -13,7 +13,14 @@ from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, place_plan
+from tests.cost.builders import (
+    FAST,
+    SLOW,
+    bytes_between_nodes,
+    make_cluster,
+    make_workload,
+    place_plan,
+)
 
 WORKLOAD = make_workload(8, 1024, 12, use_distributed_optimizer=True)
 CLUSTER = make_cluster(("a", FAST, 2), ("b", SLOW, 1))
@@ -94,6 +101,6 @@ def test_more_traffic_between_nodes() -> None:
     for sharded in ("", "z8"):
         placement = placement_of(placed(" | ".join([f"tp1:8{sharded} @4"] * 3)), CLUSTER)
         cost = costs.placement(placement)
-        sent.append(sum(costs.bytes_between_nodes(placement, cost).values()))
+        sent.append(sum(bytes_between_nodes(costs, placement, cost).values()))
     # Gradients of four micro-batches for those of one, and weights eight times for once.
     assert 4 < sent[1] / sent[0] < 8

@@ -134,10 +134,3 @@ def test_an_objective_without_its_prices_is_refused() -> None:
         make_problem(boxes(), WORKLOAD, objective=Objective("fewest-gpus"))
     with pytest.raises(UsageError, match="--steps"):
         make_problem(boxes(), WORKLOAD, objective=Objective(deadline_s=60.0))
-
-
-def test_the_batch_is_divided_by_speed() -> None:
-    """Replicas of 1 s and 2 s a micro-batch: six go 4 to 2."""
-    problem = make_problem(boxes(), WORKLOAD)
-    assert problem.divide_batch(6, [1.0, 2.0], [1.0, 2.0]) == (4, 2)
-    assert problem.divide_batch(1, [1.0, 2.0], [1.0, 2.0]) is None

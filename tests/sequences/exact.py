@@ -12,7 +12,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from megatron_hetero.sequences.deal.price_table import PriceTable
 from megatron_hetero.sequences.price.group_price import Floats
-from megatron_hetero.sequences.tree import GroupTree, halved, make_tree
+from megatron_hetero.sequences.tree import GroupTree, make_tree
+from tools.nests import halved
 
 
 @dataclass(frozen=True)

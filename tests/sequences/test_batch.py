@@ -12,10 +12,11 @@ from megatron_hetero.sequences.deal import micro_batch as searched
 from megatron_hetero.sequences.deal.batch import deal_batch, greedy_deal
 from megatron_hetero.sequences.deal.dealt import Deal, check_deal
 from megatron_hetero.sequences.deal.programme import Programme, Solution, Whole
-from megatron_hetero.sequences.deal.static import best_static, static_deals
-from megatron_hetero.sequences.lengths import DISTRIBUTIONS
-from megatron_hetero.sequences.tree import GroupTree, halved, make_tree
+from megatron_hetero.sequences.deal.static import static_deals
+from megatron_hetero.sequences.tree import GroupTree, make_tree
 from tests.sequences.exact import LinearPrice, random_tree
+from tools.drawn_lengths import DISTRIBUTIONS
+from tools.nests import halved
 from tools.referees.flexsp import published_tree
 
 K = 1024
@@ -54,9 +55,7 @@ def test_flexible_groups_beat_every_fixed_degree(
     for size, other in fixed.items():
         check_deal(tree, lengths, other)
         assert {g.size for m in other.micro_batches for g in m.groups} == {size}
-    best = best_static(tree, lengths)
-    assert best is not None and best[1].seconds == min(d.seconds for d in fixed.values())
-    assert best[1].seconds > 1.2 * deal.seconds
+    assert min(d.seconds for d in fixed.values()) > 1.2 * deal.seconds
 
 
 def test_a_fixed_degree_passes_through_the_other_stages_too(

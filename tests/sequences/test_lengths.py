@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.errors import FileFormatError
-from megatron_hetero.sequences.lengths import (
-    DISTRIBUTIONS,
-    Distribution,
-    lengths_of,
-    read_lengths,
-    written_lengths,
-)
+from megatron_hetero.sequences.lengths import read_lengths
+from tools.drawn_lengths import DISTRIBUTIONS, Distribution, lengths_of, written_lengths
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:

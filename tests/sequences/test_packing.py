@@ -15,8 +15,9 @@ from megatron_hetero.sequences.deal.packing import PackedGroups
 from megatron_hetero.sequences.deal.patterns import PatternProgramme, patterns_within
 from megatron_hetero.sequences.deal.price_table import price_table
 from megatron_hetero.sequences.deal.programme import Programme, Whole
-from megatron_hetero.sequences.tree import halved, make_tree
+from megatron_hetero.sequences.tree import make_tree
 from tests.sequences.exact import LinearPrice, brute_force, random_tree
+from tools.nests import halved
 
 
 def singles(count: int, most: float):  # type: ignore[no-untyped-def]

@@ -15,8 +15,9 @@ from megatron_hetero.schedule.proof.gradients import ALL_LATE, NONE_LATE
 from megatron_hetero.schedule.proof.of_plan import How, job_operations
 from megatron_hetero.schedule.proof.rules import blocked_ranks
 from megatron_hetero.sequences.proof import every_group_dealt
-from megatron_hetero.sequences.tree import GroupKind, GroupTree, TreeGroup, halved
+from megatron_hetero.sequences.tree import GroupKind, GroupTree, TreeGroup
 from tests.runtime.workloads import plan, workload
+from tools.nests import halved
 
 Dealt = tuple[tuple[tuple[int, int], ...], ...]
 

@@ -11,7 +11,6 @@ import pytest
 from megatron_hetero.errors import InfeasiblePlanError, PlanFormatError
 from megatron_hetero.sequences.price.shares import (
     balanced_shares,
-    head_shares,
     pairs_per_token,
     whole_shares,
 )
@@ -60,19 +59,6 @@ def test_pairs_are_counted(window: int | None) -> None:
         seen = sum(min(i + 1, window or length) for i in range(length))
         found = float(pairs_per_token(np.array([float(length)]), window)[0]) * length
         assert found == pytest.approx(seen, abs=length)
-
-
-def test_heads_are_whole_and_everyone_has_some() -> None:
-    assert head_shares(8, [1, 1]) == (4, 4)
-    assert head_shares(8, [3, 1]) == (6, 2)
-    assert head_shares(4, [100, 1, 1, 1]) == (1, 1, 1, 1)
-    chance = random.Random(1)
-    for _ in range(100):
-        wished = [chance.uniform(0.1, 5) for _ in range(chance.randint(1, 8))]
-        found = head_shares(16, wished)
-        assert sum(found) == 16 and min(found) >= 1
-    with pytest.raises(PlanFormatError, match=r"8 ranks.*has 4 query groups"):
-        head_shares(4, [1] * 8)
 
 
 def test_shares_that_do_not_add_up_are_refused() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.sequences.price.group_price import longest_sequence, undominated
-from megatron_hetero.sequences.tree import halved, make_tree, nested, ranks_of
+from megatron_hetero.sequences.tree import make_tree, nested, ranks_of
 from tests.sequences.exact import LinearPrice, choices, random_tree
+from tools.nests import halved
 from tools.referees.flexsp import MODELS, published_tree
 
 

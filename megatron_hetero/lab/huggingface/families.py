@@ -18,8 +18,6 @@ from torch import Tensor
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.huggingface.weight_families import LLAMA_LIKE, families_in_words
 
-Read = Callable[[str], Tensor]
-
 
 @dataclass(frozen=True)
 class Heads:

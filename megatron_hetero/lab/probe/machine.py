@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -197,8 +197,3 @@ def _device() -> torch.device:
     if backend.cuda_is_usable():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def best(rates: Sequence[Rate], what: str) -> float:
-    """Return the highest rate of a kind."""
-    return max(rate.value for rate in rates if rate.what == what)

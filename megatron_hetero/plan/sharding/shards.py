@@ -10,19 +10,9 @@ on one device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from megatron_hetero.errors import PlanFormatError
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Units `start .. stop - 1`; `holders[g]` is the tensor rank of group g that has them."""
-
-    start: int
-    stop: int
-    holders: tuple[int, ...]
 
 
 def shard_edges(num_units: int, width: int, shares: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -123,24 +113,3 @@ def common_cuts(tables: Sequence[Sequence[int]]) -> tuple[int, ...]:
     if len({(table[0], table[-1]) for table in tables}) != 1:
         raise ValueError(f"shard tables of different tensors: {list(map(tuple, tables))}")
     return tuple(sorted({edge for table in tables for edge in table}))
-
-
-def slices(tables: Sequence[Sequence[int]]) -> tuple[Slice, ...]:
-    """Return the pieces that no group cuts further, in order, with the holder of each in every
-    group.
-
-    They tile `[0, num_units)`; pieces with equal `holders` may share one collective.
-
-    >>> [(s.start, s.stop, s.holders) for s in slices([(0, 6, 12), (0, 4, 8, 12)])]
-    [(0, 4, (0, 0)), (4, 6, (0, 1)), (6, 8, (1, 1)), (8, 12, (1, 2))]
-    """
-    # The holder of the current piece in each group; edges rise, so holders only move on.
-    holders = [0] * len(tables)
-    found = []
-    for start, stop in pairwise(common_cuts(tables)):
-        # A group's next rank begins where its edge is at or before the start of the piece.
-        for group, table in enumerate(tables):
-            while table[holders[group] + 1] <= start:
-                holders[group] += 1
-        found.append(Slice(start, stop, tuple(holders)))
-    return tuple(found)

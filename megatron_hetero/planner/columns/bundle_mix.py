@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hetero.planner.columns.bundle_shapes import FirstShapes, plain_shapes
+from megatron_hetero.planner.columns.bundle_shapes import plain_shapes
 from megatron_hetero.planner.columns.packing import Floats, pack
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.completion.fill import FilledChain, Filler
@@ -82,7 +82,6 @@ class PoolBundles:
         replica_counts: equal replicas of a bundle to try.
         known: bundles found for more layers on a node.
         effort: the part of the work of a whole search that this pool is worth.
-        first_shapes: makes the bundles to begin with, where none are known.
     """
 
     def __init__(
@@ -94,7 +93,6 @@ class PoolBundles:
         max_node_layers: int,
         known: Iterable[BundleShape] = (),
         effort: float = 1.0,
-        first_shapes: FirstShapes = plain_shapes,
     ) -> None:
         self.table = table
         self.filler = filler
@@ -113,7 +111,7 @@ class PoolBundles:
             self.bundles[shape] = self._bundle(shape)
         if not known:
             for pricer in self.pricers:
-                for shape in first_shapes(table, pricer, self.capacity):
+                for shape in plain_shapes(table, pricer, self.capacity):
                     if shape not in self.bundles:
                         self.bundles[shape] = self._bundle(shape)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from itertools import product
 
 from megatron_hetero.cluster.spec import Node
@@ -10,9 +10,6 @@ from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, S
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.shapes.kinds import cut, ladder
 from megatron_hetero.planner.shapes.order import some_orders
-
-FirstShapes = Callable[[StageTable, BundlePricer, Mapping[int, int]], Iterable[BundleShape]]
-"""Makes the first bundles of a pool, from the pool's number of nodes of each kind."""
 
 
 def plain_shapes(

@@ -6,7 +6,7 @@ network card, so a node with many layers on a slow network delays all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,10 +27,6 @@ Choice = tuple[tuple[Site, Mix], ...]
 """Pairs of a chosen site and the mix of its bundles."""
 
 
-Together = Callable[[int, Mapping[Bundle, int]], float]
-"""Seconds in which replicas of bundles do so many micro-batches."""
-
-
 def together_s(num_micro_batches: int, counted: Mapping[Bundle, int]) -> float:
     """Return the time in which replicas would do all micro-batches, if micro-batches could be
     split."""
@@ -43,9 +39,7 @@ def together_s(num_micro_batches: int, counted: Mapping[Bundle, int]) -> float:
     return max(pipelines_s, *(bundle.filled.fill_s for bundle in counted))
 
 
-def quick_step_s(
-    problem: Problem, choice: Choice, pipelines: Together = together_s
-) -> float | None:
+def quick_step_s(problem: Problem, choice: Choice) -> float | None:
     """Return about the step's time: that of the pipelines, and of the exchange between two or more
     replicas; None where the batch or the limits do not allow so many."""
     counted: dict[Bundle, int] = {}
@@ -55,7 +49,7 @@ def quick_step_s(
     num_replicas = sum(counted.values())
     if num_replicas not in problem.replica_counts():
         return None
-    pipelines_s = pipelines(problem.num_micro_batches, counted)
+    pipelines_s = together_s(problem.num_micro_batches, counted)
     # One replica alone has nobody to exchange with.
     if num_replicas == next(iter(counted)).shape.num_replicas:
         return pipelines_s

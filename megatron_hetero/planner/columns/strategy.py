@@ -14,20 +14,14 @@ from math import inf
 
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.columns.bundle_mix import MAX_ROUNDS, SLACKS, STEP_RATIO, PoolBundles
-from megatron_hetero.planner.columns.bundle_shapes import (
-    FirstShapes,
-    bundle_chains,
-    plain_shapes,
-)
+from megatron_hetero.planner.columns.bundle_shapes import bundle_chains
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import (
     Choice,
     Site,
-    Together,
     by_exchange,
     exchange_s,
     quick_step_s,
-    together_s,
 )
 from megatron_hetero.planner.completion.fill import FilledChain, Filler, filled_placement
 from megatron_hetero.planner.division.counts import MIN_GAIN
@@ -47,8 +41,6 @@ class Columns:
     """Bundles by column generation; see the module."""
 
     name = "columns"
-    pipelines: Together = staticmethod(together_s)
-    first_shapes: FirstShapes = staticmethod(plain_shapes)
 
     def __init__(self, max_work: int = SEED_WORK) -> None:
         self.max_work = max_work
@@ -69,7 +61,7 @@ class Columns:
         # Ever fewer layers on a node; many sites take every second limit.
         for limit in _node_layer_limits(problem)[:: 2 if len(pools) > _MAX_WHOLE_EFFORTS else 1]:
             least_s = min(found.values(), default=inf)
-            sites = _sites(table, filler, pools, limit, sites, least_s, self.first_shapes)
+            sites = _sites(table, filler, pools, limit, sites, least_s)
             tried.append(sites)
             # No choice of sites may beat the best under this limit; tighter ones are not tried.
             if not self._collect(problem, sites, found, least_s):
@@ -112,17 +104,13 @@ class Columns:
             if step_s is None or step_s > least_s:
                 continue
             may_gain = True
-            for choice in self.choices(problem, chosen, step_s):
+            for choice in _choices(problem, chosen, step_s):
                 self._add(problem, found, choice)
         return may_gain
 
-    def choices(self, problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
-        """Yield mixes for each site that make a step about so long."""
-        return _choices(problem, sites, step_s)
-
     def _add(self, problem: Problem, found: dict[Choice, float], choice: Choice) -> None:
         if choice not in found:
-            time_s = quick_step_s(problem, choice, self.pipelines)
+            time_s = quick_step_s(problem, choice)
             if time_s is not None:
                 found[choice] = time_s
 
@@ -191,14 +179,12 @@ def _sites(
     max_node_layers: int,
     before: Sequence[Site],
     step_s: float,
-    first_shapes: FirstShapes,
 ) -> list[Site]:
     """Return the sites of a pooling; those with the same nodes and network share their bundles.
 
     Args:
         before: the same sites with a higher limit, of which the best bundles are taken over.
         step_s: the best time found with that limit.
-        first_shapes: as of `PoolBundles`.
     """
     shared: dict[object, PoolBundles] = {}
     sites = []
@@ -217,7 +203,7 @@ def _sites(
             has_best = before and step_s < inf
             known = before[number].bundles.best_shapes(step_s) if has_best else ()
             shared[content] = PoolBundles(
-                table, filler, pool, counts, max_node_layers, known, effort, first_shapes
+                table, filler, pool, counts, max_node_layers, known, effort
             )
         sites.append(Site(shared[content], kinds))
     return sites

@@ -251,11 +251,18 @@ class Completer:
         self, tables: Tables, chain: Chain, in_flight: list[int], has_counts: bool
     ) -> Filled | None:
         options = self.options(tables, chain, in_flight, has_counts)
+        # Under prices of other pipelines a stage may be busy while it sends.
+        if not tables.costs.has_variants:
+            loads_s = tables.costs.send_loads_s([unit.devices for unit in chain])
+            options = [
+                (of, tuple([time_s + load_s for time_s in times]))
+                for (of, times), load_s in zip(options, loads_s, strict=True)
+            ]
         layers = minimax(self.problem.num_layers, [times for _, times in options])
         if layers is None:
             return None
         chosen = tuple([of[n - 1] for n, (of, _) in zip(layers, options, strict=True)])
-        times_s = [option.time_s for option in chosen]
+        times_s = [times[n - 1] for n, (_, times) in zip(layers, options, strict=True)]
         fill_s, period_s = self.quick(tables, chain, times_s, has_counts)
         counts = tuple(in_flight) if has_counts else None
         return Filled(layers, chosen, counts, tables.size, fill_s, period_s)
@@ -264,6 +271,8 @@ class Completer:
         self, tables: Tables, chain: Chain, times_s: list[float], has_counts: bool
     ) -> tuple[float, float]:
         """Return seconds of the first micro-batch and of each further one."""
+        if not tables.costs.has_variants:
+            return tables.costs.quick_times_s(times_s, [unit.devices for unit in chain])
         trips_s, busiest_s = self.trips(tables, chain)
         slowest_s, longest_s = max(times_s), max(trips_s, default=0.0)
         # Enough forwards ahead hide every hop but the slowest message's time on its link.
@@ -350,9 +359,10 @@ class Completer:
     def tune(self, found: Completion, max_work: int) -> Completion:
         """Tune layers and launch counts by the recurrence, replica by replica; then the
         shares.  Replicas with sharded layers keep step, as do those that deal experts out together:
-        they stay as they are."""
-        if found.sharded is not None or found.dispatcher is not None:
-            # Replicas in step cannot be tuned one by one.
+        they stay as they are, and so do pipelines of other prices."""
+        # Replicas in step cannot be tuned one by one, and other pipelines by another recurrence.
+        in_step = found.sharded is not None or found.dispatcher is not None
+        if in_step or not self.costs.has_variants:
             return found
         tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}
         best, before = found, found

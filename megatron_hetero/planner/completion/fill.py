@@ -8,6 +8,7 @@ from itertools import pairwise, starmap
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.division.layers import split_layers
+from megatron_hetero.planner.division.micro_batches import share_micro_batches
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 Piece = tuple[Unit, int]
@@ -128,9 +129,9 @@ class Filler:
 def filled_placement(
     problem: Problem, chains: Sequence[Chain], filled: Sequence[FilledChain]
 ) -> Placement | None:
-    """Return filled chains with their micro-batches (`Problem.divide_batch`); None if there are too
+    """Return filled chains with their micro-batches in proportion to speed; None if there are too
     few."""
-    shares = problem.divide_batch(
+    shares = share_micro_batches(
         problem.num_micro_batches, [f.fill_s for f in filled], [f.period_s for f in filled]
     )
     if shares is None:

@@ -70,11 +70,6 @@ class Candidate:
         return self.cost.card_s / max(r.pipeline_s for r in self.cost.replicas)
 
     @property
-    def is_contended(self) -> bool:
-        """Return whether messages wait long for paths in use."""
-        return self.contention > LOW_CONTENTION
-
-    @property
     def structure(self) -> tuple[tuple[tuple[str, int, int], ...], ...]:
         """Node, width and number of groups of every stage: what is left without layers and
         micro-batches."""

@@ -168,7 +168,10 @@ class Rungs:
         )
 
     def simulated(self, candidate: Candidate) -> Candidate:
-        """Return it with queues, of long steps by a part; the board keeps both."""
+        """Return it with queues, of long steps by a part; the board keeps both.  Other prices know
+        no queues."""
+        if not self.problem.costs.has_variants:
+            return candidate
         # Each simulated message takes about two units of work.
         self.work += 2 * min(self.rescorer.num_messages(candidate), SHORT)
         simulated = self.rescorer.with_part_of_queues(candidate, SHORT)

@@ -37,12 +37,6 @@ def partition(
     return tuple(sorted(tuple(int(vertex) for vertex in part) for part in parts))
 
 
-def cut_weight(edge_weights: Weights, parts: Sequence[Sequence[int]]) -> float:
-    """Return weight of all edges between different parts."""
-    inside = sum(float(edge_weights[np.ix_(part, part)].sum()) for part in parts)
-    return (float(edge_weights.sum()) - inside) / 2
-
-
 def _divide(
     vertices: NDArray[np.intp], weights: Weights, edges: Weights, num_parts: int
 ) -> list[NDArray[np.intp]]:

@@ -27,8 +27,6 @@ from megatron_hetero.schedule.proof.operations import Item, JobOperations
 NUM_STREAMS = 32
 """Number of streams of each priority; torch hands the streams out in turn
 (`c10/cuda/CUDAStream.cpp`, kStreamsPerPool)."""
-MANY = 1 << 20
-"""Connections for as many queues as there are streams."""
 _COMPUTE = 0
 """The stream of what is computed."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.work.compute import PassTimes
@@ -21,21 +20,11 @@ from megatron_hetero.schedule.parts import (
     Pipeline,
     Run,
 )
-from megatron_hetero.schedule.programme import COMPUTE, Operation, Schedule
+from megatron_hetero.schedule.programme import COMPUTE, Schedule
 from megatron_hetero.schedule.simulator.engine import run_step
 
 StageTimes = PassTimes | Sequence[ChunkTimes]
 """Times of a stage with one chunk, or of each chunk of a stage."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """An operation on a stage; for a send, the time during which the link is busy."""
-
-    stage: int
-    operation: Operation
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True)
@@ -47,21 +36,6 @@ class Simulation:
     busy_s: tuple[float, ...]
     peak_in_flight: tuple[int, ...]
     run: Run
-
-    @cached_property
-    def events(self) -> tuple[tuple[Event, ...], ...]:
-        """Return all operations of each stage, in order of their ends."""
-        # Computations of each stage, then its sends, as the link is busy.
-        events: list[list[Event]] = [
-            [Event(s, Operation(o.kind, o.micro_batch, o.chunk), o.start_s, o.end_s) for o in spans]
-            for (_, s), spans in self.run.operations.items()
-        ]
-        for message in self.run.messages:
-            event = Event(message.sender, message.operation, message.start_s, message.end_s)
-            events[message.sender].append(event)
-        return tuple(
-            tuple(sorted(e, key=lambda event: (event.end_s, event.start_s))) for e in events
-        )
 
     @property
     def bubble(self) -> float:
@@ -75,9 +49,6 @@ def simulate(
     stages: Sequence[StageTimes],
     forward_hops: Sequence[BoundaryTime],
     backward_hops: Sequence[BoundaryTime],
-    *,
-    gradient_sync_s: float = 0.0,
-    update_s: float = 0.0,
 ) -> Simulation:
     """Run every programme as early as its messages allow.
 
@@ -85,7 +56,6 @@ def simulate(
         stages: seconds of one micro-batch, shape [stage], or [stage][chunk].
         forward_hops, backward_hops: shape [boundary of the chain]; with one chunk on each stage
             hop i joins stages i and i + 1.
-        gradient_sync_s: starts on all stages once the last of them is done.
     Raises:
         CheckFailedError: some stage waits for a message that never comes.
     """
@@ -99,12 +69,11 @@ def simulate(
     ]
     times = tuple(chunk_times(stage) for stage in stages)
     pipeline = Pipeline(schedule, times, crossings[0], crossings[1])
-    # One exchange of all stages, if the programmes end with one.
+    # Exchange and update, with which the programmes may end, take no time here.
     numbers = range(schedule.num_stages)
-    holders = tuple((0, stage) for stage in numbers)
-    sync = Collective("gradients", holders, (("gradients", gradient_sync_s),))
+    sync = Collective("gradients", tuple((0, stage) for stage in numbers), (("gradients", 0.0),))
     has_sync = any(i[0].kind == "gradient_sync" for p in schedule.programmes for i in p)
-    run = run_step([pipeline], [sync] if has_sync else [], [[update_s] * len(times)])
+    run = run_step([pipeline], [sync] if has_sync else [], [[0.0] * len(times)])
     spans = [run.operations[0, stage] for stage in numbers]
     # Times and peaks from what every stage did.
     return Simulation(

@@ -13,8 +13,6 @@ from megatron_hetero.rounding import ROUNDING
 from megatron_hetero.sequences.price.group_price import Floats
 from megatron_hetero.sequences.tree import GroupTree
 
-Bools = npt.NDArray[np.bool_]
-
 
 @dataclass(frozen=True)
 class PriceTable:

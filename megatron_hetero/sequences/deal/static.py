@@ -43,14 +43,6 @@ def static_deals(tree: GroupTree, lengths: Sequence[int]) -> dict[int, Deal]:
     return found
 
 
-def best_static(tree: GroupTree, lengths: Sequence[int]) -> tuple[int, Deal] | None:
-    """Return the fastest degree for a batch, with the deal; None if no degree is large enough."""
-    deals = static_deals(tree, lengths)
-    if not deals:
-        return None
-    return min(deals.items(), key=lambda item: (item[1].seconds, item[0]))
-
-
 def _static(table: PriceTable, groups: Sequence[int], full: bool) -> Deal | None:
     """Deal with these groups alone; None where one of them cannot hold the longest."""
     tree = table.tree

@@ -99,31 +99,3 @@ def whole_shares(shares: Sequence[float], length: int, caps: Sequence[float]) ->
                 f"{', '.join(f'{c:.0f}' for c in caps)}"
             )
     return tuple(whole)
-
-
-def head_shares(num_query_groups: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Divide query groups over the members of an all-to-all, each at least one.
-
-    Args:
-        num_query_groups: of the model; a group's heads stay together with their keys and values.
-        shares: wished part of each member.
-    Raises:
-        PlanFormatError: there are more members than query groups.
-    """
-    if len(shares) > num_query_groups:
-        raise PlanFormatError(
-            f"an all-to-all among {len(shares)} ranks gives each rank whole heads, and the model "
-            f"has {num_query_groups} query groups; use at most {num_query_groups} ranks, or a ring "
-            "or a gather between them"
-        )
-    # Each rank has one query group for sure; only the rest is divided in proportion.
-    total = sum(shares)
-    spare = num_query_groups - len(shares)
-    wished = [max(0.0, num_query_groups * s / total - 1) for s in shares]
-    scale = spare / sum(wished) if sum(wished) > 0 else 0.0
-    parts = [w * scale for w in wished]
-    whole = [1 + int(p + 1e-9) for p in parts]
-    order = sorted(range(len(parts)), key=lambda r: (int(parts[r] + 1e-9) - parts[r], r))
-    for r in order[: num_query_groups - sum(whole)]:
-        whole[r] += 1
-    return tuple(whole)

@@ -1,4 +1,4 @@
-"""Shard tables tile a tensor, follow the shares, and their common slices name every holder."""
+"""Shard tables tile a tensor and follow the shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.sharding import shards
-from megatron_hetero.plan.sharding.shards import common_cuts, shard_edges, slices, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import common_cuts, shard_edges, vocabulary_edges
 
 
 def test_examples_of_the_docstrings() -> None:
@@ -60,28 +60,6 @@ def test_what_cannot_be_cut_is_refused(
 ) -> None:
     with pytest.raises(PlanFormatError, match=says):
         shard_edges(num_units, width, shares)
-
-
-@given(
-    st.integers(12, 60), st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1)
-)
-def test_slices_tile_and_name_the_holder_in_every_group(
-    num_units: int, groups: list[list[int]]
-) -> None:
-    tables = [shard_edges(num_units, len(shares), shares) for shares in groups]
-    found = slices(tables)
-    assert [piece.start for piece in found] == [0, *(piece.stop for piece in found[:-1])]
-    assert found[-1].stop == num_units
-    for piece in found:
-        for table, holder in zip(tables, piece.holders, strict=True):
-            assert table[holder] <= piece.start < piece.stop <= table[holder + 1]
-    # Neighbours have different holders: nothing is cut that need not be.
-    assert all(a.holders != b.holders for a, b in pairwise(found))
-
-
-def test_equal_groups_have_one_slice_for_each_rank() -> None:
-    table = shard_edges(12, 4)
-    assert [piece.holders for piece in slices([table, table])] == [(i, i) for i in range(4)]
 
 
 def test_tables_of_different_tensors_do_not_mix() -> None:

@@ -8,15 +8,14 @@ from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.advise import idle
 from megatron_hetero.planner.completion.completer import Completer
-from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.fine import insertions
+from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.problem import Problem, Unit, chains_of, make_problem
 from megatron_hetero.planner.seeds.constructive import Constructive
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
-from tools.referees.search.local import neighbours
 
 
 def test_replicas_that_are_alike_are_tried_once() -> None:
@@ -40,8 +39,8 @@ def _tried(problem: Problem, *, only_one: bool) -> tuple[Candidate, int]:
     board = Scoreboard(problem)
     Constructive().search(board)
     best = board.ranking[0]
-    tried = [tuple(chains_of(one)) for one in neighbours(problem, Filler(problem), best.placement)]
     rungs = Rungs(Scoreboard(problem))
+    tried = neighbours(problem, tuple(chains_of(best.placement)), rungs.completer.shape)
     sized = [one for structure in tried if (one := rungs.sized(structure)) is not None]
     until = 0 if only_one else 10**9
     found = idle._best_of(rungs, sorted(map(rungs.estimated, sized)), until, best)

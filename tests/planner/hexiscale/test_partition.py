@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.planner.hexiscale.partition import Weights, cut_weight, partition
+from megatron_hetero.planner.hexiscale.partition import Weights, partition
 
 
 @st.composite
@@ -69,3 +70,9 @@ def test_machines_stay_whole_or_are_spread_as_the_weights_say() -> None:
     }
     spread = partition([1.0] * 128, np.where(edges > 0, 1 / np.maximum(edges, 0.1), 0), 8)
     assert all(len(part) == 16 and len(set(machine[list(part)])) >= 15 for part in spread)
+
+
+def cut_weight(edge_weights: Weights, parts: Sequence[Sequence[int]]) -> float:
+    """Return weight of all edges between different parts."""
+    inside = sum(float(edge_weights[np.ix_(part, part)].sum()) for part in parts)
+    return (float(edge_weights.sum()) - inside) / 2

@@ -80,14 +80,6 @@ def test_the_planners_recurrence_is_the_simulation(
     assert least_s <= min(own_s, counted_s) * (1 + 1e-9)
 
 
-def test_gradient_sync_and_update_come_after_the_last_stage() -> None:
-    result = simulate(
-        one_f_one_b(2, 2), [PassTimes(1, 1)] * 2, [NO_HOP], [NO_HOP], gradient_sync_s=5, update_s=7
-    )
-    assert result.makespan_s == 6 + 5 + 7
-    assert [str(e.operation) for e in result.events[1]][-2:] == ["gradient_sync", "step"]
-
-
 def test_a_schedule_that_waits_for_ever_is_refused() -> None:
     schedule = one_f_one_b(2, 1)
     silent = Schedule(((), schedule.programmes[1]), 1)

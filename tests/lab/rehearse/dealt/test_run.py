@@ -10,10 +10,10 @@ import pytest
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.lab.rehearse.dealt.rank import SmallTokens
-from megatron_hetero.sequences.lengths import lengths_of, written_lengths
 from megatron_hetero.sequences.step_tokens import GroupTokens
 from tests.cli.test_sequences import FLAGS
 from tests.runtime.sequences.flexible_runs import write_cluster
+from tools.drawn_lengths import lengths_of, written_lengths
 
 PIPELINES = "tp1:8,tp1:4 @12 | tp1:4,tp1:4,tp1:4 @12"
 TWINS = "tp1:6,tp1:6 @12 | tp1:6,tp1:6 @12"
