@@ -118,11 +118,6 @@ def render_bash(argv: Sequence[str], name: str = "MEGATRON_ARGS") -> str:
     return "\n".join([f"{name}=(", *(f"    {shlex.join(line)}" for line in lines), ")"])
 
 
-def render_line(argv: Sequence[str]) -> str:
-    """Return one line for a shell; `shlex.split` gives `argv` back."""
-    return shlex.join(argv)
-
-
 _DISPATCHER = "--moe-token-dispatcher-type"
 _RECOMPUTE_FLAGS = frozenset(
     {

@@ -62,13 +62,6 @@ class RankRow:
     context_rank: int = 0
 
 
-def torchrun_lines(
-    plan: Plan, plan_path: str | None = None, *, master_port: int = DEFAULT_MASTER_PORT
-) -> tuple[str, ...]:
-    """Return one shell line for each node, by node rank; `node_launches` returns them as data."""
-    return tuple(launch.line for launch in node_launches(plan, plan_path, master_port=master_port))
-
-
 def node_launches(
     plan: Plan, plan_path: str | None = None, *, master_port: int = DEFAULT_MASTER_PORT
 ) -> tuple[NodeLaunch, ...]:

@@ -15,7 +15,6 @@ from megatron_hetero.flags.launch import (
     check_hosts,
     node_launches,
     rank_rows,
-    torchrun_lines,
 )
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
@@ -26,6 +25,10 @@ from tests.plan.edits import PLAN, with_host
 from tests.plan.strategies import placed_plans, workload
 
 USER = " ".join(workload().megatron_args)
+
+
+def torchrun_lines(plan: Plan, path: str | None = None, **options: int) -> tuple[str, ...]:
+    return tuple(launch.line for launch in node_launches(plan, path, **options))
 
 
 def test_one_line_for_each_node_with_its_own_number_of_gpus() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from megatron_hetero.cluster.inventory.remote import targets
 from megatron_hetero.cluster.names import check_host_name
 from megatron_hetero.errors import HeteroError
-from megatron_hetero.flags.emit import megatron_args, render_bash, render_line
+from megatron_hetero.flags.emit import megatron_args, render_bash
 from megatron_hetero.flags.launch import node_launches
 from megatron_hetero.flags.launchers.job import LaunchJob
 from megatron_hetero.flags.launchers.node_script import node_script
@@ -26,8 +26,8 @@ _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@+,=-]*")
 
 def shell_faults(argv: tuple[str, ...]) -> Iterator[str]:
     """Find where a shell would not see `argv` again."""
-    if shlex.split(render_line(argv)) != list(argv):
-        yield f"render_line: {argv!r}"
+    if shlex.split(shlex.join(argv)) != list(argv):
+        yield f"shlex.join: {argv!r}"
     if shlex.split(render_bash(argv)) != ["MEGATRON_ARGS=(", *argv, ")"]:
         yield f"render_bash: {argv!r}"
 

@@ -16,16 +16,10 @@ Treatment = Literal[
     "kept", "kept by the plan", "kept in half precision", "shrunk", "no effect", "left out",
     "refused",
 ]  # fmt: skip
-
-MEANING: dict[Treatment, str] = {
-    "kept": "given to the plan's ranks and to the one process as it stands",
-    "kept by the plan": "given to the plan's ranks alone: it says how ranks work together",
-    "kept in half precision": "given to both where they train in bf16 or fp16",
-    "shrunk": "another value is used, and both are shown",
-    "no effect": "does not change what is trained; the note names the class",
-    "left out": "a CPU cannot run it; named, and the verdict says so",
-    "refused": "refused, as the runtime does, or because nothing could be compared",
-}
+"""Kept: given to the plan's ranks and the one process as it stands; by the plan: to its ranks
+alone, since it says how ranks work together; in half precision: to both in bf16 or fp16.  Shrunk:
+another value is used, and both are shown.  Left out: a CPU cannot run it.  Refused: as the runtime
+does, or because nothing could be compared."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from typing import get_args
 
 import pytest
 
@@ -11,9 +12,9 @@ from megatron_hetero.flags.support.lookup import support_of
 from megatron_hetero.flags.support.verification import treat, treatments_of
 from megatron_hetero.flags.support.verification_table import (
     CPU_CANNOT_RUN,
-    MEANING,
     OF_STATUS,
     TABLE,
+    Treatment,
 )
 from megatron_hetero.model.flag_table import flag_table
 
@@ -28,7 +29,7 @@ LOST = (
 def test_every_flag_has_a_treatment() -> None:
     for flag in flag_table().flags:
         entries = treatments_of(flag)
-        assert {entry.treatment for entry in entries} <= set(MEANING), flag.names
+        assert {entry.treatment for entry in entries} <= set(get_args(Treatment)), flag.names
         assert not entries[-1].values, f"{flag.names}: no entry for other values"
         assert all(entry.values for entry in entries[:-1])
 
