@@ -28,7 +28,7 @@ from megatron_hetero.bounds.effort import PROOF, THOROUGH, ProofEffort  # noqa: 
 from megatron_hetero.bounds.step_time import step_time_bound  # noqa: E402
 from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
 from megatron_hetero.cost.model import CostModel  # noqa: E402
-from megatron_hetero.cost.placement import placement_of  # noqa: E402
+from megatron_hetero.cost.placing import placement_of  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import load_plan, save_plan  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402

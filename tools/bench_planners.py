@@ -30,7 +30,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from megatron_hetero.bounds.effort import PROOF  # noqa: E402
-from megatron_hetero.cost.placement import placement_of  # noqa: E402
+from megatron_hetero.cost.placing import placement_of  # noqa: E402
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError, UnsupportedError  # noqa: E402
 from megatron_hetero.files import canonical_json  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402

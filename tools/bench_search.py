@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
 from megatron_hetero.cost.model import CostModel  # noqa: E402
-from megatron_hetero.cost.placement import placement_of  # noqa: E402
+from megatron_hetero.cost.placing import placement_of  # noqa: E402
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError  # noqa: E402
 from megatron_hetero.files import canonical_json  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402

@@ -24,7 +24,7 @@ from pathlib import Path
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster, Node
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.widths import usable_widths
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.model.load import load_workload

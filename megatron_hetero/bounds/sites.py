@@ -13,7 +13,7 @@ from typing import Literal
 
 from megatron_hetero.bounds.chains.kinds import GpuClass
 from megatron_hetero.cost.choices import context_parallels, recomputes
-from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.lines import most_bytes_per_s
 from megatron_hetero.cost.parameters import layer_params

@@ -2,6 +2,7 @@
 
 model        `CostModel`: the price of any placement, cached piece by piece
 placement    which devices hold which layers
+placing      the placement of a plan, and what its replicas share
 share        what one member of a tensor-parallel group holds and computes
 parameters   parameters on one device
 causes       what a stage's time is spent on

@@ -8,9 +8,7 @@ from typing import ClassVar, Self
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Node
-from megatron_hetero.cost.memory.device import (
-    state_bytes,
-)
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.parameters import embedding_params, layer_params
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, stage_ends_s

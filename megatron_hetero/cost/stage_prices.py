@@ -8,17 +8,16 @@ from functools import cached_property
 from typing import Self
 
 from megatron_hetero.cluster.spec import GpuType
-from megatron_hetero.cost.memory.device import (
+from megatron_hetero.cost.memory.device import kept_sends
+from megatron_hetero.cost.memory.libraries import memory_kind
+from megatron_hetero.cost.memory.sharded import sharded_memory
+from megatron_hetero.cost.memory.stage import (
     StageMemory,
-    StateHolders,
-    kept_sends,
-    state_bytes,
     tightest,
     updated_bytes,
     with_some_layers_recomputed,
 )
-from megatron_hetero.cost.memory.libraries import memory_kind
-from megatron_hetero.cost.memory.sharded import sharded_memory
+from megatron_hetero.cost.memory.states import StateHolders, state_bytes
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Sharding
 from megatron_hetero.cost.share import even_share, member_shares

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.network.nics import port_name
 from megatron_hetero.cost.network.seconds import BoundaryTime, between
 from megatron_hetero.cost.placement import Placement

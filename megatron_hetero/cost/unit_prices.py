@@ -7,13 +7,9 @@ from itertools import pairwise
 from typing import Self
 
 from megatron_hetero.cluster.spec import Device, Node
-from megatron_hetero.cost.memory.device import (
-    StageMemory,
-    least_memory,
-    stage_memory,
-    with_in_flight,
-)
+from megatron_hetero.cost.memory.device import stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree, inward_communicators, kept_free
+from megatron_hetero.cost.memory.stage import StageMemory, least_memory, with_in_flight
 from megatron_hetero.cost.network.experts import expert_links
 from megatron_hetero.cost.network.seconds import (
     BoundaryTime,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Self
 
 from megatron_hetero.cluster.spec import Cluster, Device, GpuType
-from megatron_hetero.cost.memory.device import EVERY_DEVICE, StateHolders
+from megatron_hetero.cost.memory.states import EVERY_DEVICE, StateHolders
 from megatron_hetero.cost.placement import PlacedStage, Placement, Recompute
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.stage_precision import precision_on

@@ -19,7 +19,7 @@ from megatron_hetero.schedule.stock import (
     recompute,
 )
 
-__all__ = ["is_stock", "megatron_args", "render_bash", "render_line"]
+__all__ = ["is_stock", "megatron_args", "render_bash"]
 
 NOT_FROM_A_PLAN = {
     "--spec": "it imports the module that it names",

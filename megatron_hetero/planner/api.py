@@ -12,7 +12,7 @@ from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.bounds.step_time import Prove, bound_by_work, step_time_bound, thorough_bound
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel, MakeCosts
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import InfeasiblePlanError, PlanFormatError
 from megatron_hetero.model.spec import Workload

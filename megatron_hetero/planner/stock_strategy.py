@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.planner.advise.alternatives import by_hand_alternatives

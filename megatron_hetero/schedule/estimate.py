@@ -9,7 +9,8 @@ from megatron_hetero.bounds.estimate import estimates_of, workload_of
 from megatron_hetero.bounds.step_time import thorough_bound
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.plan.plan import Estimates, Plan

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.placement import own_launch_counts, placement_of
+from megatron_hetero.cost.placement import own_launch_counts
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload

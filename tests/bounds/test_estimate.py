@@ -9,7 +9,7 @@ from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.bounds.step_time import Bound
 from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.errors import (
     BoundFaultWarning,
     PlanFormatError,

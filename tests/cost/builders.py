@@ -8,7 +8,8 @@ from dataclasses import replace
 from megatron_hetero.bounds.estimate import estimates_of, workload_of
 from megatron_hetero.cluster.spec import CHOICES, Cluster, GpuType, Limits, Link, Node
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import plan_from_layout

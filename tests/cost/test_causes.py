@@ -9,7 +9,8 @@ import pytest
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cost.causes import causes_of_pieces, stage_causes
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedReplica, placement_of
+from megatron_hetero.cost.placement import PlacedReplica
+from megatron_hetero.cost.placing import placement_of
 from tests.cost.builders import make_cluster, make_workload, place
 
 CLUSTER = make_cluster(("a", gpu_type("A100-80GB"), 2), ("b", gpu_type("L40S"), 2))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.memory.activations import layer_activation_bytes
-from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.holdings import StateSizes, held_bytes, holdings, parts_of_plan
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import (
     boundary_time,
@@ -19,7 +19,7 @@ from megatron_hetero.cost.network.seconds import (
     tensor_parallel_times,
 )
 from megatron_hetero.cost.parameters import layer_params, stage_params
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.cost.work.calibration import shipped_calibration
 from megatron_hetero.cost.work.compute import (

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import layer_params, whole_layer_params
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.share import even_share, largest_fraction, member_shares
 from megatron_hetero.cost.work.layer_work import mlp_work
 from tests.cost.builders import CLUSTER, FAST, estimate_plan, make_cluster, make_workload, place

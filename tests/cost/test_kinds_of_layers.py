@@ -9,7 +9,7 @@ import pytest
 
 from megatron_hetero.bounds.step_time import step_time_bound_s
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.planner import plan_cluster
 from tests.cost.builders import CLUSTER, make_workload, place

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.holdings import (
     StateSizes,
     held_bytes,
@@ -18,6 +17,7 @@ from megatron_hetero.cost.memory.holdings import (
     parts_of_plan,
     without,
 )
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.movement import Mover, surviving
 from megatron_hetero.cost.parameters import layer_params, stage_params
 from megatron_hetero.cost.share import even_share

@@ -15,9 +15,8 @@ from megatron_hetero.cost.placement import (
     PlacedStage,
     Placement,
     own_launch_counts,
-    placement_of,
-    with_optimizer_shares,
 )
+from megatron_hetero.cost.placing import placement_of, with_optimizer_shares
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from megatron_hetero.cluster.spec import Cluster, Limits
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.price import price_of, price_per_hour
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.checks.cluster import price_limit_holds

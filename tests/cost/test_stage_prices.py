@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.spec import Device
-from megatron_hetero.cost.memory.device import tightest
+from megatron_hetero.cost.memory.stage import tightest
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedStage
 from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload

@@ -10,7 +10,7 @@ from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.bounds.space import why_outside
 from megatron_hetero.cluster.spec import Cluster, Limits
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import format_layout

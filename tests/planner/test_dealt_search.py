@@ -9,7 +9,7 @@ import pytest
 from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.cluster.spec import Limits
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.sharding.expert_groups import expert_groups

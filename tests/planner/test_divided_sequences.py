@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 
 from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.cluster.spec import CHOICES, Cluster, Link
-from megatron_hetero.cost.placement import (
-    PlacedReplica,
-    Placement,
-    placement_of,
-    with_optimizer_shares,
-)
+from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.placing import placement_of, with_optimizer_shares
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout

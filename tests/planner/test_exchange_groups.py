@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.spec import Cluster, Limits, Link, Node
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.diff import diff_plans
 from megatron_hetero.plan.file import load_plan, save_plan

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import CHOICES, Cluster
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.files import canonical_json
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload

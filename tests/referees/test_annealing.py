@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.problem import make_problem

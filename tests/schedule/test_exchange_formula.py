@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.spec import Incast, Link
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.simulator.shared_paths import queued

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.schedule.network import crossing
 from tests.cost.builders import FAST, make_cluster, make_workload, place
 

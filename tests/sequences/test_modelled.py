@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from megatron_hetero.cluster.spec import Limits, Link
-from megatron_hetero.cost.memory.device import StateHolders, stage_memory
+from megatron_hetero.cost.memory.device import stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.pieces import price_pieces

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from megatron_hetero.cluster.spec import Node
-from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.sync.least import NO_SYNC, LeastSync

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
-from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.share import TensorShare

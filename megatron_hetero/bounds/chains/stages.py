@@ -15,11 +15,8 @@ import numpy.typing as npt
 from megatron_hetero.bounds.chains.kinds import GpuClass
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.choices import may_choose, recomputes
-from megatron_hetero.cost.memory.device import (
-    StateHolders,
-    updated_bytes,
-    with_some_layers_recomputed,
-)
+from megatron_hetero.cost.memory.stage import updated_bytes, with_some_layers_recomputed
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import Recompute

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.parameters import (
     further_params,
     head_params,

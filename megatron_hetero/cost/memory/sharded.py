@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from megatron_hetero.cost.memory.device import StageMemory, state_bytes
+from megatron_hetero.cost.memory.stage import StageMemory
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.model.spec import TrainingSpec
 
 Ints = npt.NDArray[np.int64]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape

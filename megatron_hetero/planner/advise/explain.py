@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.causes import StageCauses, stage_causes
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedReplica, Placement, placement_of
+from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError

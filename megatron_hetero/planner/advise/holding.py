@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.spec import Cluster, GpuType, Limits, Link, Node
-from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.model.spec import Workload

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from megatron_hetero.bounds.step_time import step_time_bound_s
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.price import price_per_hour
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError

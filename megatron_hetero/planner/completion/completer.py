@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 from megatron_hetero.cost.choices import micro_batch_sizes
-from megatron_hetero.cost.memory.device import StateHolders, kept_sends
+from megatron_hetero.cost.memory.device import kept_sends
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.model.spec import TokenDispatcher

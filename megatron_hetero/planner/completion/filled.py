@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from megatron_hetero.cost.placement import (
-    PlacedReplica,
-    PlacedStage,
-    Placement,
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placing import (
     with_alike_groups,
     with_optimizer_shares,
     with_sharded_layers,

@@ -12,9 +12,10 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from megatron_hetero.cost.choices import may_choose
-from megatron_hetero.cost.memory.device import StateHolders
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import Placement, with_optimizer_shares
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.placing import with_optimizer_shares
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.completion.tables import NO_STATES, Tables
 from megatron_hetero.planner.problem import Structure

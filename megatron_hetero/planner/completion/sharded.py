@@ -16,11 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megatron_hetero.cost.memory.device import (
-    StageMemory,
-    with_some_layers_recomputed,
-)
 from megatron_hetero.cost.memory.sharded import sharded_memory
+from megatron_hetero.cost.memory.stage import StageMemory, with_some_layers_recomputed
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.sync.sharded import waits_s
 from megatron_hetero.cost.work.compute import PassTimes

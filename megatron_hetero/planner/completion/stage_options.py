@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import deals_experts, deals_unlike, expert_groups, recomputes
-from megatron_hetero.cost.memory.device import StageMemory, StateHolders
 from megatron_hetero.cost.memory.libraries import memory_kind
+from megatron_hetero.cost.memory.stage import StageMemory
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import slowest_link
 from megatron_hetero.cost.placement import PlacedExperts, PlacedStage, Recompute

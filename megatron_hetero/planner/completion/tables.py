@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
-from megatron_hetero.cost.memory.device import StateHolders
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.completion.filled import Filled
 from megatron_hetero.planner.completion.sharded import ShardedOptions

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, Self
 
-from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.planner.completion.filled import Completion

@@ -16,7 +16,8 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_hetero.cost.memory.device import StageMemory, StateHolders, updated_bytes
+from megatron_hetero.cost.memory.stage import StageMemory, updated_bytes
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import (
     PlacedExperts,
@@ -24,8 +25,8 @@ from megatron_hetero.cost.placement import (
     PlacedStage,
     Placement,
     Recompute,
-    with_expert_groups,
 )
+from megatron_hetero.cost.placing import with_expert_groups
 from megatron_hetero.cost.share import TensorShare, member_shares
 from megatron_hetero.cost.work.compute import update_time_s
 from megatron_hetero.cost.work.pieces import PieceTimes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from sys import maxsize
 
-from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.work.compute import PassTimes
 
 NEVER = maxsize

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from megatron_hetero.cluster.spec import Node
-from megatron_hetero.cost.memory.device import StateHolders
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.share import TensorShare, even_share_or_none, member_shares

@@ -9,7 +9,8 @@ from itertools import pairwise
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import BoundaryTime
-from megatron_hetero.cost.placement import PlacedReplica, placement_of
+from megatron_hetero.cost.placement import PlacedReplica
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
 from megatron_hetero.plan.chunks import chain

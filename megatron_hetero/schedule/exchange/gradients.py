@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.cost.network.ring import pass_latency_s, ring

@@ -19,7 +19,8 @@ from itertools import pairwise
 from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedReplica, placement_of
+from megatron_hetero.cost.placement import PlacedReplica
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.model.spec import Workload

@@ -15,8 +15,9 @@ from functools import lru_cache
 import numpy as np
 
 from megatron_hetero.cluster.spec import GpuType, Link
-from megatron_hetero.cost.memory.device import StateHolders, stage_memory
+from megatron_hetero.cost.memory.device import stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.compute import group_layer_times, uses_flash_attention
 from megatron_hetero.cost.work.ends import embedding_times, head_times

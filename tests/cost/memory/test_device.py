@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 
 from megatron_hetero.cost.memory.activations import layer_activation_bytes
-from megatron_hetero.cost.memory.device import (
+from megatron_hetero.cost.memory.device import stage_memory
+from megatron_hetero.cost.memory.libraries import KeptFree
+from megatron_hetero.cost.memory.stage import (
     StageMemory,
-    StateHolders,
-    stage_memory,
-    state_bytes,
     with_in_flight,
     with_some_layers_recomputed,
 )
-from megatron_hetero.cost.memory.libraries import KeptFree
+from megatron_hetero.cost.memory.states import StateHolders, state_bytes
 from megatron_hetero.cost.parameters import layer_params, stage_params
 from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.model.blocks import padded_vocab_size

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.holdings import (
     Holdings,
     StagePart,
@@ -20,8 +19,9 @@ from megatron_hetero.cost.memory.holdings import (
     parts_of_plan,
     without,
 )
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.blocks import num_parameters
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import CLUSTER, make_workload, place

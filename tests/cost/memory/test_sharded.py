@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cost.memory.device import StageMemory
 from megatron_hetero.cost.memory.sharded import ShardedMemory
+from megatron_hetero.cost.memory.stage import StageMemory
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "libraries", "reserve")
 SIZES = st.fixed_dictionaries({part: st.integers(0, 1 << 36) for part in PARTS})

@@ -13,7 +13,7 @@ from megatron_hetero.cluster.nics import Nics
 from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import boundary_time
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.schedule.estimate import estimate_plan

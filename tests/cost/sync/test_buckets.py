@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cost.parameters import layer_params
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import layer_tensors, stage_buckets
 from megatron_hetero.cost.sync.groups import sync_groups

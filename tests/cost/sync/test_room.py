@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.sync.room import (
     LEAST_AT_ONCE,
     MOST_AT_ONCE,

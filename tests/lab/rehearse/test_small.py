@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import layer_params
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import layer_tensors
 from megatron_hetero.cost.sync.groups import sync_groups

@@ -14,12 +14,8 @@ from megatron_hetero.bounds.step_time import step_time_bound_s
 from megatron_hetero.cluster.spec import CHOICES, Cluster, Link
 from megatron_hetero.cost.choices import deals_experts, micro_batch_sizes
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import (
-    PlacedReplica,
-    PlacedStage,
-    Placement,
-    with_optimizer_shares,
-)
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placing import with_optimizer_shares
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan

@@ -11,13 +11,8 @@ import pytest
 
 from megatron_hetero.cluster.spec import Limits, Link
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import (
-    PlacedReplica,
-    PlacedStage,
-    Placement,
-    Recompute,
-    with_sharded_layers,
-)
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, Recompute
+from megatron_hetero.cost.placing import with_sharded_layers
 from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import InfeasiblePlanError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.gradients.room import room_of_rank

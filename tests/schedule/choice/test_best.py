@@ -9,7 +9,7 @@ import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import megatron_args
 from megatron_hetero.model.load import load_workload

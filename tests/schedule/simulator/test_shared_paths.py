@@ -10,7 +10,7 @@ import pytest
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.evaluate.rescore import Rescorer

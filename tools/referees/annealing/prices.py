@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from math import inf
 
-from megatron_hetero.cost.placement import PlacedReplica, Placement, with_optimizer_shares
+from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.placing import with_optimizer_shares
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer

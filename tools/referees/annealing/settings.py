@@ -8,7 +8,8 @@ from math import lcm
 from random import Random
 
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, recomputes
-from megatron_hetero.cost.memory.device import StateHolders, kept_sends
+from megatron_hetero.cost.memory.device import kept_sends
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace

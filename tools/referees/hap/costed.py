@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Device, GpuType
 from megatron_hetero.cost.memory.activations import layer_activation_bytes
-from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import slowest_link
 from megatron_hetero.cost.parameters import (

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedReplica, placement_of
+from megatron_hetero.cost.placement import PlacedReplica
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Plan

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import ring_all_reduce_s, slowest_link
 from megatron_hetero.cost.parameters import layer_params

@@ -1,0 +1,216 @@
+"""The memory of a stage's device as a function of its layers, and such memories combined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from megatron_hetero.cost.memory.states import StateHolders
+from megatron_hetero.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on one device of a stage: `base_bytes` without any layer, and what each layer adds.
+
+    Both are split by cause; keys are those of `plan.DeviceEstimate.parts_bytes`.  Of a model with
+    layers of unlike kinds, `per_layer` is of no lighter layers than a quarter of the model in a row
+    has on average, and `kinds` has the memory of each kind (`with_layers`).
+
+    Two moments may be the peak: while passes are computed, which `base` and `per_layer` describe,
+    and the update, which has no activations and no buffers of passes, but copies of gradients:
+    `update_base_bytes`, and `update_layer_bytes` for each layer.
+    """
+
+    base: Mapping[str, int]
+    per_layer: Mapping[str, int]
+    capacity_bytes: int
+    kinds: tuple[StageMemory, ...] = ()
+    update_base_bytes: int = 0
+    update_layer_bytes: int = 0
+
+    def with_layers(self, counts: Sequence[int]) -> StageMemory:
+        """Return the memory of a stage with so many layers of each kind; of that many alone."""
+        if not self.kinds:
+            return self
+        # The base takes all that the counted layers have beyond the mean layer, which stays as
+        # `per_layer`.
+        total = sum(counts)
+        base = {
+            part: size
+            + sum(n * kind.per_layer[part] for n, kind in zip(counts, self.kinds, strict=True))
+            - total * self.per_layer[part]
+            for part, size in self.base.items()
+        }
+        copies = sum(
+            n * kind.update_layer_bytes for n, kind in zip(counts, self.kinds, strict=True)
+        )
+        copies -= total * self.update_layer_bytes
+        update = self.update_base_bytes + copies
+        return replace(self, base=base, kinds=(), update_base_bytes=update)
+
+    def parts_bytes(self, num_layers: int) -> dict[str, int]:
+        """Return the bytes by cause with `num_layers` layers; the buffers hold what the update
+        takes beyond the activations and buffers of passes."""
+        parts = {part: self.base[part] + num_layers * self.per_layer[part] for part in self.base}
+        if more := self.peak_bytes(num_layers) - self.training_bytes(num_layers):
+            parts["buffers"] += more
+        return parts
+
+    def peak_bytes(self, num_layers: int) -> int:
+        """Return the bytes with `num_layers` layers at the greater of the two moments."""
+        training = self.training_bytes(num_layers)
+        return max(training, self.updating_bytes(num_layers)) if self.has_copies else training
+
+    def training_bytes(self, num_layers: int) -> int:
+        """Sum all parts with `num_layers` layers while passes are computed."""
+        return self.base_bytes + num_layers * self.bytes_per_layer
+
+    def updating_bytes(self, num_layers: int) -> int:
+        """Sum the bytes with `num_layers` layers while the optimizer works on them."""
+        base, layer = self.updating_line
+        return base + num_layers * layer
+
+    @property
+    def has_copies(self) -> bool:
+        """Return whether the update has copies of gradients; without copies the update is never the
+        peak."""
+        return bool(self.update_base_bytes or self.update_layer_bytes)
+
+    @cached_property
+    def updating_line(self) -> tuple[int, int]:
+        """Return the bytes during the update without layers, and what each adds.
+
+        Copies of fp8 weights, which are each layer's buffers, stay.
+        """
+        # The last backward pass has given activations and its buffers back.
+        freed = self.base["activations"] + self.base["buffers"]
+        base = self.base_bytes - freed + self.update_base_bytes
+        layer = self.bytes_per_layer - self.per_layer["activations"] + self.update_layer_bytes
+        return base, layer
+
+    @cached_property
+    def base_bytes(self) -> int:
+        """Sum all parts without any layer, while passes are computed."""
+        return sum(self.base.values())
+
+    @cached_property
+    def bytes_per_layer(self) -> int:
+        """Sum the bytes that a layer adds to all parts, while passes are computed."""
+        return sum(self.per_layer.values())
+
+    @cached_property
+    def max_layers(self) -> int:
+        """Return the number of layers that fit; negative when even the base does not."""
+        most = (self.capacity_bytes - self.base_bytes) // self.bytes_per_layer
+        if not self.has_copies:
+            return most
+        base, layer = self.updating_line
+        return min(most, (self.capacity_bytes - base) // layer)
+
+
+def least_memory(memories: Sequence[StageMemory]) -> StageMemory:
+    """Return the memory that has the least of each part; itself of one."""
+    first, *others = memories
+    if not others:
+        return first
+    return replace(
+        first,
+        base={part: min(m.base[part] for m in memories) for part in first.base},
+        per_layer={part: min(m.per_layer[part] for m in memories) for part in first.per_layer},
+        update_base_bytes=min(m.update_base_bytes for m in memories),
+        update_layer_bytes=min(m.update_layer_bytes for m in memories),
+    )
+
+
+def of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:
+    """Combine the memories of kinds of layers, see `StageMemory`."""
+    # A quarter of the model in a row, where its heaviest layers are.
+    window = -(-model.num_layers // 4)
+    counts = max(
+        (model.kind_counts(first, window) for first in range(model.num_layers - window + 1)),
+        key=lambda c: sum(n * kind.bytes_per_layer for n, kind in zip(c, kinds, strict=True)),
+    )
+    return StageMemory(
+        {part: max(kind.base[part] for kind in kinds) for part in kinds[0].base},
+        {
+            part: part_of(
+                sum(n * kind.per_layer[part] for n, kind in zip(counts, kinds, strict=True)), window
+            )
+            for part in kinds[0].per_layer
+        },
+        # One card for all kinds; the update has the heaviest base, and the mean of the window.
+        kinds[0].capacity_bytes,
+        kinds,
+        max(kind.update_base_bytes for kind in kinds),
+        part_of(
+            sum(n * kind.update_layer_bytes for n, kind in zip(counts, kinds, strict=True)), window
+        ),
+    )
+
+
+def with_in_flight(model: ModelSpec, memory: StageMemory, num_in_flight: int) -> StageMemory:
+    """Return a stage's memory with so many micro-batches, from the memory with a single one."""
+    if memory.kinds:
+        kinds = [with_in_flight(model, kind, num_in_flight) for kind in memory.kinds]
+        return of_kinds(model, tuple(kinds))
+    # Only activations depend on the number in flight.
+    part = "activations"
+    return replace(
+        memory,
+        base={**memory.base, part: num_in_flight * memory.base[part]},
+        per_layer={**memory.per_layer, part: num_in_flight * memory.per_layer[part]},
+    )
+
+
+def with_some_layers_recomputed(
+    kept: StageMemory, recomputed: StageMemory, num_recomputed: int
+) -> StageMemory:
+    """Return a stage's memory with `num_recomputed` layers recomputed (`recompute_method=block`),
+    from the memories with no layer and with all layers recomputed.
+
+    Args:
+        kept: the memory without recompute.
+        recomputed: the memory where all layers are recomputed.
+        num_recomputed: layers of the stage that are recomputed.
+    """
+    if kept.kinds:
+        kinds = zip(kept.kinds, recomputed.kinds, strict=True)
+        made = tuple(with_some_layers_recomputed(*pair, num_recomputed) for pair in kinds)
+        # Which of its layers a stage recomputes is not known here: those that save least.
+        base = {part: max(kind.base[part] for kind in made) for part in made[0].base}
+        return replace(kept, base=base)
+    # A straight line between both memories: each recomputed layer saves the same.
+    part = "activations"
+    saved = kept.per_layer[part] - recomputed.per_layer[part]
+    base = {**recomputed.base, part: recomputed.base[part] - num_recomputed * saved}
+    return replace(kept, base=base)
+
+
+def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
+    """Return the memory with the least to spare."""
+    # Equal devices share one object, so most stages end here.
+    if len(memories) == 1 or all(memory is memories[0] for memory in memories):
+        return memories[0]
+    return max(memories, key=lambda m: m.peak_bytes(num_layers) - m.capacity_bytes)
+
+
+def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -> float:
+    """Sum the bytes of weights, gradients and states touched by a device's optimizer step.
+
+    Args:
+        memory: of the device.
+        num_layers: of its stage.
+        holders: devices that share the distributed optimizer's states.
+    """
+    # The holders divide the update of weights and gradients among themselves.
+    parts = memory.parts_bytes(num_layers)
+    copies = memory.update_base_bytes + num_layers * memory.update_layer_bytes
+    return parts["optimizer"] + copies + (parts["weights"] + parts["gradients"]) / holders.layers
+
+
+def part_of(num: int, divisor: float) -> int:
+    """Return a part of so many bytes, rounded up."""
+    return math.ceil(num / divisor)

@@ -1,0 +1,62 @@
+"""Bytes of a parameter's weight, gradient and states, and who divides the states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_hetero.model.spec import TrainingSpec
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes per parameter: weight, gradient buffer, what the optimizer keeps beside them, and the
+    fp32 copy of its gradient that lives during the update alone."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+    update: int = 0
+
+
+def state_bytes(training: TrainingSpec) -> StateBytes:
+    """Return the bytes per parameter that Megatron keeps.
+
+    bf16 accumulates gradients in fp32 (2 + 4 + 12), and so does fp16 beside other precisions; fp16
+    otherwise, and bf16 with --grad-reduce-in-bf16, in their own (2 + 2 + 12), with an fp32 copy
+    during the update (4 more; `_copy_model_grads_to_main_grads` makes it, `zero_grad` drops it
+    before the next forward pass); fp32 has no second copy of the weights (4 + 4 + 8). SGD keeps one
+    moment (Megatron's default momentum is 0.9).
+    """
+    moments = 8 if training.optimizer == "adam" else 4
+    match training.precision:
+        case "bf16" | "fp16" if training.mixes_precisions:
+            return StateBytes(2, 4, 4 + moments)
+        case "bf16" if not training.grad_reduce_in_bf16:
+            return StateBytes(2, 4, 4 + moments)
+        case "bf16" | "fp16":
+            return StateBytes(2, 2, 4 + moments, update=4)
+        case "fp32":
+            return StateBytes(4, 4, moments)
+
+
+@dataclass(frozen=True)
+class StateHolders:
+    """Number of devices that divide the optimizer states of a parameter, under the distributed
+    optimizer: for a layer, all devices that hold a layer, over all replicas; for a tied embedding
+    all holders of the embedding (a device with more than others counts them as fewer). `embedding`
+    and `head`, where they are not tied, have those that hold these; None is as many as of the
+    layers.  `experts`: of a layer's experts, where stages deal them out over replicas unlike each
+    other; None is as many as the stage's own groups make of `layers`.
+
+    Without `--use-distributed-optimizer` each device keeps all states of its parameters.
+    """
+
+    layers: float = 1
+    tied_embedding: float = 1
+    embedding: float | None = None
+    head: float | None = None
+    experts: float | None = None
+
+
+EVERY_DEVICE = StateHolders()
+"""Every device keeps the states of all of its parameters."""
