@@ -36,8 +36,9 @@ from megatron_hetero.files import canonical_json  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
 from megatron_hetero.plan.plan import Plan  # noqa: E402
 from megatron_hetero.planner.advise.idle import idle_reasons  # noqa: E402
-from megatron_hetero.planner.api import infeasible_or_limits, plan_of  # noqa: E402
+from megatron_hetero.planner.api import plan_of  # noqa: E402
 from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
+from megatron_hetero.planner.found import infeasible_or_limits  # noqa: E402
 from megatron_hetero.planner.portfolio import search  # noqa: E402
 from megatron_hetero.planner.problem import make_problem  # noqa: E402
 from tools.drawn_clusters import planner_commit  # noqa: E402

@@ -1,5 +1,6 @@
 """The search for a plan.  Importing it loads neither torch nor megatron.
 
+found             the best of a search, or the error that says why there is nothing
 api               from a cluster and a workload to a plan
 problem           what is searched: usable devices, in an order that no file changes
 portfolio         the strategies of a search, and their order

@@ -19,26 +19,24 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.alternatives import (
-    shortage_of,
     simplest_beside,
 )
 from megatron_hetero.planner.advise.explain import Explanation, explain_candidate
 from megatron_hetero.planner.advise.idle import idle_reasons
-from megatron_hetero.planner.advise.nothing_fits.infeasible import infeasible_error
 from megatron_hetero.planner.advise.simplest import USUAL_PART, simplest
 from megatron_hetero.planner.evaluate.candidate import NUM_NEAR, Candidate
-from megatron_hetero.planner.evaluate.rescore import Rescorer, distinct
+from megatron_hetero.planner.evaluate.rescore import distinct
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.exchange_groups import with_groups
+from megatron_hetero.planner.found import best_or_error, stock_or_error
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
-from megatron_hetero.planner.objectives.outcome import Outcome, limits_error, outcome_of
+from megatron_hetero.planner.objectives.outcome import Outcome, outcome_of
 from megatron_hetero.planner.oracle.exact import EXACT_RELAXES
 from megatron_hetero.planner.portfolio import no_collector, search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.request import Schedules, checked
 from megatron_hetero.planner.restrictions.one_library import for_each_library
-from megatron_hetero.planner.seeds.first_fit import FirstFit
 from megatron_hetero.planner.stock.search import StockResult, stock_beside_a_plan
 from megatron_hetero.planner.stock_strategy import (
     STOCK,
@@ -46,12 +44,10 @@ from megatron_hetero.planner.stock_strategy import (
     searched_stock_plan,
     stock_plan_and_explanation,
 )
-from megatron_hetero.planner.structure_search import StructureSearch
 from megatron_hetero.rounding import below
 from megatron_hetero.schedule.choice.best import best_of_orders
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
 from megatron_hetero.schedule.proof.of_plan import check_operations
-from megatron_hetero.units import format_bytes
 
 _NOT_TRIED = "not tried: the search was interrupted"
 
@@ -271,7 +267,7 @@ def _searched(
     board = search(problem, progress, strategies_of("auto" if strategy == STOCK else strategy))
     objective = problem.objective
     stock_only = objective.stock_only
-    first = _stock_or_error(problem, board) if stock_only else _best_or_error(problem, board)
+    first = stock_or_error(problem, board) if stock_only else best_or_error(problem, board)
     # Another candidate than the fastest: the simplest near it, or with exchange groups.
     best = first
     if simplest_within is not None and not board.interrupted:
@@ -360,54 +356,6 @@ def _with_bound_of(plan: Plan, outcome: Outcome) -> Outcome:
         gap=estimates.gap,
         bound_relaxes=estimates.bound_relaxes,
         bound_with_context_parallel=estimates.bound_with_context_parallel_s,
-    )
-
-
-def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
-    try:
-        # Candidates are compared again with queues on shared paths.
-        best = Rescorer(board).best()
-    except KeyboardInterrupt:
-        best, board.interrupted = board.best, True
-    if best is None and board.nearest is None and not board.interrupted:
-        FirstFit().search(board)
-        # What holds the model is seldom fast: the search goes on from it.
-        if board.ranking_of_all:
-            StructureSearch().search(board)
-        best = Rescorer(board).best()
-    if best is None:
-        raise infeasible_or_limits(problem, board)
-    if not best.keeps_limits:  # queues on shared paths made it too slow
-        raise limits_error(problem, best)
-    return best
-
-
-def infeasible_or_limits(problem: Problem, board: Scoreboard) -> InfeasiblePlanError:
-    """Return the error to raise where a board has no best plan."""
-    if board.nearest is not None:
-        return limits_error(problem, board.nearest)
-    return infeasible_error(problem, board)
-
-
-def _stock_or_error(problem: Problem, board: Scoreboard) -> Candidate:
-    stock = Rescorer(board).best_stock()
-    if stock is not None:
-        return stock
-    if board.nearest_stock is not None:
-        raise limits_error(problem, board.nearest_stock, "plan of stock Megatron")
-    miss = board.out_of_memory.nearest_stock
-    if miss is None:
-        raise InfeasiblePlanError(
-            "Stock Megatron has no plan at all under the limits and numbers of this job: equal "
-            "replicas of one tensor-parallel width must divide its micro-batches "
-            f"({problem.num_micro_batches}). Leave --stock away, or change the job or the limits"
-        )
-    short = shortage_of(problem, miss)
-    raise InfeasiblePlanError(
-        f"No plan of stock Megatron fits: the nearest, {short.layout}, lacks "
-        f"{format_bytes(short.missing_bytes)} on {', '.join(short.devices)} ({short.gpu_type}), "
-        f"with {format_bytes(short.reserve_bytes)} in reserve. Leave --stock away for a plan of "
-        "the plug-in, or make the job smaller"
     )
 
 

@@ -16,9 +16,10 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.idle import idle_reasons
-from megatron_hetero.planner.api import infeasible_or_limits, plan_of
+from megatron_hetero.planner.api import plan_of
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
+from megatron_hetero.planner.found import infeasible_or_limits
 from megatron_hetero.planner.moves.fine import fine_moves
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.portfolio import search, strategies_of
