@@ -14,7 +14,7 @@ from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.of_plan import check_schedules
-from megatron_hetero.schedule.proof.of_plan import check_operations
+from megatron_hetero.schedule.proof.check import check_operations
 
 DESCRIPTION = """\
 Check a plan, for instance after editing it by hand: every layer on one stage,

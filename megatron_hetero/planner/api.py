@@ -47,7 +47,7 @@ from megatron_hetero.planner.stock_strategy import (
 from megatron_hetero.rounding import below
 from megatron_hetero.schedule.choice.best import best_of_orders
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
-from megatron_hetero.schedule.proof.of_plan import check_operations
+from megatron_hetero.schedule.proof.check import check_operations
 
 _NOT_TRIED = "not tried: the search was interrupted"
 

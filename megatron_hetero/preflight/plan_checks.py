@@ -14,7 +14,7 @@ from megatron_hetero.plan.checks.validate import first_violations
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.schedule.estimate import estimate_plan
-from megatron_hetero.schedule.proof.of_plan import check_operations
+from megatron_hetero.schedule.proof.check import check_operations
 
 GIB = 1 << 30
 

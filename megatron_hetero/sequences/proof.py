@@ -17,7 +17,8 @@ from dataclasses import replace
 
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.schedule.proof.of_plan import How, check_operations
+from megatron_hetero.schedule.proof.check import check_operations
+from megatron_hetero.schedule.proof.of_plan import How
 from megatron_hetero.sequences.replica_groups import launch_counts
 from megatron_hetero.sequences.tree import GroupTree
 

@@ -20,7 +20,7 @@ from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.schedule.estimate import plan_cost
-from megatron_hetero.schedule.proof.of_plan import check_operations
+from megatron_hetero.schedule.proof.check import check_operations
 from tests.cost.builders import FREE
 from tests.planner.test_dealt_experts import DIVIDED, many_experts, mixed
 

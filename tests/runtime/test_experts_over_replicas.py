@@ -15,7 +15,8 @@ from megatron_hetero.lab.verify.processes.jobs import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.schedule.proof.of_plan import check_operations, job_operations
+from megatron_hetero.schedule.proof.check import check_operations
+from megatron_hetero.schedule.proof.of_plan import job_operations
 from megatron_hetero.schedule.stock import is_stock
 from tests.runtime.workloads import DEEPSEEK_LIKE, MIXTRAL_LIKE, plan, workload
 

@@ -57,7 +57,8 @@ from megatron_hetero.runtime.job.workload import workload_of
 from megatron_hetero.runtime.job.world import World, join
 from megatron_hetero.runtime.model import fp8, precision
 from megatron_hetero.schedule.of_plan import check_schedules
-from megatron_hetero.schedule.proof.of_plan import How, check_operations
+from megatron_hetero.schedule.proof.check import check_operations
+from megatron_hetero.schedule.proof.of_plan import How
 
 if TYPE_CHECKING:
     from megatron_hetero.runtime.job.attachments import RankContext

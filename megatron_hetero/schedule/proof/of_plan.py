@@ -7,13 +7,11 @@ in as many buckets as they can be, so that one waits behind another wherever one
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from megatron_hetero.cost.sync.buckets import EMBEDDING
-from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import chain, stage_chunks
 from megatron_hetero.plan.communication.communicators import (
@@ -33,7 +31,6 @@ from megatron_hetero.schedule.of_plan import replica_schedule
 from megatron_hetero.schedule.orders.delivery import StagePosts, arrived_sends, stage_posts
 from megatron_hetero.schedule.orders.early_gradients import early_gradients
 from megatron_hetero.schedule.programme import Message, Operation, Schedule
-from megatron_hetero.schedule.proof.circle import describe
 from megatron_hetero.schedule.proof.gradients import (
     ALL_LATE,
     NONE_LATE,
@@ -41,9 +38,7 @@ from megatron_hetero.schedule.proof.gradients import (
     RankGradients,
 )
 from megatron_hetero.schedule.proof.operations import JobOperations, RankItems
-from megatron_hetero.schedule.proof.rules import blocked_ranks
 from megatron_hetero.schedule.proof.stage import BoundarySide, RankStage, StageItems
-from megatron_hetero.schedule.stock import is_stock
 
 
 @dataclass(frozen=True)
@@ -69,43 +64,6 @@ class How:
     dealt: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
-def check_operations(
-    plan: Plan, workload: Workload, how: How | None = None, source: str = ""
-) -> None:
-    """Prove for a plan in our runtime that all operations end under NCCL's rules.
-
-    Args:
-        plan: validated.
-        workload: its model and training.
-        how: what else decides them.
-        source: the plan's file, where there is one; the message begins with it.
-    Raises:
-        PlanFormatError: they do not; the message names the ranks that wait for each other.
-    """
-    # Stock Megatron's operations are not ours to prove.
-    if is_stock(plan):
-        return
-    # Two replicas of each kind show if there is a deadlock at all; all gradients within the passes,
-    # and none, stand for the numbers between them (`schedule.orders.early_gradients`).
-    how = how or How()
-    few = plan if how.dealt else _of_each_kind(plan)
-    steps = [how]
-    if workload.training.overlap_grad_reduce:
-        steps.append(replace(how, deepest_late=ALL_LATE))
-    for step in steps:
-        if not blocked_ranks(job_operations(few, workload, step)):
-            continue
-        # If they hang, prove it on the whole plan, for the message to name its true ranks.
-        job = job_operations(plan, workload, step)
-        blocked = blocked_ranks(job)
-        if blocked:
-            where = f"{source}: " if source else ""
-            raise PlanFormatError(
-                f"{where}on GPUs this plan hangs; each rank waits for the next:\n"
-                f"{describe(job, blocked)}"
-            )
-
-
 def job_operations(plan: Plan, workload: Workload, how: How | None = None) -> JobOperations:
     """Return the operations of all ranks of a validated plan.
 
@@ -115,31 +73,6 @@ def job_operations(plan: Plan, workload: Workload, how: How | None = None) -> Jo
         how: what else decides them.
     """
     return _Job(plan, workload, how or How()).operations()
-
-
-def _of_each_kind(plan: Plan) -> Plan:
-    """Return a plan with two replicas of each kind; the smaller plan hangs if and only if the whole
-    one does.
-
-    Replicas of one kind give the library the same operations, and each set of ranks that exchanges
-    gradients has of all of them those in the same place; so any two of them stand where any other
-    two do.  An exchange by groups of machines is not alike for all, and groups of experts take more
-    replicas than two, so then all replicas stay.
-    """
-    if plan.exchange_groups or plan.layout.has_expert_groups:
-        return plan
-    # Two replicas that differ in devices and optimizer shares alone are of one kind.
-    counts: Counter[object] = Counter()
-    kept = []
-    for replica in plan.replicas:
-        stages = tuple(replace(s, devices=(), optimizer_share=None) for s in replica.stages)
-        kind = stages, replica.num_micro_batches, replica.micro_batch_size
-        counts[kind] += 1
-        if counts[kind] <= 2:
-            kept.append(replica)
-    if len(kept) == len(plan.replicas):
-        return plan
-    return replace(plan, replicas=tuple(kept), hosts=(), estimates=None)
 
 
 @dataclass

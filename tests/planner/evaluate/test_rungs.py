@@ -19,8 +19,8 @@ from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Chain, Structure, Unit, chains_of, make_problem
 from megatron_hetero.planner.seeds.symmetric import Symmetric
 from tests.cost.builders import FREE
+from tests.planner.evaluate.boxes import problem_of
 from tests.planner.strategies import cases, clusters, workloads
-from tests.referees.test_spread import problem_of
 
 
 @settings(max_examples=cases(8), deadline=None)

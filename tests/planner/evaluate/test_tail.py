@@ -13,7 +13,7 @@ from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.problem import Chain, Problem, Unit, make_problem
 from tests.cost.builders import FAST, make_cluster, make_workload, without_lines
-from tests.referees.test_spread import problem_of
+from tests.planner.evaluate.boxes import problem_of
 
 
 def test_a_line_between_sites_is_counted_in_the_estimate_of_the_exchange() -> None:

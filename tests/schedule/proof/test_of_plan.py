@@ -12,13 +12,17 @@ from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.communication.communicators import MESSAGE_USES
 from megatron_hetero.plan.communication.under_way import messages_under_way
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.schedule.proof import of_plan
-from megatron_hetero.schedule.proof.of_plan import How, check_operations, job_operations
-from megatron_hetero.schedule.proof.rules import MANY, NUM_STREAMS, blocked_ranks
+from megatron_hetero.schedule.proof import check
+from megatron_hetero.schedule.proof.check import check_operations
+from megatron_hetero.schedule.proof.of_plan import How, job_operations
+from megatron_hetero.schedule.proof.rules import NUM_STREAMS, blocked_ranks
 from tests.runtime.on_machines import on_machines
 from tests.runtime.plan_generator import cases
 from tests.runtime.recorded_operations import proved_workload
 from tests.runtime.workloads import plan, workload
+
+MANY = 1 << 20
+"""Connections for as many queues as there are streams."""
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -90,7 +94,7 @@ def test_two_replicas_of_a_kind_stand_for_all() -> None:
     """What is proved of fewer replicas holds of all: both end, with one queue and with many."""
     many = plan(" | ".join(["tp2:2,tp1:2 @3"] * 5 + ["tp1:4 @1"] * 4))
     asked = workload(global_batch_size=19)
-    few = of_plan._of_each_kind(many)
+    few = check._of_each_kind(many)
     assert [len(r.stages) for r in few.replicas] == [2, 2, 1, 1]
     for connections in (1, MANY):
         for one in (many, few):

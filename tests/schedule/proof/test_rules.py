@@ -9,10 +9,13 @@ import pytest
 from megatron_hetero.plan.communication.communicators import Communicator, Use
 from megatron_hetero.schedule.proof.circle import circle_of, describe
 from megatron_hetero.schedule.proof.operations import JobOperations, RankItems
-from megatron_hetero.schedule.proof.rules import MANY, NUM_STREAMS, blocked_ranks
+from megatron_hetero.schedule.proof.rules import NUM_STREAMS, blocked_ranks
 
 Step = tuple[str, int] | tuple[str, int, int]
 """(start, group), (send or receive, group, peer), (wait, operation), (all, group) or (sync, 0)."""
+
+MANY = 1 << 20
+"""Connections for as many queues as there are streams."""
 
 
 def job(groups: Sequence[tuple[Use, tuple[int, ...]]], *ranks: Sequence[Step]) -> JobOperations:
