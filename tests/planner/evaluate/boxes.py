@@ -11,7 +11,8 @@ BETWEEN = Link(1e9, 1e-5)
 
 def problem_of(num_gpus: int) -> Problem:
     """Return the problem of a small model on nodes of so many GPUs."""
-    nodes = [(name, gpu, num_gpus) for name, gpu in zip("abcd", (FAST, FAST, SLOW, SLOW), strict=True)]
+    kinds = {"a": FAST, "b": FAST, "c": SLOW, "d": SLOW}
+    nodes = [(name, gpu, num_gpus) for name, gpu in kinds.items()]
     return make_problem(
         make_cluster(*nodes, between=BETWEEN), make_workload(num_layers=8, global_batch_size=16)
     )
