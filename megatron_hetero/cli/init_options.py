@@ -9,7 +9,7 @@ from megatron_hetero.errors import UsageError
 
 _LISTS = ("--from-slurm", "--from-kubernetes", "--from-skypilot")
 SOURCES = ("--node", *_LISTS)
-"""Where the machines come from, if no answers on a terminal say it."""
+"""Options that say where the machines come from, in place of answers on a terminal."""
 
 # Option -> the sources with which it is read, and why no other reads it.
 _READ_WITH = {

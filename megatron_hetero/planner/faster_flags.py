@@ -57,7 +57,7 @@ class FlagGain:
     joining: str = ""
     """GPUs that train only then."""
     changes_objective: bool = False
-    """Whether the job trains towards something else then."""
+    """True if the flag changes the aim of the training."""
 
     @property
     def gain(self) -> float:

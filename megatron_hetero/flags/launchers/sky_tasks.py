@@ -18,7 +18,7 @@ from megatron_hetero.cluster.inventory.skypilot import SkyTask, read_sky_task
 from megatron_hetero.errors import UsageError, some_of
 
 JOB_FOLDER = "~/megatron-hetero-job"
-"""Where the launch's files lie on a machine whose working directory is the user's own."""
+"""Folder of the launch's files on a machine whose working directory is the user's own."""
 
 _CHOICES = ("any_of", "ordered")
 _PLACES = ("infra", "cloud", "region", "zone")
@@ -82,7 +82,7 @@ def read_carried_task(path: Path, folder: Path) -> CarriedTask:
     data = task.document.data
     # Mappings of the task, empty where it has none.
     sections = {key: _section(task, key) for key in ("file_mounts", "envs", "secrets")}
-    paths = _Paths(task, folder, sections["envs"])
+    paths = _TaskPaths(task, folder, sections["envs"])
     workdir: Any = data.get("workdir")
     # A folder, a repository of SkyPilot's form, or nothing.
     if isinstance(workdir, str):
@@ -217,7 +217,7 @@ def _section(task: SkyTask, key: str) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Paths:
+class _TaskPaths:
     """Local paths of a task; the launch calls SkyPilot elsewhere, so relative ones become
     absolute."""
 

@@ -51,7 +51,7 @@ class Completion:
     optimizer_shares: Sequence[Sequence[int | None]] | None = None
     """Relative shares of the optimizer's states, [replica][stage]; None are equal shares."""
     dispatcher: TokenDispatcher | None = None
-    """Of tokens to experts; None is the job's own."""
+    """Dispatcher of tokens to experts; None is the job's own."""
 
     @property
     def layers(self) -> list[tuple[int, ...]]:

@@ -49,7 +49,7 @@ class FaultOptions:
 
 
 NO_FAULTS = FaultOptions()
-"""Of a job without these flags."""
+"""Options of a job without flags of faults."""
 
 
 def add_fault_arguments(group: Any) -> None:

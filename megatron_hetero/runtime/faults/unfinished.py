@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 MARK = "waits in"
-"""What each line of a report begins with."""
+"""First words of each line of a report."""
 RECORD = {"TORCH_FR_BUFFER_SIZE": "256"}
 """Variable of torch, which has to be set before the first operation: operations of the record."""
 _MOST_LINES = 3

@@ -72,11 +72,11 @@ def job_operations(plan: Plan, workload: Workload, how: How | None = None) -> Jo
         workload: its model and training.
         how: what else decides them.
     """
-    return _Job(plan, workload, how or How()).operations()
+    return _PlanOperations(plan, workload, how or How()).operations()
 
 
 @dataclass
-class _Job:
+class _PlanOperations:
     plan: Plan
     workload: Workload
     how: How

@@ -58,12 +58,14 @@ def blocked_ranks(job: JobOperations, num_connections: int = 1) -> tuple[Blocked
         job: its operations.
         num_connections: hardware queues of a GPU.
     """
-    run = _Run(job, num_connections)
-    run.run()
-    return run.blocked()
+    machines = _Machines(job, num_connections)
+    machines.run()
+    return machines.blocked()
 
 
-class _Run:
+class _Machines:
+    """Hosts, queues and communicators of a job as they work off their operations."""
+
     def __init__(self, job: JobOperations, num_connections: int) -> None:
         self.job = job
         size = len(job.ranks)

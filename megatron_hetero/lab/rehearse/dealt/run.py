@@ -43,7 +43,7 @@ from megatron_hetero.sequences.replica_groups import ReplicaGroups
 from megatron_hetero.sequences.simulated_step import SimulatedStep
 
 _MOST_TOKENS = 256
-"""Of the longest sequence in the small model: a pass takes milliseconds here."""
+"""Length of the longest sequence in the small model: a pass takes milliseconds here."""
 _SMALL_ELEMENT_BYTES = 4
 _SLOTS = 24
 """On the board, for each micro-batch of a rank: its passes, messages and their shapes."""

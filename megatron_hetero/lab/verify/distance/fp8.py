@@ -18,7 +18,7 @@ _ROUNDING = 2.0**-4 / sqrt(3)
 """Root of the mean square of a rounding to three bits behind the first, relative, at most: it is
 even within half of the last bit."""
 _IN_FP8 = "linear_"
-"""What the names of weights have that are multiplied in fp8: linear_qkv, linear_proj, linear_fc1,
+"""Part of the name of each weight multiplied in fp8: linear_qkv, linear_proj, linear_fc1,
 linear_fc2."""
 
 

@@ -23,7 +23,7 @@ MAX_LAYERS = 8
 _HEAD_SIZE = 8
 _MIN_HIDDEN = 32
 _MAX_EXPERTS = 8
-"""Of the small model, unless a stage deals more of them out."""
+"""Most experts of the small model, unless a stage deals more experts out."""
 _MIN_SEQUENCE = 32
 BALANCING = "--moe-router-load-balancing-type"
 _MAX_UNIT = 32
