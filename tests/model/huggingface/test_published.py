@@ -17,6 +17,7 @@ import pytest
 from megatron_hetero.errors import HeteroError, ModelError
 from megatron_hetero.model.blocks import num_parameters
 from megatron_hetero.model.huggingface.config import HARMLESS_KEYS
+from megatron_hetero.model.huggingface.families import FAMILIES
 from megatron_hetero.model.load import load_workload
 
 PUBLISHED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "published.json").read_text())
@@ -58,6 +59,10 @@ REFUSED = (
 
 def test_there_are_many() -> None:
     assert len(PUBLISHED) >= 40
+
+
+def test_every_family_has_a_published_configuration() -> None:
+    assert set(FAMILIES) <= {model["config"]["model_type"] for model in PUBLISHED}
     assert len({model["config"]["model_type"] for model in PUBLISHED}) >= 25
 
 
