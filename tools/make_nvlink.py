@@ -198,6 +198,28 @@ def entry(bytes_per_s: float, own: Sequence[Point]) -> dict[str, Any]:
     )
 
 
+def constants(curves: Sequence[dict[str, Any]]) -> None:
+    """Print the entries of `nvlink.json`."""
+
+    def times(entry: dict[str, Any], kind: str) -> str:
+        return ", ".join(f"{1e6 * entry[f'{kind}_{of}_s']:.1f} us" for of in ("call", "step"))
+
+    rows = [
+        [
+            f"{e['sheet_bytes_per_s'] / 1e9:.0f} GB/s: {', '.join(e['gpus'])}",
+            f"{e['part_of_sheet']:.2f}",
+            times(e, "small"),
+            f"{e['small_part']:.2f}",
+            times(e, "large"),
+            ", ".join(f"{part:.2f}" for part in e["group_parts"].values()),
+            f"{e['gather_part']:.2f}",
+        ]
+        for e in curves
+    ]
+    small, large = (f"{kind} buffers: call, step" for kind in ("small", "large"))
+    table(("NVLink", "of the sheet", small, "part", large, "part of 2, 4, 8", "gathers"), rows)
+
+
 def main() -> None:
     """Write the constants and print every table."""
     by_kind = kinds(points("NVLink"))
@@ -224,7 +246,9 @@ def main() -> None:
     rounds = [(p, p.error(Link(2 / 3 * p.bytes_per_s, 5e-6))) for p, _ in fitted]
     held = fitted, by_size, by_group, by_card, rounds
     titles = "fitted", "size left out", "group left out", "card left out", "as rounds"
-    print("All-reduce, all-gather and reduce-scatter over NVLink, by card")
+    print("What NCCL reaches over NVLink")
+    constants(curves)
+    print("\nAll-reduce, all-gather and reduce-scatter over NVLink, by card")
     table(("GPU", *titles), rows_by(lambda p: p.gpu, held))
     print("\nThe same, by buffer")
     table(("buffer", *titles), rows_by(lambda p: words(p.num_bytes), held))
