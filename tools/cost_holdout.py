@@ -42,7 +42,7 @@ from calibration_tables import (
 from make_calibration import fit, fit_launch, fit_link, predict, with_launches
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cost.network.seconds import ring_all_reduce_s
+from megatron_hetero.cost.network.collectives import ring_all_reduce_s
 from megatron_hetero.cost.work.calibration import Calibration
 from megatron_hetero.cost.work.compute import layer_times
 

@@ -46,7 +46,7 @@ from scipy.optimize import least_squares
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.spec import GpuType, Link
-from megatron_hetero.cost.network.seconds import tensor_parallel_times
+from megatron_hetero.cost.network.collectives import all_reduce_s
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.calibration import (
     Calibration,
@@ -282,13 +282,18 @@ def fit_link(folder: Path, gpu: str, width: int) -> Link:
 
 
 def predict(point: LayerPoint, link: Link, calibration: Calibration) -> PassTimes:
-    """Predict a layer of the tables by the cost model, communication included."""
+    """Predict a layer of the tables by the cost model, communication included.
+
+    These layers exchange in turn in both passes: over PCIe, where exchanges are half of the time,
+    either pass shows all of its all-reduces (`docs/cost-model.md`, "Exchanges under products").
+    """
     workload = table_workload(point.model, point.micro_batch_size, "fp32")
     times = layer_times(workload, gpu_type(CATALOGUE_NAMES[point.gpu]), point.width, calibration)
     tokens = point.micro_batch_size * SEQ_LENGTH
     num_bytes = 4.0 * tokens * workload.model.hidden_size
-    comm = tensor_parallel_times(num_bytes, point.width, link, False, tokens)
-    return times + PassTimes(comm.layer_forward_s, comm.layer_backward_s)
+    # Two all-reduces in each pass.
+    exchange_s = 2 * all_reduce_s(num_bytes, point.width, link)
+    return times + PassTimes(exchange_s, exchange_s)
 
 
 def fit_layers(

@@ -5,21 +5,19 @@
 For each GPU type of `benchmarks/tables/products.csv`, the mean absolute error of large products
 (each side 2,048 or more): fitted to all; every number of rows in turn left out; every engine in
 turn left out, and predicted; oldest versions predicted from the newest; and the type itself left
-out, priced as a type without a table.  Then the same of fp8, the ratio of types, layers of experts,
-and collectives inside a machine, of which no constant is fitted: links are the user's.
+out, priced as a type without a table.  Then the same of fp8, the ratio of types, and layers of
+experts.  `make_nvlink.py` does so for collectives.
 """
 
 from __future__ import annotations
 
-import csv
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
 from expert_tables import expert_points, predict_experts
 from product_tables import (
-    TABLES,
     ProductPoint,
     by_gpu,
     fit_products,
@@ -28,17 +26,9 @@ from product_tables import (
     speed_of,
 )
 
-from megatron_hetero.cluster.catalogue import sheet_link
-from megatron_hetero.cluster.spec import Link
-from megatron_hetero.cost.network.seconds import (
-    ring_all_gather_s,
-    ring_all_reduce_s,
-    ring_reduce_scatter_s,
-)
 from megatron_hetero.cost.work.calibration import DEFAULT, Calibration, shipped_calibration
 from megatron_hetero.cost.work.products import GemmEfficiency
 
-_LARGE_BYTES = 1 << 24
 WORDS = {"bfloat16": "bf16", "fp8": "fp8, one scale", "fp8_block": "fp8, scales of blocks"}
 
 
@@ -163,45 +153,12 @@ def experts() -> None:
         print(f"| {gpu} | {len(own)} | {percent(own)} | {100 * statistics.median(own):+.1f} % |")
 
 
-def collectives() -> None:
-    """Print the errors of rings inside a machine: latency and bandwidth as a user may write them,
-    from the smallest and the largest buffer of each group, all sizes between predicted."""
-    formulas: dict[str, Callable[[float, int, Link], float]] = {
-        "all_reduce": ring_all_reduce_s,
-        "all_gather": ring_all_gather_s,
-        "reduce_scatter": ring_reduce_scatter_s,
-    }
-    rows: dict[tuple[str, str, int], list[tuple[int, float]]] = {}
-    with (TABLES / "collectives.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["operation"] in formulas:
-                key = row["gpu"], row["operation"], int(row["gpus"])
-                rows.setdefault(key, []).append((int(row["bytes"]), 1e-6 * float(row["us"])))
-    print("\nCollectives inside a machine, NCCL, fp16\n")
-    print("| GPU | operation | GPUs | bandwidth | of the sheet | below 16 MB | from 16 MB on |")
-    print("| --- | --- | --: | --: | --: | --: | --: |")
-    for (gpu, name, num), sizes in rows.items():
-        formula, sizes = formulas[name], sorted(sizes)
-        (_, least_s), (most, most_s) = sizes[0], sizes[-1]
-        latency_s = least_s / formula(0.0, num, Link(1.0, 1.0))
-        part = formula(most, num, Link(1.0, 0.0)) / (most_s - least_s)
-        link = Link(part, latency_s)
-        cells = [
-            [formula(size, num, link) / time_s - 1 for size, time_s in sizes[1:-1] if is_of(size)]
-            for is_of in (lambda size: size < _LARGE_BYTES, lambda size: size >= _LARGE_BYTES)
-        ]
-        sheet = part / sheet_link(gpu).bytes_per_s
-        print(f"| {gpu} | {name.replace('_', '-')} | {num} | {part / 1e9:.0f} GB/s | "
-              f"{sheet:.0%} | {percent(cells[0])} | {percent(cells[1])} |")  # fmt: skip
-
-
 def main() -> None:
     """Print every table."""
     for dtype in WORDS:
         table(dtype)
     ratios()
     experts()
-    collectives()
 
 
 if __name__ == "__main__":

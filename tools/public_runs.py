@@ -27,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron_hetero.cluster.catalogue import sheet_link
 from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.nvlink import nvlink_curve
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
@@ -35,9 +36,6 @@ from megatron_hetero.plan.place import place_in_order
 from tools.score_runs import Score, by_group, score, tables
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "public-runs"
-_PART_OF_SHEET = {"NVLink": 0.7}
-"""Part of the sheet's bandwidth that NCCL reaches in large collectives over NVLink: the middle of
-`tools/product_holdout.py`, whose tables are no training runs."""
 _MOSAICML = (
     "FSDP of torch 1.13 and 2.0, mixed precision by autocast, norms, GELU, biases and dropout not "
     "fused, Triton flash attention"
@@ -111,7 +109,9 @@ class PublicRun:
         """Return cluster.yaml of whole machines of eight."""
         gpu, number = self.row["gpu"], self.number("gpus") // 8
         link, speed = sheet_link(gpu), 400 if gpu.startswith("H100") else 200
-        inside = link.bytes_per_s * _PART_OF_SHEET.get(link.kind, 1.0)
+        # What large collectives reach of it, by tables that are no training runs.
+        curve = nvlink_curve(gpu)
+        inside = link.bytes_per_s * (curve.part_of_sheet if curve else 1.0)
         nodes = [{"name": f"n{i}", "gpu": gpu, "count": 8} for i in range(number)]
         links: dict[str, Any] = {
             "inside_node": {gpu: {"bandwidth": f"{inside / 1e9:.4g} GB/s", "latency": "5 us"}}

@@ -6,6 +6,7 @@ makers        communication libraries, and which GPUs cannot talk
 gpu_names     names that drivers, schedulers and clouds give to GPUs
 node_links    links between nodes, as classes and exceptions
 link_classes  the distinct links, and which each pair of nodes has, as arrays
+nvlink        what NCCL's collectives reach over NVLink, by measured tables
 lines         capacities that several paths share
 nics          which GPU of a machine sends over which network card
 graph         the cluster as a networkx graph

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
-from math import inf
+from itertools import pairwise, product
+from math import inf, log
+from typing import ClassVar
 
 NodePair = tuple[str, str]
 """Names of two nodes, sender first."""
@@ -23,6 +24,49 @@ class Incast:
 
 
 @dataclass(frozen=True)
+class NvlinkCurve:
+    """Constants of NCCL's collectives over NVLink; `cost.network.collectives` prices with them.
+
+    NCCL has protocols for small buffers, and one for large ones.  Either takes a fixed time, a time
+    for each step, and the bytes' time.  Bandwidths are parts of what an all-reduce of eight GPUs
+    reaches with large buffers, which is `part_of_sheet` of one direction of a GPU's NVLink.
+
+    `small_*`: of small buffers, with `small_part` of the bandwidth; `large_*`: of large ones, with
+    the part of a group's size in `group_parts` ((GPUs, part), ascending), and in all-gathers and
+    reduce-scatters `gather_part` of that.
+    """
+
+    small_call_s: float
+    small_step_s: float
+    small_part: float
+    large_call_s: float
+    large_step_s: float
+    gather_part: float
+    part_of_sheet: float
+    group_parts: tuple[tuple[int, float], ...]
+
+    NUMBERS: ClassVar[tuple[str, ...]] = (
+        *("small_call_s", "small_step_s", "small_part", "large_call_s", "large_step_s"),
+        *("gather_part", "part_of_sheet"),
+    )
+
+    def group_part(self, num_ranks: int) -> float:
+        """Return the part of the bandwidth that a group of a size reaches: between two sizes in a
+        line over the logarithm, beyond them that of the nearest.
+
+        >>> NvlinkCurve(0, 0, 1, 0, 0, 1, 1, ((2, 0.5), (8, 1.0))).group_part(4)
+        0.75
+        """
+        first, last = self.group_parts[0], self.group_parts[-1]
+        if num_ranks <= first[0]:
+            return first[1]
+        for (less, part), (more, other) in pairwise(self.group_parts):
+            if num_ranks <= more:
+                return part + (other - part) * log(num_ranks / less) / log(more / less)
+        return last[1]
+
+
+@dataclass(frozen=True)
 class Link:
     """One direction of a path between two devices: `latency_s + bytes / bytes_per_s`.
 
@@ -33,6 +77,8 @@ class Link:
     crowd a bus that a pair has for itself.
     `nic_bytes_per_s`: between machines of which one has several NICs, what the network carries of
     one pair of GPUs, over one NIC at each end; `bytes_per_s` is that of all GPUs of the two.
+    `nvlink`: constants of collectives, where the link is an NVLink of which there are tables; they
+    stand in place of the latency.
     """
 
     bytes_per_s: float
@@ -42,6 +88,7 @@ class Link:
     incast: Incast | None = None
     group_bytes_per_s: tuple[tuple[int, float], ...] = ()
     nic_bytes_per_s: float = inf
+    nvlink: NvlinkCurve | None = field(default=None, hash=False)
 
     def ring_bytes_per_s(self, num_ranks: int) -> float:
         """Return what each of `num_ranks` ranks in a ring gets.

@@ -13,11 +13,8 @@ from megatron_hetero.cost.memory.activations import layer_activation_bytes
 from megatron_hetero.cost.memory.holdings import StateSizes, held_bytes, holdings, parts_of_plan
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.network.seconds import (
-    boundary_time,
-    ring_all_gather_s,
-    tensor_parallel_times,
-)
+from megatron_hetero.cost.network.collectives import all_reduce_s, ring_all_gather_s
+from megatron_hetero.cost.network.seconds import boundary_time
 from megatron_hetero.cost.parameters import layer_params, stage_params
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.share import TensorShare, even_share, member_shares
@@ -109,9 +106,8 @@ def test_a_stage_lasts_as_long_as_its_slowest_group(layout: str) -> None:
     ]
     tokens = token_counts(16384, (2, 1), width)
     gather_s = ring_all_gather_s(2 * 2 * max(tokens) * 512 // width * 2, 2, BETWEEN)
-    collectives_s = [
-        tensor_parallel_times(2.0 * n * 512, width, INSIDE, True, n).layer_forward_s for n in tokens
-    ]
+    # Attention and the MLP each gather and scatter, which are an all-reduce of a ring.
+    collectives_s = [2 * all_reduce_s(2.0 * n * 512, width, INSIDE) for n in tokens]
     slowest_s = max(t.forward_s + c for t, c in zip(own, collectives_s, strict=True))
     assert times["(2:1)"].layer.forward_s == pytest.approx(slowest_s + gather_s)
 

@@ -48,6 +48,35 @@ class Gpu:
         return seconds + self.unhidden * moved / (self.gb_per_s * 1e9) + self.product_us * 1e-6
 
 
+@dataclass(frozen=True)
+class Nvlink:
+    """NCCL over NVLink: microseconds of a call and of each step, and the part of the bandwidth, by
+    the protocols of small buffers and by that of large ones.  `parts`: of 2, 4 and 8 GPUs;
+    `gather`: of that, in all-gathers and reduce-scatters.  A link of no more than 64 GB/s is PCIe.
+    """
+
+    small: tuple[float, float, float]
+    large: tuple[float, float]
+    gather: float
+    parts: dict[int, float]
+
+    def seconds(self, size: float, cards: int, passes: int, speed: float) -> float:
+        """Time a collective: an all-reduce in two passes, a gather or a reduce-scatter in one."""
+        if cards not in self.parts:
+            raise ValueError(f"no NVLink of {cards} cards is typed in")
+        steps = passes * (cards - 1)
+        sent = steps / cards * size
+        call, step, part = self.small
+        small = (call + steps * step) * 1e-6 + sent / (part * speed)
+        reached = speed * self.parts[cards] * (self.gather if passes == 1 else 1.0)
+        call, step = self.large
+        return min(small, (call + steps * step) * 1e-6 + sent / reached)
+
+
+# Measured too: docs/cost-model.md, "Over NVLink".
+_AMPERE = Nvlink((10.6, 0.79, 0.339), (36.1, 0.46), 0.909, {2: 0.857, 4: 0.974, 8: 1.0})
+_HOPPER = Nvlink((5.3, 0.85, 0.355), (16.2, 1.43), 0.836, {2: 0.716, 4: 0.878, 8: 1.0})
+NVLINKS = {"A100-40GB": _AMPERE, "A100-80GB": _AMPERE, "H100-80GB": _HOPPER}
 # What is reached of the peaks are measurements, which no paper gives: docs/cost-model.md says which
 # tables they come from.  Types without one have 0.93 of the fastest product that a public list has
 # (A6000: 0.93 * 131.2 / 154.8); GeForce cards that it lacks the mean of RTX 2080 Ti and 3090; any

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import log
 
 from tools.by_hand import launches
-from tools.by_hand.gpus import CALL_US, EXTRA_TOKENS, GPUS
+from tools.by_hand.gpus import CALL_US, EXTRA_TOKENS, GPUS, NVLINKS
 from tools.by_hand.memory import bytes_of_parameter, copy_for_update, held, holders_of_layer
 from tools.by_hand.paper import Paper, Replica, Stage
 from tools.by_hand.site import Site
@@ -41,16 +41,25 @@ def stage_pass(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _Pas
     members = [_member_pass(paper, site, replica, stage, m) for m in range(stage.width)]
     is_old = any(GPUS[site.gpu(device)].is_old for device in stage.devices)
     width = stage.width
-    once = reduce = loss = 0.0
+    gathered = reduce = given = loss = 0.0
+    column = stage_columns(paper, site, replica, stage)
     if width > 1:
-        # Two all-reduces of the activation in each pass of a layer; a ring of t cards.
-        speed, latency = site.inside(stage.node)
         size = replica.size * job.sequence * job.hidden * job.element
-        once = (width - 1) * (latency + size / width / speed)
-        reduce = 2 * once
+        gathered = _collective_s(site, stage.node, size, width, 1)
+        reduce = _collective_s(site, stage.node, size, width, 2)
+        # With sequence parallelism a sum is scattered, and what is taken in gathered.
+        given = 2 * gathered if job.sequence_parallel else reduce
         tokens = 4 * replica.size * job.sequence
-        loss = 3 * 2 * (width - 1) * (latency + tokens / width / speed)
-    gathered = once if job.sequence_parallel else 0.0
+        loss = 3 * _collective_s(site, stage.node, tokens, width, 2)
+
+    def back(product: float | None) -> float:
+        """Exchanges of half a layer backward, or of the head, where a product hides them."""
+        hidden = product or 0.0
+        if job.sequence_parallel:
+            return 2 * max(0.0, gathered - hidden)
+        return max(0.0, reduce - hidden)
+
+    output = gathered if job.sequence_parallel else 0.0
 
     def slowest(part: str, more: tuple[float, float], counts: launches.Counts) -> _Pass:
         found = [getattr(member, part) for member in members]
@@ -60,23 +69,61 @@ def stage_pass(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _Pas
         )
 
     counts = launches.layer(job, width, is_old)
-    more = 2 * reduce, 2 * reduce + 2 * gathered
+    # Attention and the MLP; of experts nothing hides.
+    more = 2 * given, 2 * output + back(column.attention) + back(column.mlp)
     full = stage.recompute == "full"
     repeated = counts[0] if full else launches.core(job, is_old)[0]
     kept = slowest("layer", more, counts)
     again = slowest(
-        "again", (more[0], more[1] + 2 * reduce * full), (counts[0], counts[1] + repeated)
+        "again", (more[0], more[1] + 2 * given * full), (counts[0], counts[1] + repeated)
     )
     num_again = stage.recomputed if stage.recompute in ("full", "selective") else 0
     forward = (stage.layers - num_again) * kept.forward + num_again * again.forward
     backward = (stage.layers - num_again) * kept.backward + num_again * again.backward
     if stage.first == 0:
-        words = slowest("words", (gathered or reduce, 0.0), launches.words(job, width))
+        words = slowest("words", (output or reduce, 0.0), launches.words(job, width))
         forward, backward = forward + words.forward, backward + words.backward
     if stage.end == job.layers:
-        head = slowest("head", (loss + gathered, reduce), launches.head(job, width))
+        head = slowest("head", (loss + output, back(column.head)), launches.head(job, width))
         forward, backward = forward + head.forward, backward + head.backward
     return _Pass(forward, backward)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Seconds of column-parallel products of the member that computes least: qkv, fc1 (None of
+    experts), output."""
+
+    attention: float
+    mlp: float | None
+    head: float
+
+
+def stage_columns(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _Columns:
+    """Time the products under which backward exchanges hide."""
+    job, tokens = paper.job, replica.size * paper.job.sequence
+    found = []
+    for member, device in enumerate(stage.devices):
+        gpu = GPUS[site.gpu(device)]
+        heads = stage.parts(job.groups)[member] / job.groups
+        columns = stage.parts(job.ffn)[member] / job.ffn
+        outputs = (
+            heads * (job.query + 2 * job.key),
+            (job.matrices - 1) * job.ffn * columns,
+            paper.rows * stage.shares[member] / sum(stage.shares),
+        )
+        found.append([gpu.product_s(tokens, job.hidden, n, job.element) for n in outputs])
+    attention, mlp, head = (min(own) for own in zip(*found, strict=True))
+    return _Columns(attention, None if job.experts else mlp, head)
+
+
+def _collective_s(site: Site, node: str, size: float, cards: int, passes: int) -> float:
+    """Time a collective inside a node: over NVLink as measured, else a ring's rounds."""
+    speed, latency = site.inside(node)
+    nvlink = NVLINKS.get(site.gpu(node))
+    if nvlink and speed > 64e9:
+        return nvlink.seconds(size, cards, passes, speed)
+    return passes * (cards - 1) * (latency + size / cards / speed)
 
 
 def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, member: int) -> _Parts:

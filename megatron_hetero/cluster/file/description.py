@@ -18,6 +18,7 @@ from megatron_hetero.cluster.file.schema import ClusterSection, NodeSection
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY
 from megatron_hetero.cluster.nics import Nics
 from megatron_hetero.cluster.node_links import NodePair
+from megatron_hetero.cluster.nvlink import with_collectives
 from megatron_hetero.cluster.spec import Cluster, GpuType, Link, Node
 from megatron_hetero.errors import ClusterError, FileFormatError
 from megatron_hetero.files import Document, content_hash, read_yaml, validate_document
@@ -249,7 +250,9 @@ def _node(
         site=section.site,
         host=section.host or section.name,
         # A single GPU has no neighbour in its node; its own memory stands in.
-        link=island.link or Link(gpu.memory_bytes_per_s, 0.0),
+        link=with_collectives(island.link, gpu.name)
+        if island.link
+        else Link(gpu.memory_bytes_per_s, 0.0),
         price_per_hour=section.price_per_hour,
         gpu_price_per_hour=gpu_prices.get(gpu.name),
         gpu_indices=() if is_whole else island.indices,

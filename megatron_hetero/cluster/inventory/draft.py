@@ -8,6 +8,7 @@ from typing import Literal
 
 from megatron_hetero.cluster.catalogue import sheet_link
 from megatron_hetero.cluster.makers import Library
+from megatron_hetero.cluster.nvlink import nvlink_curve
 from megatron_hetero.errors import ClusterError
 
 PATH_GUESSES: Mapping[str, tuple[str, str]] = {
@@ -21,7 +22,8 @@ PATH_GUESSES: Mapping[str, tuple[str, str]] = {
 """Usual bandwidth and latency of a kind of path of `nvidia-smi topo -m`; a place to start,
 marked as a guess in the file."""
 _SHEET_PART = 2 / 3
-"""Usual part of the data sheet's rate of NVLink or Infinity Fabric that transfers reach."""
+"""Usual part of the data sheet's rate of NVLink or Infinity Fabric that transfers reach, where no
+table of collectives says more."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,17 @@ class Inventory:
 
 def link_guess(gpu: str) -> tuple[str, str]:
     """Guess the bandwidth and latency between two GPUs of a machine, from their link in the data
-    sheet; for GPUs that the catalogue lacks, those of PCIe."""
+    sheet and from what collectives reach of it; for GPUs that the catalogue lacks, those of
+    PCIe."""
     try:
         link = sheet_link(gpu)
     except ClusterError:
         return PATH_GUESSES["PHB"]
     if link.kind.startswith("PCIe"):
         return PATH_GUESSES["PHB"]
-    return f"{_SHEET_PART * link.bytes_per_s / 1e9:.0f} GB/s", "5 us"
+    curve = nvlink_curve(gpu)
+    part = curve.part_of_sheet if curve else _SHEET_PART
+    return f"{part * link.bytes_per_s / 1e9:.0f} GB/s", "5 us"
 
 
 def made_up_name(name: str) -> str:

@@ -1,6 +1,7 @@
 """Seconds of communication on the links of a cluster.
 
-seconds         point-to-point and collective times
+seconds         point-to-point times, and the link that a group waits for
+collectives     all-reduces, all-gathers and reduce-scatters of a group
 link_terms      GenModel's terms beside latency and bandwidth
 ring            the ring over the holders of a gradient buffer
 holder_flow     load of an exchange on the paths it takes

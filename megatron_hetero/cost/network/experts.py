@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.spec import Cluster, Device, Link
-from megatron_hetero.cost.network.seconds import (
-    ring_all_gather_s,
-    ring_reduce_scatter_s,
-    slowest_link,
-    worst_link,
-)
+from megatron_hetero.cost.network.collectives import all_gather_s, reduce_scatter_s
+from megatron_hetero.cost.network.seconds import slowest_link, worst_link
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 
@@ -56,7 +52,7 @@ def _there_and_back_s(rank_bytes: float, num_ranks: int, link: Link | None) -> f
         return 0.0
     # What all ranks have together: the collective's whole buffer.
     whole = num_ranks * rank_bytes
-    return ring_all_gather_s(whole, num_ranks, link) + ring_reduce_scatter_s(whole, num_ranks, link)
+    return all_gather_s(whole, num_ranks, link) + reduce_scatter_s(whole, num_ranks, link)
 
 
 def expert_links(cluster: Cluster, devices: Sequence[Device], size: int, width: int) -> ExpertLinks:

@@ -1,5 +1,5 @@
-"""Seconds of communication: alpha-beta (`latency_s + bytes / bytes_per_s`) on the slowest link, and
-what `cost.network.link_terms` adds to it.
+"""Seconds of messages: alpha-beta (`latency_s + bytes / bytes_per_s`) on the slowest link, and what
+`cost.network.link_terms` adds to it; and the link that a group's collectives wait for.
 
 A link inside a node belongs to each GPU; the path between two nodes is shared by all GPUs of the
 node that use it at the same moment, and the lines that it leads over (`Cluster.lines`) by all paths
@@ -18,8 +18,10 @@ import numpy as np
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cost.network.collectives import all_gather_s
+from megatron_hetero.cost.network.collectives import ring_all_reduce_s as ring_all_reduce_s
 from megatron_hetero.cost.network.lines import line_seconds
-from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
+from megatron_hetero.cost.network.link_terms import FanIn, transfer_s
 from megatron_hetero.cost.network.nics import message_seconds
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 
@@ -54,51 +56,6 @@ class BoundaryTime:
     def total_s(self) -> float:
         """Return the seconds from the first byte sent to the tensor's use."""
         return self.serialisation_s + self.latency_s
-
-
-def ring_all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """Time a ring all-reduce: 2 (n - 1) rounds of 1/n of the buffer over the slowest link of the
-    ring.
-
-    Args:
-        num_bytes: of the whole buffer.
-        num_ranks: in the ring.
-        link: the slowest of the ring.
-
-    >>> ring_all_reduce_s(4e9, 4, Link(bytes_per_s=1e9, latency_s=0.0))  # 6 rounds of 1 s
-    6.0
-    """
-    gather_s = ring_all_gather_s(num_bytes, num_ranks, link)
-    return ring_reduce_scatter_s(num_bytes, num_ranks, link) + gather_s
-
-
-def ring_reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """Time a ring reduce-scatter: the rounds of an all-gather, and in each round every rank adds
-    what it has received.
-
-    Args:
-        num_bytes: of the whole buffer.
-        num_ranks: in the ring.
-        link: the slowest of the ring.
-    """
-    # Each rank adds (n - 1) / n of the buffer in all rounds together.
-    added_bytes = (num_ranks - 1) / num_ranks * num_bytes
-    return ring_all_gather_s(num_bytes, num_ranks, link) + adding_s(added_bytes, 1, link)
-
-
-def ring_all_gather_s(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """Time a ring all-gather: (n - 1) rounds of 1/n of the whole buffer.
-
-    Args:
-        num_bytes: of the whole buffer.
-        num_ranks: in the ring.
-        link: the slowest of the ring.
-    """
-    # Nobody to gather from.
-    if num_ranks == 1:
-        return 0.0
-    rounds = num_ranks - 1
-    return rounds * (link.latency_s + num_bytes / num_ranks / link.ring_bytes_per_s(num_ranks))
 
 
 def boundary_time(
@@ -158,7 +115,7 @@ def boundary_time(
     width = there.width
     if width > 1 and not sequence_parallel:
         gather_s = max(
-            ring_all_gather_s(num_bytes * there.part(rank), width, slowest_link(cluster, group))
+            all_gather_s(num_bytes * there.part(rank), width, slowest_link(cluster, group))
             for rank, group in enumerate(groups_of(receivers, width))
         )
     # With NICs, the message takes each of them for its own time.
@@ -283,74 +240,12 @@ def worst_link(links: Sequence[Link]) -> Link:
     hears from two."""
     # Group sizes for which any of the links has a rate of its own.
     sizes = sorted({size for link in links for size, _ in link.group_bytes_per_s})
+    # Groups over NVLink wait for the one with the least of it; a link without tables has no terms.
+    least = min(links, key=lambda link: link.bytes_per_s)
     return Link(
         min(k.bytes_per_s for k in links),
         max(k.latency_s for k in links),
         reduce_bytes_per_s=min(k.reduce_bytes_per_s for k in links),
         group_bytes_per_s=tuple((n, min(k.ring_bytes_per_s(n) for k in links)) for n in sizes),
+        nvlink=least.nvlink if all(k.nvlink for k in links) else None,
     )
-
-
-@dataclass(frozen=True)
-class TensorParallelTimes:
-    """Communication inside a TP group for a micro-batch, seconds."""
-
-    layer_forward_s: float
-    layer_backward_s: float
-    embedding_s: float
-    head_forward_s: float
-    head_backward_s: float
-
-
-def tensor_parallel_times(
-    num_bytes: float, width: int, link: Link | None, sequence_parallel: bool, num_tokens: int
-) -> TensorParallelTimes:
-    """Time the collectives of Megatron's tensor-parallel layers on an activation of `num_bytes`.
-
-    A layer takes two all-reduces forward and two backward (Shoeybi et al. 2019).  With sequence
-    parallelism each becomes a reduce-scatter and an all-gather of the same volume, and backward
-    gathers the inputs of both column-parallel products again (Korthikanti et al. 2022).
-    The cross entropy all-reduces three fp32 values of each token.
-
-    Args:
-        num_bytes: of the activation of one micro-batch.
-        width: of the tensor-parallel group.
-        link: the slowest inside the group; None of a group of one.
-        sequence_parallel: `--sequence-parallel`.
-        num_tokens: of a micro-batch, for the cross entropy.
-    """
-    if width == 1 or link is None:
-        return TensorParallelTimes(0.0, 0.0, 0.0, 0.0, 0.0)
-    # One collective of each kind on the activation; fp32 values of each token for the loss.
-    reduce_s = ring_all_reduce_s(num_bytes, width, link)
-    gather_s = ring_all_gather_s(num_bytes, width, link)
-    scatter_s = ring_reduce_scatter_s(num_bytes, width, link)
-    loss_s = 3 * ring_all_reduce_s(4.0 * num_tokens, width, link)
-    if sequence_parallel:
-        return TensorParallelTimes(
-            2 * reduce_s, 2 * reduce_s + 2 * gather_s, scatter_s, gather_s + loss_s, reduce_s
-        )
-    return TensorParallelTimes(2 * reduce_s, 2 * reduce_s, reduce_s, loss_s, reduce_s)
-
-
-def context_parallel_times(
-    num_bytes: float, num_ranks: int, link: Link | None, is_ring: bool
-) -> tuple[float, float]:
-    """Time the exchange of keys and values among all ranks of a stage, forward and backward.
-
-    A ring (Transformer Engine's `--cp-comm-type p2p`; Liu et al. 2023) hands the blocks on from
-    rank to rank, backward once more and their gradients with them.  Where they are gathered
-    (`runtime.parallel.context_attention`) they are kept, and backward only reduces their gradients.
-
-    Args:
-        num_ranks: context-parallel ranks of the stage.
-        link: the slowest between them; None of one rank.
-        is_ring: blocks go round in a ring; else they are gathered.
-        num_bytes: keys and values of a layer for the whole sequence, as one rank of the TP group
-            has them.
-    """
-    if num_ranks == 1 or link is None:
-        return 0.0, 0.0
-    once_s = ring_all_gather_s(num_bytes, num_ranks, link)
-    gradients_s = ring_reduce_scatter_s(num_bytes, num_ranks, link)
-    return once_s, (once_s + gradients_s if is_ring else gradients_s)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from megatron_hetero.cluster.spec import GpuType, Link
-from megatron_hetero.cost.network.experts import ExpertLinks
-from megatron_hetero.cost.network.seconds import (
+from megatron_hetero.cost.network.collectives import (
     context_parallel_times,
-    tensor_parallel_times,
-    worst_link,
+    end_exchanges,
 )
+from megatron_hetero.cost.network.experts import ExpertLinks
+from megatron_hetero.cost.network.seconds import worst_link
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import (
@@ -27,14 +27,13 @@ from megatron_hetero.cost.work.gauge import Gauged, Modelled, gauged_times
 from megatron_hetero.cost.work.launches import launching_times
 from megatron_hetero.cost.work.profile import NO_STRETCH, PIECES, Piece, Profile
 from megatron_hetero.cost.work.under_products import (
+    Member,
     PartExchange,
     exchange_times,
-    overlapped_parts,
+    head_exchange_s,
+    layer_exchanges,
 )
 from megatron_hetero.model.spec import Workload
-
-Member = tuple[GpuType, TensorShare]
-"""A GPU of a stage, with the GPU's part of the model and of the sequence."""
 
 
 class PieceSource(NamedTuple):
@@ -292,19 +291,8 @@ def _modelled(
     width, num_tokens = members[0][1].width, members[0][1].num_tokens(model, training)
     # Groups exchange what products take and give, whatever the residuals are in.
     num_bytes = float(num_tokens * model.hidden_size * training.element_bytes)
-    comm = tensor_parallel_times(
-        num_bytes,
-        width,
-        link if width > 1 else None,
-        training.sequence_parallel,
-        num_tokens,
-    )
     if piece == "decoder_layer":
-        # Attention and the MLP exchange as much; under products only where the job says so.
-        forward_s = comm.layer_forward_s / 2
-        plain = PartExchange(forward_s, comm.layer_backward_s / 2, forward_s)
-        hidden = overlapped_parts(workload, members, num_bytes, link)
-        parts = [part or plain for part in hidden]
+        parts = list(layer_exchanges(workload, members, num_bytes, link))
         if experts is not None:
             # The group's own exchange is that of attention, and of a shared expert.
             if not members[0][1].shared_columns:
@@ -322,9 +310,14 @@ def _modelled(
             for gpu, share in members
         ]
     )
+    if width == 1:
+        return Modelled(computing, PassTimes(0.0, 0.0))
+    ends = num_bytes, width, link, training.sequence_parallel, num_tokens
+    embedding_s, head_s = end_exchanges(*ends)
     if piece == "embedding":
-        return Modelled(computing, PassTimes(comm.embedding_s, 0.0))
-    return Modelled(computing, PassTimes(comm.head_forward_s, comm.head_backward_s))
+        return Modelled(computing, PassTimes(embedding_s, 0.0))
+    backward_s = head_exchange_s(workload, members, num_bytes, link, vocab_rows)
+    return Modelled(computing, PassTimes(head_s, backward_s))
 
 
 def _gauged(

@@ -1,16 +1,21 @@
-"""Exchanges of a tensor-parallel group under products (`--tp-comm-overlap`), as Transformer Engine
-has them.
+"""Exchanges of a tensor-parallel group, and which of them hide under products.
 
-Which exchange hides under which product, and in how many pieces, is `initialize_ub`'s default
-(`transformer_engine/pytorch/module/base.py`, 2.20) and Megatron's flags:
+Without any flag the backward pass of a column-parallel layer starts its exchanges and goes on:
+Megatron's `LinearWithGradAccumulationAndAsyncCommunication` gathers the input once more under the
+product for the input's gradient, and sums that gradient under the product for the weight's
+(`CUDA_DEVICE_MAX_CONNECTIONS=1` has the exchange begin first); Transformer Engine's `Linear` and
+`LayerNormLinear` do the same (`async_op=True`).  All other exchanges wait.
+
+With `--tp-comm-overlap` more of them hide.  Which, and in how many pieces, is `initialize_ub`'s
+default (`transformer_engine/pytorch/module/base.py`, 2.20) and Megatron's flags:
 
 - forward, the inputs of the column-parallel products (qkv, fc1) are gathered in a ring: as many
   products as ranks, each while the next piece travels.  So are backward the gradients of the
   row-parallel outputs (proj, fc2), under the product for the input's gradient;
 - forward, the outputs of the row-parallel products are reduced and scattered in a pipeline of four:
   the last fourth hides nowhere;
-- backward, a column-parallel layer gathers its input again under the product for the input's
-  gradient, and scatters the sum of these under the product for the weight's: each is one piece.
+- backward, a column-parallel layer does as without the flag, over buffers of its own
+  (`--disable-tp-comm-bulk-dgrad`, `-wgrad` leave that to NCCL, which hides as long).
 
 An exchange takes part of the multiprocessors and of the memory's bandwidth from the product that
 hides it, which is not priced.  `--tp-comm-overlap-cfg` can choose other methods; these are priced.
@@ -19,16 +24,20 @@ hides it, which is not priced.  `--tp-comm-overlap-cfg` can choose other methods
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import starmap
 from typing import NamedTuple
 
 from megatron_hetero.cluster.spec import GpuType, Link
-from megatron_hetero.cost.network.seconds import ring_all_gather_s, ring_reduce_scatter_s
+from megatron_hetero.cost.network.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import PassTimes, speed_of
+from megatron_hetero.cost.work.ends import head_product
 from megatron_hetero.cost.work.layer_work import WorkOf, attention_work, mlp_work
-from megatron_hetero.cost.work.products import Product
-from megatron_hetero.model.spec import TensorOverlap, Workload
+from megatron_hetero.cost.work.products import Product, ProductSpeed
+from megatron_hetero.model.spec import Workload
 
+Member = tuple[GpuType, TensorShare]
+"""A GPU of a group with its part of the model."""
 _PIPELINE = 4
 """Pieces of a pipelined reduce-scatter (`num_splits` of `initialize_ub`)."""
 
@@ -45,17 +54,16 @@ class PartExchange(NamedTuple):
     again_s: float
 
 
-def overlapped_parts(
+def layer_exchanges(
     workload: Workload,
-    members: Sequence[tuple[GpuType, TensorShare]],
+    members: Sequence[Member],
     num_bytes: float,
     link: Link,
-) -> tuple[PartExchange | None, PartExchange | None]:
-    """Time the exchanges of attention and of the MLP where the job hides them under products; None
-    of a part where it does not.
+) -> tuple[PartExchange, PartExchange]:
+    """Time the exchanges of attention and of the MLP, beside products where they hide under them.
 
-    Megatron switches the overlap off for layers with other products than those that Transformer
-    Engine has buffers for: latent attention.  Experts have none.
+    Latent attention and experts have other products, and exchange in turn; Megatron switches
+    `--tp-comm-overlap` off for them, because Transformer Engine has no buffers for their products.
 
     Args:
         workload: the job.
@@ -63,68 +71,104 @@ def overlapped_parts(
         num_bytes: of the activation of one micro-batch.
         link: the slowest inside the group.
     """
-    model, kinds = workload.model, workload.training.tp_comm_overlap
-    # No overlap for unlike shares, a group of one, or products without buffers.
-    shares = {share for _, share in members}
-    if not kinds or len(shares) > 1 or members[0][1].width == 1 or model.kv_lora_rank:
-        return None, None
-    attention = _part(workload, members, attention_work, num_bytes, link)
-    if model.num_experts:
-        return attention, None
-    return attention, _part(workload, members, mlp_work, num_bytes, link)
+    attention = None if workload.model.kv_lora_rank else attention_work
+    mlp = None if workload.model.num_experts else mlp_work
+    given = num_bytes, link
+    return _part(workload, members, attention, *given), _part(workload, members, mlp, *given)
+
+
+def head_exchange_s(
+    workload: Workload, members: Sequence[Member], num_bytes: float, link: Link, vocab_rows: int
+) -> float:
+    """Time the exchanges of the head's backward pass beyond its products: those of a
+    column-parallel layer.
+
+    Args:
+        workload: the job.
+        members: type and share of each GPU of the group.
+        num_bytes: of the activation of one micro-batch.
+        link: the slowest inside the group.
+        vocab_rows: rows of the padded vocabulary.
+    """
+    model, training = workload.model, workload.training
+
+    def seconds(gpu: GpuType, share: TensorShare) -> float:
+        rows, tokens = share.rows_as_if_even(model, vocab_rows), share.num_tokens(model, training)
+        product = head_product(model, share.width, rows, tokens)
+        return speed_of(training, gpu).products.seconds(product)
+
+    least_s, width = min(starmap(seconds, members)), members[0][1].width
+    if not training.sequence_parallel:
+        return max(0.0, all_reduce_s(num_bytes, width, link) - least_s)
+    exchanges = all_gather_s, reduce_scatter_s
+    return sum(max(0.0, of(num_bytes, width, link) - least_s) for of in exchanges)
 
 
 def _part(
     workload: Workload,
-    members: Sequence[tuple[GpuType, TensorShare]],
-    work_of: WorkOf,
+    members: Sequence[Member],
+    work_of: WorkOf | None,
     num_bytes: float,
     link: Link,
 ) -> PartExchange:
-    """Time the exchanges of a column-parallel product and the row-parallel one behind it."""
-    # Seconds of both collectives by themselves, and the two products that may hide them.
+    """Time the exchanges of a column-parallel product and the row-parallel one behind it; in turn
+    where `work_of` is None."""
     training, width = workload.training, members[0][1].width
-    kinds = frozenset(training.tp_comm_overlap)
-    gather_s = ring_all_gather_s(num_bytes, width, link)
-    scatter_s = ring_reduce_scatter_s(num_bytes, width, link)
-    column, row = _products(workload, members[0][1], work_of)
+    if width == 1:
+        return PartExchange(0.0, 0.0, 0.0)
+    # The least that a member computes hides an exchange: all wait for it.
+    products = [
+        (_product_speed(workload, gpu), *_products(workload, share, work_of))
+        for gpu, share in members
+        if work_of
+    ]
 
-    def seconds(product: Product) -> float:
-        """Time a product on the member that hides least."""
-        return min(_once_s(workload, gpu, product) for gpu, _ in members)
+    def seconds(place: int, pieces: int = 1) -> float:
+        """Time the column-parallel (0) or the row-parallel product (1), whole or cut."""
+        return min(
+            speed.seconds(own[place]._replace(rows=own[place].rows / pieces, number=pieces))
+            for speed, *own in products
+        )
 
-    def in_pieces(product: Product, pieces: int) -> tuple[float, float]:
+    def bulk(exchange_s: float) -> float:
+        """Time what a backward product of the column-parallel layer does not hide."""
+        return max(0.0, exchange_s - seconds(0)) if work_of else exchange_s
+
+    if not training.sequence_parallel:
+        # Backward: the sum of the input's gradient, under the product for the weight's.
+        reduce_s = all_reduce_s(num_bytes, width, link)
+        return PartExchange(reduce_s, bulk(reduce_s), reduce_s)
+    # Seconds of both collectives by themselves.
+    gather_s = all_gather_s(num_bytes, width, link)
+    scatter_s = reduce_scatter_s(num_bytes, width, link)
+    # No buffers for unlike shares, or for products that are not there.
+    has_buffers = work_of is not None and len({share for _, share in members}) == 1
+    kinds = frozenset(training.tp_comm_overlap if has_buffers else ())
+
+    def in_pieces(place: int, pieces: int) -> tuple[float, float]:
         """Time a product whole and cut; pieces that follow each other are no cooler."""
-        cut = product._replace(rows=product.rows / pieces, number=pieces)
-        return (whole_s := seconds(product)), max(whole_s, seconds(cut))
+        return (whole_s := seconds(place)), max(whole_s, seconds(place, pieces))
 
-    def ring(exchange_s: float, product: Product) -> float:
+    def ring(exchange_s: float, place: int) -> float:
         # The last piece to arrive has one product behind it: seconds beyond the uncut product.
-        whole_s, cut_s = in_pieces(product, width)
+        whole_s, cut_s = in_pieces(place, width)
         return max(cut_s, exchange_s + cut_s / width) - whole_s
 
-    def pipeline(exchange_s: float, product: Product) -> float:
+    def pipeline(exchange_s: float, place: int) -> float:
         # The last exchange has no product beside it, or the first product no exchange.
-        whole_s, cut_s = in_pieces(product, _PIPELINE)
+        whole_s, cut_s = in_pieces(place, _PIPELINE)
         return max(cut_s + exchange_s / _PIPELINE, exchange_s + cut_s / _PIPELINE) - whole_s
 
-    def bulk(exchange_s: float, product: Product) -> float:
-        return max(0.0, exchange_s - seconds(product))
-
-    def hidden(kind: TensorOverlap, by: float, without: float) -> float:
-        return by if kind in kinds else without
-
     # Forward: in, and out.
-    taken = hidden("gather", ring(gather_s, column), gather_s)
-    given = hidden("scatter", pipeline(scatter_s, row), scatter_s)
+    taken = ring(gather_s, 0) if "gather" in kinds else gather_s
+    given = pipeline(scatter_s, 1) if "scatter" in kinds else scatter_s
     # Backward: the gradient of what went out, the input once more, the sum of the input's gradient.
-    of_output = hidden("gather", ring(gather_s, row), gather_s)
+    of_output = ring(gather_s, 1) if "gather" in kinds else gather_s
     if "scatter_dgrad" in kinds:
         # In a ring under the product, with the input gathered beside it by NCCL.
-        of_input = ring(gather_s + scatter_s, column)
+        of_input = ring(gather_s + scatter_s, 0)
     else:
-        of_input = hidden("bulk_dgrad", bulk(gather_s, column), gather_s)
-        of_input += hidden("bulk_wgrad", bulk(scatter_s, column), scatter_s)
+        of_input = bulk(gather_s) + bulk(scatter_s)
     # A pass without gradients, whose activations are computed again, gathers before its product.
     first = gather_s if training.recompute == "full" else taken
     return PartExchange(first + given, of_output + of_input, taken + given)
@@ -138,11 +182,11 @@ def _products(
     return column, row
 
 
-def _once_s(workload: Workload, gpu: GpuType, product: Product) -> float:
-    """Time a product in the job's precision, without casts."""
+def _product_speed(workload: Workload, gpu: GpuType) -> ProductSpeed:
+    """Return the speed of products in the job's precision, without casts."""
     # fp8 where the job and the GPU have it.
     speed = speed_of(workload.training, gpu)
-    return (speed.fp8 or speed.products).seconds(product)
+    return speed.fp8 or speed.products
 
 
 def exchange_times(parts: Sequence[PartExchange], recompute: str) -> PassTimes:

@@ -7,6 +7,7 @@ import pytest
 
 from megatron_hetero.cluster.file.description import cluster_hash, cluster_json_schema, load_cluster
 from megatron_hetero.cluster.node_links import summarise_links
+from megatron_hetero.cluster.nvlink import with_collectives
 from megatron_hetero.cluster.spec import Cluster, Device, Incast, Limits, Link
 from megatron_hetero.errors import ClusterError, HeteroError
 
@@ -58,7 +59,7 @@ def test_the_whole_schema(tmp_path: Path) -> None:
     assert [n.host for n in cluster.nodes] == ["a100-0.example", "rtx-0", "mine", "mine2"]
     assert [n.site for n in cluster.nodes] == ["lab", "lab", "cloud", "cloud"]
     assert [n.link for n in cluster.nodes] == [
-        Link(600e9, 3e-6),
+        with_collectives(Link(600e9, 3e-6), "A100-40GB"),
         Link(25e9, 9e-6),
         Link(10e9, 2e-5),
         Link(10e9, 2e-5),

@@ -11,16 +11,18 @@ import pytest
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.memory.working import overlap_buffer_bytes
-from megatron_hetero.cost.network.seconds import (
+from megatron_hetero.cost.network.collectives import (
+    all_reduce_s,
+    end_exchanges,
     ring_all_gather_s,
     ring_reduce_scatter_s,
-    tensor_parallel_times,
 )
 from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.cost.work.compute import speed_of
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.pieces import price_pieces
-from megatron_hetero.cost.work.under_products import overlapped_parts
+from megatron_hetero.cost.work.products import Product
+from megatron_hetero.cost.work.under_products import PartExchange, layer_exchanges
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import TensorOverlap, Workload
 from tests.cost.builders import make_workload
@@ -57,7 +59,7 @@ def test_a_fast_link_hides_all_but_a_fourth_of_each_forward_scatter(width: int) 
     """What is left is that, and the price of products in pieces."""
     workload, link = job(), Link(1e15, 0.0)
     num_bytes, members = sizes(workload, width)
-    parts = overlapped_parts(workload, members, num_bytes, link)
+    parts = layer_exchanges(workload, members, num_bytes, link)
     speed = speed_of(workload.training, GPU).products
     for part, work in zip(parts, (attention_work, mlp_work), strict=True):
         column, row = work(
@@ -68,7 +70,6 @@ def test_a_fast_link_hides_all_but_a_fourth_of_each_forward_scatter(width: int) 
             for p, n in ((column, width), (row, 4), (row, width))
         ]
         scatter_s = ring_reduce_scatter_s(num_bytes, width, link)
-        assert part is not None
         assert part.forward_s == pytest.approx(more[0] + more[1] + scatter_s / 4)
         assert part.backward_s == pytest.approx(more[2])
 
@@ -77,7 +78,7 @@ def test_a_slow_link_hides_the_products_instead() -> None:
     """The exchange is what takes the time, less what is computed meanwhile."""
     workload, link, width = job(), Link(1e9, 0.0), 4
     num_bytes, members = sizes(workload, width)
-    attention, _ = overlapped_parts(workload, members, num_bytes, link)
+    attention, _ = layer_exchanges(workload, members, num_bytes, link)
     column, row = attention_work(
         workload.model, workload.training, even_share(workload.model, width), True
     ).products
@@ -88,7 +89,6 @@ def test_a_slow_link_hides_the_products_instead() -> None:
     whole = [speed.seconds(p) for p in (column, row)]
     cut = [speed.seconds(p._replace(rows=p.rows / 4, number=4)) for p in (column, row)]
     fourth = [max(pair) / 4 for pair in zip(whole, cut, strict=True)]
-    assert attention is not None
     assert attention.forward_s == pytest.approx(
         gather_s + fourth[0] - whole[0] + scatter_s + fourth[1] - whole[1]
     )
@@ -122,16 +122,15 @@ def test_each_switch_shows_its_own_exchange() -> None:
     num_bytes, members = sizes(job(), width)
 
     def total(*kinds: TensorOverlap) -> tuple[float, float]:
-        parts = overlapped_parts(job(kinds), members, num_bytes, link)
-        known = [part for part in parts if part is not None]
-        return sum(p.forward_s for p in known), sum(p.backward_s for p in known)
+        parts = layer_exchanges(job(kinds), members, num_bytes, link)
+        return sum(p.forward_s for p in parts), sum(p.backward_s for p in parts)
 
     whole = total(*ALL)
     changed = {k: total(*(other for other in ALL if other != k)) for k in ALL}
     assert changed["gather"][0] > whole[0] and changed["gather"][1] > whole[1]
     assert changed["scatter"][0] > whole[0] and changed["scatter"][1] == whole[1]
-    for kind in ("bulk_dgrad", "bulk_wgrad"):
-        assert changed[kind][0] == whole[0] and changed[kind][1] > whole[1]
+    # Without their buffers the exchanges of column-parallel layers hide over NCCL.
+    assert changed["bulk_dgrad"] == changed["bulk_wgrad"] == whole
 
 
 def test_the_first_pass_of_full_recompute_gathers_before_its_products() -> None:
@@ -139,40 +138,104 @@ def test_the_first_pass_of_full_recompute_gathers_before_its_products() -> None:
     link, width = Link(200e9, 5e-6), 8
     num_bytes, members = sizes(job(), width)
     kept, again = (
-        overlapped_parts(job(recompute=r), members, num_bytes, link)[1]
+        layer_exchanges(job(recompute=r), members, num_bytes, link)[1]
         for r in ("none", "full")
     )
-    assert kept is not None and again is not None
     assert again.forward_s > kept.forward_s == again.again_s
 
 
-def test_unlike_shares_latent_attention_and_experts_hide_nothing() -> None:
+def in_turn(num_bytes: float, width: int, link: Link) -> PartExchange:
+    gather_s, scatter_s = (
+        f(num_bytes, width, link) for f in (ring_all_gather_s, ring_reduce_scatter_s)
+    )
+    once_s = gather_s + scatter_s
+    return PartExchange(once_s, once_s + gather_s, once_s)
+
+
+def test_latent_attention_and_experts_exchange_in_turn() -> None:
     link, workload = Link(200e9, 5e-6), job()
-    unlike = [(GPU, share) for share in member_shares(workload.model, 2, (3, 1))]
-    assert overlapped_parts(workload, unlike, 1e8, link) == (None, None)
+    plain = in_turn(1e8, 2, link)
     latent = replace(
         workload, model=replace(
             workload.model, kv_lora_rank=512, qk_head_dim=128, qk_pos_emb_head_dim=64,
             v_head_dim=128,
         ),
     )  # fmt: skip
-    assert overlapped_parts(latent, [(GPU, even_share(latent.model, 2))], 1e8, link) == (None, None)
+    found = layer_exchanges(latent, [(GPU, even_share(latent.model, 2))], 1e8, link)
+    assert found[0] == pytest.approx(plain) and found[1] != pytest.approx(plain)
     experts = replace(
         workload, model=replace(
             workload.model, num_experts=8, moe_router_topk=2, moe_ffn_hidden_size=4096
         ),
     )  # fmt: skip
-    found = overlapped_parts(experts, [(GPU, even_share(experts.model, 2))], 1e8, link)
-    assert found[0] is not None and found[1] is None
+    found = layer_exchanges(experts, [(GPU, even_share(experts.model, 2))], 1e8, link)
+    assert found[1] == pytest.approx(plain) and found[0] != pytest.approx(plain)
 
 
-def test_without_the_flag_prices_are_those_of_exchanges_in_turn() -> None:
-    workload, link, width = job(()), Link(200e9, 5e-6), 4
+@pytest.mark.parametrize("shares", [(1, 1), (3, 1)])
+def test_without_the_flag_column_parallel_layers_hide_their_backward_exchanges(
+    shares: tuple[int, ...],
+) -> None:
+    """The input is gathered again under one product, its gradient scattered under another one: of
+    the member that computes least.  Unlike shares hide no more with the flag."""
+    link = Link(50e9, 5e-6)
+    workload, (num_bytes, _) = job(() if shares == (1, 1) else ALL), sizes(job(), 2)
+    members = [(GPU, share) for share in member_shares(workload.model, 2, shares)]
+    speed = speed_of(workload.training, GPU).products
+    plain = in_turn(num_bytes, 2, link)
+    found = layer_exchanges(workload, members, num_bytes, link)
+    for part, work in zip(found, (attention_work, mlp_work), strict=True):
+        product_s = min(
+            speed.seconds(work(workload.model, workload.training, share, True).products[0])
+            for _, share in members
+        )
+        left_s = sum(
+            max(0.0, f(num_bytes, 2, link) - product_s)
+            for f in (ring_all_gather_s, ring_reduce_scatter_s)
+        )
+        gather_s = ring_all_gather_s(num_bytes, 2, link)
+        assert part == pytest.approx((plain.forward_s, gather_s + left_s, plain.forward_s))
+
+
+def test_without_sequence_parallelism_the_sum_hides_under_the_gradient_of_weights() -> None:
+    link = Link(20e9, 5e-6)
+    num_bytes, members = sizes(job(), 4)
+    workload = job(())
+    workload = replace(workload, training=replace(workload.training, sequence_parallel=False))
+    reduce_s = all_reduce_s(num_bytes, 4, link)
+    speed = speed_of(workload.training, GPU).products
+    found = layer_exchanges(workload, members, num_bytes, link)
+    for part, work in zip(found, (attention_work, mlp_work), strict=True):
+        column, _ = work(workload.model, workload.training, members[0][1], True).products
+        left_s = max(0.0, reduce_s - speed.seconds(column))
+        assert 0 < left_s < reduce_s
+        assert part == pytest.approx((reduce_s, left_s, reduce_s))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_head_hides_its_backward_exchanges(sequence_parallel: bool) -> None:
+    """A large vocabulary hides all of them; of a small one the rest is left."""
+    link, width = Link(2e9, 5e-6), 4
+    workload = job(())
+    training = replace(workload.training, sequence_parallel=sequence_parallel)
+    workload = replace(workload, training=training)
     num_bytes, members = sizes(workload, width)
-    found = price_pieces(workload, None, members, link, 51200).communication
-    in_turn = tensor_parallel_times(num_bytes, width, link, True, 1)
-    assert found.forward_s == pytest.approx(in_turn.layer_forward_s)
-    assert found.backward_s == pytest.approx(in_turn.layer_backward_s)
+    few, many = (
+        price_pieces(workload, None, members, link, rows).source for rows in (4096, 4096000)
+    )
+    assert few is not None and many is not None
+    assert many.communication["head"].backward_s == 0
+    assert few.communication["head"].forward_s == end_exchanges(
+        num_bytes, width, link, sequence_parallel, 4096
+    )[1]
+    product = Product(4096, 1024, 8192)
+    product_s = speed_of(training, GPU).products.seconds(product)
+    exchanges = (
+        (ring_all_gather_s, ring_reduce_scatter_s) if sequence_parallel else (all_reduce_s,)
+    )
+    assert few.communication["head"].backward_s == pytest.approx(
+        sum(f(num_bytes, width, link) - product_s for f in exchanges)
+    )
 
 
 def test_buffers_are_twelve_activations_of_the_group() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from megatron_hetero.cluster.spec import Link
-from megatron_hetero.cost.network.seconds import (
+from megatron_hetero.cost.network.collectives import (
     ring_all_gather_s,
     ring_all_reduce_s,
     ring_reduce_scatter_s,

@@ -15,7 +15,8 @@ from math import inf
 
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.network.seconds import ring_all_reduce_s, slowest_link
+from megatron_hetero.cost.network.collectives import ring_all_reduce_s
+from megatron_hetero.cost.network.seconds import slowest_link
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.share import even_share
