@@ -34,7 +34,8 @@ from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.stock.search import best_stock_plan, limits_beside_a_plan
+from megatron_hetero.planner.stock.limits import limits_beside_a_plan
+from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.schedule.of_plan import with_schedule
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.simulator.step import simulate_plan
