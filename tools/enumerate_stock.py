@@ -1,6 +1,7 @@
 """Beside the search of stock Megatron's best plan: plain enumeration of its settings.
 
     python tools/enumerate_stock.py [JOB ...]
+    python tools/enumerate_stock.py --plans [JOB ...]
 
 Every order of the kinds of GPUs (all nodes of some of them, one kind after the other), every
 tensor-, context-, pipeline- and data-parallel size, both orders of ranks, every expert-parallel and
@@ -9,7 +10,8 @@ few layers by blocks as fit, one to four model chunks; layers as even as can be,
 to the speed of stages with every move of one layer.  Nothing of `planner.stock` is used: plans are
 written as layouts, priced by the cost model, and the best of them simulated.  Prints a row for each
 job, with both steps and their ratio; fails where the enumeration is faster by more than the
-search's tolerance.
+search's tolerance.  With `--plans`, the rows are what `plan` says: its own plan, the best of stock
+Megatron beside it, and what people do by hand; of the first four jobs by default.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from megatron_hetero.plan.checks.validate import first_violations
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
+from megatron_hetero.planner.api import plan_and_explain
+from megatron_hetero.planner.evaluate.candidate import PLUGIN_GAIN
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock.limits import limits_beside_a_plan
 from megatron_hetero.planner.stock.search import best_stock_plan
@@ -387,12 +391,40 @@ def _folded(layout: str) -> str:
     return f"{replicas[0]} x{len(replicas)}"
 
 
+def plan_row(name: str) -> list[str]:
+    """Return what `plan` says of a job."""
+    cluster, workload = job(name)
+    plan, why = plan_and_explain(cluster, workload, plugin_gain=PLUGIN_GAIN)
+    stock = why.best_stock
+    by_hand = {found.strategy: f"{100 * found.slower_by:+.1f}" for found in why.by_hand}
+    return [
+        *(name, f"{why.step_time_s:.4f}", f"`{_folded(str(plan.layout))}`"),
+        "yes" if is_stock(plan) else "no",
+        "-" if stock is None else f"{stock.step_time_s:.4f}",
+        "-" if stock is None else f"{100 * stock.slower_by:+.1f}",
+        "-" if stock is None else f"`{_folded(stock.layout)}`",
+        by_hand.get("by hand: equal layers, all GPUs", "-"),
+        by_hand.get("by hand: without the slower cards", "-"),
+    ]
+
+
 def main() -> int:
     """Compare the jobs that are named, or all."""
+    names = [word for word in sys.argv[1:] if word != "--plans"]
+    if "--plans" in sys.argv:
+        titles = (
+            *("job", "plan s", "plan", "stock runs it", "best of stock s", "more %"),
+            *("best of stock", "by hand, all GPUs, more %", "by hand, fast GPUs, more %"),
+        )
+        print(f"| {' | '.join(titles)} |")
+        print("| --- | --: | --- | --- | --: | --: | --- | --: | --: |")
+        for name in names or list(JOBS)[:4]:
+            print(f"| {' | '.join(plan_row(name))} |", flush=True)
+        return 0
     failed = 0
     print("| job | search s | CPU s | enumeration s | plans | ratio | search | enumeration |")
     print("| --- | --: | --: | --: | --: | --: | --- | --- |")
-    for name in sys.argv[1:] or JOBS:
+    for name in names or JOBS:
         cluster, workload = job(name)
         start = time.process_time()
         limits = limits_beside_a_plan(len(cluster.devices))
