@@ -36,6 +36,7 @@ class StockPrices:
         self._problem = problem
         self._pieces: dict[tuple[object, ...], PieceTimes] = {}
         self._places: dict[tuple[object, ...], StockPlace] = {}
+        self._shares: dict[tuple[object, ...], TensorShare] = {}
         self._crossings: dict[tuple[object, ...], BoundarySeconds] = {}
 
     def of(self, grid: StockGrid, settings: StockSettings) -> GridPrices:
@@ -62,7 +63,7 @@ class StockPrices:
         pattern = prices.pattern(d, p)
         key = (pattern, id(costs), settings.recompute, settings.expert_groups, prices.holders)
         if (own := (*key, *ends, *kept)) not in self._places:
-            self._places[own] = self._priced(prices, prices.stage(d, p), pattern, ends, kept)
+            self._places[own] = self._priced(prices, (d, p), pattern, ends, kept)
         return self._places[own]
 
     def crossing_s(self, prices: GridPrices, d: int, p: int, to: int) -> BoundarySeconds:
@@ -78,7 +79,7 @@ class StockPrices:
     def _priced(
         self,
         prices: GridPrices,
-        stage: PlacedStage,
+        at: tuple[int, int],
         pattern: tuple[object, ...],
         ends: tuple[bool, bool],
         kept: tuple[int, float],
@@ -86,9 +87,10 @@ class StockPrices:
         width, rows = prices.grid.width, prices.rows
         plain, (first, last), (in_flight, times) = prices.plain, ends, kept
         # The smallest memory of the stage's nodes decides.
-        nodes = {d.node: self._problem.cluster.node_by_name[d.node] for d in stage.devices}
-        node = min(nodes.values(), key=lambda n: n.gpu_type.memory_bytes)
-        share = self._share(stage)
+        names = {device.node for device in prices.grid.stage(*at).devices}
+        nodes = [self._problem.cluster.node_by_name[name] for name in sorted(names)]
+        node = min(nodes, key=lambda n: n.gpu_type.memory_bytes)
+        share = self._share(prices)
 
         # Pieces and memory under some recompute.
         def priced(own: CostModel) -> tuple[PieceTimes, StageMemory]:
@@ -96,7 +98,7 @@ class StockPrices:
             memory = costs.memory(node, width, first, last, in_flight, rows, None, share)
             key = pattern, id(own), prices.settings.expert_groups
             if key not in self._pieces:
-                self._pieces[key] = own.stage_pieces(stage, rows)
+                self._pieces[key] = own.stage_pieces(prices.stage(*at), rows)
             return self._pieces[key], memory
 
         # Without recompute, and with it where it is as needed.
@@ -107,7 +109,7 @@ class StockPrices:
             again, recomputed = priced(plain.variant(recompute="full"))
             recomputed_s = again.layer.backward_s - each.backward_s
         # Seconds of the update without layers, and for one layer more.
-        gpu_types = {node.gpu_type.name: node.gpu_type for node in nodes.values()}
+        gpu_types = {node.gpu_type.name: node.gpu_type for node in nodes}
         holders = prices.holders or plain.holders
         zero_s, one_s = (
             max(
@@ -125,13 +127,16 @@ class StockPrices:
             self._problem.num_layers,
         )
 
-    def _share(self, stage: PlacedStage) -> TensorShare | None:
+    def _share(self, prices: GridPrices) -> TensorShare | None:
         """Return the contents of each GPU, or None for a plain equal part."""
-        if stage.context_parallel == 1 and stage.experts is None:
+        width, context = prices.grid.width, prices.grid.context_parallel
+        groups = prices.settings.expert_groups
+        if context == 1 and groups is None:
             return None
-        context, groups = stage.context_parallel, stage.expert_groups
-        model = self._problem.workload.model
-        return member_shares(model, stage.width, None, context, None, None, groups)[0]
+        if (key := (width, context, groups)) not in self._shares:
+            model = self._problem.workload.model
+            self._shares[key] = member_shares(model, width, None, context, None, None, groups)[0]
+        return self._shares[key]
 
 
 @dataclass(frozen=True, eq=False)
