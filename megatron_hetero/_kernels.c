@@ -3,7 +3,7 @@
 
    Each function does the same additions and comparisons in the same order as the Python that stands
    beside its caller (`cost.pipeline.stage_ends_s`, `schedule.simulator.engine`,
-   `schedule.orders.relaxed`, `bounds.chains.rests`), so the results are equal to the bit; tests hold them equal.  Where this file is not compiled, the Python runs. */
+   `schedule.simulator.relaxed`, `bounds.chains.rests`), so the results are equal to the bit; tests hold them equal.  Where this file is not compiled, the Python runs. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030C0000
@@ -676,7 +676,7 @@ done:
 
 /* ---- a schedule for many divisions of the layers -------------------------------------------- */
 
-enum { COMPUTE, SEND, ASK, ARRIVE, AGREE }; /* as `schedule.orders.relaxed` */
+enum { COMPUTE, SEND, ASK, ARRIVE, AGREE }; /* as `schedule.simulator.relaxed` */
 #define BLOCK 64 /* divisions that are run together, so that their seconds stay near */
 
 typedef struct {

@@ -16,13 +16,12 @@ from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.kernels import KERNELS
-from megatron_hetero.schedule.orders import relaxed
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
-from megatron_hetero.schedule.orders.relaxed import RelaxedRun
 from megatron_hetero.schedule.parts import Crossing, SendMode
-from megatron_hetero.schedule.simulator import crowd
+from megatron_hetero.schedule.simulator import crowd, relaxed
 from megatron_hetero.schedule.simulator.crowd import OneFOneB, crowd_ends_s
+from megatron_hetero.schedule.simulator.relaxed import RelaxedRun
 
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="this installation has no compiled loops")
 
@@ -121,7 +120,15 @@ def test_what_no_pipeline_has_is_an_error_of_the_caller() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sends", "chunks"), [("waited", 1), ("buffered", 1), ("buffered", 2), ("buffered", 3)]
+    ("sends", "chunks"),
+    [
+        ("waited", 1),
+        ("buffered", 1),
+        ("buffered", 2),
+        ("buffered", 3),
+        ("overlapped", 2),
+        ("overlapped", 3),
+    ],
 )
 def test_a_schedule_of_many_divisions_takes_the_same_bits(
     sends: SendMode, chunks: int, monkeypatch: pytest.MonkeyPatch

@@ -43,7 +43,8 @@ from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.stock.search import StockLimits, best_stock_plan
+from megatron_hetero.planner.stock.limits import StockLimits
+from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 ROOT = Path(__file__).resolve().parents[1]

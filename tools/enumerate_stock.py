@@ -1,14 +1,17 @@
 """Beside the search of stock Megatron's best plan: plain enumeration of its settings.
 
     python tools/enumerate_stock.py [JOB ...]
+    python tools/enumerate_stock.py --plans [JOB ...]
 
 Every order of the kinds of GPUs (all nodes of some of them, one kind after the other), every
 tensor-, context-, pipeline- and data-parallel size, both orders of ranks, every expert-parallel and
-expert-tensor-parallel size, both dispatchers, every micro-batch size, no recompute or all, one to
-four model chunks; layers as even as can be, and in proportion to the speed of stages with every
-move of one layer.  Nothing of `planner.stock` is used: plans are written as layouts, priced by the
-cost model, and the best of them simulated.  Prints a row for each job, with both steps and their
-ratio; fails where the enumeration is faster by more than the search's tolerance.
+expert-tensor-parallel size, both dispatchers, every micro-batch size, no recompute or all, or as
+few layers by blocks as fit, one to four model chunks; layers as even as can be, and in proportion
+to the speed of stages with every move of one layer.  Nothing of `planner.stock` is used: plans are
+written as layouts, priced by the cost model, and the best of them simulated.  Prints a row for each
+job, with both steps and their ratio; fails where the enumeration is faster by more than the
+search's tolerance.  With `--plans`, the rows are what `plan` says: its own plan, the best of stock
+Megatron beside it, and what people do by hand; of the first four jobs by default.
 """
 
 from __future__ import annotations
@@ -31,16 +34,22 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import first_violations
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage
+from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
+from megatron_hetero.planner.api import plan_and_explain
+from megatron_hetero.planner.evaluate.candidate import PLUGIN_GAIN
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.stock.search import best_stock_plan, limits_beside_a_plan
+from megatron_hetero.planner.stock.limits import limits_beside_a_plan
+from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.schedule.of_plan import with_schedule
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
 
-NUM_SIMULATED = 12
+NUM_FORMS, NUM_OF_FORM = 12, 4
+"""Grids with their forms that are looked at closely, and plans of each."""
+_FAR = 2.0
+"""Prices of the plug-in so many times the least are not stock's best."""
 _LINKS = {"H100-80GB": "360 GB/s", "B200": "700 GB/s", "A100-80GB": "240 GB/s"}
 _COMMON = (
     "--swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope "
@@ -233,26 +242,60 @@ def priced(cluster, of, at, shape, form, layers, batch) -> Iterator[tuple[float,
         line = ",".join(f"{form}:{n}" for n in layers)
         shapes = parse_layout(f"{line} @{number}").replicas[0].stages
         first = [sum(layers[:p]) for p in range(depth)]
-        for recompute in ("none", "full"):
-            for dispatcher in ("allgather", "alltoall") if "ep" in form else ("allgather",):
-                workload, costs = of(size, recompute, dispatcher)
-                made = tuple(
-                    Replica(
-                        tuple(Stage(shapes[p], first[p], tuple(at[d, p])) for p in range(depth)),
-                        number,
-                    )
-                    for d in range(replicas)
+
+        def plan_of(
+            recompute: str,
+            dispatcher: str,
+            blocks: int = 0,
+            size: int = size,
+            number: int = number,
+            shapes: Sequence[StageShape] = shapes,
+            first: Sequence[int] = first,
+        ) -> tuple[CostModel, Plan]:
+            """Write a plan that recomputes so many layers of each stage by blocks."""
+            workload, costs = of(size, recompute, dispatcher)
+            made = tuple(
+                Replica(
+                    tuple(
+                        Stage(
+                            shapes[p],
+                            first[p],
+                            tuple(at[d, p]),
+                            recompute="full" if blocks else None,
+                            recompute_num_layers=min(blocks, layers[p]) if blocks else None,
+                        )
+                        for p in range(depth)
+                    ),
+                    number,
                 )
-                hosts = hosts_in_rank_order(made, order, cluster)
-                plan = Plan(made, workload=workload, hosts=hosts)
-                if first_violations(plan):
-                    break
-                placement = placement_of(plan, cluster)
-                cost = costs.placement(placement)
-                if cost.missing_bytes > 0:
-                    continue
-                # Interleaved, the fill of the pipelines is shorter by as much as there are chunks.
-                yield cost.step_time_s, plan
+                for d in range(replicas)
+            )
+            hosts = hosts_in_rank_order(made, order, cluster)
+            return costs, Plan(made, workload=workload, hosts=hosts)
+
+        def fitting(costs: CostModel, plan: Plan) -> tuple[float, Plan] | None:
+            """Return the plan with its price where it fits."""
+            cost = costs.placement(placement_of(plan, cluster))
+            return (cost.step_time_s, plan) if cost.missing_bytes <= 0 else None
+
+        for dispatcher in ("allgather", "alltoall") if "ep" in form else ("allgather",):
+            plain = plan_of("none", dispatcher)
+            if first_violations(plain[1]):
+                break
+            # Without recompute, and with all of it, which interleaved stages may have too.
+            found = [fitting(*plain), fitting(*plan_of("full", dispatcher))]
+            yield from (entry for entry in found if entry is not None)
+            # The fewest layers by blocks, as each layer more takes longer and keeps less.
+            if found[0] is None and found[1] is not None and max(layers) > 1:
+                low, high = 0, max(layers)
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    entry = fitting(*plan_of("none", dispatcher, middle))
+                    low, high = (low, middle) if entry is not None else (middle, high)
+                if high < max(layers):
+                    entry = fitting(*plan_of("none", dispatcher, high))
+                    assert entry is not None
+                    yield entry
 
 
 def chunked(plan: Plan) -> Iterator[Plan]:
@@ -260,6 +303,9 @@ def chunked(plan: Plan) -> Iterator[Plan]:
     yield plan
     stages, number = plan.replicas[0].stages, plan.replicas[0].num_micro_batches
     depth = len(stages)
+    # Interleaved stages recompute all layers or none.
+    if any(stage.recompute_num_layers for stage in stages):
+        return
     for chunks in range(2, 5):
         if depth == 1 or number % depth or min(s.shape.num_layers for s in stages) < chunks:
             continue
@@ -288,25 +334,55 @@ def chunked(plan: Plan) -> Iterator[Plan]:
         yield whole
 
 
+def simulated(plan: Plan, cluster: Cluster) -> float:
+    """Return the step as stock Megatron runs it; infinite where the plan does not fit."""
+    try:
+        step = simulate_plan(plan, cluster, is_stock=True)
+    except HeteroError:
+        return float("inf")
+    if any(peak > s.capacity_bytes for s in step.timelines for peak in s.device_peak_bytes):
+        return float("inf")
+    return step.step_time_s
+
+
 def enumerated(cluster: Cluster, workload: Workload) -> tuple[float, str, int]:
-    """Return the best simulated step, its layout, and how many plans were priced."""
-    found = sorted(plans(cluster, workload), key=lambda entry: entry[0])
+    """Return the best simulated step, its layout, and how many plans were priced.
+
+    The cost model prices exchanges as the plug-in does them, so its order counts only among plans
+    of one grid and one form: the best of each is simulated, and of the best grids and forms more.
+    """
+    number = 0
+    groups: dict[tuple[object, ...], list[tuple[float, Plan]]] = {}
+    for price_s, plan in plans(cluster, workload):
+        number += 1
+        first = plan.replicas[0].stages
+        shape = replace(first[0].shape, num_layers=1)
+        training = plan.workload.training if plan.workload else workload.training
+        key = (
+            *(len(plan.replicas), len(first), shape, plan.hosts, training.token_dispatcher),
+            first[0].devices,
+        )
+        own = groups.setdefault(key, [])
+        own.append((price_s, plan))
+        own.sort(key=lambda entry: entry[0])
+        del own[NUM_OF_FORM:]
+    least_s = min((own[0][0] for own in groups.values()), default=0.0)
+    ranked = sorted(
+        (
+            (simulated(own[0][1], cluster), index, own)
+            for index, own in enumerate(groups.values())
+            if own[0][0] <= _FAR * least_s
+        ),
+        key=lambda entry: entry[:2],
+    )
     best_s, best = float("inf"), ""
-    num_simulated = 0
-    for price_s, plan in found:
-        if num_simulated >= NUM_SIMULATED or price_s > 1.3 * best_s:
-            break
-        num_simulated += 1
-        for own in chunked(plan):
-            try:
-                step = simulate_plan(own, cluster, is_stock=True)
-            except HeteroError:
-                continue
-            if any(p > s.capacity_bytes for s in step.timelines for p in s.device_peak_bytes):
-                continue
-            if step.step_time_s < best_s and is_stock(own):
-                best_s, best = step.step_time_s, str(own.layout)
-    return best_s, best, len(found)
+    for _, _, own in ranked[:NUM_FORMS]:
+        for _, plan in own:
+            for made in chunked(plan):
+                step_s = simulated(made, cluster)
+                if step_s < best_s and is_stock(made):
+                    best_s, best = step_s, str(made.layout)
+    return best_s, best, number
 
 
 def _folded(layout: str) -> str:
@@ -315,12 +391,40 @@ def _folded(layout: str) -> str:
     return f"{replicas[0]} x{len(replicas)}"
 
 
+def plan_row(name: str) -> list[str]:
+    """Return what `plan` says of a job."""
+    cluster, workload = job(name)
+    plan, why = plan_and_explain(cluster, workload, plugin_gain=PLUGIN_GAIN)
+    stock = why.best_stock
+    by_hand = {found.strategy: f"{100 * found.slower_by:+.1f}" for found in why.by_hand}
+    return [
+        *(name, f"{why.step_time_s:.4f}", f"`{_folded(str(plan.layout))}`"),
+        "yes" if is_stock(plan) else "no",
+        "-" if stock is None else f"{stock.step_time_s:.4f}",
+        "-" if stock is None else f"{100 * stock.slower_by:+.1f}",
+        "-" if stock is None else f"`{_folded(stock.layout)}`",
+        by_hand.get("by hand: equal layers, all GPUs", "-"),
+        by_hand.get("by hand: without the slower cards", "-"),
+    ]
+
+
 def main() -> int:
     """Compare the jobs that are named, or all."""
+    names = [word for word in sys.argv[1:] if word != "--plans"]
+    if "--plans" in sys.argv:
+        titles = (
+            *("job", "plan s", "plan", "stock runs it", "best of stock s", "more %"),
+            *("best of stock", "by hand, all GPUs, more %", "by hand, fast GPUs, more %"),
+        )
+        print(f"| {' | '.join(titles)} |")
+        print("| --- | --: | --- | --- | --: | --: | --- | --: | --: |")
+        for name in names or list(JOBS)[:4]:
+            print(f"| {' | '.join(plan_row(name))} |", flush=True)
+        return 0
     failed = 0
     print("| job | search s | CPU s | enumeration s | plans | ratio | search | enumeration |")
     print("| --- | --: | --: | --: | --: | --: | --- | --- |")
-    for name in sys.argv[1:] or JOBS:
+    for name in names or JOBS:
         cluster, workload = job(name)
         start = time.process_time()
         limits = limits_beside_a_plan(len(cluster.devices))

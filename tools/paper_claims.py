@@ -34,7 +34,8 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
 from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.stock.search import StockLimits, best_stock_plan
+from megatron_hetero.planner.stock.limits import StockLimits
+from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 ROOT = Path(__file__).resolve().parent.parent

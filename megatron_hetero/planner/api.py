@@ -37,7 +37,8 @@ from megatron_hetero.planner.portfolio import no_collector, search, strategies_o
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.request import Schedules, checked
 from megatron_hetero.planner.restrictions.one_library import for_each_library
-from megatron_hetero.planner.stock.search import StockResult, stock_beside_a_plan
+from megatron_hetero.planner.stock.best import StockResult
+from megatron_hetero.planner.stock.search import stock_beside_a_plan
 from megatron_hetero.planner.stock_strategy import (
     STOCK,
     as_its_plan,

@@ -14,11 +14,8 @@ from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.objectives.outcome import outcome_of
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.stock.search import (
-    StockResult,
-    best_stock_plan,
-    stock_beside_a_plan,
-)
+from megatron_hetero.planner.stock.best import StockResult
+from megatron_hetero.planner.stock.search import best_stock_plan, stock_beside_a_plan
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 
 STOCK = "stock"

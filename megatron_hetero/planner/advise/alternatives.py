@@ -15,8 +15,8 @@ from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.stock.best import StockResult
 from megatron_hetero.planner.stock.by_hand import plans_by_hand
-from megatron_hetero.planner.stock.search import StockResult
 from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.stock import reasons_not_stock
 from megatron_hetero.units import format_duration

@@ -32,7 +32,8 @@ from megatron_hetero.planner.objectives.outcome import Outcome
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.restrictions.one_library import kept_to_plan
-from megatron_hetero.planner.stock.search import StockResult, stock_beside_a_plan
+from megatron_hetero.planner.stock.best import StockResult
+from megatron_hetero.planner.stock.search import stock_beside_a_plan
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
 

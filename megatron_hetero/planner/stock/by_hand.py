@@ -19,11 +19,12 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import Problem, Unit, equal_units
 from megatron_hetero.planner.shapes.kinds import kinds_of
-from megatron_hetero.planner.stock.case import StockCase, StockRecompute, StockSettings
+from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.forms import groups_fit_grid
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates
+from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings
 from megatron_hetero.rounding import below
 
 _MOST_CASES = 40

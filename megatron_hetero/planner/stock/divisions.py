@@ -1,14 +1,64 @@
-"""All divisions of the layers of a model over pipeline stages and their model chunks."""
+"""Divisions of the layers of a model over pipeline stages and their model chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import permutations
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_hetero.planner.stock.limits import FEW_DIVISIONS
+from megatron_hetero.rounding import at_most
+
 Divisions = NDArray[np.int64]
+"""Layers of each virtual stage, shape [division, virtual stage]."""
+MAX_DIVISIONS = 200_000
+"""Divisions up to which all divisions of a case are priced; beyond, as few as the limits say."""
+
+
+class _Divided(Protocol):
+    """A case as far as its divisions are concerned."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_chunks(self) -> int: ...
+
+    def pace_s(self) -> float: ...
+
+    def stage_layers(self, below_s: float) -> list[list[int]]: ...
+
+
+def divisions_in_time(case: _Divided, below_s: float, few: int) -> tuple[Divisions, bool]:
+    """Return the divisions of a case in even chunks that could end before `below_s`, and whether
+    they are all; of too many those with the fastest slowest stage.
+
+    Args:
+        few: divisions to take of too many.
+    """
+    is_all, most = True, few if few < FEW_DIVISIONS else MAX_DIVISIONS
+
+    def number(limit_s: float) -> int:
+        return num_stage_divisions(case.num_layers, case.stage_layers(limit_s))
+
+    # Too many to price: first a limit with few divisions, then bisection up to it.
+    if number(below_s) > most:
+        low_s = case.pace_s()
+        high_s = low_s
+        while high_s < below_s and number(high_s) <= few:
+            high_s *= 1.5
+        high_s = min(high_s, below_s)
+        while not at_most(high_s, low_s * 1.001):
+            middle_s = (low_s + high_s) / 2
+            is_few = number(middle_s) <= few
+            low_s, high_s = (middle_s, high_s) if is_few else (low_s, middle_s)
+        below_s = low_s if number(low_s) else high_s
+        is_all = False
+    stages = stage_divisions(case.num_layers, case.stage_layers(below_s))
+    return in_even_chunks(stages[: 4 * most], case.num_chunks), is_all
 
 
 def num_stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> int:

@@ -16,9 +16,9 @@ from megatron_hetero.model.micro_batches import size_changes_objective
 from megatron_hetero.plan.plan import StageShape
 from megatron_hetero.plan.stock_ranks import groups_fit
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.stock.case import StockRecompute, StockSettings
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
 from megatron_hetero.planner.stock.rates import GroupForm
+from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings
 
 _STOCK_DIVIDES_WITH = frozenset(
     {"--moe-expert-capacity-factor", "--qk-clip", "--log-max-attention-logit"}

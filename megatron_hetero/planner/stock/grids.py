@@ -63,7 +63,11 @@ class StockGrid:
 
     def chain(self, d: int) -> Chain:
         """Return the stages of one replica, the GPUs of each in rank order."""
-        return tuple(self._unit(self._groups(d, p)) for p in range(self.num_stages))
+        return tuple(self.stage(d, p) for p in range(self.num_stages))
+
+    def stage(self, d: int, p: int) -> Unit:
+        """Return stage `p` of replica `d`."""
+        return self._unit(self._groups(d, p))
 
     def _groups(self, d: int, p: int) -> range:
         """Return the positions of the groups of a stage."""
@@ -104,9 +108,22 @@ class StockGrid:
         and the groups that share a node."""
         key = ("patterns", *self.shape)
         if key not in self.ranks.known:
-            found = tuple(self.pattern(range(d, d + 1)) for d in range(self.num_replicas))
+            found = tuple(self.pattern([d]) for d in range(self.num_replicas))
             self.ranks.known[key] = found
         return cast(tuple[tuple[object, ...], ...], self.ranks.known[key])
+
+    def distinct_replicas(self, together: int) -> tuple[int, ...]:
+        """Return the first replica of each pattern, in blocks of `together` replicas that share
+        experts: the pattern of the replica, and of its block."""
+        key = ("distinct", together, *self.shape)
+        if key not in self.ranks.known:
+            patterns: dict[tuple[object, ...], int] = {}
+            for d, own in enumerate(self.replica_patterns):
+                first = d // together * together
+                whole = self.pattern(range(first, first + together)) if together > 1 else ()
+                patterns.setdefault((own, whole), d)
+            self.ranks.known[key] = tuple(patterns.values())
+        return cast(tuple[int, ...], self.ranks.known[key])
 
     @property
     def content(self) -> object:
@@ -122,15 +139,18 @@ class StockGrid:
         """All but its groups."""
         return self.num_replicas, self.num_stages, self.rank_order, self.context_parallel
 
-    def pattern(self, replicas: Sequence[int]) -> tuple[object, ...]:
-        """Return `replica_patterns` of several replicas together."""
+    def pattern(
+        self, replicas: Sequence[int], stages: Sequence[int] | None = None
+    ) -> tuple[object, ...]:
+        """Return `replica_patterns` of some stages of several replicas together; all stages by
+        default."""
         # Nodes by the order in which they come, as names do not matter.
         numbers: dict[str, int] = {}
         units, kinds = self.ranks.units, self.ranks.kinds
         return tuple(
             (kinds[i], numbers.setdefault(units[i].node, len(numbers)))
             for d in replicas
-            for p in range(self.num_stages)
+            for p in (range(self.num_stages) if stages is None else stages)
             for i in self._groups(d, p)
         )
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from sys import maxsize
+
+import numpy as np
+from numpy.typing import NDArray
 
 from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.work.compute import PassTimes
 
+_SLACK_BYTES = 4096
 NEVER = maxsize
 """So many layers to recompute stand for: it does not fit."""
 
@@ -24,29 +29,48 @@ class StockPlace:
     memory: StageMemory
     recomputed: StageMemory | None
     """With all layers recomputed; None where none may be."""
+    of_one: StageMemory
+    """With a single micro-batch kept."""
+    model_layers: int
+    """Layers of the model."""
 
-    def total_s(self, num_layers: int) -> float:
+    def total_s(self, num_layers: NDArray[np.int64]) -> NDArray[np.float64]:
         """Forward and backward of one micro-batch without recompute by blocks."""
         base, each = self.times
-        return base.total_s + num_layers * each.total_s
+        return np.asarray(base.total_s + num_layers * each.total_s)
 
-    def least_recomputed(self, num_layers: int) -> int:
-        """Return layers that must be recomputed for the stage to fit; `NEVER` where it does not."""
-        if self.memory.peak_bytes(num_layers) <= self.memory.capacity_bytes:
-            return 0
-        if (
-            # Nothing may be recomputed, or the update alone is too large.
-            self.recomputed is None
-            or self.memory.updating_bytes(num_layers) > self.memory.capacity_bytes
-        ):
-            return NEVER
+    def holds(
+        self, num_layers: NDArray[np.int64], kept: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Return whether so many layers fit while passes are computed, with so many micro-batches
+        kept; each of shape [division]."""
+        memory, part = self.of_one, "activations"
+        activations = memory.base[part] + num_layers * memory.per_layer[part]
+        whole = memory.base_bytes + num_layers * memory.bytes_per_layer
+        # Bytes are whole numbers; a chunk's part of them is rounded down.
+        most = memory.capacity_bytes + _SLACK_BYTES
+        return np.asarray(whole + (kept - 1) * activations <= most)
+
+    @cached_property
+    def least_recomputed(self) -> NDArray[np.int64]:
+        """Return layers that must be recomputed for the stage to fit with each number of layers, up
+        to all of the model's; `NEVER` where it does not."""
+        layers = np.arange(self.model_layers + 1)
+        found = np.where(layers <= self.memory.max_layers, 0, NEVER)
+        if self.recomputed is None:
+            return found
         part = "activations"
-        # Bytes that a recomputed layer saves.
+        # Bytes that a recomputed layer saves, and bytes beyond the capacity.
         saved = self.memory.per_layer[part] - self.recomputed.per_layer[part]
+        if saved <= 0:
+            return found
         missing = (
             self.recomputed.base_bytes
-            + num_layers * self.memory.bytes_per_layer
+            + layers * self.memory.bytes_per_layer
             - self.memory.capacity_bytes
         )
-        least = max(1, -(-missing // saved)) if saved > 0 else NEVER
-        return least if least <= num_layers else NEVER
+        least = np.maximum(1, -(-missing // saved))
+        # Recompute saves nothing of the update.
+        base, each = self.memory.updating_line
+        updates = base + layers * each <= self.memory.capacity_bytes
+        return np.where((found > 0) & updates & (least <= layers), least, found)

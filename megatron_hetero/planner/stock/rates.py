@@ -18,8 +18,9 @@ from megatron_hetero.cost.share import TensorShare, even_share_or_none, member_s
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.pieces import price_pieces
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.stock.case import StockSettings, num_in_flight, with_times_kept
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
+from megatron_hetero.planner.stock.in_flight import num_in_flight, with_times_kept
+from megatron_hetero.planner.stock.settings import StockSettings
 
 
 @dataclass(frozen=True)

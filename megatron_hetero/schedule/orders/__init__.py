@@ -7,6 +7,5 @@ list_schedule  greedy list scheduling
 synthesise     a schedule computed for one pipeline
 chunk_times    seconds of model chunks and of parts of backward passes
 delivery       what a stage can know of its messages in advance
-relaxed        a lower bound for many divisions of the layers at once
 early_gradients  stages that exchange gradients within their passes
 """

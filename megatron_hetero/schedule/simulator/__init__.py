@@ -9,6 +9,7 @@ exchange      collectives
 shared_paths  replicas that share a path, priced by simulation
 crowd         1F1B pipelines that share paths, in a compiled loop where there is one
 pipeline      one pipeline by itself
+relaxed       a lower bound for many divisions of the layers at once
 timelines     what GPUs and paths do over a step
 trace         timelines for ui.perfetto.dev
 """

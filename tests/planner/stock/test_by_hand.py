@@ -10,7 +10,8 @@ from megatron_hetero.planner.advise.explain import Explanation
 from megatron_hetero.planner.api import plan_and_explain
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock.by_hand import plans_by_hand
-from megatron_hetero.planner.stock.search import best_stock_plan, limits_beside_a_plan
+from megatron_hetero.planner.stock.limits import limits_beside_a_plan
+from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload

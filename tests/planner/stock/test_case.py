@@ -11,9 +11,10 @@ import pytest
 from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.stock.case import StockCase, StockRecompute, StockSettings
+from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.grids import StockGrid, stock_grids
 from megatron_hetero.planner.stock.place import NEVER
+from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import parts
 
@@ -139,7 +140,7 @@ def test_chunks_sum_to_stages() -> None:
         case.sends,
         StockCase(problem, grids(problem, 2)[0], StockSettings(1, "none")).sends,
     ) == (
-        "buffered",
+        "overlapped",
         "waited",
     )
 

@@ -21,12 +21,14 @@ from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, places_by_rank
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.stock import search as stock_search
-from megatron_hetero.planner.stock.case import StockCase, StockSettings
+from megatron_hetero.planner.stock import divisions as stock_divisions
+from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import stage_divisions
 from megatron_hetero.planner.stock.grids import stock_grids
+from megatron_hetero.planner.stock.limits import StockLimits
 from megatron_hetero.planner.stock.plan import stock_plan
-from megatron_hetero.planner.stock.search import StockLimits, best_stock_plan
+from megatron_hetero.planner.stock.search import best_stock_plan
+from megatron_hetero.planner.stock.settings import StockSettings
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import reasons_not_stock
@@ -66,9 +68,9 @@ def test_a_search_that_was_cut_short_says_so(most: int, monkeypatch: pytest.Monk
     cluster = make_cluster(("a", FAST, 1), ("b", SLOW, 2))
     problem = make_problem(cluster, make_workload(num_layers=12, global_batch_size=6))
     whole = best_stock_plan(problem, PLAIN)
-    monkeypatch.setattr(stock_search, "MAX_DIVISIONS", most)
-    monkeypatch.setattr(stock_search, "_FEW_DIVISIONS", most)
-    cut = best_stock_plan(problem, PLAIN)
+    monkeypatch.setattr(stock_divisions, "MAX_DIVISIONS", most)
+    monkeypatch.setattr(stock_divisions, "FEW_DIVISIONS", most)
+    cut = best_stock_plan(problem, replace(PLAIN, few_divisions=most))
     assert whole is not None and cut is not None and whole.is_exact
     assert cut.step_time_s >= whole.step_time_s * (1 - 1e-9)
     if cut.is_exact:

@@ -1,9 +1,10 @@
 """Ends of all stages of a schedule for many divisions of the layers at once: a lower bound.
 
-The schedule is run once, on arrays: entry k of each is a division of the layers of its own.  Each
-boundary has a path to itself here.  In a real step (`schedule.simulator.step`) boundaries and
-replicas may share paths and take turns, so nothing there ends sooner than here; where nothing is
-shared, both are equal.
+The schedule is run once, on arrays: entry k of each is a division of the layers of its own.  The
+programmes are those of the simulator (`schedule.simulator.compile`, `overlapped`), with what they
+wait for.  The messages of one stage to another have a path to themselves here.  In a real step
+(`schedule.simulator.step`) other stages and replicas may share paths and take turns, so nothing
+there ends sooner than here; where nothing is shared, both are equal.
 
 No time decides which operation comes next, so the order of the operations is worked out once for a
 schedule and serves all prices.  A compiled loop (`_kernels.c`) runs the operations; where it is
@@ -20,14 +21,14 @@ from numpy.typing import NDArray
 
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.kernels import KERNELS
-from megatron_hetero.schedule.parts import SendMode
-from megatron_hetero.schedule.programme import (
-    COMPUTE,
-    RECEIVES,
-    Instruction,
-    Message,
-    Schedule,
+from megatron_hetero.schedule.parts import ChunkTimes, Pipeline, SendMode
+from megatron_hetero.schedule.programme import OperationKind, Schedule
+from megatron_hetero.schedule.simulator.compile import (
+    CompiledInstruction,
+    CompiledSend,
+    compile_programme,
 )
+from megatron_hetero.schedule.simulator.overlapped import compile_overlapped
 
 Seconds = NDArray[np.float64]
 """Seconds for each division of the layers, shape [division]."""
@@ -45,7 +46,7 @@ is there; a sender waits until its receiver has come to the message."""
 
 _Step = tuple[int, int, int, int]
 """Kind, stage, and two numbers: of a computation its row of seconds (`RelaxedRun.stage_ends_s`) and
-0, of a send its channel (2 * boundary + goes forward) and its message, else its message and 0."""
+0, of a send its channel (a sender and a receiver) and its message, else its message and 0."""
 
 
 class RelaxedRun:
@@ -57,10 +58,11 @@ class RelaxedRun:
     """
 
     def __init__(self, schedule: Schedule, sends: SendMode) -> None:
-        self._num_stages, self._num_channels = schedule.num_stages, 2 * len(schedule.chain) - 2
-        order = _StepOrder(schedule, sends == "waited")
+        self._num_stages = schedule.num_stages
+        order = _StepOrder(schedule, sends)
         self._steps = list(order.steps())
         self._num_messages = order.num_messages
+        self._boundaries = order.boundaries
         self._flat = array("i", [number for step in self._steps for number in step])
 
     def stage_ends_s(
@@ -73,12 +75,15 @@ class RelaxedRun:
 
         Args:
             times: [stage][chunk].
-            forward: of each boundary of the schedule's chain, as are `backward`.
+            forward: of each boundary of the schedule's chain, as are `backward`; equal for
+                boundaries between the same two stages in the same direction.
         """
         # Shape [pass, division]: forward and backward of each chunk, stage by stage.
         rows = np.array([pass_s for of_stage in times for chunk in of_stage for pass_s in chunk])
-        # Channel 2 b is backward over boundary b, channel 2 b + 1 forward.
-        crossings = [both for pair in zip(backward, forward, strict=True) for both in pair]
+        crossings = [
+            (forward if is_forward else backward)[boundary]
+            for boundary, is_forward in self._boundaries
+        ]
         ends_s = np.empty((self._num_stages, rows.shape[1]))
         # The compiled loop does the same operations in the same order.
         if KERNELS is None:
@@ -99,7 +104,7 @@ class RelaxedRun:
         # All arrays have the shape [division]; lists are by stage, channel or message.
         zero = np.zeros(rows.shape[1])
         now_s, sent_until_s = [zero] * self._num_stages, [zero] * self._num_stages
-        free_s = [zero] * self._num_channels
+        free_s = [zero] * len(crossings)
         arrival_s, asked_s = [zero] * self._num_messages, [zero] * self._num_messages
         for kind, stage, number, message in self._steps:
             if kind == _COMPUTE:
@@ -122,41 +127,30 @@ class RelaxedRun:
 class _StepOrder:
     """Stages that advance in turn, each as far as the others have come."""
 
-    def __init__(self, schedule: Schedule, sends_wait: bool) -> None:
-        self._sends_wait = sends_wait
-        numbers: dict[Message, int] = {}
-        rows = 0
-        self._left: list[list[tuple[int, list[int], list[int]]]] = []
-        """[stage], the last comes next: row of the computation or -1, messages received, sent."""
-        for stage, programme in enumerate(schedule.programmes):
-            made = []
-            for instruction in programme:
-                # Exchange and optimizer come after the pipeline.
-                if instruction[0].kind in ("gradient_sync", "step"):
-                    continue
-                received: list[int] = []
-                sent: list[int] = []
-                # A computation stands alone; anything else is messages posted together.
-                if instruction[0].kind in COMPUTE:
-                    made.append((rows + _row_of(instruction), received, sent))
-                    continue
-                for operation in instruction:
-                    message = schedule.message(stage, operation)
-                    number = numbers.setdefault(message, len(numbers))
-                    (received if operation.kind in RECEIVES else sent).append(number)
-                made.append((-1, received, sent))
-            self._left.append(made[::-1])
-            # Two rows for each chunk of the stages before.
-            rows += 2 * schedule.num_chunks(stage)
-        self._channels = [2 * message.boundary + message.is_forward for message in numbers]
-        self._is_sent, self._is_asked = [False] * len(numbers), [False] * len(numbers)
+    def __init__(self, schedule: Schedule, sends: SendMode) -> None:
+        # The seconds come later: of the programmes only the order counts.
+        counts = [schedule.num_chunks(stage) for stage in range(schedule.num_stages)]
+        times = tuple((ChunkTimes(0.0, 0.0),) * count for count in counts)
+        pipeline = Pipeline(schedule, times, (), (), sends)
+        compiled = compile_overlapped if sends == "overlapped" else compile_programme
+        self._left = [compiled(pipeline, stage)[::-1] for stage in range(schedule.num_stages)]
+        """[stage], the last comes next."""
+        # Two rows for each chunk of the stages before.
+        self._rows = [2 * sum(counts[:stage]) for stage in range(schedule.num_stages)]
+        # Messages and channels by the numbers under which they are found.
+        self._numbers: dict[int, int] = {}
+        self._channels: dict[tuple[int, int], int] = {}
+        self.boundaries: list[tuple[int, bool]] = []
+        """A boundary of the chain that each channel leads over, and whether it does so forward."""
+        self._is_sent: set[int] = set()
+        self._is_asked: set[int] = set()
         self._has_come = [False] * schedule.num_stages
         """The messages of the next instruction are posted and asked for."""
 
     @property
     def num_messages(self) -> int:
         """Messages of all stages."""
-        return len(self._channels)
+        return len(self._numbers)
 
     def steps(self) -> Iterator[_Step]:
         """Yield all steps.
@@ -179,40 +173,52 @@ class _StepOrder:
     def _advance(self, stage: int) -> Iterator[_Step]:
         left = self._left[stage]
         while left:
-            row, received, sent = left[-1]
-            if row >= 0:
-                yield _COMPUTE, stage, row, 0
+            instruction = left[-1]
+            if instruction.compute is not None:
+                kind, _, chunk, _ = instruction.compute
+                yield _COMPUTE, stage, self._rows[stage] + _row_of(kind, chunk), 0
             else:
                 # Messages are posted and asked for once, though the stage may come here several
                 # times.
                 if not self._has_come[stage]:
                     self._has_come[stage] = True
-                    yield from self._come(stage, received, sent)
-                waited = sent if self._sends_wait else []
-                if not all(self._is_sent[message] for message in received):
+                    yield from self._come(stage, instruction)
+                if not self._is_sent.issuperset(instruction.receives):
                     return
-                if not all(self._is_asked[message] for message in waited):
+                if not self._is_asked.issuperset(instruction.awaits):
                     return
                 # Everything is there: the stage's time is the latest of all.
-                for message in (*received, *waited):
-                    yield _ARRIVE, stage, message, 0
-                for message in waited:
-                    yield _AGREE, stage, message, 0
+                for key in (*instruction.receives, *instruction.awaits):
+                    yield _ARRIVE, stage, self._number(key), 0
+                for key in instruction.awaits:
+                    yield _AGREE, stage, self._number(key), 0
                 self._has_come[stage] = False
             left.pop()
 
-    def _come(self, stage: int, received: Sequence[int], sent: Sequence[int]) -> Iterator[_Step]:
-        for message in received:
-            self._is_asked[message] = True
-            yield _ASK, stage, message, 0
-        for message in sent:
-            self._is_sent[message] = True
-            yield _SEND, stage, self._channels[message], message
+    def _come(self, stage: int, instruction: CompiledInstruction) -> Iterator[_Step]:
+        for key in (*instruction.asks, *instruction.receives):
+            # What was asked for ahead is not asked for again.
+            if key not in self._is_asked:
+                self._is_asked.add(key)
+                yield _ASK, stage, self._number(key), 0
+        for send in instruction.sends:
+            self._is_sent.add(send.key)
+            yield _SEND, stage, self._channel(stage, send), self._number(send.key)
+
+    def _number(self, key: int) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _channel(self, stage: int, send: CompiledSend) -> int:
+        """Return the number of the path that a stage's messages to another take."""
+        ends = stage, send.receiver
+        if ends not in self._channels:
+            self._channels[ends] = len(self.boundaries)
+            self.boundaries.append((send.boundary, send.is_forward))
+        return self._channels[ends]
 
 
-def _row_of(instruction: Instruction) -> int:
+def _row_of(kind: OperationKind, chunk: int) -> int:
     """Return the row of a computation among those of its stage."""
-    kind = instruction[0].kind
     if kind not in ("forward", "backward"):
         raise CheckFailedError(f"{kind} is not part of Megatron's own schedules")
-    return 2 * instruction[0].chunk + (kind == "backward")
+    return 2 * chunk + (kind == "backward")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -11,9 +12,12 @@ from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.pipeline import stage_ends_s
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
-from megatron_hetero.schedule.orders.relaxed import RelaxedRun
+from megatron_hetero.schedule.parts import ChunkTimes, Crossing, Pipeline, SendMode
 from megatron_hetero.schedule.programme import Operation, Schedule
+from megatron_hetero.schedule.simulator.engine import run_step
+from megatron_hetero.schedule.simulator.relaxed import RelaxedRun
 
 
 def test_buffered_sends_take_the_seconds_of_1f1b() -> None:
@@ -37,6 +41,40 @@ def test_buffered_sends_take_the_seconds_of_1f1b() -> None:
             ends = np.array(stage_ends_s(stages, there_s, back_s, m))
             assert found[0, k] == pytest.approx(ends[0], rel=1e-12)
             assert (found[:, k] >= ends * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize(
+    ("sends", "chunks"), [("waited", 1), ("buffered", 3), ("overlapped", 2), ("overlapped", 4)]
+)
+def test_stages_that_share_no_path_end_as_simulated(sends: SendMode, chunks: int) -> None:
+    """Boundaries between the same two stages are one path, chunk by chunk."""
+    rng = Random(chunks)
+    for _ in range(25):
+        n = rng.randint(2, 5)
+        m = n * rng.randint(1, 4)
+        order = one_f_one_b(n, m) if chunks == 1 else interleaved(tuple(range(n)) * chunks, m)
+        times = tuple(
+            tuple(ChunkTimes(rng.random(), rng.random()) for _ in range(chunks)) for _ in range(n)
+        )
+        links = {
+            (a, b): (0.4 * rng.random(), 0.2 * rng.random()) for a in range(n) for b in range(n)
+        }
+        pairs = list(pairwise(order.chain))
+        there, back = [links[p] for p in pairs], [links[b, a] for a, b in pairs]
+        crossings = [
+            tuple(Crossing(((f"{a} to {b}", links[a, b][0]),), links[a, b][1]) for a, b in ends)
+            for ends in (pairs, [(b, a) for a, b in pairs])
+        ]
+        run = run_step([Pipeline(order, times, crossings[0], crossings[1], sends)])
+        found = RelaxedRun(order, sends).stage_ends_s(
+            [
+                [(np.array([c.forward_s]), np.array([c.backward_input_s])) for c in own]
+                for own in times
+            ],
+            there,
+            back,
+        )
+        assert found.max() == pytest.approx(run.end_s, rel=1e-12)
 
 
 def test_a_stage_that_waits_for_ever_is_refused() -> None:

@@ -1,0 +1,188 @@
+"""The best step of stock Megatron so far, from simulations of divisions of cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.stock.case import StockCase
+from megatron_hetero.planner.stock.divisions import MAX_DIVISIONS, moves
+from megatron_hetero.planner.stock.limits import StockLimits
+from megatron_hetero.planner.stock.plan import stock_plan
+from megatron_hetero.rounding import below
+from megatron_hetero.schedule.simulator.step import simulate_plan
+
+Division = tuple[int, ...]
+"""Layers of each virtual stage."""
+
+
+@dataclass(frozen=True)
+class StockResult:
+    """The best plan, and how it was found."""
+
+    plan: Plan
+    step_time_s: float
+    """Simulated as stock Megatron runs it; where that takes too long, its bound."""
+    is_exact: bool
+    """True if no plan of the space is faster, within the tolerance of the limits."""
+    num_bounded: int
+    """Divisions of layers that were priced by the bound."""
+    num_simulated: int
+    others: tuple[Plan, ...] = ()
+    """The best plans of other grids (replicas, stages, width), best first."""
+    is_simulated: bool = True
+
+
+class StockBest:
+    """The best plan so far, and the simulations so far.
+
+    Args:
+        problem: whose cluster simulates.
+        limits: of the simulations.
+    """
+
+    def __init__(self, problem: Problem, limits: StockLimits) -> None:
+        self._problem, self._limits = problem, limits
+        self.step_s = float("inf")
+        """Seconds of the best simulated step."""
+        self.num_simulated = 0
+        self.num_bounded = 0
+        """Divisions priced by the bound while layers move."""
+        self._num_messages = 0
+        self._plan: Plan | None = None
+        self._winner: tuple[StockCase, Division] | None = None
+        self._of_shapes: dict[tuple[int, int, int], tuple[float, Plan]] = {}
+        # A step too long to simulate stands with its bound.
+        self._unsimulated: tuple[float, StockCase, Division] | None = None
+
+    @property
+    def found_any(self) -> bool:
+        """Return whether anything fits so far."""
+        return self._plan is not None or self._unsimulated is not None
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether no more steps may be simulated."""
+        return self.num_simulated >= self._limits.num_simulated
+
+    def may_win(self, bound_s: float) -> bool:
+        """Return whether a step with such a bound may be better by more than the tolerance."""
+        best_s = self.step_s
+        # What could not be simulated holds its bound as the best so far.
+        if self._unsimulated is not None:
+            best_s = min(best_s, self._unsimulated[0])
+        return below(bound_s, best_s * (1 - self._limits.tolerance))
+
+    def try_division(self, case: StockCase, division: Division, bound_s: float) -> bool:
+        """Simulate a division; return False where its step has too many messages, so that the bound
+        stands for the step."""
+        if self._num_messages + _num_messages(case) > self._limits.num_messages:
+            if self._unsimulated is None or bound_s < self._unsimulated[0]:
+                self._unsimulated = bound_s, case, division
+            return False
+        self._simulate(case, division)
+        return True
+
+    def climb(self) -> None:
+        """Move a layer of the best to another chunk, where it is interleaved, or if no move helps
+        two layers, while the step gets shorter."""
+        if self._winner is None or self._winner[0].settings.num_chunks == 1:
+            return
+        case, division = self._winner
+        better: Division | None = division
+        while better is not None and not self.is_spent:
+            division, better = better, None
+            # Every move that betters the step counts; the last one is the best.
+            for moved in moves(division):
+                if self._betters(case, moved):
+                    better = moved
+            if better is None:
+                better = self._first_of_two_moves(case, division)
+
+    def result(self, is_exact: bool, num_bounded: int) -> StockResult | None:
+        """Return the best plan; None where nothing fits.
+
+        Args:
+            is_exact: no limit of the search was met.
+            num_bounded: divisions that the search priced.
+        """
+        best, step_s = self._plan, self.step_s
+        if self._unsimulated is not None and (best is None or self._unsimulated[0] < step_s):
+            step_s, case, division = self._unsimulated
+            best = _planned(case, division)
+        if best is None:
+            return None
+        validate_plan(best, self._problem.cluster)
+        own = _shape(best)
+        others = [entry for shape, entry in self._of_shapes.items() if shape != own]
+        return StockResult(
+            best,
+            step_s,
+            is_exact,
+            num_bounded + self.num_bounded,
+            self.num_simulated,
+            tuple(plan for _, plan in sorted(others, key=lambda entry: entry[0])),
+            best is self._plan,
+        )
+
+    def _first_of_two_moves(self, case: StockCase, division: Division) -> Division | None:
+        """Return a better division two moves away, in the order of the bound."""
+        # Pairs of moves grow with the fourth power of the virtual stages.
+        if (len(division) * (len(division) - 1)) ** 2 > MAX_DIVISIONS:
+            return None
+        found: list[Division] = sorted(
+            {two for one in moves(division) for two in moves(one)} - {division}
+        )
+        if not found:
+            return None
+        bounds_s = case.least_times_s(np.array(found))
+        self.num_bounded += len(found)
+        # In the order of the bound, which ends the search where it passes the best step.
+        for index in map(int, np.argsort(bounds_s, kind="stable")):
+            if not below(bounds_s[index], self.step_s) or self.is_spent:
+                return None
+            if self._betters(case, found[index]):
+                return found[index]
+        return None
+
+    def _betters(self, case: StockCase, division: Division) -> bool:
+        """Simulate the division, and return whether the step is now the best."""
+        before_s = self.step_s
+        self._simulate(case, division)
+        return self.step_s < before_s
+
+    def _simulate(self, case: StockCase, division: Division) -> None:
+        self.num_simulated += 1
+        self._num_messages += _num_messages(case)
+        plan, problem = _planned(case, division), self._problem
+        waits = problem.workload.training.stock_waits
+        step = simulate_plan(plan, problem.cluster, profile=problem.costs.profile, is_stock=waits)
+        # The simulation has the real peaks of memory, which the bound may miss.
+        if any(peak > s.capacity_bytes for s in step.timelines for peak in s.device_peak_bytes):
+            return
+        shape = _shape(plan)
+        if shape not in self._of_shapes or step.step_time_s < self._of_shapes[shape][0]:
+            self._of_shapes[shape] = step.step_time_s, plan
+        if below(step.step_time_s, self.step_s):
+            self.step_s, self._plan, self._winner = step.step_time_s, plan, (case, division)
+
+
+def _planned(case: StockCase, division: Division) -> Plan:
+    stages = case.stages_of(np.array([division]))
+    return stock_plan(case, division, int(case.layers_to_recompute(stages)[0]))
+
+
+def _num_messages(case: StockCase) -> int:
+    """Count the messages of a step, and its passes: what a simulation takes time for."""
+    stages = case.grid.num_stages * case.settings.num_chunks
+    # Forward and backward, for each virtual stage, micro-batch and replica.
+    return 2 * stages * case.num_micro_batches * case.grid.num_replicas
+
+
+def _shape(plan: Plan) -> tuple[int, int, int]:
+    stages = plan.replicas[0].stages
+    return len(plan.replicas), len(stages), stages[0].shape.tensor_parallel

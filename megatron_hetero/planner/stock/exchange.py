@@ -1,0 +1,115 @@
+"""Seconds of stock Megatron's exchange of gradients and new weights, over the layers of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.placing import with_expert_groups
+from megatron_hetero.planner.stock.grids import StockGrid
+from megatron_hetero.schedule.exchange.gradients import GradientExchange
+from megatron_hetero.schedule.parts import Collective
+
+Line = tuple[float, float]
+"""Seconds without layers, and what each layer adds."""
+
+
+@dataclass(frozen=True)
+class ExchangeLines:
+    """Seconds of the gradients and of the new weights of each stage; then of each replica's tied
+    embeddings."""
+
+    gradients: Sequence[Line]
+    weights: Sequence[Line]
+    tied_s: Sequence[float]
+
+
+def exchange_lines(
+    grid: StockGrid, costs: CostModel, rows: int, expert_groups: tuple[int, int] | None
+) -> ExchangeLines:
+    """Return the lines of a grid, which micro-batches and recompute do not change.
+
+    What overlaps has as many buckets as there are layers, and is left out; so is the exchange of
+    another trainer.
+
+    Args:
+        costs: prices the links.
+        rows: rows of the padded vocabulary.
+        expert_groups: as of `StageShape`.
+    """
+    key = "exchange", *grid.shape, expert_groups
+    if key not in grid.ranks.known:
+        grid.ranks.known[key] = _priced(grid, costs, rows, expert_groups)
+    return cast(ExchangeLines, grid.ranks.known[key])
+
+
+def _priced(
+    grid: StockGrid, costs: CostModel, rows: int, expert_groups: tuple[int, int] | None
+) -> ExchangeLines:
+    training, model = costs.workload.training, costs.workload.model
+    waits, num_stages = training.stock_waits, grid.num_stages
+    nothing: list[Line] = [(0.0, 0.0)] * num_stages
+    # A single replica exchanges nothing but tied embeddings.
+    is_alone = grid.num_replicas == 1 and grid.context_parallel == 1
+    if is_alone and not (model.tied_embeddings and waits):
+        return ExchangeLines(nothing, nothing, [])
+
+    def collectives(num_layers: int) -> tuple[tuple[Collective, ...], ...]:
+        """Return the collectives of gradients and of new weights, with so many layers on every
+        stage."""
+        frame = _frame(grid, num_layers, expert_groups)
+        return GradientExchange(costs, frame, rows, {}, {}).stock()
+
+    # Prices with one layer and with two give the line: what a layer adds, and what is left.
+    one = collectives(1)
+    # A collective over several stages is that of a tied embedding.
+    tied_s = [_seconds(c) for c in one[0] if len({stage for _, stage in c.holders}) > 1]
+    if not waits:
+        tied_s = []
+    if training.overlap_grad_reduce or not waits:
+        return ExchangeLines(nothing, nothing, tied_s)
+    gradients, weights = (
+        [
+            (2 * a - b, b - a)
+            for a, b in zip(
+                _of_stages_s(of_one, num_stages), _of_stages_s(of_two, num_stages), strict=True
+            )
+        ]
+        for of_one, of_two in zip(one, collectives(2), strict=True)
+    )
+    return ExchangeLines(gradients, weights, tied_s)
+
+
+def _frame(grid: StockGrid, num_layers: int, expert_groups: tuple[int, int] | None) -> Placement:
+    """Return the grid with so many layers on every stage; the number of micro-batches does not
+    matter here."""
+    frame = Placement(
+        tuple(
+            PlacedReplica(
+                tuple(replace(u.stage, num_layers=num_layers) for u in chain), grid.num_stages
+            )
+            for chain in grid.chains
+        )
+    )
+    return frame if expert_groups is None else with_expert_groups(frame, expert_groups)
+
+
+def _of_stages_s(collectives: Sequence[Collective], num_stages: int) -> list[float]:
+    """Add up the seconds of each stage's own collectives, in the replica with the largest sum:
+    experts dealt out are exchanged among some of the replicas, the other parameters beside
+    these."""
+    found: list[dict[int, float]] = [{} for _ in range(num_stages)]
+    for collective in collectives:
+        stages = {s for _, s in collective.holders}
+        if len(stages) == 1:
+            own, seconds = found[stages.pop()], _seconds(collective)
+            for r, _ in collective.holders:
+                own[r] = own.get(r, 0.0) + seconds
+    return [max(own.values(), default=0.0) for own in found]
+
+
+def _seconds(collective: Collective) -> float:
+    return max((s for _, s in collective.hops), default=0.0) + collective.latency_s
