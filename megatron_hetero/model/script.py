@@ -108,7 +108,7 @@ def _shell(path: Path, arguments: Sequence[str], given: Mapping[str, str | None]
         # Without arguments on our command line, `$1` may be anything that a user gives.
         knows_arguments=bool(arguments),
         unset=frozenset(name for name, value in given.items() if value is None),
-        exported=frozenset(variables),
+        exported=dict.fromkeys(variables, ""),
     )
 
 
