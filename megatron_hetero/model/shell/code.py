@@ -26,6 +26,8 @@ _OF_ENVIRONMENTS = re.compile(
     r"(\.?bashrc|\.?bash_profile|\.?profile|activate|conda\.sh|setvars\.sh|modules?\.sh|bash)"
 )
 """Files that set up programs, and no job."""
+_SETS_UP = re.compile(r"(\$\(|`)\S*(conda|mamba|pyenv|modulecmd|spack|ssh-agent)\b")
+"""Programs that print code for `eval`, which sets them up."""
 MAX_FILES = 64
 
 
@@ -210,9 +212,11 @@ def run_file(shell: Shell, path: Path, text: str) -> Status:
 def evaluated_code(shell: Shell, words: tuple[Word, ...]) -> Status:
     """Follow `eval`."""
     code = concatenate(spaced(words, Word(" ", shell.where)) or [Word("", shell.where)])
-    # Code of which not even a part is known could do anything.
-    if code.text is None and not code.parts:
-        shell.note("", f"eval runs code that is not known: {code.reason}")
+    # Code of which not even a part is known could do anything; what sets up programs sets no job.
+    parts = code.parts or (code,)
+    if not any(part.is_known for part in parts if part.text != "") and not code.is_known:
+        if not _SETS_UP.match(code.reason):
+            shell.note("", f"eval runs code that is not known: {code.reason}")
         return None
     return run_code(shell, code)
 

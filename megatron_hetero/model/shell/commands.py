@@ -70,6 +70,8 @@ def _run_line(
     settings: list[tuple[str, Word]] = []
     if words and prefixes:
         aside = shell.fork()
+        # For one command a variable loses its kind, unless it is read-only.
+        aside.kinds = {key: "r" for key, kind in shell.kinds.items() if "r" in kind}
         for prefix in prefixes:
             assign(aside, prefix)
             name = source(prefix.children[0])
@@ -118,6 +120,8 @@ def run_words(
     # Code of `eval` or `bash -c` whose first word begins with what is not known.
     if shell.line_of_code and name is None and _may_assign(words[0]):
         shell.note("", "code sets a variable whose name is not known")
+    elif shell.line_of_code and all(word.text is None and not word.parts for word in words):
+        shell.note("", f"code that is not known is run: {words[0].reason}")
     # Words before a command that leave its meaning as it is.
     while name in ("command", "builtin", "time", "exec", "env") and len(words) > 1:
         if words[1].text is not None and words[1].text.startswith("-"):
@@ -208,7 +212,10 @@ def _with_settings(
     """Run a function or builtin with the variables that stand before its name."""
     before = {key: shell.variables.get(key) for key, _ in settings}
     for key, word in settings:
-        shell.assign(key, [word])
+        if key in shell.kinds:
+            shell.forget([key], "is declared as of a kind that is not followed")
+        else:
+            shell.assign(key, [word])
     held = {key: shell.variables.get(key) for key, _ in settings}
     status = run()
     for key, variable in before.items():
