@@ -218,8 +218,8 @@ def by_bash(
     """Return the arguments of each start of `torchrun`; None where bash fails, prints more, or does
     not end.
 
-    Bash leaves a statement whose arithmetic meets a text that is no number: what is not known is
-    taken for a number here.
+    Bash leaves a statement whose arithmetic meets a text that is no number, or `${!X}` a text that
+    is no name: what is not known is taken for a number or a name here.
 
     Args:
         given: variables of the environment, which ours knows nothing of.
@@ -237,7 +237,7 @@ def by_bash(
         )
     except subprocess.TimeoutExpired:
         return None  # a loop without an end
-    if b"(error token is" in done.stderr:
+    if b"(error token is" in done.stderr or b"invalid indirect expansion" in done.stderr:
         return None
     fields = done.stdout.decode(errors="surrogateescape").split("\0")
     starts: list[list[str]] = []
