@@ -57,7 +57,8 @@ def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
         # A pointer leads to a variable, an element (`A[1]`) or all of them (`A[@]`).
         match = re.fullmatch(r"([A-Za-z_]\w*)(?:\[(@|\*|\d+)\])?", pointer.text or "")
         if not index and pointer.is_known and match is None:
-            shell.note("", f"{bare_source(node)} leads to no variable, and bash leaves its statement")
+            fault = "leads to no variable, and bash leaves its statement"
+            shell.note("", f"{bare_source(node)} {fault}")
         if index or not pointer.is_known or match is None:
             # `${!A[@]}` and a pointer to many give any number of words, also in quotes.
             word = not_read if pointer.is_known else opaque(pointer)
