@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from megatron_hetero.model.shell.assignments import assign
 from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.scopes import make_local, unset
-from megatron_hetero.model.shell.splitting import fields
+from megatron_hetero.model.shell.splitting import fields, has_braces
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import REDIRECTIONS, source
 from megatron_hetero.model.shell.values import Word, concatenate
@@ -37,6 +37,9 @@ def run_declaration(shell: Shell, node: Node) -> Status:
             # The name becomes local first, which keeps the old value aside.
             is_new = _declare(shell, keyword, options, name)
             assign(shell, child, is_table="A" in options, is_new=is_new)
+            # `export A={1,2}` is `export A=1 A=2`, unlike `A={1,2}`.
+            if has_braces(child):
+                shell.forget([name], "has braces that are not read")
             _after_value(shell, keyword, options, name)
             continue
         # Options hold for the names behind them, up to the end of the command.

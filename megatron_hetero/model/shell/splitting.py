@@ -158,13 +158,17 @@ def field_separators(shell: Shell) -> str | Word:
     return first if first.text is None or not first.is_known else first.text
 
 
+def has_braces(node: Node) -> bool:
+    """Return whether a word may have braces that make several of it; those of `${X}` make none."""
+    return _BRACES.search(re.sub(r"\$\{[^}]*\}", "", source(node))) is not None
+
+
 def _spread(shell: Shell, node: Node) -> tuple[Word, ...] | None:
     """Expand braces, `{0..3}` and `{a,b}`; None for a word without any."""
     if node.type not in ("word", "concatenation", "brace_expression"):
         return None
     text = source(node)
-    # Braces of `${X}` are no list.
-    if not _BRACES.search(re.sub(r"\$\{[^}]*\}", "", text)):
+    if not has_braces(node):
         return None
     where = shell.line_at(node)
     not_read = replace(unknown(where, text, "has braces that are not read"), may_split=True)
