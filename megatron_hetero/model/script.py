@@ -26,6 +26,9 @@ OF_LIBRARIES = re.compile(
 )
 """Names of variables that the libraries of a job read."""
 
+_CUT = re.compile(r"^(?![ \t]*#)[^\n]*(?<!\\)\\[ \t]+\n[ \t]*--[a-z]", re.MULTILINE)
+"""A line that goes on in the next line, with a flag, to the eye alone."""
+
 
 @dataclass(frozen=True)
 class Script:
@@ -77,6 +80,7 @@ def read_script(
     shell = _shell(path, arguments, given or {})
     run(shell, parsed_script(path, text))
     records = shell.records
+    _note_cut_lines(shell, text)
     # The command that starts training, if there is one, has all the flags.
     launch, notes = training_command(records.started)
     if launch is not None:
@@ -91,6 +95,13 @@ def read_script(
     if not words:
         raise ModelError(_nothing_found(path, shell))
     return _with_exports(shell, words, (*notes, *records.unread), ())
+
+
+def _note_cut_lines(shell: Shell, text: str) -> None:
+    """Note where a command ends before flags that seem to belong to it."""
+    for match in _CUT.finditer(text):
+        shell.where = f"{shell.script}:{text.count(chr(10), 0, match.start()) + 1}"
+        shell.note("", "the blank behind the backslash ends the command before the flags below")
 
 
 def _shell(path: Path, arguments: Sequence[str], given: Mapping[str, str | None]) -> Shell:
@@ -108,7 +119,7 @@ def _shell(path: Path, arguments: Sequence[str], given: Mapping[str, str | None]
         # Without arguments on our command line, `$1` may be anything that a user gives.
         knows_arguments=bool(arguments),
         unset=frozenset(name for name, value in given.items() if value is None),
-        exported=frozenset(variables),
+        exported=dict.fromkeys(variables, ""),
     )
 
 

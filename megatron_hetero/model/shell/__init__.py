@@ -5,7 +5,9 @@ values        expanded words, known or in part unknown
 fields        values cut into words, and words joined, where a word may be none
 held          variables, and the records that all copies of a shell share
 merging       values that branches make, merged
-state         a shell at a place of its script; ways that are merged
+state         a shell at a place of its script
+ways          shells of several ways, merged
+scopes        local variables, and `unset`
 expansion     words of the tree to pieces, each with its quotes
 splitting     words of the tree to words of a command line
 lookup        variables, arguments and elements, and numbers made of them
@@ -22,9 +24,13 @@ statements    kinds of statements, each with what follows it
 assignments   `NAME=value`, arrays and their elements
 declarations  `export`, `declare`, `local`, `unset`
 commands      calls of functions, and what is started
-builtins      `read`, `shift`, `set`, ...
+builtins      `cd`, `shift`, `exit`, ...
+reading       `read` and `mapfile`
+options       `set`, `shopt` and `trap`
 printing      `echo` and `printf`
-code          functions, `eval`, `bash -c` and sourced files
+redirections  what commands read, and files that they write
+code          functions, `eval` and sourced files
+children      `bash -c`, `bash <<EOF`, scripts that are started
 substitution  `$(...)` whose output the text says
 names         variables that a piece of a script may set
 """

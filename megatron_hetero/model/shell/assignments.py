@@ -43,6 +43,8 @@ def assign(shell: Shell, node: Node, *, is_table: bool = False, is_new: bool = F
         _assign_element(shell, name, index[:-1], word, appends)
     elif known is not None and known.is_array and known.words and known.keys is None:
         _assign_element(shell, name, "0", word, appends)
+    elif appends and shell.kinds.get(name, "") not in ("", "r", "l", "u"):
+        shell.forget([name], "is declared as of a kind that is not followed")
     elif appends and (known is not None or name not in shell.unset):
         before = known.words if known is not None else (shell.unset_word(name),)
         shell.assign(name, [replace(concatenate([*before, word]), where=shell.where)])

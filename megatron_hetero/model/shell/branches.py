@@ -13,7 +13,6 @@ from megatron_hetero.model.shell.expansion import pattern, pieces, value
 from megatron_hetero.model.shell.follow import (
     SEPARATORS,
     Status,
-    either_way,
     line_of,
     run,
     run_all,
@@ -21,6 +20,7 @@ from megatron_hetero.model.shell.follow import (
 from megatron_hetero.model.shell.patterns import matches
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.shell.ways import either_way
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -86,9 +86,15 @@ def condition(shell: Shell, read: Callable[[], Status]) -> Status:
 def follow_list(shell: Shell, node: Node) -> Status:
     """Follow `a && b` and `a || b`."""
     parts = [child for child in node.children if child.type not in SEPARATORS]
-    left, operator, right = parts[0], parts[1].type, parts[2]
+    return joined_statements(shell, lambda s: run(s, parts[0]), parts[1].type, parts[2])
+
+
+def joined_statements(
+    shell: Shell, left: Callable[[Shell], Status], operator: str, right: Node
+) -> Status:
+    """Follow what stands on both sides of `&&` or `||`."""
     # Only the status of the last command of a list ends a script after `set -e`.
-    status = condition(shell, lambda: run(shell, left))
+    status = condition(shell, lambda: left(shell))
     # The left side ends the loop, the function or the script, as in `exit 1 || echo`.
     if shell.flow:
         return status

@@ -6,21 +6,15 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from megatron_hetero.model.shell.code import evaluated_code, source_file, unknown_array
+from megatron_hetero.model.shell.code import evaluated_code, source_file
 from megatron_hetero.model.shell.conditions import tested_words
 from megatron_hetero.model.shell.declarations import DECLARING, declare_words, unset_words
-from megatron_hetero.model.shell.fields import split
 from megatron_hetero.model.shell.lookup import calculated
-from megatron_hetero.model.shell.printing import echo, may_be_option, printf
-from megatron_hetero.model.shell.splitting import field_separators
+from megatron_hetero.model.shell.options import set_options, shopt, trap
+from megatron_hetero.model.shell.printing import echo, printf
+from megatron_hetero.model.shell.reading import mapfile, read
 from megatron_hetero.model.shell.state import Flow, Shell
-from megatron_hetero.model.shell.values import (
-    BLANKS,
-    Word,
-    opaque,
-    shown_path,
-    unknown,
-)
+from megatron_hetero.model.shell.values import Word, opaque, shown_path, unknown
 
 Status = bool | None
 Words = tuple[Word, ...]
@@ -55,52 +49,15 @@ def _pwd(shell: Shell, words: Words) -> Status:
     return True
 
 
-def _read(shell: Shell, words: Words) -> Status:
-    # An unknown word may be an option, which the `?` makes none of those read below.
-    options = "".join(w.text or "?" for w in words if may_be_option(w))
-    names = [w.text or "" for w in words if not may_be_option(w)] or ["REPLY"]
-    names = [name for name in names if _NAME.fullmatch(name)]
-    given, separators = shell.given, field_separators(shell)
-    found: tuple[Word, ...] | None = None
-    line = ""
-    # One line of the input is taken, which `given` holds from `<<<` or a pipe.
-    if given is not None and given.is_known and isinstance(separators, str):
-        line = (given.text or "").partition("\n")[0]
-        # Without `-r` a backslash joins or quotes, which is not followed.
-        is_plain = "r" in options or "\\" not in line
-        if options in ("", "-r", "-ra", "-r-a", "-a") and is_plain:
-            found = split(Word(line, shell.where), separators)
-    # The last name gets the rest of the line, with the separators in it.
-    # A mark at the end of the line ends a word, or belongs to the last name.
-    ends_in_mark = found and line[-1] not in BLANKS and line[-1] in str(separators)
-    # `-a` puts all words into one array.
-    if found is not None and "a" in options and names:
-        shell.assign(names[0], found, is_array=True)
-    elif found is None or len(found) > len(names) or ends_in_mark:
-        # Words that are left over would have to be joined with their own separators again.
-        shell.forget(names, "is read from the input of the script")
-        return None
-    else:
-        for i, name in enumerate(names):
-            shell.assign(name, [found[i] if i < len(found) else Word("", shell.where)])
-    return True
-
-
-def _mapfile(shell: Shell, words: Words) -> Status:
-    name = words[-1].text if words and words[-1].text else "MAPFILE"
-    if _NAME.fullmatch(name):
-        reason = f"{name} is read from the input of the script"
-        unknown_array(shell, name, Word(None, shell.where, reason, True, may_split=True))
-    return None
-
-
 def _getopts(shell: Shell, words: Words) -> Status:
     # A script without arguments is taken to be started without options.
     if not shell.arguments and len(words) < 3:
+        shell.assign("OPTIND", [Word("1", shell.where)])
         return False
     names = [words[1].text or ""] if len(words) > 1 else []
     # Which options the script is started with is open, so each run of the loop is.
-    shell.forget([*(n for n in names if _NAME.fullmatch(n)), "OPTARG"], "is set by getopts")
+    names = [name for name in names if _NAME.fullmatch(name)]
+    shell.forget([*names, "OPTARG", "OPTIND"], "is set by getopts")
     return None
 
 
@@ -108,7 +65,11 @@ def _shift(shell: Shell, words: Words) -> Status:
     if words and not words[0].is_known:
         shell.forget_arguments("is shifted by a number that is not known")
         return None
-    count = int(words[0].text or "1") if words and (words[0].text or "").isdecimal() else 1
+    text = words[0].text or "" if words else "1"
+    # Bash fails where the number is none, and keeps the arguments.
+    if not re.fullmatch(r"\+?\d{1,9}", text):
+        return False
+    count = int(text)
     # An argument that may be several words may outlast the shift.
     if any(word.may_split for word in shell.arguments[:count]):
         first = next(word for word in shell.arguments if word.may_split)
@@ -118,29 +79,6 @@ def _shift(shell: Shell, words: Words) -> Status:
     if count > len(shell.arguments):
         return False
     shell.arguments = shell.arguments[count:]
-    return True
-
-
-def _set(shell: Shell, words: Words) -> Status:
-    for i, word in enumerate(words):
-        text = word.text or ""
-        # The first word that is no option begins the new arguments.
-        if text == "--" or not text.startswith(("-", "+")):
-            shell.arguments = words[i + 1 :] if text == "--" else words[i:]
-            shell.knows_arguments = True
-            return True
-        # Of the letters, as in `set -euo`, `e` ends a script at a failure and `a` exports all.
-        if "e" in text[1:] and text[1:].isalpha():
-            shell.stops_at_errors = text.startswith("-")
-        if "a" in text[1:] and text.startswith("-") and len(text) < 6:
-            shell.exported |= {"*"}
-        # `-o` takes the name of an option from the next word; options may follow it.
-        if text[1:].endswith("o") or text in ("-o", "+o"):
-            following = words[i + 1].text if i + 1 < len(words) else ""
-            if following == "errexit":
-                shell.stops_at_errors = text.startswith("-")
-            _set(shell, words[i + 2 :])
-            return True
     return True
 
 
@@ -177,10 +115,9 @@ def _let(shell: Shell, words: Words) -> Status:
     status: Status = None
     for word in words:
         number = calculated(shell, word.text or "") if word.is_known else word
-        # An expression that is not followed may still have set its first name.
-        if not number.is_known:
-            names = re.findall(r"[A-Za-z_]\w*", word.text or "")
-            shell.forget(names[:1], "is set by let")
+        # An expression with an unknown name in it may set any variable.
+        if not word.is_known:
+            shell.note("", "let may set a variable whose name is not known")
         # As in bash, the last expression decides: 0 fails.
         status = None if not number.is_known else number.text != "0"
     return status
@@ -209,18 +146,20 @@ def _bracket(shell: Shell, words: Words) -> Status:
 
 BUILTINS: dict[str, Callable[[Shell, Words], Status]] = {
     **dict(_quiet("true :", True)),
-    **dict(_quiet("trap ulimit umask wait shopt hash alias pushd popd jobs kill", None)),
+    **dict(_quiet("ulimit umask wait hash alias pushd popd jobs kill", None)),
     "false": _always(False),
     "echo": echo,
     "printf": printf,
     "cd": _cd,
     "pwd": _pwd,
-    "read": _read,
-    "mapfile": _mapfile,
-    "readarray": _mapfile,
+    "read": read,
+    "mapfile": mapfile,
+    "readarray": mapfile,
     "getopts": _getopts,
     "shift": _shift,
-    "set": _set,
+    "set": set_options,
+    "shopt": shopt,
+    "trap": trap,
     "exit": _leave("exit"),
     "return": _leave("return"),
     "break": _leave_loop("break"),

@@ -1,4 +1,4 @@
-"""Code that is read while a script is followed: functions, `eval`, `bash -c`, sourced files."""
+"""Code that is read while a script is followed: functions, `eval`, sourced files."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.files import read_text
 from megatron_hetero.model.shell.fields import settled, spaced, tokens
-from megatron_hetero.model.shell.held import Variable
+from megatron_hetero.model.shell.held import Definition, Started, Variable
+from megatron_hetero.model.shell.scopes import restore
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import parsed, parsed_script
 from megatron_hetero.model.shell.values import Word, concatenate, shown_path
+from megatron_hetero.model.shell.ways import either_way, merge
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 Status = bool | None
-_SHELLS = ("bash", "sh", "zsh", "dash")
-_READ_INPUT = (*_SHELLS, "ssh", "sbatch", "srun")
-_ELSEWHERE = ("ssh", "pdsh", "clush", "kubectl")
-_LAUNCH = re.compile(r"\.py\s|\s-m\s+\S{0,200}pretrain\S{0,200}\s")
 _OF_ENVIRONMENTS = re.compile(
     r"(\.?bashrc|\.?bash_profile|\.?profile|activate|conda\.sh|setvars\.sh|modules?\.sh|bash)"
 )
 """Files that set up programs, and no job."""
+_SETS_UP = re.compile(r"(\$\(|`)\S*(conda|mamba|pyenv|modulecmd|spack|ssh-agent)\b")
+"""Programs that print code for `eval`, which sets them up."""
 MAX_FILES = 64
 
 
@@ -39,8 +39,23 @@ class Runner:
 
 def call(shell: Shell, name: str, words: tuple[Word, ...]) -> Status:
     """Follow the body of a function with its arguments."""
+    definitions = shell.functions[name]
+    # Branches may have defined the function in several ways, or not at all.
+    if len(definitions) > 1:
+        ways = [lambda s, d=found: _call(s, name, d, words) for found in definitions]
+        either_way(shell, ways, f"the function `{name}` that is defined in branches")
+        return None
+    return _call(shell, name, definitions[0], words)
+
+
+def _call(shell: Shell, name: str, definition: Definition, words: tuple[Word, ...]) -> Status:
+    if definition is None:
+        shell.records.started.append(
+            Started((Word(name, shell.where), *words), shell.where, shell.context)
+        )
+        return None
     # The caller's state is set aside: a function has its own arguments, file and loops.
-    body, path = shell.functions[name]
+    body, path = definition
     arguments, knows, own = shell.arguments, shell.knows_arguments, (shell.path, shell.line_of_code)
     outer_returned, where, loops = shell.returned, shell.where, shell.loops
     shell.arguments, shell.knows_arguments, shell.returned = words, True, []
@@ -54,12 +69,8 @@ def call(shell: Shell, name: str, words: tuple[Word, ...]) -> Status:
     # Every `return` in a branch is a way to the end, and all of these go on behind the call.
     _gather(shell, f"is set inside the function `{name}`")
     # Local variables end here: outside, their names hold what they held before.
-    for variable, before in shell.locals[-1].items():
-        if before is None:
-            shell.variables.pop(variable, None)
-            shell.unset |= {variable}
-        else:
-            shell.variables[variable] = before
+    for variable, hidden in shell.locals[-1].items():
+        restore(shell, variable, hidden)
     shell.locals = shell.locals[:-1]
     shell.arguments, shell.knows_arguments = arguments, knows
     (shell.path, shell.line_of_code), shell.where = own, where
@@ -82,7 +93,7 @@ def _gather(shell: Shell, reason: str) -> None:
     if len(ways) == 1:
         shell.take(ways[0])
     else:
-        shell.merge(ways, reason)
+        merge(shell, ways, reason)
     shell.flow = ""
 
 
@@ -121,64 +132,6 @@ def run_code(shell: Shell, word: Word) -> Status:
     return status
 
 
-def _child(shell: Shell, words: tuple[Word, ...], sees_variables: bool = True) -> Shell:
-    """Return a child shell of this shell: it has the exported variables."""
-    # A child process sees exported variables alone; another machine sees none.
-    child = shell.fork()
-    child.variables = {
-        name: variable
-        for name, variable in shell.variables.items()
-        if sees_variables and (name in shell.exported or "*" in shell.exported)
-    }
-    # Functions and local variables of this shell are not the child's.
-    child.functions, child.locals, child.returned = {}, [], []
-    child.arguments, child.knows_arguments = words, True
-    child.is_captured, child.output, child.given = False, None, None
-    # Neither `set -e` nor a loop around reaches into another process.
-    child.stops_at_errors, child.loops = False, 0
-    return child
-
-
-def follow_nested(
-    shell: Shell,
-    words: tuple[Word, ...],
-    run_words: Callable[[Shell, tuple[Word, ...]], Status],
-) -> bool:
-    """Follow the code that a command gets as a word or as input; False if there is no code."""
-    # `ssh host bash -c ...`: the code runs on another machine, with that machine's variables.
-    names = [os.path.basename(word.text) if word.text is not None else "" for word in words]
-    sees = not any(name in _ELSEWHERE for name in names[:3])
-    for i, name in enumerate(names):
-        if name not in _SHELLS:
-            continue
-        at = i + 1
-        # Options before the script; one with a `c`, as in `-lc`, says that code follows.
-        while at < len(words) and re.match(r"[-+][A-Za-z-]", words[at].text or ""):
-            is_code = re.fullmatch(r"-[a-z]*c", words[at].text or "")
-            at += 1
-            # The word behind the code is `$0` of the child, so the arguments begin behind that.
-            if is_code and at < len(words):
-                run_code(_child(shell, words[at + 2 :], sees), words[at])
-                return True
-        # A script that lies beside this one is followed; of all others nothing is known.
-        if at < len(words) and names[at].endswith((".sh", ".bash", ".slurm", ".sbatch")):
-            found = beside(shell, words[at])
-            if found is not None:
-                _run_file(_child(shell, words[at + 1 :], sees), *found)
-                return True
-    # `bash <<EOF`: the input is the code.
-    if names[0] in _READ_INPUT and shell.given is not None:
-        run_code(_child(shell, (), sees), shell.given)
-        return True
-    # A command of unknown kind may take a whole command line as one word.
-    for word in words[1:]:
-        seen = "".join(part.text or "?" for part in word.parts or (word,))
-        if _LAUNCH.search(seen):
-            run_code(_child(shell, (), sees), word)
-            return True
-    return False
-
-
 def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
     """Follow a file that the script sources, if the file lies beside the script."""
     if not words:
@@ -190,7 +143,9 @@ def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
         line = shell.where.rpartition(":")[2]
         shell.records.sourced.append(f"{shown} (line {line})")
         # Files such as `.bashrc` or `activate` set no flags, and a note on them would only alarm.
-        if not _OF_ENVIRONMENTS.fullmatch(os.path.basename(shown)):
+        if os.path.basename(shown) in shell.records.written:
+            shell.note(shown, "it is sourced, and the script writes it first")
+        elif not _OF_ENVIRONMENTS.fullmatch(os.path.basename(shown)):
             shell.note(shown, "it is sourced, and not found beside the script")
         return None
     # Words behind the file are its arguments; without any, the file sees those of the script.
@@ -199,10 +154,13 @@ def source_file(shell: Shell, words: tuple[Word, ...]) -> Status:
         shell.arguments, shell.knows_arguments = words[1:], True
     # `return` in a sourced file ends the file alone.
     returned, shell.returned = shell.returned, []
-    status = _run_file(shell, *found)
+    status = run_file(shell, *found)
     _gather(shell, "is set in a sourced file")
     shell.returned = returned
-    if words[1:]:
+    # `set --` in the file would outlast it, and is not told from `shift` here.
+    if words[1:] and shell.arguments != words[1:]:
+        shell.forget_arguments("is changed in a sourced file")
+    elif words[1:]:
         shell.arguments, shell.knows_arguments = arguments, knows
     return status
 
@@ -212,7 +170,10 @@ def beside(shell: Shell, word: Word) -> tuple[Path, str] | None:
     path = shown_path(word)
     if path is None or "\0" in path or len(path) > 4096:
         return None
-    folder = shell.script.parent
+    # What the script itself writes is not what lies there now; devices are no files.
+    if os.path.basename(path) in shell.records.written or path.startswith(("/dev/", "/proc/")):
+        return None
+    folder = shell.start_folder or shell.script.parent
     # A `cd` before counts from the folder of the script, if it is relative.
     if shell.folder is not None and not os.path.isabs(path):
         place = shown_path(shell.folder)
@@ -232,7 +193,8 @@ def beside(shell: Shell, word: Word) -> tuple[Path, str] | None:
     return None
 
 
-def _run_file(shell: Shell, path: Path, text: str) -> Status:
+def run_file(shell: Shell, path: Path, text: str) -> Status:
+    """Follow the text of a file."""
     shell.records.files += 1
     if shell.records.files > MAX_FILES:
         shell.note(str(path), f"it is sourced, and more than {MAX_FILES} files are not read")
@@ -250,9 +212,11 @@ def _run_file(shell: Shell, path: Path, text: str) -> Status:
 def evaluated_code(shell: Shell, words: tuple[Word, ...]) -> Status:
     """Follow `eval`."""
     code = concatenate(spaced(words, Word(" ", shell.where)) or [Word("", shell.where)])
-    # Code of which not even a part is known could do anything.
-    if code.text is None and not code.parts:
-        shell.note("", f"eval runs code that is not known: {code.reason}")
+    # Code of which not even a part is known could do anything; what sets up programs sets no job.
+    parts = code.parts or (code,)
+    if not any(part.is_known for part in parts if part.text != "") and not code.is_known:
+        if not _SETS_UP.match(code.reason):
+            shell.note("", f"eval runs code that is not known: {code.reason}")
         return None
     return run_code(shell, code)
 

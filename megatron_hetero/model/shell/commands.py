@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.assignments import assign
 from megatron_hetero.model.shell.builtins import BUILTINS
-from megatron_hetero.model.shell.code import Runner, call, follow_nested
+from megatron_hetero.model.shell.children import follow_nested
+from megatron_hetero.model.shell.code import Runner, call
 from megatron_hetero.model.shell.declarations import DECLARING
-from megatron_hetero.model.shell.expansion import in_here_document, value
 from megatron_hetero.model.shell.held import Started
+from megatron_hetero.model.shell.redirections import (
+    WRITERS,
+    input_of,
+    note_names,
+    note_written,
+    words_behind,
+)
 from megatron_hetero.model.shell.splitting import words_of
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.substitution import FILTERS
@@ -22,6 +30,11 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 Status = bool | None
+_SETTING = re.compile(r"(?P<name>[A-Za-z_]\w*)=")
+_WITHOUT_INPUT = frozenset(
+    ["dirname", "basename", "realpath", "readlink", "seq", "expr", "mkdir", "rm", "date", "sleep"]
+)
+"""Programs that read no input."""
 
 
 def run_command(shell: Shell, node: Node, redirections: Sequence[Node]) -> Status:
@@ -53,10 +66,12 @@ def _run_line(
     nodes = [part.children[0] if part.type == "command_name" else part for part in rest]
     words = tuple(words_of(shell, node, nodes))
     for part in redirections:
-        words += tuple(words_of(shell, part, _words_behind(part)))
+        words += tuple(words_of(shell, part, words_behind(part)))
     settings: list[tuple[str, Word]] = []
     if words and prefixes:
         aside = shell.fork()
+        # For one command a variable loses its kind, unless it is read-only.
+        aside.kinds = {key: "r" for key, kind in shell.kinds.items() if "r" in kind}
         for prefix in prefixes:
             assign(aside, prefix)
             name = source(prefix.children[0])
@@ -66,13 +81,16 @@ def _run_line(
     elif prefixes:
         for prefix in prefixes:
             assign(shell, prefix)
-    given = _input(shell, redirections)
+    given = input_of(shell, redirections)
+    note_written(shell, redirections)
     if not words:
         return True
+    # A command with an input of its own takes nothing from the input of the commands around.
     outer = shell.given
     shell.given = outer if given is None else given
     status = run_words(shell, words, tuple(settings))
-    shell.given = outer
+    if given is not None:
+        shell.given = outer
     return status
 
 
@@ -94,62 +112,96 @@ def _is_declaration(children: Sequence[Node]) -> bool:
     return children[0].type == "command_name" and source(children[0]) in (*DECLARING, "unset")
 
 
-def _words_behind(part: Node) -> list[Node]:
-    """Return the words of a command that stand behind a redirection's file."""
-    if part.type == "file_redirect":
-        named = [c for c in part.children if c.is_named and c.type != "file_descriptor"]
-        return named[1:]
-    if part.type == "heredoc_redirect":
-        marks = ("heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor")
-        return [
-            c
-            for c in part.children
-            if c.is_named and c.type not in (*marks, *REDIRECTIONS, "pipeline", "list", "command")
-        ]
-    return []
-
-
-def _input(shell: Shell, redirections: Sequence[Node]) -> Word | None:
-    """Return what a command reads from `<<< text` or a here-document."""
-    for part in redirections:
-        if part.type == "herestring_redirect":
-            word = value(shell, part.children[-1])
-            return concatenate([word, Word("\n", shell.where)])
-        if part.type == "heredoc_redirect":
-            start = next((c for c in part.children if c.type == "heredoc_start"), None)
-            body = next((c for c in part.children if c.type == "heredoc_body"), None)
-            if start is None or body is None:
-                return Word("", shell.where)
-            if re.search(r"['\"\\]", source(start)):
-                return Word(source(body), shell.where)
-            return in_here_document(shell, source(body))
-    return None
-
-
 def run_words(
     shell: Shell, words: tuple[Word, ...], settings: tuple[tuple[str, Word], ...] = ()
 ) -> Status:
     """Follow a command whose words are expanded."""
     name = words[0].text if words[0].is_known else None
-    while name in ("command", "builtin", "time", "exec") and len(words) > 1:
+    # Code of `eval` or `bash -c` whose first word begins with what is not known.
+    if shell.line_of_code and name is None and _may_assign(words[0]):
+        shell.note("", "code sets a variable whose name is not known")
+    elif shell.line_of_code and all(word.text is None and not word.parts for word in words):
+        shell.note("", f"code that is not known is run: {words[0].reason}")
+    # Words before a command that leave its meaning as it is.
+    while name in ("command", "builtin", "time", "exec", "env") and len(words) > 1:
         if words[1].text is not None and words[1].text.startswith("-"):
-            return None
+            return _with_options(shell, words, settings)
         if name == "exec":
             status = run_words(shell, words[1:], settings)
+            # The shell is replaced: nothing behind runs.
             shell.flow = "exit"
             return status
         words = words[1:]
+        # `env A=1 command` sets variables as `A=1 command` does; `time A=1` sets them for good.
+        while words and (match := _SETTING.match(_shown(words[0]))):
+            if name == "env":
+                settings = (*settings, _setting(words[0], match["name"]))
+            elif name == "time":
+                shell.forget([match["name"]], "is set behind `time`")
+            words = words[1:]
+        if not words:
+            return True
         name = words[0].text if words[0].is_known else None
+    # Functions hide builtins, and builtins hide programs, of the same name.
     if name in shell.functions:
         return _with_settings(shell, settings, lambda: call(shell, name or "", words[1:]))
     if name in BUILTINS:
         return _with_settings(shell, settings, lambda: BUILTINS[name or ""](shell, words[1:]))
+    status = _run_program(shell, words, settings)
+    # A program may read the input that the commands behind it would get.
+    if shell.given is not None and name not in _WITHOUT_INPUT:
+        shell.given = Word(None, shell.where, f"{name or 'a program'} reads the input")
+    return status
+
+
+def _shown(word: Word) -> str:
+    first = (word.parts or (word,))[0]
+    return (first.text or "") if first.is_known else ""
+
+
+def _may_assign(word: Word) -> bool:
+    """Return whether a word in code, unknown at its beginning, may be an assignment."""
+    first, *rest = word.parts or (word,)
+    return not first.is_known and any("=" in (part.text or "") for part in rest[:1])
+
+
+def _setting(word: Word, name: str) -> tuple[str, Word]:
+    """Return the name and value of a word `NAME=value`."""
+    first, *rest = word.parts or (word,)
+    value = replace(first, text=(first.text or "")[len(name) + 1 :])
+    return name, concatenate([value, *rest])
+
+
+def _with_options(
+    shell: Shell, words: tuple[Word, ...], settings: tuple[tuple[str, Word], ...]
+) -> Status:
+    """Follow `env -u X command` and the like: what they change of the command is not followed."""
+    name = words[0].text
+    if name in ("time", "exec", "env"):
+        status = _run_program(shell, words, settings, sees_variables=name != "env")
+        shell.flow = "exit" if name == "exec" else shell.flow
+        return status
+    return None
+
+
+def _run_program(
+    shell: Shell,
+    words: tuple[Word, ...],
+    settings: tuple[tuple[str, Word], ...],
+    *,
+    sees_variables: bool = True,
+) -> Status:
+    """Follow what a program prints, if that is read, or the code that the program is given."""
+    name = words[0].text if words[0].is_known else None
+    if name in WRITERS:
+        note_names(shell, words[1:])
+    # Of programs in `$(...)` only a few have an output that the text gives.
     if shell.is_captured:
         made = FILTERS[name or ""](shell, words[1:]) if name in FILTERS else None
         shell.write(None if made is None else [made])
         if name in FILTERS:
             return True if name in ("dirname", "basename", "pwd") else None
-    if not follow_nested(shell, words, run_words):
+    if not follow_nested(shell, words, settings, sees_variables):
         shell.records.started.append(Started(words, shell.where, shell.context, settings))
     return None
 
@@ -160,7 +212,10 @@ def _with_settings(
     """Run a function or builtin with the variables that stand before its name."""
     before = {key: shell.variables.get(key) for key, _ in settings}
     for key, word in settings:
-        shell.assign(key, [word])
+        if key in shell.kinds:
+            shell.forget([key], "is declared as of a kind that is not followed")
+        else:
+            shell.assign(key, [word])
     held = {key: shell.variables.get(key) for key, _ in settings}
     status = run()
     for key, variable in before.items():

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.assignments import assign
 from megatron_hetero.model.shell.held import Variable
-from megatron_hetero.model.shell.splitting import fields
+from megatron_hetero.model.shell.scopes import make_local, unset
+from megatron_hetero.model.shell.splitting import fields, has_braces
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import REDIRECTIONS, source
 from megatron_hetero.model.shell.values import Word, concatenate
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 Status = bool | None
+Options = frozenset[str]
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _GIVEN = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<append>\+?)=(?P<value>.*)", re.DOTALL)
@@ -26,7 +28,7 @@ _GIVEN = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<append>\+?)=(?P<value>.*)", re.D
 def run_declaration(shell: Shell, node: Node) -> Status:
     """Follow `export`, `declare`, `local`, `readonly` and `typeset`."""
     keyword = source(node.children[0])
-    options = ""
+    options: Options = frozenset()
     for child in node.children[1:]:
         if child.type in REDIRECTIONS or not child.is_named:
             continue
@@ -35,46 +37,64 @@ def run_declaration(shell: Shell, node: Node) -> Status:
             # The name becomes local first, which keeps the old value aside.
             is_new = _declare(shell, keyword, options, name)
             assign(shell, child, is_table="A" in options, is_new=is_new)
-            _check_kind(shell, name, options)
+            # `export A={1,2}` is `export A=1 A=2`, unlike `A={1,2}`.
+            if has_braces(child):
+                shell.forget([name], "has braces that are not read")
+            _after_value(shell, keyword, options, name)
             continue
         # Options hold for the names behind them, up to the end of the command.
         options = declare_words(shell, keyword, fields(shell, child), options)
     return True
 
 
-def declare_words(shell: Shell, keyword: str, words: Sequence[Word], options: str = "") -> str:
-    """Follow a declaration whose words are expanded; return the options seen so far."""
+def declare_words(
+    shell: Shell, keyword: str, words: Sequence[Word], options: Options = frozenset()
+) -> Options:
+    """Follow a declaration whose words are expanded; return the options seen so far.
+
+    Options are letters, those that a `+` takes away with it: `-gx +i` is `g`, `x`, `+i`.
+    """
     for word in words:
         text = word.text
         if text is not None and text[:1] in ("-", "+") and word.is_known:
-            options += text[1:] if text.startswith("-") else ""
+            options |= {text[0].replace("-", "") + letter for letter in text[1:]}
         else:
             _declare_word(shell, keyword, options, word)
     return options
 
 
-def _declare(shell: Shell, keyword: str, options: str, name: str) -> bool:
+def _declare(shell: Shell, keyword: str, options: Options, name: str) -> bool:
     """Note what a declaration makes of a variable; return whether it begins a new local one."""
     # `declare -g` in a function sets the variable of the script.
     is_local = keyword == "local" or (keyword in ("declare", "typeset") and "g" not in options)
-    # A name that is already local in this function has its old value noted.
-    is_new = is_local and bool(shell.locals) and name not in shell.locals[-1]
-    if is_new:
-        shell.locals[-1][name] = shell.variables.get(name)
-    if keyword == "export" or "x" in options:
-        shell.exported |= {name}
+    is_new = is_local and make_local(shell, name)
+    if "g" in options and any(name in scope for scope in shell.locals):
+        shell.note("", f"{keyword} -g sets {name} behind a local variable, which is not followed")
+    if (keyword == "export" and "n" in options) or "+x" in options:
+        shell.exported.pop(name, None)
+    elif keyword == "export" or "x" in options:
+        shell.exported[name] = ""
+    if keyword != "export" and "n" in options:
+        shell.note("", f"{name} is a reference to another variable, which is not followed")
+    kind = {*shell.kinds.get(name, ""), *(options & {"i", "l", "u", "c"})}
+    kind -= {option[1:] for option in options if option.startswith("+")}
+    shell.kinds.pop(name, None)
+    if kind:
+        shell.kinds[name] = "".join(sorted(kind))
     return is_new
 
 
-def _check_kind(shell: Shell, name: str, options: str) -> None:
-    """Take a variable for unknown whose kind (whole numbers, references, cases) is not followed."""
-    if set(options) & set("inlu"):
-        shell.forget([name], "is declared as of a kind that is not followed")
+def _after_value(shell: Shell, keyword: str, options: Options, name: str) -> None:
+    """Note that a variable keeps the value that it has now."""
+    if keyword == "readonly" or "r" in options:
+        shell.kinds[name] = "".join(sorted({*shell.kinds.get(name, ""), "r"}))
 
 
-def _declare_word(shell: Shell, keyword: str, options: str, word: Word) -> None:
-    # `-f`, `-F` and `-p` print, and declare nothing.
-    if "f" in options or "p" in options or "F" in options:
+def _declare_word(shell: Shell, keyword: str, options: Options, word: Word) -> None:
+    # `-f`, `-F` and `-p` print, and declare nothing; `export -f` takes functions.
+    if options & {"f", "p", "F"}:
+        if "f" in options and (keyword == "export" or "x" in options):
+            shell.exported[f"{word.text}()"] = ""
         return
     first = (word.parts or (word,))[0]
     # A word such as `"NAME=$VALUE"` has a known first part, up to the `=` at least.
@@ -87,20 +107,18 @@ def _declare_word(shell: Shell, keyword: str, options: str, word: Word) -> None:
             shell.forget([match["name"]], "is set in a way that is not read")
         else:
             shell.assign(match["name"], [replace(concatenate(rest), where=shell.where)])
-        _check_kind(shell, match["name"], options)
+        _after_value(shell, keyword, options, match["name"])
     elif word.is_known and _NAME.fullmatch(word.text or ""):
         name = word.text or ""
-        _declare(shell, keyword, options, name)
-        # A local name without a value is unset; `export NAME` and `readonly NAME` keep the value.
-        is_local = keyword == "local" or (keyword != "export" and bool(shell.locals))
-        if is_local and keyword != "readonly":
-            shell.remove(name)
+        # A new local name without a value is unset; `export NAME` and `readonly NAME` keep it.
+        if _declare(shell, keyword, options, name):
+            shell.variables.pop(name, None)
+            shell.unset |= {name}
         # An array without elements is still an array: `A+=(x)` adds to it.
         if ("a" in options or "A" in options) and name not in shell.variables:
             keys = () if "A" in options else None
             shell.set_variable(name, Variable((), True, keys))
-        elif set(options) & set("inlu"):
-            _check_kind(shell, name, options)
+        _after_value(shell, keyword, options, name)
     else:
         shell.note("", f"{keyword} sets a variable whose name is not known")
 
@@ -116,13 +134,10 @@ def unset_words(shell: Shell, words: Sequence[Word]) -> Status:
         for word in words:
             shell.functions.pop(word.text or "", None)
         return True
-    # `unset` takes variables, and only with `-f` functions.
     for word in words:
         text = word.text or ""
         if word.is_known and _NAME.fullmatch(text):
-            if shell.locals:
-                shell.locals[-1].setdefault(text, shell.variables.get(text))
-            shell.remove(text)
+            unset(shell, text)
         elif text.startswith("-"):
             continue
         elif not word.is_known:

@@ -37,6 +37,10 @@ class WordPiece:
 
 
 HOLES = re.compile(f"([{chr(FIRST_HOLE)}-{chr(LAST_HOLE)}])")
+_HOME = re.compile(r"\A~[\w.+-]*(?=/|$)")
+_HOMES = re.compile(r"(?<=:)~[\w.+-]*(?=[/:]|$)")
+_FORM = re.compile(r"['\"`]|\$[\w{(@*#?!$-]")
+"""Quotes, and what a `$` begins."""
 _WITHOUT_QUOTES = re.compile(r'\\.|\$\{[^{}"]*\}|\$\([^()"]*\)|\$\(\([^"]*?\)\)|`[^`"]*`')
 """Forms of a here-document that have no quotes inside."""
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "e": "\x1b"}
@@ -88,12 +92,26 @@ def _pieces(shell: Shell, node: Node | str, is_quoted: bool) -> Iterator[WordPie
         yield from _string(shell, node, where)
     elif node.type == "translated_string":
         yield from _string(shell, node.children[-1], where)
+    elif node.type in ("regex", "extglob_pattern") and _FORM.search(source(node)):
+        yield from _pattern_text(shell, node, where)
     elif node.children and node.type != "word":
         # Several parts, or a form of the grammar that is but text where a word stands.
         for part in covered(node, node.start_byte, node.end_byte):
             yield from pieces(shell, part, is_quoted)
     else:
         yield from _plain(shell, source(node), is_quoted, where)
+
+
+def _pattern_text(shell: Shell, node: Node, where: str) -> Iterator[WordPiece]:
+    """Yield the pieces of a pattern, whose quotes and `$` forms the grammar leaves as text."""
+    root = parsed(f"A={source(node)}")
+    given = root.children[0] if root.child_count == 1 else root
+    if root.has_error or given.type != "variable_assignment" or given.child_count != 3:
+        yield WordPiece(unknown(where, source(node), "is not understood"))
+        return
+    outer, shell.line_of_code = shell.line_of_code, where
+    yield from list(pieces(shell, given.children[2]))
+    shell.line_of_code = outer
 
 
 def _string(shell: Shell, node: Node, where: str) -> Iterator[WordPiece]:
@@ -152,8 +170,10 @@ def joined(found: Iterable[WordPiece], where: str) -> Word:
 
 def value(shell: Shell, node: Node | str, where: str = "") -> Word:
     """Expand a word that is not split: the value of an assignment, a word of `[[ ]]`."""
-    found = list(pieces(shell, node))
-    return joined(with_home(shell, found), where or shell.where)
+    found = with_home(shell, list(pieces(shell, node)))
+    # In a value as of PATH a home folder may stand behind each colon.
+    found = [part for piece in found for part in _homes(shell, piece, _HOMES)]
+    return joined(found, where or shell.where)
 
 
 def pattern(shell: Shell, found: Iterable[WordPiece]) -> str | Word:
@@ -171,16 +191,21 @@ def pattern(shell: Shell, found: Iterable[WordPiece]) -> str | Word:
 
 def with_home(shell: Shell, found: list[WordPiece]) -> list[WordPiece]:
     """Replace a `~` at the start, for the home folder of whoever runs the script."""
-    first = found[0] if found else None
-    if first is None or not first.is_text or first.is_quoted:
-        return found
-    text = first.word.text or ""
-    if not re.match(r"~[\w.+-]*(/|$)", text):
-        return found
-    home = text.partition("/")[0]
-    head = unknown(first.word.where, home, "is the home folder of whoever runs the script")
-    rest_pieces = literal(shell, text[len(home) :], False, first.word.where)
-    return [WordPiece(head, True), *rest_pieces, *found[1:]]
+    return [*(part for first in found[:1] for part in _homes(shell, first, _HOME)), *found[1:]]
+
+
+def _homes(shell: Shell, piece: WordPiece, form: re.Pattern[str]) -> Iterator[WordPiece]:
+    """Yield a piece, with an unknown word in the place of each home folder in its plain text."""
+    text, where, position = piece.word.text or "", piece.word.where, 0
+    if not piece.is_text or piece.is_quoted or not form.search(text):
+        yield piece
+        return
+    for match in form.finditer(text):
+        yield from literal(shell, text[position : match.start()], False, where)
+        why = "is the home folder of whoever runs the script"
+        yield WordPiece(unknown(where, match[0], why), True)
+        position = match.end()
+    yield from literal(shell, text[position:], False, where)
 
 
 def in_quotes(shell: Shell, text: str) -> Word:

@@ -113,22 +113,6 @@ def end_script(shell: Shell, why: str) -> None:
         shell.records.ended = f"{shell.where}: {why}"
 
 
-def either_way(shell: Shell, ways: Sequence[Callable[[Shell], object]], what: str) -> None:
-    """Follow each of some ways on a copy, and merge them.
-
-    Args:
-        what: of the statement, "the `if` of line 3".
-    """
-    context = f"inside {what}" if not what.startswith("after") else what
-    branches = []
-    for way in ways:
-        # Each way begins with the same state, as only one of them is run.
-        branch = shell.fork(context)
-        way(branch)
-        branches.append(branch)
-    shell.merge(branches, f"is set {context}")
-
-
 def line_of(shell: Shell, node: Node) -> str:
     """Return the number of the line on which a statement begins."""
     return shell.line_at(node).rpartition(":")[2]

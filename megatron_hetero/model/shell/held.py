@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.values import Word, same
 from megatron_hetero.model.spec import Unread
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+Definition = tuple["Node", Path] | None
+"""Body of a function and its file; None where there may be no function of that name."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,17 @@ class Variable:
 
 
 @dataclass(frozen=True)
+class Hidden:
+    """A variable that a local one of the same name hides: whether it is surely unset, whether
+    children see it (`Shell.exported`), and its kind (`Shell.kinds`)."""
+
+    variable: Variable | None
+    is_unset: bool
+    export: str | None
+    kind: str
+
+
+@dataclass(frozen=True)
 class Started:
     """A command that the script starts, in words; a `reason` says why it may not."""
 
@@ -37,11 +56,17 @@ class Started:
 
 @dataclass
 class Records:
-    """What all copies of a shell share: commands started, parts not read, and work done."""
+    """What all copies of a shell share: commands started, parts not read, and work done.
+
+    `written` are names of files that the script writes; `following` the scripts that are followed,
+    the one that starts the others first.
+    """
 
     started: list[Started] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
     sourced: list[str] = field(default_factory=list)
+    written: set[str] = field(default_factory=set)
+    following: list[Path] = field(default_factory=list)
     holes: list[Word] = field(default_factory=list)
     ended: str = ""
     files: int = 0

@@ -10,6 +10,7 @@ from megatron_hetero.model.shell.arithmetic import evaluated
 from megatron_hetero.model.shell.expansion import WordPiece, in_quotes
 from megatron_hetero.model.shell.fields import spaced
 from megatron_hetero.model.shell.held import Variable
+from megatron_hetero.model.shell.names import set_in_arithmetic
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.values import Word, concatenate, opaque, unknown
 
@@ -76,6 +77,7 @@ def calculated(shell: Shell, text: str) -> Word:
     """Evaluate an arithmetic expression, and the assignments in it."""
     word = in_quotes(shell, text)
     if not word.is_known:
+        shell.forget(set_in_arithmetic(text), "is set by arithmetic that is not run")
         return opaque(next(part for part in word.parts or (word,) if not part.is_known))
     found = evaluated(
         word.text or "",
@@ -83,6 +85,9 @@ def calculated(shell: Shell, text: str) -> Word:
         lambda name: scalar(shell, name),
         lambda name, number: shell.assign(name, [Word(number, shell.where)]),
     )
+    if not found.is_known:
+        # Where the evaluation ends is open, and with it what is set before and behind.
+        shell.forget(set_in_arithmetic(word.text or ""), "is set by arithmetic that is not run")
     if found.subject.startswith("$(("):
         # Bash leaves the whole statement after an error.
         shell.note("", found.reason)

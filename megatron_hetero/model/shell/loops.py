@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from megatron_hetero.model.shell.branches import condition
 from megatron_hetero.model.shell.follow import (
     Status,
-    either_way,
     line_of,
     not_understood,
     run,
@@ -20,6 +19,7 @@ from megatron_hetero.model.shell.splitting import fields
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import source
 from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.shell.ways import either_way
 
 if TYPE_CHECKING:
     from tree_sitter import Node

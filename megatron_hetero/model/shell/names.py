@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from megatron_hetero.model.shell.held import Definition
 from megatron_hetero.model.shell.tree import descendants, source
 
 if TYPE_CHECKING:
@@ -49,7 +50,12 @@ def _is_for_a_command(assignment: Node) -> bool:
     return b"\n" not in between.replace(b"\\\n", b"")
 
 
-def assigned_names(node: Node, functions: Mapping[str, tuple[Node, Any]]) -> tuple[str, ...]:
+def set_in_arithmetic(text: str) -> tuple[str, ...]:
+    """Return the variables that an arithmetic expression may set."""
+    return tuple(match[1] or match[2] for match in _IN_ARITHMETIC.finditer(text))
+
+
+def assigned_names(node: Node, functions: Mapping[str, tuple[Definition, ...]]) -> tuple[str, ...]:
     """Return the variables that a piece of a script may set, itself or in functions."""
     found: dict[str, None] = {}
     # Functions are read once each, as they may call one another.
@@ -68,7 +74,7 @@ def assigned_names(node: Node, functions: Mapping[str, tuple[Node, Any]]) -> tup
                 name = source(child)
                 if name not in seen:
                     seen.add(name)
-                    waiting.append(functions[name][0])
+                    waiting += [found[0] for found in functions[name] if found is not None]
             elif kind in ("command", "declaration_command", "unset_command") and child.children:
                 words = source(child).split()
                 # A prefix such as `IFS=, read A` stands before the command that sets.
@@ -77,8 +83,7 @@ def assigned_names(node: Node, functions: Mapping[str, tuple[Node, Any]]) -> tup
             elif kind in ("compound_statement", "arithmetic_expansion", "c_style_for_statement"):
                 text = source(child)
                 if kind != "compound_statement" or text.startswith("(("):
-                    for match in _IN_ARITHMETIC.finditer(text):
-                        found[match[1] or match[2]] = None
+                    found.update(dict.fromkeys(set_in_arithmetic(text)))
             elif kind == "expansion" and any(c.type in (":=", "=") for c in child.children):
                 # `${A:=x}` sets A where A has no value.
                 found[source(child.children[1])] = None

@@ -54,16 +54,26 @@ def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
         return
     if prefix == "!":
         pointer = scalar(shell, name, shell.line_at(node))
-        # A pointer into an array, or to what is no name, is not followed.
-        if index or not pointer.is_known or not re.fullmatch(r"[A-Za-z_]\w*", pointer.text or ""):
-            yield WordPiece(not_read if pointer.is_known else opaque(pointer), is_quoted)
+        # A pointer leads to a variable, an element (`A[1]`) or all of them (`A[@]`).
+        match = re.fullmatch(r"([A-Za-z_]\w*)(?:\[(@|\*|\d+)\])?", pointer.text or "")
+        if not index and pointer.is_known and match is None:
+            fault = "leads to no variable, and bash leaves its statement"
+            shell.note("", f"{bare_source(node)} {fault}")
+        if index or not pointer.is_known or match is None:
+            # `${!A[@]}` and a pointer to many give any number of words, also in quotes.
+            word = not_read if pointer.is_known else opaque(pointer)
+            yield WordPiece(replace(word, may_split=True), is_quoted)
             return
-        name = pointer.text or ""
+        name, index = match[1], match[2] or ""
     # `${@}` and `${A[@]}` go the same way: all elements of something.
     if name in ("@", "*"):
         name, index = "@", name
     # The value or values, then the operator.
     found = lookup(shell, name)
+    # The number of elements needs not their order.
+    if prefix == "#" and index in ("@", "*") and found is not None and found.keys is not None:
+        yield WordPiece(Word(str(len(found.words)), shell.where), is_quoted)
+        return
     values = _values(shell, name, index, found, node)
     if prefix == "#":
         yield WordPiece(_length(shell, values, index, not_read), is_quoted)
@@ -96,6 +106,10 @@ def _values(
     """Return the words that a name and an index stand for."""
     if index in ("@", "*"):
         # All elements: those of an array, or one word for an array that the script does not set.
+        if found is not None and len(found.keys or ()) > 1:
+            # Bash orders the elements of a table by a sum of each key.
+            why = unknown(shell.line_at(node), f"${{{name}[{index}]}}", "has an order of its own")
+            return tuple(why for _ in found.words)
         if found is not None:
             return found.words
         word = unset_value(shell, name)
@@ -136,7 +150,14 @@ def _length(shell: Shell, values: Sequence[Word], index: str, not_read: Word) ->
         hidden = [word for word in values if word.is_conditional or word.may_split or word.subject]
         return opaque(hidden[0]) if hidden else Word(str(len(values)), shell.where)
     word = values[0] if values else Word("", shell.where)
+    if not (word.text or "").isascii():
+        return _of_locale(shell, word)
     return Word(str(len(word.text or "")), shell.where) if word.is_known else opaque(word)
+
+
+def _of_locale(shell: Shell, word: Word) -> Word:
+    """Return an unknown word: bash counts bytes or characters, and knows cases, by the locale."""
+    return unknown(shell.where, f'"{word.text}"', "has characters that depend on the locale")
 
 
 def _operated(
@@ -193,6 +214,9 @@ def _sliced(
         values = (not_read, *values)
     start, *more = (int(word.text or "0") for word in bounds)
     # Lengths are in elements for an array, in characters for a text.
+    if not index and values and not (values[0].text or "").isascii():
+        yield WordPiece(_of_locale(shell, values[0]), is_quoted)
+        return
     length = len(values) if index else len(values[0].text or "") if values else 0
     start = start + length if start < 0 else start
     # A negative length counts from the end, which bash allows for texts alone.
@@ -214,6 +238,8 @@ def _changed(
     if not word.is_known:
         return opaque(word, may_split=word.may_split)
     text = word.text or ""
+    if not text.isascii():
+        return _of_locale(shell, word)
     # Without a pattern `^^` and `,,` change every character.
     if operator in _CASES and not body:
         return Word(_CASES[operator](text), word.where)

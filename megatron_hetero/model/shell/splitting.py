@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
 _RANGE = re.compile(r"(?P<head>[^{}]*)\{(?P<first>-?\d+)\.\.(?P<last>-?\d+)\}(?P<tail>[^{}]*)")
 _LIST = re.compile(r"(?P<head>[^{}]*)\{(?P<items>[^{}]*,[^{}]*)\}(?P<tail>[^{}]*)")
+_GLOB = re.compile(r"[\w.-]*[*?]|[*?][\w.-]*|[\w.*?[\]!^-]*[*?\]]\.\w+")
+"""What looks like names of files: `data*`, `*.txt`, `part[0-9].bin`; and every path with a star."""
 _BETWEEN = re.compile(r"\\\n|\\.|[ \t\n]+|[^ \t\n\\]+", re.DOTALL)
 _MOST_OF_BRACES = 4096
 
@@ -74,6 +76,10 @@ def _touching(parent: Node, nodes: Sequence[Node]) -> list[list[Node | str]]:
                 groups.append([])
             elif part != "\\\n":
                 groups[-1].append(part)
+        # `$"..."` is a text to be translated: the `$` is no part of it.
+        last = groups[-1][-1] if groups[-1] else None
+        if node.type == "string" and isinstance(last, str) and re.fullmatch(r"[^\\]*\$", last):
+            groups[-1][-1] = last[:-1]
         # A comment is no word, and a node inside of the last one does not go on with it.
         if node.type == "comment" or node.start_byte < end:
             groups.append([])
@@ -125,14 +131,18 @@ def _tokens(shell: Shell, piece: WordPiece, where: str) -> Iterator[Token]:
 
 
 def _globbed(word: Word, found: list[WordPiece]) -> Word:
-    """Take a word with unquoted `*` and a path for unknown: it depends on the files there are, of
-    which there may be any number."""
+    """Take a word with unquoted `*` for unknown that may name files: which of them there are, and
+    how many, is open.
+
+    Sums such as `([0]*3+[1]*58)` and lists such as `[0,1]` are taken to name none.
+    """
     text = "".join(part.text or "" for part in word.parts or (word,))
-    if not re.search(r"[*?]", text) or "/" not in text:
+    is_path = "/" in text and re.search(r"[*?]", text)
+    if not is_path and not _GLOB.fullmatch(text):
         return word
     # A star in quotes stands for itself, so only unquoted pieces count.
     parts = [q.text or "" for p in found if not p.is_quoted for q in p.word.parts or (p.word,)]
-    if not re.search(r"[*?]", "".join(parts)):
+    if not re.search(r"[*?[]", "".join(parts)):
         return word
     if not word.is_known:
         return replace(word, may_split=True)
@@ -148,13 +158,17 @@ def field_separators(shell: Shell) -> str | Word:
     return first if first.text is None or not first.is_known else first.text
 
 
+def has_braces(node: Node) -> bool:
+    """Return whether a word may have braces that make several of it; those of `${X}` make none."""
+    return _BRACES.search(re.sub(r"\$\{[^}]*\}", "", source(node))) is not None
+
+
 def _spread(shell: Shell, node: Node) -> tuple[Word, ...] | None:
     """Expand braces, `{0..3}` and `{a,b}`; None for a word without any."""
     if node.type not in ("word", "concatenation", "brace_expression"):
         return None
     text = source(node)
-    # Braces of `${X}` are no list.
-    if not _BRACES.search(re.sub(r"\$\{[^}]*\}", "", text)):
+    if not has_braces(node):
         return None
     where = shell.line_at(node)
     not_read = replace(unknown(where, text, "has braces that are not read"), may_split=True)

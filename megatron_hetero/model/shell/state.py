@@ -1,10 +1,12 @@
 """State of a shell that is followed, not run: variables, functions, arguments, and what it starts.
 
-A branch that the text does not decide is followed on a copy (`Shell.fork`), which is merged back.
+A branch that the text does not decide is followed on a copy (`Shell.fork`), which is merged back
+(`ways`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -12,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from megatron_hetero.errors import ModelError
-from megatron_hetero.model.shell.held import Records, Variable
-from megatron_hetero.model.shell.merging import merged, merged_value
+from megatron_hetero.model.shell.held import Definition, Hidden, Records, Variable
 from megatron_hetero.model.shell.tree import FIRST_HOLE, LAST_HOLE, MAX_DEPTH
 from megatron_hetero.model.shell.values import Word, assigned, opaque, unknown
 from megatron_hetero.model.spec import Unread
@@ -41,24 +42,29 @@ class Shell:
     """State of a shell at a place of its script.
 
     `where` is the file and line of the current command; `path` the file that it stands in and
-    `script` the one that was started.  `arguments` are those of the script or function, and
-    `knows_arguments` says whether a missing one is really missing.  `unset` are variables that are
-    said to be in no environment.  `context` says why what is followed now may not be run;
-    `loops`: those around, of which `break 2` has two `loops_to_leave`.  `may_leave_loop`: a branch
-    that may be taken has left the loop.  `output` collects what is printed, where somebody reads
-    it, and is None where that is not known.
+    `script` the one that was started, in its own folder or in `start_folder`. `arguments` are those
+    of the script or function, and `knows_arguments` says whether a missing one is really missing.
+    `unset` are variables that are said to be in no environment. `exported` are variables, and
+    functions as `name()`, that a child sees, each with the reason why that is not certain, or "";
+    `exports_all` is such a reason after `set -a`, and None without. `kinds` are letters of
+    `declare`, for variables of which bash changes or refuses values. `context` says why what is
+    followed now may not be run; `loops`: those around, of which `break 2` has two `loops_to_leave`.
+    `may_leave_loop`: a branch that may be taken has left the loop. `output` collects what is
+    printed, where somebody reads it, and is None where that is not known.
     """
 
     script: Path
     path: Path
     where: str
     variables: dict[str, Variable] = field(default_factory=dict)
-    functions: dict[str, tuple[Node, Path]] = field(default_factory=dict)
+    functions: dict[str, tuple[Definition, ...]] = field(default_factory=dict)
     arguments: tuple[Word, ...] = ()
     knows_arguments: bool = False
     unset: frozenset[str] = frozenset()
-    exported: frozenset[str] = frozenset()
-    locals: list[dict[str, Variable | None]] = field(default_factory=list)
+    exported: dict[str, str] = field(default_factory=dict)
+    exports_all: str | None = None
+    kinds: dict[str, str] = field(default_factory=dict)
+    locals: list[dict[str, Hidden]] = field(default_factory=list)
     context: str = ""
     flow: Flow = ""
     loops: int = 0
@@ -67,8 +73,10 @@ class Shell:
     returned: list[Shell] = field(default_factory=list)
     output: list[Word] | None = None
     is_captured: bool = False
+    inherits_errexit: bool = False
     given: Word | None = None
     folder: Word | None = None
+    start_folder: Path | None = None
     line_of_code: str = ""
     stops_at_errors: bool = False
     records: Records = field(default_factory=Records)
@@ -78,6 +86,7 @@ class Shell:
         other = copy(self)
         # Dicts and lists are copied, because branches change them in place; `records` stay shared.
         other.variables, other.functions = dict(self.variables), dict(self.functions)
+        other.exported, other.kinds = dict(self.exported), dict(self.kinds)
         other.locals = [dict(scope) for scope in self.locals]
         other.returned = list(self.returned)
         other.output = None if self.output is None else list(self.output)
@@ -89,77 +98,6 @@ class Shell:
         context = self.context
         self.__dict__.update(other.__dict__)
         self.context = context
-
-    def merge(self, branches: Sequence[Shell], reason: str) -> None:
-        """Go on after several branches, where the text leaves open which branch is taken.
-
-        Args:
-            reason: of values that differ, as in "is set inside the `if` of line 3".
-        """
-        # Branches that return are kept apart until the function ends.
-        going_on = [branch for branch in branches if not branch.flow]
-        self.returned = [
-            *self.returned,
-            *(b for b in branches if b.flow == "return"),
-            *(r for b in branches for r in b.returned if r not in self.returned),
-        ]
-        leaving = [branch for branch in branches if branch.flow in ("break", "continue")]
-        # Every branch leaves: the state is that of one that only leaves a loop, if there is one.
-        if not going_on:
-            last = leaving[-1] if leaving else branches[-1]
-            self.take(last)
-            if leaving:
-                self._merge_values(leaving, reason)
-            return
-        # What the branches agree on stays known; all else is forgotten with the reason.
-        alive = [*going_on, *leaving]
-        first, returned = going_on[0], self.returned
-        self._merge_values(alive, reason)
-        self.flow, self.returned = "", returned
-        # The loop around may have ended in one of these branches, so its number of runs is open.
-        self.may_leave_loop = bool(leaving) or any(b.may_leave_loop for b in going_on)
-        self.functions = {k: v for branch in alive for k, v in branch.functions.items()}
-        self.exported = frozenset().union(*(branch.exported for branch in alive))
-        self.folder = first.folder
-        # Scopes stand at equal places in all branches: a branch opens and closes its own functions.
-        self.locals = [
-            {k: v for branch in reversed(alive) for k, v in branch.locals[i].items()}
-            for i in range(len(self.locals))
-        ]
-        self.arguments = first.arguments
-        if any(branch.arguments != first.arguments for branch in alive):
-            self.forget_arguments(reason)
-        # What one branch prints and another does not is unknown as a whole.
-        if self.is_captured and any(b.output != first.output for b in alive):
-            self.output = None
-        else:
-            self.output = first.output
-
-    def _merge_values(self, branches: Sequence[Shell], reason: str) -> None:
-        # Names in the order in which branches set them, so that equal scripts give equal reasons.
-        names = dict.fromkeys(name for branch in branches for name in branch.variables)
-        self.variables = {
-            name: self._merged(name, [b.variables.get(name) for b in branches], reason)
-            for name in names
-        }
-        self.unset = frozenset.intersection(*(branch.unset for branch in branches))
-
-    def _merged(self, name: str, found: list[Variable | None], reason: str) -> Variable:
-        values = [v for v in found if v is not None]
-        first = values[0]
-        if len(values) == len(found) and all(v.equals(first) for v in values):
-            return first
-        where = next((w.where for v in reversed(values) for w in v.words), self.where)
-        words = f"{name} (line {where.rpartition(':')[2]}) {reason}, which is not run"
-        # A table that differs loses its keys: which of them it has is not known.
-        if any(v.keys is not None for v in values):
-            return Variable((Word(None, where, words, True, may_split=True),), True)
-        if any(v.is_array for v in values):
-            lists = [v.words if v is not None else () for v in found]
-            return Variable(merged(lists, words, where), True)
-        # Plain values merge word by word, so that flags that all branches share stay known.
-        held = [v.words[0] if v is not None and v.words else None for v in found]
-        return Variable((replace(merged_value(held, words, where), where=where, may_split=False),))
 
     def write(self, words: Sequence[Word] | None) -> None:
         """Add to the output of the commands, if somebody reads the output; None if it is not
@@ -215,7 +153,12 @@ class Shell:
             raise ModelError(f"{self.where}: {name} grows beyond {MAX_VALUE} characters")
         if name == "SHELLOPTS":
             return
-        self.unset -= {name}
+        if name in self.kinds:
+            kept = self._of_kind(name, words, is_array)
+            if kept is None:
+                return
+            words = kept
+        self._is_set(name)
         line = int(self.where.rpartition(":")[2])
         # Elements keep their own reasons; that of a plain value names its variable and line.
         named = tuple(words) if is_array else (assigned(words[0], name, line),)
@@ -230,15 +173,38 @@ class Shell:
             named, is_array = (*named, *known.words[1:]), True
         self.variables[name] = Variable(named, is_array)
 
+    def _is_set(self, name: str) -> None:
+        self.unset -= {name}
+        if self.exports_all is not None:
+            self.exported.setdefault(name, self.exports_all)
+
+    def _of_kind(self, name: str, words: Sequence[Word], is_array: bool) -> Sequence[Word] | None:
+        """Return the value that a variable of a kind (`declare -i`, `-u`, ...) takes; None where it
+        takes none."""
+        kind, text = self.kinds[name], words[0].text or "" if len(words) == 1 else ""
+        if "r" in kind:
+            self.note("", f"{name} is read-only, and is set here")
+            return None
+        # Values that stay as they are, and letters of ASCII, which are the same in each locale.
+        is_plain = not is_array and len(words) == 1 and words[0].is_known and text.isascii()
+        if is_plain and kind == "i" and re.fullmatch(r"-?[1-9]\d{0,17}|0", text):
+            return words
+        if is_plain and kind in ("u", "l"):
+            return [replace(words[0], text=text.upper() if kind == "u" else text.lower())]
+        self.forget([name], "is declared as of a kind that is not followed")
+        return None
+
     def set_variable(self, name: str, variable: Variable) -> None:
         """Set a variable as it is."""
-        self.unset -= {name}
+        self._is_set(name)
         self.variables[name] = variable
 
     def remove(self, name: str) -> None:
         """Unset a variable."""
+        if "r" in self.kinds.pop(name, ""):
+            self.note("", f"{name} is read-only, and is unset here")
         self.variables.pop(name, None)
-        self.exported -= {name}
+        self.exported.pop(name, None)
         self.unset |= {name}
 
     def forget(self, names: Iterable[str], reason: str) -> None:
@@ -250,7 +216,7 @@ class Shell:
             words = f"{name} (line {line}) {reason}"
             # A variable not set so far may turn out an array, of any number of words.
             word = Word(None, self.where, words, True, may_split=known is None or is_array)
-            self.unset -= {name}
+            self._is_set(name)
             self.variables[name] = Variable((word,), is_array)
 
     def forget_arguments(self, reason: str) -> None:

@@ -41,7 +41,7 @@ def _program(shell: Shell, node: Node) -> Status:
 
 def _function(shell: Shell, node: Node) -> Status:
     name = next(source(child) for child in node.children if child.type == "word")
-    shell.functions[name] = (node.children[-1], shell.path)
+    shell.functions[name] = ((node.children[-1], shell.path),)
     return True
 
 

@@ -33,11 +33,12 @@ def substituted(
     # Commands of a substitution run in a copy: what they set is lost behind it.
     apart = shell.fork()
     apart.is_captured, apart.output = True, []
-    apart.stops_at_errors = False
+    apart.stops_at_errors = shell.stops_at_errors and shell.inherits_errexit
     # Backslashes between backquotes are taken away once more before the code is read.
     if bare_source(node).startswith("`") and "\\" in bare_source(node):
         return not_run
     run_all(apart, node.children[1:-1])
+    shell.given = apart.given
     output: list[Word] | None = apart.output
     # A branch that ends in `return` may have printed something else.
     if output is None or apart.returned:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from tests.model.shell.blocks import KINDS, block
+
 NAMES = ("A", "B", "C_1", "UNSET")
 GIVEN = ("U", "V")
 """Variables of the environment that no statement sets and that have no default: ours knows nothing
@@ -50,6 +52,13 @@ def _expansion(name: str, inner: str, form: int) -> str:
         f"$(echo -n ${name}; echo $U {inner} | cat)",
         f"$(cat <<EOF\n{inner} ${name}\n$U\nEOF\n)",
         f'$(f2() {{ echo {inner}; [ -n "${name}" ] && echo z; }}; f2)',
+        f"${{{name}//'a'/z}}",
+        f'${{{name}//"b c"/z}}',
+        f"${{{name}//$B/z}}",
+        f"${{{name}##*'/'}}",
+        f"${{{name}%%\"$A\"*}}",
+        "${!P}",
+        "${!R[@]}",
     )[form]
 
 
@@ -61,7 +70,7 @@ defaults = st.one_of(
     st.sampled_from(["$U", "$U$A", "'a '$U", '$U"$A"', '"$U"']),
     st.tuples(names, bare).map(lambda pair: f'"{pair[1]} ${pair[0]}  z"'),
 )
-expansions = st.builds(_expansion, names, defaults, st.integers(0, 25))
+expansions = st.builds(_expansion, names, defaults, st.integers(0, 32))
 array_forms = st.tuples(
     arrays,
     st.sampled_from(["[@]", "[*]", "[0]", "[1]", "[-1]", "[@]:1", "[@]:0:2", "[@]/a/z", "[@]%b"]),
@@ -105,52 +114,6 @@ conditions = st.one_of(
 )
 
 
-def _block(kind: str, condition: str, name: str, body: str, other: str) -> str:
-    return {
-        "if": f"if {condition}; then\n{body}\nelse\n{other}\nfi",
-        "elif": f'if {condition}; then\n{body}\nelif [ -n "${name}" ]; then\n{other}\nfi',
-        "and": f"{condition} && {{ {body}\n}}",
-        "or": f"{condition} || {{ {body}\n}}",
-        "case": f'case "${name}" in\n a|12) {body} ;;\n b*|"")\n{other}\n;;\n *) : ;;\nesac',
-        "for": f"for {name} in 1 'b c' ${name}; do\n{body}\ndone",
-        "c": f"for ((i = 0; i < 3; i++)); do\n{body}\nR+=($i)\ndone",
-        "while": f"n=0\nwhile [ $n -lt 2 ]; do\n{body}\nn=$((n + 1))\ndone",
-        "function": f"f() {{\nlocal {name}=l\n{body}\n}}\nf 'x y' ${name}\n{other}",
-        "return": f"g() {{\nif {condition}; then return; fi\n{body}\n}}\ng q",
-        "subshell": f"( {body} )\n{other}",
-        "group": f"{{ {body}\n}} > /dev/null",
-        "continue": f"for i in 1 2 3; do if {condition}; then continue; fi\n{body}\ndone",
-        "break": f"for i in 1 2; do for j in x y; do {body}\n{condition} && break 2\ndone\n"
-        f"{other}\ndone",
-        "next": f"for i in 1 2; do until false; do {body}\ncontinue 2\ndone\n{other}\ndone",
-        "ifs": f"IFS=,\n{body}\nunset IFS\n{other}",
-        "local": f"h() {{\nlocal IFS=${name}\n{body}\n}}\nh 1 2\n{other}",
-        "appended": f'if {condition}; then {name}="${name} --q 1"; fi\n{body}\n{name}+=b',
-        "elements": f"if {condition}; then R+=(--q 'a b'); fi\n{body}\nR+=($U{name})",
-    }[kind]
-
-
-KINDS = [
-    "if",
-    "elif",
-    "and",
-    "or",
-    "case",
-    "for",
-    "c",
-    "while",
-    "function",
-    "return",
-    "subshell",
-    "group",
-    "continue",
-    "break",
-    "next",
-    "ifs",
-    "local",
-    "appended",
-    "elements",
-]
 simple = st.one_of(
     st.builds("{}={}".format, names, parts),
     st.builds('{}="{} {}"'.format, names, bare, any_form),
@@ -184,12 +147,27 @@ simple = st.one_of(
     st.builds("set -- $U {}".format, words),
     st.builds('eval "{}=\\"${{{}}}b\\""'.format, names, names),
     st.builds("eval {}=$U".format, names),
-    st.sampled_from(["shift", "set -e", "cat <<EOF >/dev/null\n--junk $A\nEOF", "# it's", ""]),
+    st.builds("P={}".format, st.sampled_from([*NAMES, "R[1]", "R[@]"])),
+    st.builds("declare -i {0}; {0}={1}".format, names, st.sampled_from(["3+4", "12", "$U", "A"])),
+    st.builds("declare {1} {0}; {0}={2}".format, names, st.sampled_from(["-u", "-l", "-x"]), parts),
+    st.builds("mapfile -t {} <<< {}".format, arrays, st.sampled_from(["'a b'", "$'a\\nb'", "$A"])),
+    st.builds("mapfile -t {} < <(echo {})".format, arrays, parts),
+    st.builds("(( {} = 1, {} = A + U ))".format, names, names),
+    st.builds("(( U && ({} = 2) )) || {}+=c".format, names, names),
+    st.builds("[[ ${} =~ ^([a-c]+)(.*)$ ]] && {}=${{BASH_REMATCH[1]}}".format, names, names),
+    st.builds("cat <<E >/dev/null && {}={}\nx\nE".format, names, parts),
+    st.builds("cat > e.sh <<E\n{}={}\nE\n. ./e.sh".format, names, bare),
+    st.builds("shift {}".format, st.sampled_from(["5", "$((0 - 1))", "$U"])),
+    st.builds("printf 'a b\\n' | read {}".format, names),
+    st.builds("declare -A T=([x]={} [y]=2); {}=${{T[x]}}".format, bare, names),
+    st.builds("export -n {}".format, names),
+    st.sampled_from(["shift", "set -e", "trap 'A=9' ERR", "trap 'B=q' EXIT", "set -a", ""]),
+    st.sampled_from(["cat <<EOF >/dev/null\n--junk $A\nEOF", "# it's"]),
 )
 statements = st.recursive(
     simple,
     lambda inner: st.builds(
-        _block,
+        block,
         st.sampled_from(KINDS),
         conditions,
         names,
@@ -211,11 +189,18 @@ def _launch(kind: str, given: list[str]) -> str:
         "function": f'run() {{ torchrun pretrain_gpt.py --a "$@" $1; }}\nrun {tail}',
         "touching": f'X=$(echo {bare_words} $U)\ntorchrun pretrain_gpt.py --a x$X"${{R[@]}}"b $@b',
         "bash": 'bash -c "torchrun pretrain_gpt.py --a ${R[*]} $A"',
+        "child": f"export A; bash -c 'torchrun pretrain_gpt.py --a $A ${{B:-d}} ${{C_1-e}}' {tail}",
+        "prefixed": f"B={given[0]} bash -c 'torchrun pretrain_gpt.py --a $A ${{B:-d}} $1' x {tail}",
+        "input": f"bash -s {tail} <<E\ntorchrun pretrain_gpt.py --a $A \\$1 \\$#\nE",
+        "piped": "cat <<E | bash\ntorchrun pretrain_gpt.py --a $A ${B:-x}\nE",
+        "function of a child": f'r() {{ torchrun pretrain_gpt.py --a "$@" $A; }}\nexport -f r\n'
+        f"bash -c 'r $0 \"$@\"' {tail}",
         "module": f"srun torchrun -m megatron.training.pretrain_gpt --a {tail}",
     }[kind]
 
 
-LAUNCHES = ["plain", "redirected", "eval", "logged", "function", "bash", "module", "touching"]
+LAUNCHES = ["plain", "redirected", "eval", "logged", "function", "bash", "module", "touching",
+            "child", "prefixed", "input", "piped", "function of a child"]  # fmt: skip
 scripts = st.builds(
     lambda body, launch: "\n".join([*body, launch]),
     st.lists(statements, min_size=1, max_size=6),
@@ -233,8 +218,8 @@ def by_bash(
     """Return the arguments of each start of `torchrun`; None where bash fails, prints more, or does
     not end.
 
-    Bash leaves a statement whose arithmetic meets a text that is no number: what is not known is
-    taken for a number here.
+    Bash leaves a statement whose arithmetic meets a text that is no number, or `${!X}` a text that
+    is no name: what is not known is taken for a number or a name here.
 
     Args:
         given: variables of the environment, which ours knows nothing of.
@@ -252,7 +237,7 @@ def by_bash(
         )
     except subprocess.TimeoutExpired:
         return None  # a loop without an end
-    if b"(error token is" in done.stderr:
+    if b"(error token is" in done.stderr or b"invalid indirect expansion" in done.stderr:
         return None
     fields = done.stdout.decode(errors="surrogateescape").split("\0")
     starts: list[list[str]] = []

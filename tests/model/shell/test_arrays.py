@@ -32,7 +32,7 @@ COUNTS = {
     "in a sum": ('R=(a "x y$U")', "$((${#R[@]} * 2)) $(( ${#R[@]} + 1 ))", "?|?"),
     "more elements": ('R=(a)\nR+=("x y ${#S[@]}" "$(expr 1 + 1)")', "${#R[@]}", "?"),
     "in a loop": ('R=("b c$U" d)\nfor x in "${R[@]}"; do Q+=(${#x}); done', "${Q[@]}", "?|1"),
-    "of a table": ('declare -A T\nT[a]="x y$U"', "${#T[@]} ${#T[a]} ${T[b]}z", "?|?|z"),
+    "of a table": ('declare -A T\nT[a]="x y$U"', "${#T[@]} ${#T[a]} ${T[b]}z", "1|?|z"),
     "of keys": ('R=(1 2 3)\nset -- "${!R[@]}"', "$# z", "?|z"),
     "a loop over keys": (
         'R=(7 8)\nN=0\nfor k in "${!R[@]}"; do N=$((N + 1)); done', "$N", "?"),

@@ -79,7 +79,6 @@ FORMS = {
     "lines that the grammar joins": ("A=1 B=2\nexport C='a b'\nA=1 B=2\nunset A", "$A $C", "a|b"),
     "a default that is assigned": ("unset A", "${A:=a\\ b} ${B:-c\\ d}", "a|b|c d"),
     "unset as a word": ("A=1\ncommand unset A\nbuiltin export B=2", "$A $B", "2"),
-    "a name that may be another": ("read X $U <<< 'a b'", "$X z", "?|z"),
 }  # fmt: skip
 CONTINUED = {
     "a value": ("A=x\\\ny", "$A", "xy"),

@@ -1,0 +1,133 @@
+"""Child processes that run code: `bash -c`, `bash <<EOF`, and scripts that a script starts."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeGuard
+
+from megatron_hetero.model.shell.code import beside, run_code, run_file
+from megatron_hetero.model.shell.held import Variable
+from megatron_hetero.model.shell.state import Shell
+from megatron_hetero.model.shell.values import Word
+
+_SHELLS = ("bash", "sh", "zsh", "dash")
+_READ_INPUT = (*_SHELLS, "ssh", "sbatch", "srun")
+_ELSEWHERE = ("ssh", "pdsh", "pssh", "clush", "kubectl", "docker", "podman", "nerdctl")
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_STARTERS = (
+    "sbatch", "srun", "salloc", "mpirun", "mpiexec", "nohup", "time", "timeout", "setsid", "nice",
+    "numactl", "stdbuf", "env", "exec", "sudo",
+)  # fmt: skip
+"""Programs that start the script in their words."""
+_LAUNCH = re.compile(r"\.py\s|\s-m\s+\S{0,200}pretrain\S{0,200}\s")
+
+
+def _child(shell: Shell, words: tuple[Word, ...], sees_variables: bool = True) -> Shell:
+    """Return a child shell of this shell: it has the exported variables and functions."""
+    # A child process sees exported variables alone; another machine sees none.
+    child = shell.fork()
+    seen = shell.exported if sees_variables else {}
+    child.variables = {}
+    for name, reason in seen.items():
+        variable = shell.variables.get(name)
+        # Arrays are not exported, whatever a script says.
+        if variable is None or variable.is_array:
+            continue
+        if reason:
+            why = f"{name} {reason}, which is not run"
+            variable = Variable((Word(None, shell.where, why, True, may_split=True),))
+        child.variables[name] = variable
+    child.functions = {
+        name: found for name, found in shell.functions.items() if f"{name}()" in seen
+    }
+    # Neither kinds of variables nor local ones of this shell are the child's.
+    child.locals, child.returned, child.kinds, child.exports_all = [], [], {}, None
+    child.arguments, child.knows_arguments = words, True
+    child.is_captured, child.output, child.given = False, None, None
+    # Neither `set -e` nor a loop around reaches into another process.
+    child.stops_at_errors, child.loops = False, 0
+    return child
+
+
+def follow_nested(
+    shell: Shell,
+    words: tuple[Word, ...],
+    settings: Sequence[tuple[str, Word]] = (),
+    sees_variables: bool = True,
+) -> bool:
+    """Follow the code that a command gets as a word or as input; False if there is no code.
+
+    Args:
+        settings: variables that stand before the command, as in `A=1 bash run.sh`.
+        sees_variables: the command gets the variables of this shell.
+    """
+    # `ssh host bash -c ...`: the code runs on another machine, with that machine's variables.
+    names = [os.path.basename(word.text) if word.text is not None else "" for word in words]
+    sees = sees_variables and not any(name in _ELSEWHERE for name in names[:3])
+
+    def child(given: tuple[Word, ...]) -> Shell:
+        made = _child(shell, given, sees)
+        for name, word in settings if sees else ():
+            made.set_variable(name, Variable((word,)))
+            made.exported[name] = ""
+        return made
+
+    for i, name in enumerate(names):
+        # A script that is started by itself, or handed to Slurm.
+        if name not in _SHELLS:
+            if name.endswith(_SCRIPTS) and (i == 0 or names[0] in _STARTERS):
+                found = beside(shell, words[i])
+                if found is not None:
+                    _run_script(child(words[i + 1 :]), *found)
+                    return True
+            continue
+        at = i + 1
+        # Options before the script; one with a `c`, as in `-lc`, says that code follows.
+        while at < len(words) and re.match(r"[-+][A-Za-z-]", words[at].text or ""):
+            is_code = re.fullmatch(r"-[a-z]*c", words[at].text or "")
+            at += 1
+            # The word behind the code is `$0` of the child, so the arguments begin behind that.
+            if is_code and at < len(words):
+                run_code(child(words[at + 2 :]), words[at])
+                return True
+            # `bash -s a b <<EOF`: the input is the code, and the words are its arguments.
+            if words[at - 1].text == "-s" and _is_seen(shell.given):
+                run_code(child(words[at:]), shell.given)
+                return True
+        # A script that lies beside this one is followed; of all others nothing is known.
+        if at < len(words) and names[at].endswith(_SCRIPTS):
+            found = beside(shell, words[at])
+            if found is not None:
+                _run_script(child(words[at + 1 :]), *found)
+                return True
+    # `bash <<EOF`: the input is the code.
+    if names[0] in _READ_INPUT and _is_seen(shell.given):
+        run_code(child(()), shell.given)
+        return True
+    # A command of unknown kind may take a whole command line as one word.
+    for word in words[1:]:
+        seen = "".join(part.text or "?" for part in word.parts or (word,))
+        if _LAUNCH.search(seen):
+            run_code(child(()), word)
+            return True
+    return False
+
+
+def _is_seen(word: Word | None) -> TypeGuard[Word]:
+    """Return whether anything is known of an input."""
+    return word is not None and bool(word.parts or word.text is not None)
+
+
+def _run_script(shell: Shell, path: Path, text: str) -> None:
+    """Follow a script that a script starts; one that starts itself again and again only twice."""
+    following = shell.records.following
+    if following.count(path.resolve()) < 2:
+        following.append(path.resolve())
+        # `$0` is the script, and the folder stays that of the shell that starts the script.
+        shell.start_folder = shell.start_folder or shell.script.parent
+        shell.script = path
+        run_file(shell, path, text)
+        following.pop()
