@@ -39,6 +39,7 @@ def test_serve_refuses(
 
 def test_a_folder_brings_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("aiohttp")
+    (tmp_path / "config.json").write_text("{}")
     words = ["serve", "--model", str(tmp_path), "--layout", "tp1:4"]
     assert main(words) == 2
     assert "has no tokenizer" in capsys.readouterr().err
