@@ -5,7 +5,8 @@
 Llama-3.1-8B, three classes of requests in three mixes, three lists of prices of a GPU-hour, each
 with its date, two of them unverified (`SOURCES`).  For each list and mix, in rates and by our
 prices: what another fleet serves within the budget, and what ours serves for the same money.
-Others are the best of each type of GPU; the best symmetric fleet, whose replicas all have one width and get the same mix
+Others are the best of each type of GPU; the best symmetric fleet, whose replicas all have one
+width and get the same mix
 of requests; and, of the two types that AIConfigurator has tables of, its own answer, a single type
 and shape, against our fleet of the same two types in **its** rates
 (`benchmarks/tables/aiconfigurator-serving.json`).
