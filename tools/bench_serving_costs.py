@@ -3,9 +3,10 @@
     python tools/bench_serving_costs.py [--budget 30] [--json FILE]
 
 Llama-3.1-8B, three classes of requests in three mixes, three lists of prices of a GPU-hour, each
-with its date and where it stands.  For each list and mix, in rates and by our prices: what another
-fleet serves within the budget, and what ours serves for the same money.  Others are the best of
-each type of GPU; the best symmetric fleet, whose replicas all have one width and get the same mix
+with its date, two of them unverified (`SOURCES`).  For each list and mix, in rates and by our
+prices: what another fleet serves within the budget, and what ours serves for the same money.
+Others are the best of each type of GPU; the best symmetric fleet, whose replicas all have one
+width and get the same mix
 of requests; and, of the two types that AIConfigurator has tables of, its own answer, a single type
 and shape, against our fleet of the same two types in **its** rates
 (`benchmarks/tables/aiconfigurator-serving.json`).
@@ -33,14 +34,25 @@ from megatron_hetero.serving.workload.requests import RequestClass, RequestMix, 
 
 ROOT = Path(__file__).resolve().parents[1]
 PRICES = {
-    "2024-04, Melange's table": {"L4": 0.70, "A10G": 1.01, "A100-80GB": 3.67, "H100-80GB": 7.516},
-    "2025-02, the cost-efficient serving paper's": {
+    "2024-04, after Melange, half unverified": {
+        "L4": 0.70, "A10G": 1.01, "A100-80GB": 3.67, "H100-80GB": 7.516,
+    },
+    "2025-02, after the cost-efficient serving paper, unverified": {
         "RTX-4090": 0.53, "L40": 0.83, "A100-80GB": 1.75, "H100-80GB": 2.99,
     },
     "2026-03, third-party on-demand pages": {
         "RTX-4090": 0.60, "L40": 1.22, "A100-80GB": 2.45, "H100-80GB": 4.76,
     },
 }  # fmt: skip
+SOURCES = {
+    "2024-04, after Melange, half unverified": "A10G and A100 as in "
+    "melange/config/example.json of tyler-griggs/melange-release at d46ab43; L4 and H100 were "
+    "written from memory of the paper (arXiv 2404.14527): no copy of its table could be read",
+    "2025-02, after the cost-efficient serving paper, unverified": "written from memory of "
+    "the paper (arXiv 2502.00722): no copy of its table could be read",
+    "2026-03, third-party on-demand pages": "third-party pages of that month, not authoritative",
+}
+"""What stands behind each list of prices."""
 CLASSES = {"chat": (824, 253, 2.0, 0.1), "documents": (2455, 250, 5.0, 0.15),
            "writing": (300, 1000, 2.0, 0.1)}  # fmt: skip
 MIXES = {"talk": (0.7, 0.1, 0.2), "read": (0.2, 0.7, 0.1), "write": (0.2, 0.1, 0.7)}
@@ -200,7 +212,10 @@ def main() -> int:
     }
     print(json.dumps(means))
     if arguments.json:
-        told = {"budget_per_hour": arguments.budget, "means": means, "rows": rows}
+        told = {
+            "budget_per_hour": arguments.budget, "sources_of_prices": SOURCES, "means": means,
+            "rows": rows,
+        }  # fmt: skip
         arguments.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     return 0
 

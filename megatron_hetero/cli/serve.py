@@ -30,9 +30,11 @@ first here; what an engine runs, an engine serves faster.
   megatron-hetero serve --model FLAGS_FILE --load CHECKPOINT --layout "tp2(3:1):8"
 
 It answers /v1/completions and /v1/chat/completions on the loopback interface,
-greedy or seeded, whole or as a stream.  Megatron flags may follow after -- (a
-tokenizer, --bf16).  Needs the extras runtime and serve."""
+greedy or seeded, whole or as a stream.  A folder's tokenizer is taken from the
+folder; Megatron flags may follow after -- (another tokenizer, --bf16).  Needs
+the extras runtime and serve."""
 TAKES_MEGATRON_FLAGS = True
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,10 +99,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         _take_gpus(replica)
     # A folder's config.json has the length; a file of flags has its own.
     length = () if _has_length(arguments) else _length_of(arguments.model)
+    job = ["--micro-batch-size=1", "--global-batch-size=1", *length, *_tokenizer_of(arguments)]
     described = load_workload(
-        arguments.model,
-        ["--micro-batch-size=1", "--global-batch-size=1", *length, *arguments.megatron_args],
-        is_planned=False,
+        arguments.model, [*job, *arguments.megatron_args], is_planned=False
     ).megatron_args
     with ExitStack() as stack:
         # Without a checkpoint the folder's weights become one, for as long as the service runs.
@@ -179,8 +180,31 @@ def _take_gpus(replica: PlannedReplica) -> None:
 
 
 def _has_length(arguments: argparse.Namespace) -> bool:
-    words = [word.partition("=")[0] for word in arguments.megatron_args]
-    return "--seq-length" in words or arguments.model.is_file()
+    return "--seq-length" in _named(arguments) or arguments.model.is_file()
+
+
+def _named(arguments: argparse.Namespace) -> list[str]:
+    """Return the names of Megatron's flags behind the `--`."""
+    return [word.partition("=")[0] for word in arguments.megatron_args]
+
+
+def _tokenizer_of(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the tokenizer of a Hugging Face folder as flags; none where the user names another.
+
+    Raises:
+        UsageError: the folder has no tokenizer, and none is named.
+    """
+    folder: Path = arguments.model
+    if not folder.is_dir() or "--tokenizer-type" in _named(arguments):
+        return ()
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise UsageError(
+            f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)}): copy the model's there, "
+            "or name one behind the flags: -- --tokenizer-type HuggingFaceTokenizer "
+            "--tokenizer-model FOLDER, or -- --tokenizer-type NullTokenizer, with which prompts "
+            "and answers are numbers"
+        )
+    return "--tokenizer-type=HuggingFaceTokenizer", f"--tokenizer-model={folder}"
 
 
 def _length_of(folder: Path) -> tuple[str, ...]:

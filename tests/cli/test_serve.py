@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
@@ -34,6 +35,19 @@ def test_serve_refuses(
     monkeypatch.chdir(tmp_path)
     assert main(["serve", "--model", "model", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_brings_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("aiohttp")
+    (tmp_path / "config.json").write_text("{}")
+    words = ["serve", "--model", str(tmp_path), "--layout", "tp1:4"]
+    assert main(words) == 2
+    assert "has no tokenizer" in capsys.readouterr().err
+    given = argparse.Namespace(model=tmp_path, megatron_args=["--tokenizer-type=NullTokenizer"])
+    assert serve._tokenizer_of(given) == ()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    given.megatron_args = []
+    assert f"--tokenizer-model={tmp_path}" in serve._tokenizer_of(given)
 
 
 @pytest.mark.parametrize(("count", "seen"), [(4, "2"), (2, None)])

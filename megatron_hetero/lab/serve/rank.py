@@ -139,6 +139,10 @@ def serve_rank(
         # Flags of the replica come last and win.
         words = (*argv, *SERVED_FLAGS, f"--global-batch-size={1}")
         plan = _checked(given_plan(split_arguments(words)))
+        # Megatron divides experts among a tensor-parallel group with sequence parallelism alone.
+        widths = [stage.shape.tensor_parallel for stage in plan.replicas[0].stages]
+        if max(widths) > 1 and "--num-experts" in (word.partition("=")[0] for word in words):
+            words = (*words, "--sequence-parallel")
         job = job_of(words, in_our_runtime=True)
         args = job.parse(parse_and_validate_args, args_defaults=ARGUMENT_DEFAULTS)
         refuse(REFUSED, args, "These models cannot be served here yet:")
