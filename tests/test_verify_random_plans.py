@@ -21,7 +21,7 @@ def test_every_feature_comes_in_turn() -> None:
     for job in drawn:
         values = FEATURES[job.feature].values
         assert values.items() <= job.case.values.items(), job.feature
-        assert (job.options.resumes_after > 0) == (job.case.values["resume"] != "no")
+    assert any(job.options.resumes_after for job in drawn)
 
 
 def test_a_seed_gives_the_same_jobs() -> None:

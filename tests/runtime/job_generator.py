@@ -223,9 +223,12 @@ def _flags(case: Case, feature: Feature) -> tuple[str, ...]:
 
 
 def _options(case: Case, workload: Workload) -> Options:
+    # Choices of experts in half precision are replayed from the first step on, not from the middle.
+    replays = workload.training.precision != "fp32" and workload.model.num_experts > 0
+    resumes = case.values["resume"] != "no" and not replays
     return Options(
         steps=STEPS,
         optimizers=(case.optimizer,),
         precision=workload.training.precision,
-        resumes_after=0 if case.values["resume"] == "no" else 1,
+        resumes_after=int(resumes),
     )
