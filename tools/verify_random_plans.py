@@ -67,6 +67,8 @@ def _run(plans: int, seed: int, only: frozenset[int], out: Path) -> None:
     from tests.runtime.job_generator import STEPS, jobs
 
     preload()
+    # The commit of the code that is loaded, whatever is committed while plans are trained.
+    now = header(STEPS)
     kept: dict[str, Any] = {"seed": seed, "plans": {}}
     if out.exists():
         kept = json.loads(out.read_text())
@@ -76,7 +78,6 @@ def _run(plans: int, seed: int, only: frozenset[int], out: Path) -> None:
     for job in islice(jobs(seed), plans):
         if (job.number not in only) if only else (str(job.number) in found):
             continue
-        now = header(STEPS)
         begin = time.process_time() + sum(os.times()[2:4])
         result = verified(job)
         seconds = time.process_time() + sum(os.times()[2:4]) - begin
