@@ -24,7 +24,16 @@ def on_machines(
         groups: of machines, as `Plan.exchange_groups`.
         uplinks: of these machines, as `Plan.exchange_uplinks`.
     """
-    bare = plan(layout)
+    return placed(plan(layout), machines, groups, uplinks)
+
+
+def placed(
+    bare: Plan,
+    machines: Sequence[str],
+    groups: Sequence[Sequence[str]] = (),
+    uplinks: Sequence[Sequence[int]] = (),
+) -> Plan:
+    """Put each replica of a plan without devices on a machine, as `on_machines` does."""
     used: dict[str, int] = {}
     replicas = []
     for replica, machine in zip(bare.replicas, machines, strict=True):

@@ -9,7 +9,7 @@ enough to train in a second or two on a CPU, and equal to one process whatever i
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 
@@ -82,12 +82,18 @@ class Case:
         return tuple(flag for flag, is_on in switches.items() if is_on)
 
 
-def cases(seed: int, space: Space = SPACE) -> Iterator[Case]:
-    """Cases without end, the same ones for the same seed."""
-    rng = random.Random(seed)
+def uneven_in_every_third(number: int) -> dict[str, str]:
+    """Return the values that the case of a number has to have: uneven shares, or none."""
+    return {"shares": "uneven"} if number % 3 == 0 else {}
 
-    def fixed(number: int) -> dict[str, str]:
-        return {"shares": "uneven"} if number % 3 == 0 else {}
+
+def cases(
+    seed: int,
+    space: Space = SPACE,
+    fixed: Callable[[int], Mapping[str, str]] = uneven_in_every_third,
+) -> Iterator[Case]:
+    """Cases without end, the same ones for the same seed; `fixed` as of `Space.select`."""
+    rng = random.Random(seed)
 
     chosen = space.select(
         rng, fixed, lambda values: _plan(random.Random(0), values, space) is not None

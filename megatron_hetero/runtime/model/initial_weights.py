@@ -54,4 +54,7 @@ def _distribution(name: str, config: Any) -> Callable[[torch.Tensor], Any]:
         return config.output_layer_init_method
     if name == TIED_EMBEDDING or name.startswith("embedding."):
         return config.embedding_init_method
+    # Only muP draws an output layer of its own as it draws the embedding (Megatron's GPTModel).
+    if config.use_mup and name.startswith("output_layer."):
+        return config.embedding_init_method
     return config.init_method

@@ -14,6 +14,7 @@ from megatron_hetero.lab.verify.distance.adam import AdamSettings
 from megatron_hetero.lab.verify.distance.holders import first_unequal_holder
 from megatron_hetero.lab.verify.distance.initial import first_unlike_draw
 from megatron_hetero.lab.verify.distance.measure import Measure, key_bias_rows
+from megatron_hetero.lab.verify.distance.norm import norm_distance, norm_span
 from megatron_hetero.lab.verify.distance.start import Rounding, first_unequal_start
 from megatron_hetero.lab.verify.processes.record import SKIPPED, RankRecord
 from megatron_hetero.model.spec import ModelSpec
@@ -215,6 +216,7 @@ def _worst(
     reference = measure.reference
     loss = norm = Worst(0.0)
     tensors = dict.fromkeys(("gradient", "weight", "later gradient"), Worst(0.0))
+    spans = {s: norm_span(reference, s) for s in steps if reference.norms[s] != SKIPPED}
     # Every rank and step against the one process's part of the same tensor.
     for rank, record in enumerate(ranks):
         for step in steps:
@@ -222,8 +224,8 @@ def _worst(
             if step in record.losses:
                 loss = loss.or_worse(relative(record.losses[step], reference.losses[step]), where)
             if SKIPPED not in (record.norms[step], reference.norms[step]):
-                at, due = (float.fromhex(r.norms[step]) for r in (record, reference))
-                norm = norm.or_worse(relative(at, due), where)
+                at = float.fromhex(record.norms[step])
+                norm = norm.or_worse(norm_distance(at, spans[step]), where)
             for kind, name, difference, scale in measure.tensors(record, step):
                 if difference <= noise.get((kind, name), 0.0):
                     continue
