@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.programme import Schedule
