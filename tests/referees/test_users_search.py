@@ -1,4 +1,4 @@
-"""The users' search under prices of other pipelines: one setting of a stage, busy while it sends."""
+"""The users' search under prices of other pipelines: a stage has one setting, and sends itself."""
 
 from __future__ import annotations
 
