@@ -43,9 +43,10 @@ class GroupShares:
     vocab_rows: int
 
     def options(self, place: StagePlace, num_layers: int) -> tuple[Shares, ...]:
-        """Return the fastest shares that fit with `num_layers` layers: without a thought for
-        memory, and with the rows of memory of each kind of recompute, distinct, fastest first."""
-        members, found = _members(place), dict[Shares, float]()
+        """Return shares of a group with `num_layers` layers, distinct: the fastest without a
+        thought for memory, then the fastest that fits with some kind of recompute, then the rest,
+        fastest first."""
+        members, found, fitting = _members(place), dict[Shares, float](), set[Shares]()
         # Coarse units fit heads exactly, finer ones follow speeds more closely.
         for units in self._numbers_of_units(place):
             times_s = [list(self._times_s(member, place, units)) for member in members]
@@ -53,17 +54,21 @@ class GroupShares:
             # [cap] -> most units of each member: without a limit, then by memory of each kind of
             # recompute.
             caps = [most, *(self._caps(kind, place, num_layers, units) for kind in self._kinds)]
-            for cap in caps:
+            for number, cap in enumerate(caps):
                 parts = minimax(units, [own[:n] for own, n in zip(times_s, cap, strict=True)])
                 if parts is not None:
                     shares = tuple(part // gcd(*parts) for part in parts)
                     found.setdefault(shares, self._stage_s(shares, place, num_layers))
+                    fitting |= {shares} if number else set()
         best = min(found, key=found.__getitem__)
         # From the best, and from the same with equal shares for equal GPUs.
         for start in (best, self._alike(best, place)):
             polished = self._polished(start, place, num_layers)
             found.setdefault(polished, self._stage_s(polished, place, num_layers))
-        return tuple(sorted(found, key=lambda shares: (found[shares], shares)))
+        ranked = sorted(found, key=lambda shares: (found[shares], shares))
+        fits = [shares for shares in ranked if shares in fitting]
+        # Few are tried: faster ones that do not fit must not crowd out all that do.
+        return tuple(dict.fromkeys((ranked[0], *fits[:1], *ranked)))
 
     @property
     def _kinds(self) -> Sequence[CostModel]:
