@@ -38,7 +38,7 @@ def run_declaration(shell: Shell, node: Node) -> Status:
             is_new = _declare(shell, keyword, options, name)
             assign(shell, child, is_table="A" in options, is_new=is_new)
             # `export A={1,2}` is `export A=1 A=2`, unlike `A={1,2}`.
-            if has_braces(child):
+            if any(has_braces(given) for given in child.children[2:]):
                 shell.forget([name], "has braces that are not read")
             _after_value(shell, keyword, options, name)
             continue

@@ -160,13 +160,13 @@ def field_separators(shell: Shell) -> str | Word:
 
 def has_braces(node: Node) -> bool:
     """Return whether a word may have braces that make several of it; those of `${X}` make none."""
+    if node.type not in ("word", "concatenation", "brace_expression"):
+        return False
     return _BRACES.search(re.sub(r"\$\{[^}]*\}", "", source(node))) is not None
 
 
 def _spread(shell: Shell, node: Node) -> tuple[Word, ...] | None:
     """Expand braces, `{0..3}` and `{a,b}`; None for a word without any."""
-    if node.type not in ("word", "concatenation", "brace_expression"):
-        return None
     text = source(node)
     if not has_braces(node):
         return None
