@@ -11,14 +11,16 @@ from typing import get_args
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.errors import UsageError
+from megatron_hetero.report.page.serving import serving_page
 from megatron_hetero.report.text.serving import change_lines, serving_tables
-from megatron_hetero.serving.fleet.api import plan_serving
+from megatron_hetero.serving.fleet.api import planned_fleet
 from megatron_hetero.serving.fleet.file import (
     load_serving_plan,
     save_serving_plan,
     serving_plan_data,
 )
 from megatron_hetero.serving.fleet.plan import Goal
+from megatron_hetero.serving.fleet.story import story_of
 from megatron_hetero.serving.prices.engine import EngineName
 from megatron_hetero.serving.prices.served import KvFormat, WeightFormat, load_served
 from megatron_hetero.serving.replan import LOAD_BYTES_PER_S, compare_plans
@@ -93,6 +95,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--load-bandwidth", metavar="BANDWIDTH",
         help="with --from: at which a replica reads its weights (default: 1 GB/s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--html", type=Path, metavar="PAGE.HTML",
+        help="also write a page: who serves what, a simulated minute, what other deadlines cost",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -110,7 +116,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     served = load_served(arguments.model, arguments.weights, arguments.kv)
     mix = load_request_mix(arguments.workload)
     with output.progress("composing and simulating"):
-        plan = plan_serving(
+        plan, fleet, found = planned_fleet(
             cluster,
             served,
             mix,
@@ -147,6 +153,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     # Save the plan and answer.
     if arguments.output is not None:
         save_serving_plan(plan, arguments.output)
+    if arguments.html is not None:
+        with output.progress("simulating a minute"):
+            story = story_of(fleet, found, arguments.budget or inf, arguments.seed)
+        arguments.html.write_text(serving_page(plan, story), encoding="utf-8")
     if arguments.json:
         data = serving_plan_data(plan)
         output.json(data if change is None else {**data, "change": asdict(change)})
@@ -156,4 +166,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.show(*change_lines(change))
     if arguments.output is not None:
         output.show(f"Plan written to {arguments.output}")
+    if arguments.html is not None:
+        output.show(f"Page written to {arguments.html}")
     return 0

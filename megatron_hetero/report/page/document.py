@@ -75,22 +75,33 @@ def page(content: Content) -> str:
             *_foot(content),
         )
     )
-    title = escape(f"Plan for {model_name(content)}")
+    return framed(f"Plan for {model_name(content)}", body)
+
+
+def framed(title: str, body: str) -> str:
+    """Return a whole document with the styles and the script of pages inside.
+
+    Args:
+        title: of the document, as plain text.
+        body: HTML of the document.
+    """
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
-        f"<title>{title}</title>\n<style>\n{style()}{asset('page.css')}</style>\n</head>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style()}{asset('page.css')}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n<script>\n{asset('page.js')}</script>\n</body>\n</html>\n"
     )
 
 
-def _section(title: str, hint: str) -> str:
+def section(title: str, hint: str) -> str:
+    """Return a heading, with a line below that says what the section shows."""
     return f'<h2>{escape(title)}</h2>\n<p class="hint">{escape(hint)}</p>'
 
 
-def _draw(figure: Figure) -> str:
+def scrolled(figure: Figure) -> str:
+    """Return a figure that narrow screens move sideways."""
     # Smaller than that its words could not be read; on a narrow screen it is moved sideways.
     return (
         '<p class="wide">the figure is wider than the screen: move it sideways &rarr;</p>'
@@ -99,17 +110,17 @@ def _draw(figure: Figure) -> str:
 
 
 def _where(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
-    yield _section(
+    yield section(
         "Where the model is",
         "Each GPU with the copy of the model (R0, R1, ...) and the part of it that it holds.",
     )
-    yield _draw(drawn["map"])
-    yield _section(
+    yield scrolled(drawn["map"])
+    yield section(
         "The pipelines",
         "Samples go through the stages from left to right, gradients come back. Under each arrow: "
         "how long one micro-batch takes over that link.",
     )
-    yield _draw(drawn["pipelines"])
+    yield scrolled(drawn["pipelines"])
     # Replicas with the same counts, hop and gain are one sentence.
     alike: dict[tuple[int, int, int, str], list[HiddenHop]] = {}
     for hop in content.explanation.hidden_hops:
@@ -128,7 +139,7 @@ def _where(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
 
 
 def _timeline(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
-    yield _section(
+    yield section(
         "One step, from begin to end",
         "A row for each stage. Blue is forward, orange is backward; pale is waiting, which a good "
         "plan has little of. The numbers are micro-batches.",
@@ -141,10 +152,10 @@ def _timeline(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
             "which replicas share links and messages queue, gives "
             f"{format_duration(predicted_s)}.</p>"
         )
-    yield _draw(drawn["timeline"])
+    yield scrolled(drawn["timeline"])
     if "close-up" in drawn:
         yield '<p class="hint">The beginning, enlarged:</p>'
-        yield _draw(drawn["close-up"])
+        yield scrolled(drawn["close-up"])
     # Timelines of files beside the prediction.
     if len(content.timelines) > 1:
         predicted, *others = content.timelines
@@ -160,35 +171,35 @@ def _timeline(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
 
 def _time(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     binding = content.explanation.binding
-    yield _section(
+    yield section(
         "Where the time goes",
         f"The step as stage {binding.stage} of replica {binding.replica} lives it "
         f"({devices_by_node(binding.devices)}), which sets the pace.",
     )
-    yield _draw(drawn["time"])
+    yield scrolled(drawn["time"])
     yield '<p class="hint">How much of the step each stage computes:</p>'
-    yield _draw(drawn["busy"])
+    yield scrolled(drawn["busy"])
     if "links" in drawn:
         yield (
             '<p class="hint">How much of the step the busiest paths carry messages, and how much '
             "they carry:</p>"
         )
-        yield _draw(drawn["links"])
+        yield scrolled(drawn["links"])
     if "exchange" in drawn:
         yield (
             '<p class="hint">What each site and machine sends and receives of gradients and new '
             "weights in a step:</p>"
         )
-        yield _draw(drawn["exchange"])
+        yield scrolled(drawn["exchange"])
 
 
 def _memory(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
-    yield _section(
+    yield section(
         "Memory",
         "Predicted peak on the fullest GPU of each stage; the line at the end is what the GPU has. "
         "The plan leaves the reserve free.",
     )
-    yield _draw(drawn["memory"])
+    yield scrolled(drawn["memory"])
 
 
 def _bounded(estimates: Estimates) -> str:
@@ -200,12 +211,12 @@ def _bounded(estimates: Estimates) -> str:
 
 def _comparison(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     explanation = content.explanation
-    yield _section(
+    yield section(
         "Beside other plans",
         f"{explanation.num_priced} plans were compared. The bound is of the same cost model: no "
         f"{_bounded(content.estimates)} is faster by it.",
     )
-    yield _draw(drawn["comparison"])
+    yield scrolled(drawn["comparison"])
     yield '<table class="plans"><tr><th>plan</th><th>a step</th><th>layout</th>'
     yield "<th>why slower</th></tr>"
     yield _plan_row("this plan", explanation.step_time_s, format_layout(content.plan.layout), "")
@@ -253,12 +264,12 @@ def _plan_row(name: str, step_time_s: float | None, layout: str, because: str) -
 
 
 def _what_if(drawn: dict[str, Figure]) -> Iterator[str]:
-    yield _section(
+    yield section(
         "What if",
         "The same plan on a slightly different cluster: what a step would take longer or less. A "
         "new plan for that cluster may do better.",
     )
-    yield _draw(drawn["what-if"])
+    yield scrolled(drawn["what-if"])
 
 
 def _run(content: Content) -> Iterator[str]:
@@ -268,7 +279,7 @@ def _run(content: Content) -> Iterator[str]:
         if content.not_stock
         else "Stock Megatron runs this plan; no plug-in is needed."
     )
-    yield _section("Run it", f"{needs} Start one line on each machine; copy the plan there first.")
+    yield section("Run it", f"{needs} Start one line on each machine; copy the plan there first.")
     if missing := missing_in_job(content.plan.workload):
         yield (
             f'<p class="hint">These flags are not a whole job yet: it cannot start without '
@@ -283,7 +294,7 @@ def _run(content: Content) -> Iterator[str]:
 
 
 def _foot(content: Content) -> Iterator[str]:
-    yield _section("Words", "As this page uses them.")
+    yield section("Words", "As this page uses them.")
     yield "<dl>"
     for word, meaning in WORDS:
         yield f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>"

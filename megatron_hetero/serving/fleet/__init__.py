@@ -4,6 +4,7 @@ pools     machines that are alike
 shapes    pipelines that could be replicas
 offers    shapes and classes as a problem of composition
 forecast  a composition, simulated
+story     a minute of a fleet, and what other deadlines cost
 search    the programme's answers, judged and improved by simulation
 place     replicas on named GPUs
 plan      the plan and its invariants

@@ -38,7 +38,24 @@ def plan_serving(
     seed: int = 0,
     compares_engines: bool = False,
 ) -> ServingPlan:
-    """Plan a fleet: which replicas on which GPUs, and which requests where.
+    """Plan a fleet: which replicas on which GPUs, and which requests where (`planned_fleet`)."""
+    return planned_fleet(
+        cluster, served, mix, goal, engine, budget_per_hour, gap, seed, compares_engines
+    )[0]
+
+
+def planned_fleet(
+    cluster: Cluster,
+    served: ServedModel,
+    mix: RequestMix,
+    goal: Goal = "throughput",
+    engine: EngineName = "vllm",
+    budget_per_hour: float = inf,
+    gap: float = 5e-3,
+    seed: int = 0,
+    compares_engines: bool = False,
+) -> tuple[ServingPlan, Fleet, FoundFleet]:
+    """Plan a fleet; return the plan, the choices, and the choice made.
 
     Args:
         cluster: machines, links, prices.
@@ -64,7 +81,7 @@ def plan_serving(
     other = None
     if compares_engines and engine != "any":
         other = _figure_of_any(cluster, served, mix, goal, budget_per_hour, gap)
-    return _plan(fleet, found, goal, budget_per_hour, seed, other)
+    return _plan(fleet, found, goal, budget_per_hour, seed, other), fleet, found
 
 
 def _figure_of_any(

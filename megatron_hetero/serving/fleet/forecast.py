@@ -9,7 +9,7 @@ from megatron_hetero.serving.fleet.pools import link_between
 from megatron_hetero.serving.simulate.outcome import ClassOutcome, FleetOutcome
 from megatron_hetero.serving.simulate.queue import ReplicaQueue
 from megatron_hetero.serving.simulate.router import Policy
-from megatron_hetero.serving.simulate.run import FleetRun, SimulatedReplica
+from megatron_hetero.serving.simulate.run import FleetRun, Observer, SimulatedReplica
 from megatron_hetero.serving.simulate.transfer import Transfers
 
 LEAST_REQUESTS, MOST_REQUESTS = 500, 1200
@@ -24,6 +24,7 @@ def simulate(
     seconds: float | None = None,
     seed: int = 0,
     policy: Policy = "least-load",
+    observe: Observer | None = None,
 ) -> tuple[FleetOutcome, float]:
     """Serve some seconds of the workload; return what came of it, and the seconds.
 
@@ -34,6 +35,7 @@ def simulate(
         seconds: of arrivals; None: as many as bring 500 requests, or 20.
         seed: of arrivals and lengths.
         policy: of the router.
+        observe: sees the replicas at each event.
     """
     # Requests per second at this load.
     rate = load * sum(fleet.mix.demand)
@@ -49,7 +51,7 @@ def simulate(
         policy,
         seed,
     )
-    return run.run(requests), span_s
+    return run.run(requests, observe), span_s
 
 
 def simulated_replicas(fleet: Fleet, found: Composition) -> list[SimulatedReplica]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.errors import InfeasiblePlanError
@@ -31,6 +31,7 @@ class SimulatedReplica:
     weights: tuple[float, ...]
 
 
+Observer = Callable[[float, Sequence[ReplicaQueue]], None]
 _ARRIVAL, _ARRIVED, _STEP = 0, 1, 2
 
 
@@ -74,15 +75,19 @@ class FleetRun:
     def _router(self, places: Sequence[int], seed: int) -> Router:
         return Router([self._replicas[i].weights for i in places], self._policy, seed)
 
-    def run(self, requests: Sequence[Request]) -> FleetOutcome:
+    def run(self, requests: Sequence[Request], observe: Observer | None = None) -> FleetOutcome:
         """Serve all requests, to the last token of the last one.
 
+        Args:
+            requests: those that arrive.
+            observe: sees the moment of each event, and all replicas behind the event.
         Raises:
             InfeasiblePlanError: a request is longer than its replica's memory.
         """
         for request in requests:
             self._push(request.arrival_s, _ARRIVAL, -1, Running(request, request.arrival_s))
         now = 0.0
+        queues = [replica.queue for replica in self._replicas]
         while self._events:
             # Events in order: a request comes, keys and values have arrived, a step ends.
             now, kind, _, place, running = heapq.heappop(self._events)
@@ -93,7 +98,8 @@ class FleetRun:
                 self._start(place, now)
             else:
                 self._end_steps(place, now)
-        queues = [replica.queue for replica in self._replicas]
+            if observe is not None:
+                observe(now, queues)
         # The run begins with the first arrival, as a trace may start late.
         first = min((r.arrival_s for r in requests), default=0.0)
         busy = [queue.busy_s for queue in queues]
