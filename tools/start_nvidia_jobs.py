@@ -52,8 +52,8 @@ FAULTS = ("--error-injection-rate", "--error-injection-type")
 STEPS = 2
 MARKS = (
     "same_samples", "same_norm_bits_on_all_ranks", "same_random_states_in_groups",
-    "same_loss_scales", "unequal_initial_weights", "unlike_distribution_of_initial_weights",
-    "unequal_holders", "unlike_log",
+    "own_random_states_of_regions", "same_loss_scales", "unequal_initial_weights",
+    "unlike_distribution_of_initial_weights", "unequal_holders", "unlike_log",
 )  # fmt: skip
 """What a verification says of a run beside its distances."""
 

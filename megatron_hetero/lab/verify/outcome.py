@@ -113,6 +113,7 @@ def _comparison_to_data(plan: Plan, comparison: Comparison) -> dict[str, Any]:
         "same_samples": d.same_samples,
         "same_norm_bits_on_all_ranks": d.same_norm_bits,
         "same_random_states_in_groups": d.same_random_states,
+        "own_random_states_of_regions": d.own_region_states,
         "same_loss_scales": d.same_loss_scales,
         "same_initial_weights": d.unequal_start is None,
         "unequal_initial_weights": d.unequal_start,

@@ -100,6 +100,9 @@ class Distances:
     same_random_states: bool
     """True if the ranks of each tensor-parallel group ended with one random state: they have to
     drop their copies alike."""
+    own_region_states: bool
+    """True if in each of these groups every rank ended with a state of its own for what the group
+    divides: heads and parts of sequences must not be dropped alike."""
     same_loss_scales: bool
     """True if all ranks scaled every loss, and skipped every step, as the one process did
     (fp16)."""
@@ -125,6 +128,7 @@ class Distances:
             and self.same_samples
             and self.same_norm_bits
             and self.same_random_states
+            and self.own_region_states
             and self.same_loss_scales
             and self.later_gradients.value <= bounds.later_gradients
             and self.unequal_start is None
@@ -184,6 +188,10 @@ def compare(
         same_norm_bits=all(record.norms == ranks[0].norms for record in ranks),
         same_random_states=all(
             len({ranks[rank].random_state for rank in group}) == 1 for group in tensor_groups
+        ),
+        own_region_states=all(
+            len({ranks[rank].region_state for rank in group}) == len(group)
+            for group in tensor_groups
         ),
         same_loss_scales=all(_scaled_alike(record, reference, steps) for record in ranks),
         left_out=tuple(n for n in reference.shards if key_bias_rows(n, model)),

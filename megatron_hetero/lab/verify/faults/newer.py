@@ -76,6 +76,29 @@ def forget_the_last_slice() -> None:
     RankBuckets._views = broken  # type: ignore[method-assign]
 
 
+def drop_alike() -> None:
+    """Let all ranks draw dropout of tensor-parallel regions from the state of their copies."""
+    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+    from megatron_hetero.runtime.model import hooks
+
+    make = hooks.random_state_hook
+
+    def broken(groups: Any) -> Any:
+        hook = make(groups)
+
+        def same(model: Any) -> Any:
+            model = hook(model)
+            tracker = get_cuda_rng_tracker()
+            state = torch.cuda.get_rng_state()
+            tracker.set_states({name: state.clone() for name in tracker.get_states()})
+            return model
+
+        return same
+
+    hooks.random_state_hook = broken
+
+
 def count_more_steps() -> None:
     """Let Adam have counted five steps, whatever a checkpoint that is loaded says."""
 
@@ -141,6 +164,7 @@ NEWER_FAULTS: dict[str, Callable[[], None]] = {
     "experts-uncounted": forget_experts_elsewhere,
     "started-unequal": start_unequal,
     "last-slice-forgotten": forget_the_last_slice,
+    "regions-drop-alike": drop_alike,
     "steps-miscounted": count_more_steps,
     "moments-forgotten": forget_moments,
     "second-moments-doubled": forget_second_moments,

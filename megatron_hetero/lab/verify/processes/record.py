@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy
 import torch
+from megatron.core.tensor_parallel.random import convert_cuda_rng_state, get_cuda_rng_tracker
 from megatron.core.utils import get_model_config
 from safetensors.numpy import load_file, save_file
 
@@ -33,6 +34,8 @@ from megatron_hetero.runtime.parallel.traffic import BoundaryTraffic, RankTraffi
 
 _DRAWN = "drawn/"
 _OWN_DRAW = "stock-drawn/"
+_REGIONS = "model-parallel-rng"
+"""Megatron's name of the state of tensor-parallel regions (`tensor_parallel.random`)."""
 SKIPPED = "skipped"
 """Replaces the norm of a step with overflowed gradients, in which no rank updated."""
 
@@ -55,6 +58,8 @@ class RankRecord:
     """Bytes handed to the transport by the gradient sync; None under stock Megatron."""
     random_state: str = ""
     """Digest of the state that dropout outside tensor-parallel regions draws from, at the end."""
+    region_state: str = ""
+    """Digest of the state that dropout in tensor-parallel regions draws from, at the end."""
     boundaries: dict[int, BoundaryTraffic] = field(default_factory=dict)
     """Traffic to other stages, by boundary; empty under stock Megatron."""
     loss_scales: dict[int, float] = field(default_factory=dict)
@@ -94,6 +99,7 @@ def joined(before: RankRecord, after: RankRecord) -> RankRecord:
         samples=[*before.samples, *after.samples],
         loss_scales={**before.loss_scales, **after.loss_scales},
         random_state=after.random_state,
+        region_state=after.region_state,
         rounded={**before.rounded, **after.rounded},
     )
 
@@ -237,7 +243,8 @@ class Recorder:
             "norms": self._norms,
             "loss_scales": self._loss_scales,
             "samples": self._samples,
-            "random_state": hashlib.sha256(bytes(torch.cuda.get_rng_state().tolist())).hexdigest(),
+            "random_state": _digest(torch.cuda.get_rng_state()),
+            "region_state": _digest(get_cuda_rng_tracker().get_states()[_REGIONS]),
             "flips": None if self._routers is None else asdict(self._routers.flips()),
             # Ranks without main weights, which the comparison treats by their type.
             "rounded": {
@@ -272,6 +279,12 @@ class DrawingRecorder(Recorder):
         return super().post_wrap_hook(model)
 
 
+def _digest(state: Any) -> str:
+    """Return a digest of a random state, which some trackers keep as a generator."""
+    flat = convert_cuda_rng_state(state)
+    return hashlib.sha256(bytes(flat.tolist())).hexdigest()
+
+
 class _RecordedDataset(torch.utils.data.Dataset):
     def __init__(self, dataset: Any, samples: list[int]) -> None:
         self._dataset = dataset
@@ -304,6 +317,7 @@ def read_record(path: Path) -> RankRecord:
         samples=meta["samples"],
         loss_scales={int(step): value for step, value in meta["loss_scales"].items()},
         random_state=meta["random_state"],
+        region_state=meta["region_state"],
         rounded=meta["rounded"],
         flips=None if meta["flips"] is None else Flips(**meta["flips"]),
         traffic=None if meta["traffic"] is None else RankTraffic(**meta["traffic"]),

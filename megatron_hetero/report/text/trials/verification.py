@@ -149,6 +149,11 @@ def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"NO: {words}: {found[key]}"
     if not found["same_random_states_in_groups"]:
         yield "NO: ranks of a tensor-parallel group ended with unlike random states"
+    if not found["own_random_states_of_regions"]:
+        yield (
+            "NO: ranks of a tensor-parallel group would drop alike what they divide: their random "
+            "states of tensor-parallel regions are the same"
+        )
     if not found["same_loss_scales"]:
         yield "NO: some rank scaled a loss, or skipped a step, otherwise than the one process"
     # Facts about experts, boundaries and gradients, where the plan has them.

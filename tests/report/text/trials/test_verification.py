@@ -21,6 +21,7 @@ RUN: dict[str, Any] = {
     "same_samples": True,
     "same_norm_bits_on_all_ranks": True,
     "same_random_states_in_groups": True,
+    "own_random_states_of_regions": True,
     "same_loss_scales": True,
     "same_initial_weights": True,
     "unequal_initial_weights": None,
@@ -131,11 +132,13 @@ def test_failed_checks_say_no() -> None:
         same_samples=False,
         same_norm_bits_on_all_ranks=False,
         same_random_states_in_groups=False,
+        own_random_states_of_regions=False,
         same_initial_weights=False,
         unequal_initial_weights="a.weight, rank 2",
     )
     text = printed(wrong | {"ok": False})
     assert "NO: ranks of a tensor-parallel group ended with unlike random states" in text
+    assert "NO: ranks of a tensor-parallel group would drop alike what they divide" in text
     assert "NO: the steps did not take the same samples" in text
     assert "NO: the gradient norm differs between ranks" in text
     assert "NO: unlike initial weights: a.weight, rank 2" in text
