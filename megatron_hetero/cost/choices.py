@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
+from math import lcm
 
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
@@ -32,7 +33,7 @@ NOT_WITH_CONTEXT_PARALLEL = frozenset(
     }
 )
 """Flags with which the runtime refuses context parallelism, some only with local layers
-(`runtime.job.checks.refused_flags`)."""
+(`flags.support.of_plan`)."""
 _FP8_ROWS = 8
 """Transformer Engine's fp8 products need so many tokens, or a multiple (`runtime.model.fp8`)."""
 
@@ -77,7 +78,7 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
     parts = 2 * (width if training.sequence_parallel else 1)
     # Products in fp8 need a number of tokens that is a multiple of `_FP8_ROWS` as well.
     if training.fp8:
-        parts = max(parts, _FP8_ROWS) if _FP8_ROWS % parts == 0 else parts * _FP8_ROWS
+        parts = lcm(parts, _FP8_ROWS)
     return tuple(
         size
         for size in range(2, most + 1)

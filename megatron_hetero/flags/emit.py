@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.decisions import Decision, hetero_decisions, stock_decisions
 from megatron_hetero.flags.support.dealt_experts import check_dealt_experts_of_job
+from megatron_hetero.flags.support.of_plan import check_flags_of_job
 from megatron_hetero.flags.support.tensor_overlap import check_tensor_overlap_of_job
 from megatron_hetero.model.flag_table import FlagTable, Option, flag_table, last_of_each
 from megatron_hetero.plan.layout import format_layout
@@ -47,8 +48,8 @@ def megatron_args(
     Raises:
         UsageError: a user's flag is unknown or contradicts the plan; `plan_path` is missing
             although the plan needs its file; or a bare stock layout gives no micro-batch size.
-        UnsupportedError: the plug-in does not deal experts out over replicas, or exchange tensors
-            under products, with these flags.
+        UnsupportedError: the plug-in does not deal experts out over replicas, divide sequences,
+            run several chunks, recompute, or exchange tensors under products with these flags.
     """
     table = flag_table()
     options = check_user_flags(() if plan.workload is None else plan.workload.megatron_args)
@@ -62,6 +63,7 @@ def megatron_args(
     check_dealt_experts_of_job(plan)
     check_tensor_overlap_of_job(plan)
     options = _without_overridden(plan, options, of_stock=False)
+    check_flags_of_job(plan, options)
     decided = _settle(table, options, tuple(hetero_decisions(plan)))
     return (*tokens_of((*options, *decided)), *_hetero_flag(plan, plan_path))
 

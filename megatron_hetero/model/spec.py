@@ -81,6 +81,12 @@ class ModelSpec:
         return self.position_embedding in ("rope", "yarn")
 
     @property
+    def copies_words(self) -> bool:
+        """Return whether last stages have a copy of the word embedding: as their output layer, or
+        to predict further tokens."""
+        return self.tied_embeddings or bool(self.mtp_num_layers)
+
+    @property
     def mlp_columns(self) -> int:
         """Return the columns of every layer's MLP, or of each expert: the part that a
         tensor-parallel group divides."""

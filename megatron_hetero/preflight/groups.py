@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.chunks import chain, stage_chunks
 from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.plan.ranks import rank_table
 
@@ -38,7 +38,7 @@ def group_tests(plan: Plan) -> tuple[GroupTest, ...]:
         ranks_of.setdefault((place.replica, place.stage), []).append(rank)
     tests = [
         *_tensor_groups(plan, ranks_of),
-        *_boundaries(ranks_of),
+        *_boundaries(plan, ranks_of),
         *_gradient_groups(plan, ranks_of),
         GroupTest("the whole job", "collective", tuple(range(plan.layout.num_devices))),
     ]
@@ -67,12 +67,18 @@ def _tensor_groups(plan: Plan, ranks_of: dict[tuple[int, int], list[int]]) -> It
             yield GroupTest(f"context parallel, {where}", "collective", tuple(ranks[i::width]))
 
 
-def _boundaries(ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTest]:
-    for (r, s), senders in ranks_of.items():
-        receivers = ranks_of.get((r, s + 1))
-        if receivers:
+def _boundaries(plan: Plan, ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTest]:
+    """Yield the two stages of each boundary; an interleaved pipeline goes on from its last stage to
+    its first."""
+    for r, replica in enumerate(plan.replicas):
+        pairs = [(min(pair), max(pair)) for pair in pairwise(chain(replica))]
+        for before, after in dict.fromkeys(pairs):
+            # Chunks that follow each other on one stage have no boundary between them.
+            if before == after:
+                continue
+            senders, receivers = ranks_of[r, before], ranks_of[r, after]
             yield GroupTest(
-                f"boundary between stages {s} and {s + 1} of replica {r}",
+                f"boundary between stages {before} and {after} of replica {r}",
                 "boundary",
                 (*senders, *receivers),
                 tuple(senders),

@@ -193,8 +193,18 @@ def interfaces_leave_the_machine(job: Job) -> Iterator[Finding]:
         return
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         for node, value in job.variable(name).items():
-            # `^` excludes interfaces for NCCL, so that those named are the ones not taken.
+            # `^` excludes interfaces for NCCL by their first letters, and NCCL takes the first of
+            # all others: its own list without loopback holds only where the variable is not set.
             if value is not None and value.startswith("^") and name.startswith("NCCL"):
+                if not _leaves_out(value.lstrip("^"), "lo"):
+                    yield Finding(
+                        "interface-inside-machine",
+                        "error",
+                        node,
+                        f"{name}={value} leaves the loopback interface in, which ends inside the "
+                        "machine and comes first",
+                        f"{name}={value},lo on {node}",
+                    )
                 continue
             # `=` before a name asks for exactly this interface.
             names = [part.lstrip("=") for part in (value or "").split(",") if part]
@@ -206,6 +216,15 @@ def interfaces_leave_the_machine(job: Job) -> Iterator[Finding]:
                     f"{name}={value} is an interface that ends inside the machine",
                     f"{name} of {node} to the card that leads to the others (`ip -br addr`)",
                 )
+
+
+def _leaves_out(excluded: str, interface: str) -> bool:
+    """Tell if NCCL leaves an interface out: by the first letters of its name, after `=` by the
+    whole name (`matchIfList` of NCCL's `socket.cc`)."""
+    names = excluded.lstrip("=").split(",")
+    if excluded.startswith("="):
+        return interface in names
+    return any(name and interface.startswith(name) for name in names)
 
 
 def _is_virtual(interface: str) -> bool:

@@ -28,6 +28,9 @@ def test_context_parallel_ranks_get_two_chunks_that_their_group_divides() -> Non
 def test_fp8_products_have_enough_tokens() -> None:
     workload = make_workload(seq_length=48, max_position_embeddings=48, fp8=True)
     assert sizes(workload) == (2, 3, 6)
+    # Chunks for a group of 6 (12 tokens) and rows of 8 fit into the same 24.
+    training = replace(workload.training, sequence_parallel=True)
+    assert sizes(replace(workload, training=training), 6) == (2,)
 
 
 def test_sequences_stay_whole_where_the_runtime_or_the_user_says_so() -> None:

@@ -166,6 +166,7 @@ FAULTS: tuple[
     ("rendezvous-loopback", lambda: with_host(*A100S(), "b", "127.0.0.1"), ()),
     ("interface-inside-machine", A100S, ("NCCL_SOCKET_IFNAME=lo",)),
     ("interface-inside-machine", A100S, ("b:GLOO_SOCKET_IFNAME=docker0",)),
+    ("interface-inside-machine", A100S, ("NCCL_SOCKET_IFNAME=^docker0",)),
     ("plan-not-for-cluster", of_another_cluster, ()),
     ("plan-out-of-date",
      lambda: (replace(A100S()[0], inputs={"cluster": "0" * 64}), A100S()[1]), ()),
@@ -236,8 +237,17 @@ def test_a_bare_layout_is_refused() -> None:
         make_job(plan_from_layout(parse_layout("tp1:8 @4x1")), A100S()[1])
 
 
-def test_interfaces_that_nccl_is_to_leave_out_may_end_inside_the_machine() -> None:
-    assert check_plan_on_cluster(*A100S(), ("NCCL_SOCKET_IFNAME=^docker0,lo",)) == ()
+@pytest.mark.parametrize("left_out", ["docker0,lo", "lo", "l", "=docker0,lo"])
+def test_interfaces_that_nccl_is_to_leave_out_may_end_inside_the_machine(left_out: str) -> None:
+    assert check_plan_on_cluster(*A100S(), (f"NCCL_SOCKET_IFNAME=^{left_out}",)) == ()
+
+
+@pytest.mark.parametrize("left_out", ["docker0", "docker,virbr", "=l", "lo0,loop"])
+def test_nccl_leaves_loopback_out_only_where_it_is_told(left_out: str) -> None:
+    """Its own `^docker,lo` holds where the variable is not set."""
+    found = check_plan_on_cluster(*A100S(), (f"b:NCCL_SOCKET_IFNAME=^{left_out}",))
+    assert [f.id for f in found] == ["interface-inside-machine"]
+    assert f"NCCL_SOCKET_IFNAME=^{left_out},lo on b" in found[0].remedy
 
 
 @pytest.mark.parametrize("text", ["NCCL_ALGO", "c:NCCL_ALGO=Ring", "a b=1", "=1"])

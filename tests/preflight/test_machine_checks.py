@@ -248,6 +248,28 @@ def test_the_groups_of_context_parallel_stages_are_apart() -> None:
     assert found["context parallel"] == {(0, 2), (1, 3)}
 
 
+def test_an_interleaved_pipeline_goes_on_from_its_last_stage_to_its_first() -> None:
+    plan, _ = with_width((("a", "A100-80GB", 3),), "tp1:4,tp1:2,tp1:2 @8")
+    (replica,) = plan.replicas
+
+    def boundaries(*chunks: tuple[LayerRange, ...]) -> dict[str, tuple[int, ...]]:
+        stages = tuple(
+            replace(stage, first_layer=own[0].first_layer, chunks=own)
+            for stage, own in zip(replica.stages, chunks, strict=True)
+        )
+        made = replace(plan, replicas=(replace(replica, stages=stages),))
+        return {t.name: t.ranks for t in group_tests(made) if t.kind == "boundary"}
+
+    once = {
+        "boundary between stages 0 and 1 of replica 0": (0, 1),
+        "boundary between stages 1 and 2 of replica 0": (1, 2),
+    }
+    assert boundaries((LayerRange(0, 4),), (LayerRange(4, 2),), (LayerRange(6, 2),)) == once
+    one_by_one = [[LayerRange(s + 3 * chunk, 1) for chunk in (0, 1)] for s in (0, 1, 2)]
+    found = boundaries(*map(tuple, one_by_one))
+    assert found == once | {"boundary between stages 0 and 2 of replica 0": (0, 2)}
+
+
 def test_the_holders_of_a_layer_are_found_by_chunks() -> None:
     """Two chunks a stage: layers 2 and 3 are on the second stage of the first replica."""
     plan, _ = with_width((("a", "A100-80GB", 4),), "tp1:4,tp1:4 @8 | tp1:4,tp1:4 @8")

@@ -145,16 +145,13 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
             own = parts[place * len(parts) // num_of_experts] if is_experts else holders
             yield _BucketSlice(own, size, layer)
         yield _BucketSlice(holders, whole, layer, is_whole=True)
-    # Before the layers: embeddings, of first stages (and last ones, if tied).
-    holders = first_stages
-    if model.mtp_num_layers:
-        # The last stage embeds the tokens too.
-        holders = tuple(sorted(set(first_stages + last_stages)))
+    # Before the layers: embeddings, of first stages and copies on last ones.
+    both = tuple(sorted(set(first_stages + last_stages)))
     if positions:
+        # The last stage embeds the tokens too where it predicts further ones.
+        holders = both if model.mtp_num_layers else first_stages
         yield _BucketSlice(holders, positions, EMBEDDING, is_whole=True)
-    if model.tied_embeddings:
-        holders = tuple(sorted(set(first_stages + last_stages)))
-    yield _BucketSlice(holders, words, EMBEDDING)
+    yield _BucketSlice(both if model.copies_words else first_stages, words, EMBEDDING)
 
 
 def _holders_of_experts(

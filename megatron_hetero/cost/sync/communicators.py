@@ -141,32 +141,11 @@ _ELEMENTS = 1 << 20
 def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], ...]:
     """Return every set of ranks that reduces gradients together, each once."""
     # A dict keeps the order of first use, in which communicators are made.
-    found: dict[tuple[int, ...], None] = {}
     parts = _Parts(plan, workload)
-    first = [(r, 0) for r in range(len(plan.replicas))]
-    last = [(r, len(replica.stages) - 1) for r, replica in enumerate(plan.replicas)]
-    model = workload.model
-    # A tied word embedding has holders on both ends, and no output layer.
-    if model.tied_embeddings:
-        first_words, last_words = sorted({*first, *last}), []
-    else:
-        first_words, last_words = first, last
-    for holders in (first_words, last_words):
-        found |= dict.fromkeys(parts.cut(holders, "vocabulary"))
-    # Learned positions are whole on every rank, and so is their gradient.
-    positions = model.position_embedding == "learned_absolute"
-    if positions:
-        found |= dict.fromkeys(parts.whole(first, is_partial=False))
-    # Under sequence parallelism norms have the gradient of each rank's own tokens alone.
-    found |= dict.fromkeys(parts.whole(last, workload.training.sequence_parallel))
-    is_partial = workload.training.sequence_parallel or model.qk_layernorm
-    for holders, layer in _layer_holders(plan, model):
-        kind_of_layer = model.of_layer(layer)
-        for kind in _kinds_of(kind_of_layer):
-            found |= dict.fromkeys(parts.cut(holders, kind))
-        if kind_of_layer.num_experts:
-            found |= dict.fromkeys(parts.cut_experts(holders))
-        found |= dict.fromkeys(parts.whole(holders, is_partial))
+    behind, before = _ends(plan, workload, parts)
+    found = dict.fromkeys((*before, *behind))
+    for holders, layer in _layer_holders(plan, workload.model):
+        found |= dict.fromkeys(_sets_of_layer(workload, parts, holders, layer))
     return tuple(found)
 
 
@@ -177,37 +156,73 @@ def layer_sets(plan: Plan, workload: Workload) -> Iterator[tuple[int, tuple[int,
     What follows the layers has the number of layers, what comes before them `EMBEDDING`.
     """
     parts, model = _Parts(plan, workload), workload.model
-    first = [(r, 0) for r in range(len(plan.replicas))]
-    last = [(r, len(replica.stages) - 1) for r, replica in enumerate(plan.replicas)]
-    is_partial = workload.training.sequence_parallel or model.qk_layernorm
-    # Behind the layers: final norm and output layer.
-    behind = [parts.whole(last, workload.training.sequence_parallel)]
-    if not model.tied_embeddings:
-        behind.append(parts.cut(last, "vocabulary"))
-    for ranks in dict.fromkeys(joined.from_iterable(behind)):
+    behind, before = _ends(plan, workload, parts)
+    for ranks in behind:
         yield model.num_layers, ranks
     # Layers of one kind with the same holders have the same sets.
     known: dict[tuple[ModelSpec, tuple[_Holder, ...]], tuple[tuple[int, ...], ...]] = {}
     for layer in reversed(range(model.num_layers)):
-        kind_of_layer = model.of_layer(layer)
         holders = _holders_of(plan, layer)
-        key = kind_of_layer, tuple(holders)
+        key = model.of_layer(layer), tuple(holders)
         if key not in known:
-            found = [parts.cut(holders, kind) for kind in _kinds_of(kind_of_layer)]
-            if kind_of_layer.num_experts:
-                found.append(parts.cut_experts(holders))
-            found.append(parts.whole(holders, is_partial))
-            known[key] = tuple(dict.fromkeys(joined.from_iterable(found)))
+            known[key] = _sets_of_layer(workload, parts, holders, layer)
         for ranks in known[key]:
             yield layer, ranks
-    # Before the layers: embeddings.
+    for ranks in before:
+        yield EMBEDDING, ranks
+
+
+def _ends(
+    plan: Plan, workload: Workload, parts: _Parts
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Return the sets of ranks of what follows the layers, and of what comes before them."""
+    model = workload.model
+    first = [(r, 0) for r in range(len(plan.replicas))]
+    last = [(r, len(replica.stages) - 1) for r, replica in enumerate(plan.replicas)]
+    both = sorted({*first, *last})
+    # Behind the layers: final norm, output layer, and layers that predict further tokens.  Under
+    # sequence parallelism norms have the gradient of each rank's own tokens alone.
+    behind = [parts.whole(last, workload.training.sequence_parallel)]
+    if not model.tied_embeddings:
+        behind.append(parts.cut(last, "vocabulary"))
+    if model.mtp_num_layers:
+        # Such a layer is of the kind of the last one, behind a product that divides evenly.
+        behind.append(parts.cut(last, "evenly"))
+        behind.append(iter(_sets_of_layer(workload, parts, last, model.num_layers - 1)))
+    # Before the layers: embeddings.  A tied word embedding is on both ends, and all embeddings are
+    # where last stages predict further tokens.  Learned positions are whole on every rank, and so
+    # is their gradient.
     before = []
     if model.position_embedding == "learned_absolute":
-        before.append(parts.whole(first, is_partial=False))
-    words = sorted({*first, *last}) if model.tied_embeddings else first
+        holders = both if model.mtp_num_layers else first
+        before.append(parts.whole(holders, is_partial=False))
+    words = both if model.copies_words else first
     before.append(parts.cut(words, "vocabulary"))
-    for ranks in dict.fromkeys(joined.from_iterable(before)):
-        yield EMBEDDING, ranks
+    return _distinct(behind), _distinct(before)
+
+
+def _sets_of_layer(
+    workload: Workload, parts: _Parts, holders: Sequence[_Holder], layer: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the sets of ranks of a layer's parameters, each once.
+
+    Args:
+        workload: the job.
+        parts: of its plan.
+        holders: stages that hold the layer, or one of its kind.
+        layer: number of the layer.
+    """
+    kind_of_layer = workload.model.of_layer(layer)
+    found = [parts.cut(holders, kind) for kind in _kinds_of(kind_of_layer)]
+    if kind_of_layer.num_experts:
+        found.append(parts.cut_experts(holders))
+    is_partial = workload.training.sequence_parallel or workload.model.qk_layernorm
+    found.append(parts.whole(holders, is_partial))
+    return _distinct(found)
+
+
+def _distinct(sets: Iterable[Iterable[tuple[int, ...]]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(dict.fromkeys(joined.from_iterable(sets)))
 
 
 def _holders_of(plan: Plan, layer: int) -> list[_Holder]:
@@ -222,14 +237,14 @@ def _holders_of(plan: Plan, layer: int) -> list[_Holder]:
 
 
 def _kinds_of(model: ModelSpec) -> Iterator[str]:
-    """Yield the kinds of units in which a layer divides; those of latents always evenly."""
+    """Yield the kinds of units in which a layer divides; latents always divide evenly."""
     yield "groups"
     if not model.num_experts:
         yield "columns"
     if model.moe_shared_expert_intermediate_size:
         yield "shared"
     if model.divided_latents:
-        yield "latents"
+        yield "evenly"
 
 
 def _layer_holders(plan: Plan, model: ModelSpec) -> list[tuple[list[_Holder], int]]:
@@ -363,7 +378,7 @@ class _Parts:
         }
         # Equal shares that divide the model evenly are cut as without shares.
         divides = even_share_or_none(model, width) is not None
-        if shares is None or kind == "latents" or (len(set(shares)) == 1 and divides):
+        if shares is None or kind == "evenly" or (len(set(shares)) == 1 and divides):
             return [Fraction(i, width) for i in range(width + 1)]
         if kind == "vocabulary":
             divisor = model.make_vocab_size_divisible_by

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from megatron_hetero.cost.parameters import embedding_params, layer_params
+from megatron_hetero.cost.parameters import embedding_params, further_params, layer_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS, StageId, layer_tensors
@@ -45,11 +45,16 @@ def _groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
     first_stages = tuple((r, 0) for r in range(len(replicas)))
     last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
     words = vocab_rows * model.hidden_size
+    behind = further_params(model, even_share(model, 1))
     if not model.tied_embeddings:
-        yield SyncGroup(last_stages, words, model.num_layers)
+        behind += words
+    if behind:
+        yield SyncGroup(last_stages, behind, model.num_layers)
     yield from _layer_groups(placement, model)
-    holders = last_stages if model.tied_embeddings else ()
-    yield SyncGroup(tuple(sorted(set(first_stages + holders))), words)
+    # The last stage has the words too as its output layer, and all embeddings to predict further.
+    holders = last_stages if model.copies_words else ()
+    before = words + (embedding_params(model, 1, 0) if model.mtp_num_layers else 0)
+    yield SyncGroup(tuple(sorted(set(first_stages + holders))), before)
 
 
 def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]:
@@ -66,8 +71,10 @@ def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]
         # Sharded layers are exchanged in the passes themselves; all replicas have the same ones.
         num_sharded = replicas[0].stages[stage_of[0]].num_sharded_layers
         num_layers = end - first - num_sharded
-        # Positions travel with the first layers, which the same stages hold.
-        positions = 0 if first else embedding_params(model, 1, 0)
+        # Positions travel with the first layers, which the same stages hold; further tokens are
+        # embedded on last stages too, so there positions go with the words.
+        is_alone = bool(first or model.mtp_num_layers)
+        positions = 0 if is_alone else embedding_params(model, 1, 0)
         size = num_layers * per_layer + positions
         if size:
             yield SyncGroup(tuple(enumerate(stage_of)), size, first + num_sharded, num_layers)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from megatron_hetero.errors import HeteroError, UnsupportedError, UsageError
+from megatron_hetero.flags.support.rules import refuse
 from megatron_hetero.lab.serve.attention import (
     CachedAttention,
     ServedStep,
@@ -34,7 +35,6 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.arguments import given_plan, split_arguments
-from megatron_hetero.runtime.job.checks.support import refuse
 from megatron_hetero.runtime.job.entry import ARGUMENT_DEFAULTS
 from megatron_hetero.runtime.job.meeting import MEETING
 from megatron_hetero.runtime.job.steps import job_of

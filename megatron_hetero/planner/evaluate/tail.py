@@ -15,7 +15,7 @@ from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, Self
 
 from megatron_hetero.cost.memory.states import state_bytes
-from megatron_hetero.cost.parameters import layer_params
+from megatron_hetero.cost.parameters import further_params, layer_params
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
@@ -63,8 +63,13 @@ class Tails:
         if training.use_distributed_optimizer:
             element = (states.gradient + states.weight) / 2
         self.layer_bytes = layer_params(model, even_share(model, 1)) * element
-        self.word_bytes = model.vocab_size * model.hidden_size * element
-        self.tied = model.tied_embeddings
+        words = model.vocab_size * model.hidden_size
+        further = further_params(model, even_share(model, 1))
+        self.copies_words = model.copies_words
+        self.word_bytes = words * element
+        """Of the word embedding, which last stages may have a copy of."""
+        self.behind_bytes = (further + (0 if model.tied_embeddings else words)) * element
+        """Of what last stages have behind their layers."""
         self.links = cluster.node_links
         self.place = {node.name: (node.site, node.name) for node in cluster.nodes}
         self.node_of = cluster.node_by_name
@@ -79,16 +84,17 @@ class Tails:
         chains = found.structure
         seconds: dict[int, float] = {}
         is_divided = divides(chains)
-        # Word embeddings: one exchange of both ends if tied, one for each end otherwise.
-        if self.tied:
+        # Word embeddings: one exchange of both ends with a copy, one for each end otherwise.
+        exchanges = len(chains) > 1 or is_divided
+        if self.copies_words:
             ends = [unit for own in chains for unit in {own[0], own[-1]}]
             self._take(seconds, (_Holders.of(ends),), self.word_bytes)
-        elif len(chains) > 1 or is_divided:
-            for index in (0, -1):
-                ends = [own[index] for own in chains]
-                self._take(seconds, (_Holders.of(ends),), self.word_bytes)
+        elif exchanges:
+            self._take(seconds, (_Holders.of([own[0] for own in chains]),), self.word_bytes)
+        if exchanges and self.behind_bytes:
+            self._take(seconds, (_Holders.of([own[-1] for own in chains]),), self.behind_bytes)
         # Layers: runs with the same stages in all replicas have the same holders.
-        if len(chains) > 1 or is_divided:
+        if exchanges:
             # Replicas with equal layers on their stages have all runs in common.
             alike: dict[tuple[int, ...], list[Chain]] = {}
             for own, filled in zip(chains, found.filled, strict=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from megatron_hetero.flags.support.rules import reports_logits
 from megatron_hetero.flags.support.tensor_overlap import FLAG as TENSOR_OVERLAP
 from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.communication.communicators import model_communicators
@@ -40,7 +41,6 @@ from megatron_hetero.runtime.megatron import (
     weight_hashes,
 )
 from megatron_hetero.runtime.model import hooks, prediction
-from megatron_hetero.runtime.model.attention.reported_logits import reports_logits
 from megatron_hetero.runtime.model.attention.rotary import own_rotary_hook
 from megatron_hetero.runtime.model.moe import expert_bias, experts
 from megatron_hetero.runtime.model.precision import DTYPES

@@ -19,12 +19,12 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile, load_profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import plan_arguments
+from megatron_hetero.flags.support.rules import refuse
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.arguments import HeteroArguments, given_plan, shuffles_data
 from megatron_hetero.runtime.job.asymmetric import AsymmetricJob
-from megatron_hetero.runtime.job.checks import support
 from megatron_hetero.runtime.job.checks.flexible_sequences import ADDED, REFUSED, check_words
 from megatron_hetero.runtime.job.stock import Step
 from megatron_hetero.runtime.job.world import World
@@ -85,7 +85,7 @@ class SequencesJob(AsymmetricJob):
     def _parse(self, parse_and_validate_args: Step, named: dict[str, Any]) -> Any:
         args = super()._parse(parse_and_validate_args, named)
         heading = "These flags do not go with --hetero-sequences yet:"
-        support.refuse(REFUSED, args, heading)
+        refuse(REFUSED, args, heading)
         return args
 
     def _check_operations(self, workload: Workload, *, aligned: bool) -> None:

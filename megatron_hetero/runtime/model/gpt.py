@@ -30,21 +30,15 @@ from megatron.training.models.gpt import default_layer_spec
 from megatron.training.training import stimer
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
+from megatron_hetero.flags.support.rules import is_packed, reports_logits
 from megatron_hetero.runtime.model.attention.latent_attention import LatentSelfAttention
-from megatron_hetero.runtime.model.attention.reported_logits import (
-    ReportingAttention,
-    reports_logits,
-)
+from megatron_hetero.runtime.model.attention.reported_logits import ReportingAttention
 from megatron_hetero.runtime.model.moe.dealt_experts import DealtMoELayer
 from megatron_hetero.runtime.model.norm import SequenceParallelTorchNorm, local_block_spec
 from megatron_hetero.runtime.model.prediction import predicting_spec
 from megatron_hetero.runtime.model.samples.datasets import datasets_provider as datasets_provider
 from megatron_hetero.runtime.model.samples.datasets import every_stage_reads, makes_masks
-from megatron_hetero.runtime.model.samples.packed import (
-    PackedAttention,
-    is_packed,
-    packed_parameters,
-)
+from megatron_hetero.runtime.model.samples.packed import PackedAttention, packed_parameters
 from megatron_hetero.runtime.model.spec_parts import with_parts
 from megatron_hetero.runtime.parallel.context_attention import GatheredAttention
 

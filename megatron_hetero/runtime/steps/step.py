@@ -16,11 +16,11 @@ from megatron.core.utils import get_model_config
 from megatron.training import get_args
 
 from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.flags.support.rules import is_packed
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.faults.marks import begin_step
 from megatron_hetero.runtime.gradients import weight_gradients
-from megatron_hetero.runtime.model.samples.packed import is_packed
 from megatron_hetero.runtime.observe.stage_ratio import StageWatch
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.steps.executor import Executor

@@ -16,7 +16,7 @@ from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.in_flight import launched_forwards
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, ScheduleName
-from megatron_hetero.schedule.choice.ruled_out import why_not_split
+from megatron_hetero.schedule.choice.ruled_out import why_not_in_chunks, why_not_split
 from megatron_hetero.schedule.of_plan import check_schedules, with_schedule
 from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
 from megatron_hetero.schedule.orders.interleaved import interleaved
@@ -149,6 +149,9 @@ class _Maker:
     def interleaved(self, num_chunks: int) -> ScheduledPlan:
         """Make the plan with every stage of a longer pipeline in as many chunks, along the stages
         in turn."""
+        held = why_not_in_chunks(self.workload)
+        if held:
+            return ScheduledPlan("interleaved", None, held=held)
         replicas = []
         for r, replica in enumerate(self.plan.replicas):
             # A pipeline of one stage has no bubble, and stays as it is.

@@ -6,6 +6,9 @@ from megatron_hetero.model.arguments import Argument, command_line_words, group_
 from megatron_hetero.model.spec import Workload
 
 _GROWING = "--step-batch-size-schedule"
+_NOT_IN_CHUNKS = ("--sft", "--dataloader-inter-document-masking", "--reset-attention-mask")
+"""Flags that the runtime refuses where a stage has several chunks
+(`flags.support.of_plan.NOT_WITH_CHUNKS`)."""
 
 
 def why_not_split(workload: Workload) -> str:
@@ -32,6 +35,16 @@ def why_no_orders(workload: Workload) -> str:
     """Explain why the job runs 1F1B only (`runtime.batches`); empty where it does not."""
     if any(argument.flag == _GROWING for argument in _flags(workload)):
         return f"{_GROWING}: orders are for one number of micro-batches"
+    return ""
+
+
+def why_not_in_chunks(workload: Workload) -> str:
+    """Explain why no stage of the job can have several chunks (`flags.support.of_plan`); empty
+    where one can."""
+    given = {argument.flag for argument in _flags(workload)}
+    for flag in _NOT_IN_CHUNKS:
+        if flag in given:
+            return f"{flag}: every chunk of a stage would have to read the batch"
     return ""
 
 

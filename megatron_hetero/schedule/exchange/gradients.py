@@ -172,9 +172,9 @@ class GradientExchange:
             self._ring(b, "gradients", passes, _all_buffers(b), is_final=True, groups=groups)
             for b, groups in of_experts
         ]
-        # First and last stage of a replica add up their copies of a tied embedding.
+        # First and last stage of a replica add up their copies of the word embedding.
         num_stages = len(replicas[0].stages)
-        if model.tied_embeddings and num_stages > 1:
+        if model.copies_words and num_stages > 1:
             words = self._vocab_rows * model.hidden_size
             for r in range(len(replicas)):
                 tied = StageBucket(((r, 0), (r, num_stages - 1)), words, EMBEDDING)

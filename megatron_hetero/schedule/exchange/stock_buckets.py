@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from megatron_hetero.cost.parameters import (
     embedding_params,
     expert_params,
+    further_params,
     mean_of_kinds,
     stage_params,
 )
@@ -47,7 +48,7 @@ class StockBuckets:
         self._deals_experts = replicas_deal_experts(placement)
         self._divides_tied = (
             training.use_distributed_optimizer
-            and model.tied_embeddings
+            and model.copies_words
             and len(self._replicas[0].stages) > 1
         )
         """Whether an embedding on two stages has a bucket of its own
@@ -94,21 +95,24 @@ class StockBuckets:
         backward pass."""
         # Elements since the last bucket, over the whole tensor-parallel group.
         size = 0
-        for layer, tensor in self._first_stage_tensors(num_layers, is_last):
-            # The word embedding ends the backward pass, and with it the last bucket.
-            is_end = layer == EMBEDDING and tensor == self._words
-            if is_end and size and self._divides_tied:
-                yield size, EMBEDDING
-                size = 0
+        for layer, tensor in self._tensors_before_words(num_layers, is_last):
             size += tensor
-            if size >= full or is_end:
+            if size >= full:
                 yield size, layer
                 size = 0
+        # The word embedding ends the backward pass, and with it the last bucket.
+        if size and self._divides_tied:
+            yield size, EMBEDDING
+            size = 0
+        yield size + self._words, EMBEDDING
 
-    def _first_stage_tensors(self, num_layers: int, is_last: bool) -> Iterator[tuple[int, int]]:
-        """Yield (layer, parameters) of a first stage in the order of its backward pass."""
+    def _tensors_before_words(self, num_layers: int, is_last: bool) -> Iterator[tuple[int, int]]:
+        """Yield (layer, parameters) of a first stage in the order of its backward pass, all but the
+        word embedding, which is the last of them."""
         if is_last and not self._model.tied_embeddings:
             yield num_layers, self._words
+        if is_last and self._model.mtp_num_layers:
+            yield num_layers, further_params(self._model, even_share(self._model, 1))
         for layer in reversed(range(num_layers)):
             # Dealt-out experts have a buffer of their own, so the dense buckets lack them.
             tensors = layer_tensors(self._model)
@@ -121,7 +125,6 @@ class StockBuckets:
         positions = embedding_params(self._model, 1, 0)
         if positions:
             yield EMBEDDING, positions
-        yield EMBEDDING, self._words
 
     def of_experts(self) -> Iterator[tuple[StageBucket, tuple[PlacedStage, ...]]]:
         """Yield each buffer of experts dealt out over replicas, with the groups of ranks that hold

@@ -59,6 +59,22 @@ def test_they_are_the_runtimes(plan: Plan, max_elements: int) -> None:
     assert found == wanted
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.booleans().flatmap(plans), st.sampled_from(["rope", "learned_absolute"]))
+def test_further_tokens_are_priced_alike_in_both_forms(plan: Plan, position: str) -> None:
+    """In buckets, and in the planner's quick form: runs of layers."""
+    assert plan.workload is not None
+    model = replace(plan.workload.model, mtp_num_layers=2, position_embedding=position)
+    placement = placement_of(plan, three_nodes())
+    found: list[Counter[object]] = []
+    for parts in (sync_groups(placement, model, ROWS), stage_buckets(placement, model, ROWS)):
+        found.append(Counter())
+        for part in parts:
+            found[-1][part.holders] += part.num_params
+    assert found[0] == found[1]
+    assert found[0][((0, 0), (0, 1), (1, 0), (1, 1), (2, 0))] >= ROWS * model.hidden_size
+
+
 def shards(model: ModelSpec, plan: Plan, r: int, s: int) -> dict[str, object]:
     """The matrices that a rank of tensor-parallel width 1 holds, in the order of Megatron's
     modules; norms are counted with the last matrix of their layer."""

@@ -52,7 +52,11 @@ def splits(draw: st.DrawFn) -> tuple[int, ...]:
     return tuple(b - a for a, b in zip([0, *cuts], [*cuts, 8], strict=True))
 
 
-@given(st.lists(splits(), min_size=2, max_size=4), st.sampled_from([UNTIED, TIED]))
+FURTHER = [replace(model, mtp_num_layers=n) for model in (UNTIED, TIED) for n in (1, 2)]
+"""Models that predict further tokens: their last stages embed the tokens once more."""
+
+
+@given(st.lists(splits(), min_size=2, max_size=4), st.sampled_from([UNTIED, TIED, *FURTHER]))
 def test_every_parameter_is_exchanged_once_by_all_that_hold_it(
     layouts: list[tuple[int, ...]], model: ModelSpec
 ) -> None:
@@ -61,6 +65,9 @@ def test_every_parameter_is_exchanged_once_by_all_that_hold_it(
     norm = 2 * 512  # the last one is not exchanged here: it is small
     workload = replace(WORKLOAD, model=model)
     assert sum(g.num_params for g in found) == num_parameters(workload) - norm
+    ends = {tuple((r, s) for r, own in enumerate(replicas) for s in {0, len(own.stages) - 1})}
+    by_holders = {group.holders: group.num_params for group in found if not group.num_layers}
+    assert not model.copies_words or ends <= by_holders.keys()
     for group in found:
         if not group.num_layers:
             continue
@@ -85,6 +92,20 @@ def test_runs_by_hand() -> None:
     assert middle == SyncGroup(((0, 1), (1, 0)), PER_LAYER, 3, 1)
     assert first == SyncGroup(((0, 0), (1, 0)), 3 * PER_LAYER, 0, 3)
     assert words == SyncGroup(((0, 0), (1, 0)), WORDS)
+
+
+def test_further_tokens_by_hand() -> None:
+    """Both ends hold the words, and learned positions; last stages the layers behind their own."""
+    model = replace(UNTIED, mtp_num_layers=1, position_embedding="learned_absolute")
+    behind, *runs, before = groups(model, replica(3, 5), replica(4, 4))
+    # A layer, the product that joins token and state, and three norms.
+    further = PER_LAYER + 2 * 512 * 512 + 3 * 2 * 512
+    assert behind == SyncGroup(((0, 1), (1, 1)), WORDS + further, 8)
+    assert [run.num_params for run in runs] == [4 * PER_LAYER, PER_LAYER, 3 * PER_LAYER]
+    assert before == SyncGroup(((0, 0), (0, 1), (1, 0), (1, 1)), WORDS + 256 * 512)
+    # One pipeline exchanges its copies.
+    (alone,) = groups(replace(UNTIED, mtp_num_layers=1), replica(4, 4))
+    assert alone == SyncGroup(((0, 0), (0, 1)), WORDS)
 
 
 def test_learned_positions_travel_with_the_first_layers() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from megatron_hetero.flags.support.of_plan import RECOMPUTED_BIASES
+from megatron_hetero.flags.support.rules import Rule, is_packed, reports_logits
 from megatron_hetero.model.megatron_release import MEGATRON
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job.checks.refused_flags import Rule
-from megatron_hetero.runtime.model.attention.reported_logits import reports_logits
 from megatron_hetero.runtime.model.fp8 import ON_A_CPU
-from megatron_hetero.runtime.model.samples.packed import is_packed
 from megatron_hetero.runtime.transformer_engine import layers
 
 NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
@@ -85,17 +84,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         lambda a: bool(a.config_logger_dir),
         f"leave it out; {MEGATRON} fails to write a configuration that has process groups",
     ),
-    (
-        "--recompute-modules mlp with biases",
-        lambda a: (
-            a.recompute_granularity == "selective"
-            and "mlp" in (a.recompute_modules or ())
-            and a.add_bias_linear
-        ),
-        "add --disable-bias-linear, use core_attn alone, or --recompute-granularity full; "
-        "Megatron's layers, local ones and Transformer Engine's, hand out the bias itself, which "
-        "is then taken for a result of what is recomputed, and the backward pass does not end",
-    ),
+    RECOMPUTED_BIASES,
     (
         "--rerun-mode report_stats",
         lambda a: a.rerun_mode == "report_stats",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.support.rules import Rule, is_packed
 from megatron_hetero.runtime.job.arguments import given_number
-from megatron_hetero.runtime.job.checks.refused_flags import Rule
-from megatron_hetero.runtime.model.samples.packed import is_packed
 
 ADDED = ("--micro-batch-size=1", "--calculate-per-token-loss")
 """Flags set for every such job: Megatron counts in sequences, and tokens count alike, in any deal.

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
+from megatron_hetero.flags.support.rules import Rule
 from megatron_hetero.model.megatron_release import MEGATRON
-from megatron_hetero.runtime.model.attention.reported_logits import reports_logits
-from megatron_hetero.runtime.model.samples.packed import is_packed
-
-Rule = tuple[str, Callable[[Any], bool], str]
-"""(flag as the user knows it, condition on the parsed arguments, advice)."""
 
 REFUSED: tuple[Rule, ...] = (
     ("--expert-model-parallel-size", lambda a: a.expert_model_parallel_size > 1, "use 1"),
@@ -151,65 +144,6 @@ REFUSED: tuple[Rule, ...] = (
 )
 """Flags refused on an asymmetric plan."""
 
-NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
-    (
-        "--qk-clip / --log-max-attention-logit",
-        reports_logits,
-        "leave them out, or use a plan without cp; attention to parts of sequences reports none",
-    ),
-    (
-        "--sft / --dataloader-inter-document-masking",
-        is_packed,
-        "use a plan without cp; documents would have to be divided one by one",
-    ),
-    (
-        "--mtp-num-layers",
-        lambda a: a.mtp_num_layers is not None,
-        "leave it out, or use a plan without cp",
-    ),
-    (
-        "--reset-attention-mask",
-        lambda a: a.reset_attention_mask,
-        "leave it out, or use a plan without cp; its attention makes the causal mask itself",
-    ),
-    # Each rank routes a part of every sequence.
-    (
-        "--moe-expert-capacity-factor",
-        lambda a: a.moe_expert_capacity_factor is not None,
-        "leave it out, or use a plan without cp; each part of a sequence would drop by itself",
-    ),
-    (
-        "--moe-router-load-balancing-type sinkhorn",
-        lambda a: "sinkhorn" in a.moe_router_load_balancing_type,
-        "use aux_loss, or a plan without cp; each part of a sequence would be balanced by itself",
-    ),
-    (
-        "--hierarchical-context-parallel-sizes",
-        lambda a: a.hierarchical_context_parallel_sizes is not None,
-        "leave it out",
-    ),
-    (
-        "--window-size",
-        lambda a: a.window_size is not None and a.transformer_impl == "local",
-        "use --transformer-impl transformer_engine, or leave it out",
-    ),
-)
-"""Flags refused on a plan with context-parallel stages."""
-
-NOT_WITH_CONTEXT_SHARES: tuple[Rule, ...] = (
-    (
-        "--num-experts",
-        lambda a: a.num_experts is not None,
-        "use equal shares; Megatron's routers take all ranks to have equally many tokens",
-    ),
-    (
-        "--transformer-impl transformer_engine",
-        lambda a: a.transformer_impl != "local",
-        "use local, or equal shares; Transformer Engine divides sequences equally",
-    ),
-)
-"""Flags refused on a plan with stages of unlike shares of sequences."""
-
 NOT_WITH_SHARDED_LAYERS: tuple[Rule, ...] = (
     (
         "--save-params-interval / --save-wgrads-interval",
@@ -235,14 +169,6 @@ NOT_WITH_SHARDED_LAYERS: tuple[Rule, ...] = (
     ("--qk-clip", lambda a: a.qk_clip, "leave it out; it clips weights that are on other ranks"),
 )
 """Flags refused on a plan with sharded layers."""
-NOT_WITH_CHUNKS: tuple[Rule, ...] = (
-    (
-        "--sft / --dataloader-inter-document-masking / --reset-attention-mask",
-        lambda a: is_packed(a) or a.reset_attention_mask,
-        "use a plan with one chunk on each stage; every chunk would have to read the batch",
-    ),
-)
-"""Flags refused on a plan some of whose stages have several chunks of the model."""
 NOT_WITH_SPLIT_PASSES: tuple[Rule, ...] = (
     (
         "--transformer-impl",

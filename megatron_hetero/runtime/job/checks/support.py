@@ -12,6 +12,9 @@ from typing import Any
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support.lookup import refused_by_presence, without_effect
+from megatron_hetero.flags.support.of_plan import check_chunks
+from megatron_hetero.flags.support.of_plan import check_context_parallel as check_divided_sequences
+from megatron_hetero.flags.support.rules import Rule, refuse
 from megatron_hetero.flags.support.tensor_overlap import check_tensor_overlap
 from megatron_hetero.model.flag_table import Option
 from megatron_hetero.plan.plan import Plan
@@ -21,13 +24,9 @@ from megatron_hetero.runtime.batches import global_batch_size
 from megatron_hetero.runtime.job.checks.attention_variables import check_attention_variables
 from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
 from megatron_hetero.runtime.job.checks.refused_flags import (
-    NOT_WITH_CHUNKS,
-    NOT_WITH_CONTEXT_PARALLEL,
-    NOT_WITH_CONTEXT_SHARES,
     NOT_WITH_SHARDED_LAYERS,
     NOT_WITH_SPLIT_PASSES,
     REFUSED,
-    Rule,
 )
 from megatron_hetero.runtime.model import fp8, precision
 from megatron_hetero.runtime.model.moe import experts
@@ -104,12 +103,7 @@ def check_context_parallel(plan: Plan, args: Any) -> None:
     Raises:
         UnsupportedError: the message names every such flag, with advice.
     """
-    if plan.layout.has_context_parallel:
-        heading = "These flags do not go with the context parallelism (cp) of a plan:"
-        refuse(NOT_WITH_CONTEXT_PARALLEL, args, heading)
-    if plan.layout.has_uneven_context_parallel:
-        heading = "These flags do not go with unlike shares of sequences (cp2(3:1)) in a plan:"
-        refuse(NOT_WITH_CONTEXT_SHARES, args, heading)
+    check_divided_sequences(plan, args)
     _check_position_table(plan, args)
 
 
@@ -192,9 +186,7 @@ def check_orders(plan: Plan, args: Any) -> None:
     split = any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)
     if split:
         refuse(NOT_WITH_SPLIT_PASSES, args, "These flags do not go with a plan's I and W passes:")
-    if any(len(stage.chunks) > 1 for r in plan.replicas for stage in r.stages):
-        heading = "These flags do not go with several chunks of the model on a stage:"
-        refuse(NOT_WITH_CHUNKS, args, heading)
+    check_chunks(plan, args)
 
 
 def check_flags(options: Sequence[Option]) -> tuple[str, ...]:
@@ -244,18 +236,3 @@ def check_entry(args: Any) -> None:
         args,
         "megatron_hetero.pretrain_gpt cannot train with these flags:",
     )
-
-
-def refuse(rules: Sequence[Rule], args: Any, heading: str) -> None:
-    """Refuse flags by rules.
-
-    Args:
-        rules: flags, conditions and advice.
-        args: Megatron's parsed arguments.
-        heading: first line of the message.
-    Raises:
-        UnsupportedError: the message names every flag whose condition holds.
-    """
-    found = [f"{flag}: {instead}" for flag, asks, instead in rules if asks(args)]
-    if found:
-        raise UnsupportedError("\n  ".join([heading, *found]))

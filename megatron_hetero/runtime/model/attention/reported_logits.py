@@ -35,8 +35,3 @@ class ReportingAttention(DotProductAttention):
         before = self.current_max_attn_logits
         self.current_max_attn_logits = largest if before is None else torch.maximum(before, largest)
         return masked
-
-
-def reports_logits(args: Any) -> bool:
-    """Tell if a job reads the largest attention logits."""
-    return bool(args.qk_clip or args.log_max_attention_logit)

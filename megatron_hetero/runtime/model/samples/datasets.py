@@ -24,7 +24,7 @@ from megatron.training.datasets.sft_dataset import SFTDataset
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.runtime.model.samples.packed import is_packed
+from megatron_hetero.flags.support.rules import is_packed
 from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
 from megatron_hetero.runtime.parallel.groups import PipelinePlace
 

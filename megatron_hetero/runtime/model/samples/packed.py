@@ -21,11 +21,6 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.runtime.parallel.masked_attention import MaskedAttention
 
 
-def is_packed(args: Any) -> bool:
-    """Tell if the job's batches say where documents begin."""
-    return bool(args.sft or args.dataloader_inter_document_masking)
-
-
 def packed_parameters(batch: dict[str, Tensor | None], seq_length: int) -> PackedSeqParams:
     """Describe a batch joined into a single sequence by `flatten_batch_for_packed_sequences`.
 

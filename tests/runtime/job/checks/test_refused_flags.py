@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_hetero.cost import choices
-from megatron_hetero.runtime.job.checks.refused_flags import NOT_WITH_CONTEXT_PARALLEL
+from megatron_hetero.flags.support.of_plan import NOT_WITH_CONTEXT_PARALLEL
 
 
 def test_the_planner_knows_every_flag_that_context_parallelism_refuses() -> None:
