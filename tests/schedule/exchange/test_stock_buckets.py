@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from megatron_hetero.cost.parameters import further_params, layer_params
-from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import EMBEDDING
 from megatron_hetero.model.spec import ModelSpec
