@@ -72,7 +72,7 @@ def test_a_group_that_does_not_divide_the_model_has_no_plain_form() -> None:
     folder = ROOT / "examples" / "a100-rtx4090"
     whole = load_cluster(folder / "cluster.yaml")
     cluster = replace(whole, limits=replace(whole.limits, idle_devices=("a100-0",)))
-    flags = ("--num-layers=10", "--global-batch-size=4")
+    flags = ("--num-layers=11", "--global-batch-size=4")
     workload = load_workload(folder / "gpt-7b.sh", flags)
     board = search(make_problem(cluster, workload))
     best = Rescorer(board).best()
