@@ -30,7 +30,7 @@ from megatron_hetero.model.arguments import leading_holes
 from megatron_hetero.model.script import Script, read_script
 from megatron_hetero.model.shell.values import Word
 
-STARTS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "mpirun", "numactl", "ssh")
+STARTS = ("torchrun", "python", "python3", "deepspeed", "accelerate", "numactl", "ssh")
 HARMLESS = (
     "bash",
     "tee",
@@ -108,7 +108,7 @@ def make_stubs(folder: Path) -> None:
     folder.mkdir()
     for name in STARTS:
         (folder / name).write_text(_STUB)
-    for name in ("srun", "nohup", "time"):
+    for name in ("srun", "mpirun", "nohup", "time"):
         (folder / name).write_text(_SRUN)
     (folder / "prelude").write_text(_PRELUDE)
     for stub in folder.iterdir():
