@@ -54,10 +54,17 @@ def verified(job: Job) -> dict[str, Any]:
             found = verify(job.plan, job.workload, job.options, Path(folder))
         except HeteroError as error:
             kind = "refused" if error.exit_code in REFUSALS else "died"
-            return {"outcome": kind, "why": str(error)}
+            return {"outcome": kind, "why": why(str(error))}
     if found.ok:
         return {"outcome": "equal"}
     return {"outcome": "unequal", "why": json.dumps(outcome_to_data(found)["runs"])}
+
+
+def why(text: str) -> str:
+    """Return the error of a text that may end with a rank's log: no lines before it, no paths."""
+    lines = [line.strip() for line in text.splitlines()]
+    first = next((n for n, line in enumerate(lines) if line.startswith("error:")), 0)
+    return "\n".join(line for line in lines[first:] if not line.startswith(("/", "warnings.")))
 
 
 def _run(plans: int, seed: int, only: frozenset[int], out: Path) -> None:

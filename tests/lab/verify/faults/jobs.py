@@ -38,6 +38,8 @@ BROKEN = {
     "learns-faster-alone": {"weights"},
 }
 """Errors of a plain job -> what of `found` is broken, with SGD and with Adam."""
+LATER = ("weighted-by-micro-batch", "mask-ignored")
+"""Errors that the first step, whose micro-batches count equally many tokens, does not have."""
 FLAGS: dict[str, tuple[str, ...]] = {
     "weights-not-gathered": ("--use-distributed-optimizer",),
     "clip-forgotten": ("--clip-grad=0.1",),
@@ -79,7 +81,7 @@ FEATURES: dict[str, _Feature] = {
     "further-tokens-weigh-more": (LAYOUT, FURTHER, (), ("gradients",)),
     "balance-weighs-more": (LAYOUT, MIXTRAL_LIKE, (), ("gradients",)),
     "boundary-gradients-scaled": ("tp2:3,tp1:1 @6", {}, (), ("gradients",)),
-    "rows-sharpened": (CONTEXT, {}, (), ("loss",)),
+    "rows-sharpened": (CONTEXT, {}, (), ("gradients",)),
     "rows-rolled": (CONTEXT, {}, (), ("loss",)),
     "mask-shifted": (CONTEXT, {}, (), ("loss",)),
     "experts-uncounted": (OVER_REPLICAS, MIXTRAL_LIKE, (), ("norm",)),
@@ -107,6 +109,12 @@ class Planted:
     plan_flags: tuple[str, ...] = ()
     megatron_args: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ("adam",)
+
+    def due_with(self, optimizer: str) -> frozenset[str]:
+        """Return what is broken; `gradients` are those of the first step with Adam."""
+        if optimizer == "adam" and self.fault in LATER:
+            return self.due - {"gradients"} | {"later gradients"}
+        return self.due
 
     @property
     def resumes(self) -> bool:
