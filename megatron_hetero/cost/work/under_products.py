@@ -4,7 +4,8 @@ Without any flag the backward pass of a column-parallel layer starts its exchang
 Megatron's `LinearWithGradAccumulationAndAsyncCommunication` gathers the input once more under the
 product for the input's gradient, and sums that gradient under the product for the weight's
 (`CUDA_DEVICE_MAX_CONNECTIONS=1` has the exchange begin first); Transformer Engine's `Linear` and
-`LayerNormLinear` do the same (`async_op=True`).  All other exchanges wait.
+`LayerNormLinear` do the same (`async_op=True`).  All other exchanges wait.  Measured layers hid
+part of these exchanges over NVLink and nothing over PCIe, where exchanges count in full.
 
 With `--tp-comm-overlap` more of them hide.  Which, and in how many pieces, is `initialize_ub`'s
 default (`transformer_engine/pytorch/module/base.py`, 2.20) and Megatron's flags:
@@ -98,6 +99,8 @@ def head_exchange_s(
         return speed_of(training, gpu).products.seconds(product)
 
     least_s, width = min(starmap(seconds, members)), members[0][1].width
+    if not _hides_alone(link):
+        least_s = 0.0
     if not training.sequence_parallel:
         return max(0.0, all_reduce_s(num_bytes, width, link) - least_s)
     exchanges = all_gather_s, reduce_scatter_s
@@ -130,9 +133,14 @@ def _part(
             for speed, *own in products
         )
 
+    # No buffers for unlike shares, or for products that are not there.
+    has_buffers = work_of is not None and len({share for _, share in members}) == 1
+    kinds = frozenset(training.tp_comm_overlap if has_buffers else ())
+    hides = work_of is not None and (bool(kinds) or _hides_alone(link))
+
     def bulk(exchange_s: float) -> float:
         """Time what a backward product of the column-parallel layer does not hide."""
-        return max(0.0, exchange_s - seconds(0)) if work_of else exchange_s
+        return max(0.0, exchange_s - seconds(0)) if hides else exchange_s
 
     if not training.sequence_parallel:
         # Backward: the sum of the input's gradient, under the product for the weight's.
@@ -141,9 +149,6 @@ def _part(
     # Seconds of both collectives by themselves.
     gather_s = all_gather_s(num_bytes, width, link)
     scatter_s = reduce_scatter_s(num_bytes, width, link)
-    # No buffers for unlike shares, or for products that are not there.
-    has_buffers = work_of is not None and len({share for _, share in members}) == 1
-    kinds = frozenset(training.tp_comm_overlap if has_buffers else ())
 
     def in_pieces(place: int, pieces: int) -> tuple[float, float]:
         """Time a product whole and cut; pieces that follow each other are no cooler."""
@@ -172,6 +177,11 @@ def _part(
     # A pass without gradients, whose activations are computed again, gathers before its product.
     first = gather_s if training.recompute == "full" else taken
     return PartExchange(first + given, of_output + of_input, taken + given)
+
+
+def _hides_alone(link: Link) -> bool:
+    """Return whether exchanges hide under products without a flag, which only NVLink has shown."""
+    return link.nvlink is not None
 
 
 def _products(
