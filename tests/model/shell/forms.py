@@ -47,6 +47,7 @@ PROCESSES: dict[str, Form] = {
     "cat bash": ("X=3\ncat <<E | bash\nRUN $X \\$X\nE", "3|?"),
     "bash -s": ("bash -s 4 <<'E'\nRUN $1\nE", "4"),
     "bash -c args": ('bash -c \'RUN $0 $1 "$@"\' x 1 2', "?|1|1|2"),
+    "perhaps $0": ("bash -c 'RUN $@' ${R[*]} x y", "?"),
     "echo bash": ('X=3\necho "RUN $X" | bash', "3"),
 }  # fmt: skip
 SCOPES: dict[str, Form] = {
