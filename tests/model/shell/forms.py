@@ -157,7 +157,7 @@ VALUES: dict[str, Form] = {
     "let unknown": ("X=1; let X=U+1\nRUN $X", "?"),
     "at 2": (
         'set -- 1 "2 3" 4\nRUN "${@:2}" ${@:1:1} "${*:2}" "${@: -1}" ${!#}',
-        "2 3|4|1|2 3 4|4|?"),
+        "2 3|4|1|2 3 4|4|4"),
     "1:?": ("set -- 1\nRUN ${1:?usage} ${#}", "1|1"),
     "regex": (
         "X=llama3-8B; if [[ $X =~ ^llama([0-9]+)-(.*)$ ]]; then Y=${BASH_REMATCH[2]}; fi\n"
