@@ -11,7 +11,7 @@ from typing import TypeGuard
 from megatron_hetero.model.shell.code import beside, run_code, run_file
 from megatron_hetero.model.shell.held import Variable
 from megatron_hetero.model.shell.state import Shell
-from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.shell.values import Word, opaque
 
 _SHELLS = ("bash", "sh", "zsh", "dash")
 _READ_INPUT = (*_SHELLS, "ssh", "sbatch", "srun")
@@ -91,7 +91,11 @@ def follow_nested(
             at += 1
             # The word behind the code is `$0` of the child, so the arguments begin behind that.
             if is_code and at < len(words):
-                run_code(child(words[at + 2 :]), words[at])
+                given = words[at + 2 :]
+                # Which word is `$0` is open where the first may be none or several.
+                if words[at + 1 : at + 2] and words[at + 1].may_split:
+                    given = (opaque(words[at + 1], may_split=True),)
+                run_code(child(given), words[at])
                 return True
             # `bash -s a b <<EOF`: the input is the code, and the words are its arguments.
             if words[at - 1].text == "-s" and _is_seen(shell.given):

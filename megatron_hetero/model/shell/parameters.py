@@ -55,7 +55,7 @@ def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
     if prefix == "!":
         pointer = scalar(shell, name, shell.line_at(node))
         # A pointer leads to a variable, an element (`A[1]`) or all of them (`A[@]`).
-        match = re.fullmatch(r"([A-Za-z_]\w*)(?:\[(@|\*|\d+)\])?", pointer.text or "")
+        match = re.fullmatch(r"([A-Za-z_]\w*|\d+)(?:\[(@|\*|\d+)\])?", pointer.text or "")
         if not index and pointer.is_known and match is None:
             fault = "leads to no variable, and bash leaves its statement"
             shell.note("", f"{bare_source(node)} {fault}")

@@ -47,6 +47,7 @@ PROCESSES: dict[str, Form] = {
     "cat bash": ("X=3\ncat <<E | bash\nRUN $X \\$X\nE", "3|?"),
     "bash -s": ("bash -s 4 <<'E'\nRUN $1\nE", "4"),
     "bash -c args": ('bash -c \'RUN $0 $1 "$@"\' x 1 2', "?|1|1|2"),
+    "perhaps $0": ("bash -c 'RUN $@' ${R[*]} x y", "?"),
     "echo bash": ('X=3\necho "RUN $X" | bash', "3"),
 }  # fmt: skip
 SCOPES: dict[str, Form] = {
@@ -156,7 +157,7 @@ VALUES: dict[str, Form] = {
     "let unknown": ("X=1; let X=U+1\nRUN $X", "?"),
     "at 2": (
         'set -- 1 "2 3" 4\nRUN "${@:2}" ${@:1:1} "${*:2}" "${@: -1}" ${!#}',
-        "2 3|4|1|2 3 4|4|?"),
+        "2 3|4|1|2 3 4|4|4"),
     "1:?": ("set -- 1\nRUN ${1:?usage} ${#}", "1|1"),
     "regex": (
         "X=llama3-8B; if [[ $X =~ ^llama([0-9]+)-(.*)$ ]]; then Y=${BASH_REMATCH[2]}; fi\n"
