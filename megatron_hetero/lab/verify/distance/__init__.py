@@ -2,6 +2,7 @@
 
 compare  the worst distances over tensors, steps and ranks, and their bounds
 measure  the distances of one rank and step
+norm     gradient norms, between the one process's printed one and the exact one
 half_precision  bounds of losses and norms, from few steps in half precision
 adam     the part of a distance of weights that Adam makes of a distance of gradients
 start    the initial weights of all ranks, compared bit by bit
