@@ -42,7 +42,7 @@ BESIDE_A_PLAN = StockLimits(
     num_orders=100,
     num_grids=3_000,
     num_cases=32,
-    num_made=600,
+    num_made=2_400,
     num_bounded=20_000,
     num_simulated=3,
     num_messages=6_000,
@@ -58,9 +58,9 @@ _FEW_GPUS = 8
 def limits_beside_a_plan(num_gpus: int) -> StockLimits:
     """Return the limits of a search for a plan to be compared with.
 
-    Steps of few GPUs are simulated quickly, and more of them share paths: for few GPUs more steps
-    are simulated, which gives better plans.
+    Steps of few GPUs are simulated quickly, and divisions on few stages are few: for few GPUs more
+    steps and more cases are looked at, which gives better plans.
     """
     if num_gpus > _FEW_GPUS:
         return BESIDE_A_PLAN
-    return replace(BESIDE_A_PLAN, num_simulated=12)
+    return replace(BESIDE_A_PLAN, num_simulated=12, num_cases=128)

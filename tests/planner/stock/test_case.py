@@ -14,7 +14,9 @@ from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.grids import StockGrid, stock_grids
 from megatron_hetero.planner.stock.place import NEVER
+from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings
+from megatron_hetero.schedule.simulator.step import simulate_plan
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import parts
 
@@ -128,6 +130,28 @@ def test_stage_layers_are_those_that_fit_and_are_in_time() -> None:
         if least_s < below_s:  # nothing that could be sooner is left out
             assert all(n in of for n, of in zip(layers, soon, strict=True))
     assert case.stage_layers(0.0) == [[], []]
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_interleaved_stages_take_and_keep_what_the_simulation_says(chunks: int) -> None:
+    """On two machines, whose messages share no path: equal steps; what fits there fits here."""
+    workload = make_workload(num_layers=9, global_batch_size=8, seq_length=1024)
+    found = set()
+    for memory_mib in (260, 300, 340, 400, 1 << 20):
+        fast, slow = (replace(gpu, memory_bytes=memory_mib * MIB) for gpu in (FAST, SLOW))
+        cluster = make_cluster(("a", fast, 1), ("b", slow, 1), between=Link(3e9, 2e-5))
+        problem = make_problem(cluster, workload)
+        for grid in grids(problem, 2):
+            case = StockCase(problem, grid, StockSettings(1, "none", chunks))
+            of = np.array(list(parts(9, 2 * chunks))[::3], np.int64)
+            for division, least_s in zip(of.tolist(), case.least_times_s(of).tolist(), strict=True):
+                step = simulate_plan(stock_plan(case, division, 0), cluster, is_stock=True)
+                fits = all(t.peak_memory_bytes <= t.capacity_bytes for t in step.timelines)
+                found.add(fits)
+                assert fits == (least_s < inf)
+                if fits:
+                    assert least_s == pytest.approx(step.step_time_s, rel=1e-9)
+    assert found == {True, False}
 
 
 def test_chunks_sum_to_stages() -> None:
