@@ -49,7 +49,7 @@ def test_the_page_needs_no_network_and_names_replicas_and_classes(
 ) -> None:
     plan, seen = told
     page = serving_page(plan, seen)
-    assert "http" not in page
+    assert "://" not in page
     for words in (*(r.name for r in plan.replicas), *(c.name for c in plan.classes)):
         assert words in page
     assert "no fleet of these machines keeps them" in page
