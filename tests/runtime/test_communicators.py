@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str | Plan, dict[str, Any]]] = {
     ),
     "further tokens, untied": (
         "tp1:1,tp3(2:1:1):3 @4 | tp1:4 @2",
-        {**LLAMA_LIKE, "mtp_num_layers": 1, "position_embedding": "learned_absolute"},
+        {**LLAMA_LIKE, "mtp_num_layers": 1},
     ),
     "experts dealt out": (
         "tp3ep3(2:1:1):2,tp1:2 @3 | tp2(1:3)ep2(3:1):4 @2",
