@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import log
 
 from tools.by_hand import launches
-from tools.by_hand.gpus import CALL_US, EXTRA_TOKENS, GPUS, NVLINKS
+from tools.by_hand.gpus import CALL_US, EXTRA_TOKENS, GPUS, NVLINKS, Nvlink
 from tools.by_hand.memory import bytes_of_parameter, copy_for_update, held, holders_of_layer
 from tools.by_hand.paper import Paper, Replica, Stage
 from tools.by_hand.site import Site
@@ -53,8 +53,10 @@ def stage_pass(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _Pas
         loss = 3 * _collective_s(site, stage.node, tokens, width, 2)
 
     def back(product: float | None) -> float:
-        """Exchanges of half a layer backward, or of the head, where a product hides them."""
-        hidden = product or 0.0
+        """Exchanges of half a layer backward, or of the head, where a product hides them: over
+        NVLink."""
+        hides = width > 1 and _nvlink(site, stage.node) is not None
+        hidden = (product or 0.0) if hides else 0.0
         if job.sequence_parallel:
             return 2 * max(0.0, gathered - hidden)
         return max(0.0, reduce - hidden)
@@ -120,10 +122,15 @@ def stage_columns(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _
 def _collective_s(site: Site, node: str, size: float, cards: int, passes: int) -> float:
     """Time a collective inside a node: over NVLink as measured, else a ring's rounds."""
     speed, latency = site.inside(node)
-    nvlink = NVLINKS.get(site.gpu(node))
-    if nvlink and speed > 64e9:
+    if nvlink := _nvlink(site, node):
         return nvlink.seconds(size, cards, passes, speed)
     return passes * (cards - 1) * (latency + size / cards / speed)
+
+
+def _nvlink(site: Site, node: str) -> Nvlink | None:
+    """Constants of a node's NVLink; None where its GPUs are joined by something slower."""
+    speed, _ = site.inside(node)
+    return NVLINKS.get(site.gpu(node)) if speed > 64e9 else None
 
 
 def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, member: int) -> _Parts:

@@ -9,13 +9,14 @@ from typing import get_args
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.nvlink import nvlink_curve
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.memory.working import overlap_buffer_bytes
 from megatron_hetero.cost.network.collectives import (
+    all_gather_s,
     all_reduce_s,
     end_exchanges,
-    ring_all_gather_s,
-    ring_reduce_scatter_s,
+    reduce_scatter_s,
 )
 from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.cost.work.compute import speed_of
@@ -48,6 +49,11 @@ def job(overlap: tuple[TensorOverlap, ...] = ALL, **settings: object) -> Workloa
     return replace(workload, model=model, training=training)
 
 
+def over_nvlink(bytes_per_s: float) -> Link:
+    """Return a link whose collectives are priced as tables of NVLink say."""
+    return Link(bytes_per_s, 5e-6, nvlink=nvlink_curve(GPU.name))
+
+
 def sizes(workload: Workload, width: int) -> tuple[float, list[tuple[GpuType, TensorShare]]]:
     share = even_share(workload.model, width)
     tokens = share.num_tokens(workload.model, workload.training)
@@ -69,7 +75,7 @@ def test_a_fast_link_hides_all_but_a_fourth_of_each_forward_scatter(width: int) 
             max(0.0, speed.seconds(p._replace(rows=p.rows / n, number=n)) - speed.seconds(p))
             for p, n in ((column, width), (row, 4), (row, width))
         ]
-        scatter_s = ring_reduce_scatter_s(num_bytes, width, link)
+        scatter_s = reduce_scatter_s(num_bytes, width, link)
         assert part.forward_s == pytest.approx(more[0] + more[1] + scatter_s / 4)
         assert part.backward_s == pytest.approx(more[2])
 
@@ -84,7 +90,7 @@ def test_a_slow_link_hides_the_products_instead() -> None:
     ).products
     speed = speed_of(workload.training, GPU).products
     gather_s, scatter_s = (
-        f(num_bytes, width, link) for f in (ring_all_gather_s, ring_reduce_scatter_s)
+        f(num_bytes, width, link) for f in (all_gather_s, reduce_scatter_s)
     )
     whole = [speed.seconds(p) for p in (column, row)]
     cut = [speed.seconds(p._replace(rows=p.rows / 4, number=4)) for p in (column, row)]
@@ -146,7 +152,7 @@ def test_the_first_pass_of_full_recompute_gathers_before_its_products() -> None:
 
 def in_turn(num_bytes: float, width: int, link: Link) -> PartExchange:
     gather_s, scatter_s = (
-        f(num_bytes, width, link) for f in (ring_all_gather_s, ring_reduce_scatter_s)
+        f(num_bytes, width, link) for f in (all_gather_s, reduce_scatter_s)
     )
     once_s = gather_s + scatter_s
     return PartExchange(once_s, once_s + gather_s, once_s)
@@ -178,7 +184,7 @@ def test_without_the_flag_column_parallel_layers_hide_their_backward_exchanges(
 ) -> None:
     """The input is gathered again under one product, its gradient scattered under another one: of
     the member that computes least.  Unlike shares hide no more with the flag."""
-    link = Link(50e9, 5e-6)
+    link = over_nvlink(50e9)
     workload, (num_bytes, _) = job(() if shares == (1, 1) else ALL), sizes(job(), 2)
     members = [(GPU, share) for share in member_shares(workload.model, 2, shares)]
     speed = speed_of(workload.training, GPU).products
@@ -191,14 +197,14 @@ def test_without_the_flag_column_parallel_layers_hide_their_backward_exchanges(
         )
         left_s = sum(
             max(0.0, f(num_bytes, 2, link) - product_s)
-            for f in (ring_all_gather_s, ring_reduce_scatter_s)
+            for f in (all_gather_s, reduce_scatter_s)
         )
-        gather_s = ring_all_gather_s(num_bytes, 2, link)
+        gather_s = all_gather_s(num_bytes, 2, link)
         assert part == pytest.approx((plain.forward_s, gather_s + left_s, plain.forward_s))
 
 
 def test_without_sequence_parallelism_the_sum_hides_under_the_gradient_of_weights() -> None:
-    link = Link(20e9, 5e-6)
+    link = over_nvlink(20e9)
     num_bytes, members = sizes(job(), 4)
     workload = job(())
     workload = replace(workload, training=replace(workload.training, sequence_parallel=False))
@@ -212,10 +218,23 @@ def test_without_sequence_parallelism_the_sum_hides_under_the_gradient_of_weight
         assert part == pytest.approx((reduce_s, left_s, reduce_s))
 
 
+def test_over_other_links_nothing_hides_without_the_flag() -> None:
+    """Measured layers show their exchanges in full over PCIe."""
+    link, width = Link(20e9, 5e-6), 4
+    num_bytes, members = sizes(job(), width)
+    for part in layer_exchanges(job(()), members, num_bytes, link):
+        assert part == pytest.approx(in_turn(num_bytes, width, link))
+    source = price_pieces(job(()), None, members, link, 4096000).source
+    assert source is not None
+    assert source.communication["head"].backward_s == pytest.approx(
+        all_gather_s(num_bytes, width, link) + reduce_scatter_s(num_bytes, width, link)
+    )
+
+
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_the_head_hides_its_backward_exchanges(sequence_parallel: bool) -> None:
     """A large vocabulary hides all of them; of a small one the rest is left."""
-    link, width = Link(2e9, 5e-6), 4
+    link, width = over_nvlink(2e9), 4
     workload = job(())
     training = replace(workload.training, sequence_parallel=sequence_parallel)
     workload = replace(workload, training=training)
@@ -231,7 +250,7 @@ def test_the_head_hides_its_backward_exchanges(sequence_parallel: bool) -> None:
     product = Product(4096, 1024, 8192)
     product_s = speed_of(training, GPU).products.seconds(product)
     exchanges = (
-        (ring_all_gather_s, ring_reduce_scatter_s) if sequence_parallel else (all_reduce_s,)
+        (all_gather_s, reduce_scatter_s) if sequence_parallel else (all_reduce_s,)
     )
     assert few.communication["head"].backward_s == pytest.approx(
         sum(f(num_bytes, width, link) - product_s for f in exchanges)
