@@ -34,7 +34,7 @@ NOT_WITH_CONTEXT_PARALLEL = frozenset(
 )
 """Flags with which the runtime refuses context parallelism, some only with local layers
 (`flags.support.of_plan`)."""
-_FP8_ROWS = 8
+FP8_ROWS = 8
 """Transformer Engine's fp8 products need so many tokens, or a multiple (`runtime.model.fp8`)."""
 
 
@@ -76,9 +76,9 @@ def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...
     # Chunks of a sequence that every rank of the stage must be able to take evenly.
     model, training = costs.workload.model, costs.workload.training
     parts = 2 * (width if training.sequence_parallel else 1)
-    # Products in fp8 need a number of tokens that is a multiple of `_FP8_ROWS` as well.
+    # Products in fp8 need a number of tokens that is a multiple of `FP8_ROWS` as well.
     if training.fp8:
-        parts = lcm(parts, _FP8_ROWS)
+        parts = lcm(parts, FP8_ROWS)
     return tuple(
         size
         for size in range(2, most + 1)

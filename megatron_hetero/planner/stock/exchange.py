@@ -52,9 +52,9 @@ def _priced(
     training, model = costs.workload.training, costs.workload.model
     waits, num_stages = training.stock_waits, grid.num_stages
     nothing: list[Line] = [(0.0, 0.0)] * num_stages
-    # A single replica exchanges nothing but tied embeddings.
+    # A single replica exchanges nothing but copies of the words.
     is_alone = grid.num_replicas == 1 and grid.context_parallel == 1
-    if is_alone and not (model.tied_embeddings and waits):
+    if is_alone and not (model.copies_words and waits):
         return ExchangeLines(nothing, nothing, [])
 
     def collectives(num_layers: int) -> tuple[tuple[Collective, ...], ...]:

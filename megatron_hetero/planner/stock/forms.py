@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from math import lcm
 
 from megatron_hetero.cost.choices import (
+    FP8_ROWS,
     NOT_WITH_CONTEXT_PARALLEL,
     ExpertGroups,
     cuts_positions,
@@ -46,7 +48,9 @@ def contexts(problem: Problem, ranks: StockRanks) -> list[int]:
         and not model.mtp_num_layers
     )
     # Two chunks for each rank, whose tokens divide among TP ranks, and by 8 with fp8.
-    parts = 2 * (ranks.width if training.sequence_parallel else 1) * (8 if training.fp8 else 1)
+    parts = 2 * (ranks.width if training.sequence_parallel else 1)
+    if training.fp8:
+        parts = lcm(parts, FP8_ROWS)
     most = len(ranks.units) if may else 1
     return [
         size
