@@ -30,7 +30,8 @@ MAX_MICRO_BATCHES = 64
 _SHARES = r"(?:\(\d+(?::\d+)+\))?"
 _STAGE = rf"tp\d+{_SHARES}(?:cp\d+{_SHARES})?:\d+"
 _REPLICA = rf"{_STAGE}(?:\s*,\s*{_STAGE})*\s*@\s*\d+(?:x\d+)?"
-_LAYOUT = re.compile(rf"{_REPLICA}(?:\s*\\?\|\s*{_REPLICA})*(`, twice)?")
+# A stage that another one precedes is the end of a layout with a form that is not looked for.
+_LAYOUT = re.compile(rf"(?<![,\w])(?<!, ){_REPLICA}(?:\s*\\?\|\s*{_REPLICA})*(`, twice)?")
 _COMMAND = re.compile(r"^(?:\$ )?megatron-hetero (plan (?:[^\n]*\\\n)*[^\n]*)$", re.MULTILINE)
 
 

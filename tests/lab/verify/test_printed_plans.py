@@ -38,6 +38,8 @@ SIX = _six()
 
 def test_layouts_are_found_as_they_are_printed() -> None:
     text = "| a | `tp1:2,tp2(2:1):3 @4x2 \\| tp1:5 @1` | and `tp2:6 @8`, twice, and tp2:3 alone"
+    # A layout of a form that is not looked for is not read from its middle.
+    text += "; `tp2:3z1,tp1:1 @4`, `tp2ep2:3, tp1:1 @4`"
     found = [format_layout(layout) for layout in printed_plans.layouts_of(text)]
     assert found == ["tp1:2,tp2(2:1):3 @4x2 | tp1:5 @1", "tp2:6 @8 | tp2:6 @8"]
 
