@@ -124,6 +124,17 @@ def follow_case(shell: Shell, node: Node) -> Status:
     """Follow `case`: the first pattern that fits, or all that may."""
     subject = value(shell, node.children[1])
     items = [child for child in node.children if child.type == "case_item"]
+    return _matched(shell, node, subject, items)
+
+
+def _matched(shell: Shell, node: Node, subject: Word, items: list[Node]) -> Status:
+    """Follow the items of a `case` from one of them on.
+
+    Args:
+        node: the `case`.
+        subject: the word that patterns are compared with.
+        items: those that are left.
+    """
     ways: list[Callable[[Shell], object]] = []
     is_decided = False
     for i, item in enumerate(items):
@@ -132,7 +143,7 @@ def follow_case(shell: Shell, node: Node) -> Status:
         if fits is False:
             continue
         # A pattern that may fit opens a way, and those behind stay possible.
-        ways.append(_body_of_case(items[i:]))
+        ways.append(_body_of_case(node, subject, items[i:]))
         if fits is True:
             is_decided = True
             break
@@ -147,15 +158,18 @@ def follow_case(shell: Shell, node: Node) -> Status:
     return None
 
 
-def _body_of_case(items: list[Node]) -> Callable[[Shell], object]:
+def _body_of_case(node: Node, subject: Word, items: list[Node]) -> Callable[[Shell], object]:
+    """Return how to follow the body of the first of some items, as `_matched` takes them."""
+
     def follow(shell: Shell) -> None:
         # `;&` goes on with the next body, whatever its pattern.
-        for item in items:
+        for i, item in enumerate(items):
             at = next(i for i, child in enumerate(item.children) if child.type == ")")
             run_all(shell, item.children[at + 1 :])
             last = item.children[-1].type
-            if last == ";;&":
-                shell.note("", "`;;&` of a `case` is not understood")
+            # `;;&` goes on with the next pattern that fits.
+            if last == ";;&" and not shell.flow:
+                _matched(shell, node, subject, items[i + 1 :])
             if last != ";&":
                 return
 

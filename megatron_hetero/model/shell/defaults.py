@@ -101,10 +101,16 @@ def _is_missing(
 
 def _body(shell: Shell, body: list[Node | str], is_quoted: bool) -> Iterator[WordPiece]:
     """Yield the word behind an operator, in which blanks stand for themselves."""
+    is_nothing = True
     for part in body:
         if is_quoted and not isinstance(part, str) and part.type == "raw_string":
             yield from pieces(shell, source(part), True)
+            is_nothing = False
             continue
         for piece in pieces(shell, part, is_quoted):
             # Unquoted text of a default is split like the value of a variable.
             yield replace(piece, is_text=False) if not piece.is_quoted else piece
+            is_nothing = False
+    # In quotes nothing is an empty word, also in the place of all arguments.
+    if is_quoted and is_nothing:
+        yield WordPiece(Word("", shell.where), True)

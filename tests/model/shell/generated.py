@@ -63,6 +63,7 @@ def _expansion(name: str, inner: str, form: int) -> str:
 
 
 defaults = st.one_of(
+    st.just(""),
     bare,
     plain.map(lambda text: f'"{text}"'),
     plain.map(lambda text: f"'{text}'"),
@@ -77,7 +78,7 @@ array_forms = st.tuples(
 ).map(lambda pair: f"${{{pair[0]}{pair[1]}}}")
 counts = st.one_of(
     arrays.map(lambda name: f"${{#{name}[@]}}"),
-    st.sampled_from(["$#", "$*", "$@", "${2:-q}", "$1"]),
+    st.sampled_from(["$#", "$*", "$@", "${2:-q}", "$1", "${@:-}"]),
 )
 any_form = st.one_of(expansions, array_forms, counts)
 parts = st.one_of(
@@ -107,6 +108,7 @@ conditions = st.one_of(
         st.sampled_from(["a*", "12", "0", "[a-c]*", "'b c'", "^a", "$A"]),
     ),
     st.builds("[ {} ${} ]".format, st.sampled_from(["-z", "-n", "! -z"]), names),
+    st.builds('[ {} "{}" ]'.format, st.sampled_from(["-z", "-n", "! -z"]), expansions),
     st.sampled_from(['[ -n "$U" ]', '[ "$U" = x ]', '[[ $U == x* ]]', '[ -z "$U$A" ]']),
     st.builds("[[ -z ${} || ! -n ${} && 1 -lt 2 ]]".format, names, names),
     st.builds("(( {} > 3 ))".format, names),
