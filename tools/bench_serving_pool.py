@@ -32,7 +32,7 @@ from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.compose.milp import serve_most
 from megatron_hetero.serving.compose.problem import ROUTES
-from megatron_hetero.serving.fleet.api import plan_serving
+from megatron_hetero.serving.fleet.api import planned_fleet
 from megatron_hetero.serving.fleet.forecast import simulate
 from megatron_hetero.serving.fleet.offers import Fleet, OfferedReplica, make_fleet
 from megatron_hetero.serving.fleet.shapes import Shape
@@ -215,7 +215,7 @@ def main() -> int:
         for engine in engines:
             begin = time.process_time()
             mix = mix_of(4.0, 5.0, 0.2)
-            plan = plan_serving(cluster_of(4, folder), served, mix, "goodput", engine)
+            plan, *_ = planned_fleet(cluster_of(4, folder), served, mix, "goodput", engine)
             replanned[engine] = {
                 "processor_s": round(time.process_time() - begin, 1),
                 "replicas": [replica.shape for replica in plan.replicas],

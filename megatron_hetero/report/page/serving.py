@@ -33,12 +33,6 @@ def serving_page(plan: ServingPlan, story: FleetStory) -> str:
     return framed(title, body)
 
 
-def serving_figures(plan: ServingPlan, story: FleetStory) -> tuple[Figure, ...]:
-    """Draw every figure of the page, in its order."""
-    found = share_bars(plan), minute_lanes(plan, story), cost_bars(story)
-    return tuple(figure for figure in found if figure is not None)
-
-
 def share_bars(plan: ServingPlan) -> Figure:
     """Draw a bar for each replica: requests per second of each class that go there."""
     classes = tuple((_colour(i), kind.name) for i, kind in enumerate(plan.classes))

@@ -27,23 +27,6 @@ from megatron_hetero.serving.prices.steps import ReplicaStage, stage_prices
 from megatron_hetero.serving.workload.requests import RequestMix
 
 
-def plan_serving(
-    cluster: Cluster,
-    served: ServedModel,
-    mix: RequestMix,
-    goal: Goal = "throughput",
-    engine: EngineName = "vllm",
-    budget_per_hour: float = inf,
-    gap: float = 5e-3,
-    seed: int = 0,
-    compares_engines: bool = False,
-) -> ServingPlan:
-    """Plan a fleet: which replicas on which GPUs, and which requests where (`planned_fleet`)."""
-    return planned_fleet(
-        cluster, served, mix, goal, engine, budget_per_hour, gap, seed, compares_engines
-    )[0]
-
-
 def planned_fleet(
     cluster: Cluster,
     served: ServedModel,

@@ -20,7 +20,7 @@ from megatron_hetero.errors import (
 from megatron_hetero.serving.checks import check_fleet
 from megatron_hetero.serving.compose.milp import serve_most
 from megatron_hetero.serving.compose.problem import faults
-from megatron_hetero.serving.fleet.api import plan_serving
+from megatron_hetero.serving.fleet.api import planned_fleet
 from megatron_hetero.serving.fleet.file import (
     is_serving_plan,
     load_serving_plan,
@@ -40,6 +40,11 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples/serving"
 CLUSTER = load_cluster(EXAMPLE / "cluster.yaml")
 SERVED = load_served(EXAMPLE, "16-bit", "16-bit")
 MIX = load_request_mix(EXAMPLE / "workload.yaml")
+
+
+def plan_serving(*given: object, **named: object) -> ServingPlan:
+    plan, *_ = planned_fleet(*given, **named)  # type: ignore[arg-type]
+    return plan
 
 
 @pytest.fixture(scope="module")
