@@ -1,7 +1,8 @@
 """A complete starter script of a training job: Megatron's flags by subject, each with its meaning.
 
 `plan --model` reads it like any other script. Values that only the user knows stand in it as
-comments that begin with MISSING; `preflight` reports the same flags until they are filled in.
+comments that begin with MISSING; `preflight` reports those that a job cannot start without until
+they are filled in.
 """
 
 from __future__ import annotations
@@ -129,6 +130,12 @@ _SECTIONS = (
     ),
 )  # fmt: skip
 
+_COEFFICIENT = Needed(
+    ("--moe-aux-loss-coeff",),
+    "weight of that loss, such as 0.001; without it experts are not balanced",
+    "--moe-aux-loss-coeff WEIGHT",
+)
+
 _TAIL = """\
 # The plan decides the parallel sizes and starts the processes:
 #
@@ -153,7 +160,8 @@ def job_script(arguments: Sequence[Argument], source: str, name: str) -> str:
     lines = [
         "#!/usr/bin/env bash",
         f"# A training job for Megatron, from {_one_line(source)}.",
-        "# Fill in the lines that say MISSING, if there are any; `doctor` finds those too.",
+        "# Fill in the lines that say MISSING, if there are any; `doctor` finds those that keep a",
+        "# job from starting.",
         "set -euo pipefail",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         "",
@@ -188,10 +196,20 @@ def _missing(known: dict[str, Argument]) -> tuple[Needed, ...]:
     return missing_flags(given)
 
 
+def _unbalanced(known: dict[str, Argument]) -> tuple[Needed, ...]:
+    """Return the weight of a balancing loss that the job names without one: Megatron starts, and
+    balances nothing.  A bias on the choice (DeepSeek) balances without a loss."""
+    kind = known.get("--moe-router-load-balancing-type")
+    words = ("aux_loss",) if kind is None else (kind.words or ())
+    is_balanced = "--moe-router-enable-expert-bias" in known or _COEFFICIENT.flags[0] in known
+    has_loss = any(word.endswith("aux_loss") for word in words)
+    return (_COEFFICIENT,) if has_loss and not is_balanced else ()
+
+
 def _body(section: _ScriptSection, known: dict[str, Argument]) -> Iterator[str]:
     """Yield the lines of a section; a missing flag stands in its place as a comment."""
     defaults = {default.split()[0]: default for default in section.defaults}
-    missing = {needed.flags[0]: needed for needed in _missing(known)}
+    missing = {needed.flags[0]: needed for needed in (*_missing(known), *_unbalanced(known))}
     # What the source gives, what is missing, what only the source's shell knows, or the default.
     for flag, meaning in section.flags:
         argument = known.get(flag)

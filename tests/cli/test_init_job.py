@@ -148,3 +148,38 @@ def test_errors_name_the_file_that_is_there(
     assert main(["init", "--job", "--model", str(bad), "-o", str(output), "--", *SIZES]) == 4
     said = capsys.readouterr().err
     assert "config.json:" in said and "train.sh" not in said and not output.exists()
+
+
+MOE = {
+    "model_type": "qwen3_moe", "hidden_act": "silu", "hidden_size": 2048, "num_hidden_layers": 4,
+    "intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4,
+    "head_dim": 128, "max_position_embeddings": 4096, "vocab_size": 32000, "num_experts": 8,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 768, "norm_topk_prob": True,
+    "output_router_logits": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keys", "words", "line"),
+    [
+        ({"router_aux_loss_coef": 0.001}, [], "--moe-aux-loss-coeff 0.001"),
+        ({"router_aux_loss_coef": 0.0}, [], "--moe-aux-loss-coeff 0.0"),
+        ({}, [], "# MISSING: --moe-aux-loss-coeff WEIGHT"),
+        ({}, ["--moe-router-load-balancing-type", "seq_aux_loss"], "# MISSING: --moe-aux-loss-coe"),
+        ({}, ["--moe-aux-loss-coeff", "0.02"], "--moe-aux-loss-coeff 0.02"),
+        ({}, ["--moe-router-load-balancing-type", "sinkhorn"], ""),
+        ({}, ["--moe-router-load-balancing-type", "none"], ""),
+        ({}, ["--moe-router-enable-expert-bias", "--moe-router-score-function", "sigmoid"], ""),
+    ],
+)
+def test_a_balancing_loss_has_a_weight(
+    keys: dict[str, float], words: list[str], line: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MOE | keys))
+    script = job_of(tmp_path, "--model", str(config), "--", *SIZES, *words)
+    found = [text.strip() for text in script.read_text().splitlines() if "aux-loss-coe" in text]
+    assert len(found) == bool(line) and all(text.startswith(line) for text in found)
+    said = "though" if not line else "Hugging Face's own training adds only with"
+    assert (said in script.read_text()) == (keys.get("router_aux_loss_coef", 0) > 0)
+    subprocess.run(["bash", "-n", str(script)], check=True)

@@ -25,7 +25,11 @@ _GRES = re.compile(r"\sGres=(\S*)")
 _STATE = re.compile(r"\sState=(\S*)")
 _PARTITIONS = re.compile(r"\sPartitions=(\S*)")
 _ALLOCATED = re.compile(r"\sAllocTRES=(\S*)")
-_GPUS = re.compile(r"(?:^|,)gpu(?::(?P<type>[^:,()]+))?:(?P<count>[0-9]{1,4})(?:\([^)]*\))?(?=,|$)")
+_CONFIGURED = re.compile(r"\sCfgTRES=(\S*)")
+_GRES_USED = re.compile(r"\sGresUsed=(\S*)")
+_GPUS = re.compile(
+    r"(?:^|,)gpu(?::(?:\(null\)|(?P<type>[^:,()]+)))?:(?P<count>[0-9]{1,4})(?:\([^)]*\))?(?=,|$)"
+)
 _IN_USE = re.compile(r"(?:^|,)gres/gpu(?::(?P<type>[^:,=]+))?=(?P<count>[0-9]{1,4})(?=,|$)")
 _UNUSABLE = frozenset(
     {
@@ -36,6 +40,10 @@ _UNUSABLE = frozenset(
 )
 """States in which Slurm gives a node to nobody.  A node that is powered down is there: Slurm starts
 it, and in a cloud rents it, when a job asks for it."""
+_UNCOUNTED = (
+    "how many of its GPUs are free is not known, for Slurm's TRES do not count them; "
+    "`scontrol show nodes -d` does, as GresUsed"
+)
 _SUFFIXES = "*~#!%$@^-+"
 
 
@@ -47,7 +55,8 @@ def nodes_from_slurm(path: Path, means: Mapping[str, str], is_only_free: bool = 
 
     Args:
         means: the catalogue's GPU behind names that could be several ("a100": "A100-80GB").
-        is_only_free: GPUs that jobs hold now are left out, by the node's `AllocTRES`.
+        is_only_free: GPUs that jobs hold now are left out, by the node's `GresUsed`, or else
+            its `AllocTRES`; so are nodes with jobs where neither counts them.
     Raises:
         FileFormatError: the file cannot be read.
         ClusterError: it is no such text, a node's name is no host name, or types of GPUs could be
@@ -162,17 +171,34 @@ def _note_state(
         reasons["is reserved: name the reservation to Slurm"].append(name)
     # A mixed node has jobs on some of its GPUs.
     if "MIXED" in words and count is not None:
-        in_use = sum(_in_use(block).values())
-        if in_use:
-            free = max(0, count - in_use)
+        in_use = _in_use(block)
+        if in_use is None:
+            reasons[f"is taken with all its GPUs: {_UNCOUNTED}"].append(name)
+        elif held := sum(in_use.values()):
+            free = max(0, count - held)
             reasons[
                 f"has {free} of {count} GPUs free now; it is taken with all (--free takes these)"
             ].append(name)
 
 
-def _in_use(block: str) -> dict[str, int]:
-    """Count the whole GPUs that jobs hold, by type; under "" where Slurm gives the total alone."""
-    found = list(_IN_USE.finditer(_first(_ALLOCATED, block)))
+def _in_use(block: str) -> dict[str, int] | None:
+    """Count the whole GPUs that jobs hold, by type; under "" where Slurm gives the total alone.
+
+    None where the list does not count them: it has no `GresUsed`, and TRES have GPUs only on
+    clusters whose `AccountingStorageTRES` names `gres/gpu`.
+    """
+    used = _first(_GRES_USED, block)
+    found = list(_GPUS.finditer(used))
+    # Part of the GPUs in another form would pass for all of them.
+    if found and len(found) == len(re.findall(r"(?:^|,)gpu\b", used)):
+        counts: dict[str, int] = defaultdict(int)
+        for m in found:
+            counts[m["type"] or ""] += int(m["count"])
+        return {kind: count for kind, count in counts.items() if not part_of_card(kind)}
+    allocated = _first(_ALLOCATED, block)
+    if not any(map(_IN_USE.search, (allocated, _first(_CONFIGURED, block)))):
+        return None
+    found = list(_IN_USE.finditer(allocated))
     typed = {m["type"]: int(m["count"]) for m in found if m["type"]}
     if typed:
         return {kind: count for kind, count in typed.items() if not part_of_card(kind)}
@@ -197,6 +223,12 @@ def _free_kinds(
         reasons[f"is left out: no job can start there now (its state is {state[:60]})"].append(name)
         return []
     in_use = _in_use(block)
+    if in_use is None:
+        # A node without jobs needs no count.
+        if "MIXED" not in _words(state) and not _first(_ALLOCATED, block):
+            return kinds
+        reasons[f"is left out: {_UNCOUNTED}"].append(name)
+        return []
     # A total, or a type beside an untyped Gres, does not say which of several kinds is in use.
     unnamed = sum(count for held, count in in_use.items() if held not in {k for _, k in kinds})
     if unnamed and len(kinds) > 1:
@@ -208,9 +240,7 @@ def _free_kinds(
         free += [(count - held, kind)] if held < count else []
     total, left = sum(count for count, _ in kinds), sum(count for count, _ in free)
     if left < total:
-        what = (
-            "the free part is taken: launch it with --share-nodes" if left else "it is left out"
-        )
+        what = "the free part is taken: launch it with --share-nodes" if left else "it is left out"
         reasons[f"has {left} of {total} GPUs free now; {what}"].append(name)
     return free
 

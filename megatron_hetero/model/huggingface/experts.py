@@ -12,11 +12,16 @@ def few_experts(writer: FlagWriter, config: DecoderConfig) -> None:
     """Write the experts of Mixtral and GPT-OSS: as wide as the file's MLP, in all layers."""
     writer.add("num_local_experts", "--num-experts", config.num_experts)
     writer.add("num_experts_per_tok", "--moe-router-topk", config.num_experts_per_tok)
-    if config.output_router_logits and config.router_aux_loss_coef:
-        # Without the logits Hugging Face's own training has no such loss either.
+    # Megatron's default of 0 balances nothing.
+    if config.router_aux_loss_coef is not None:
         coefficient = repr(config.router_aux_loss_coef)
         writer.add("router_aux_loss_coef", "--moe-router-load-balancing-type", "aux_loss")
         writer.add("router_aux_loss_coef", "--moe-aux-loss-coeff", coefficient)
+        if config.router_aux_loss_coef and not config.output_router_logits:
+            writer.differ(
+                f"experts are balanced with router_aux_loss_coef {coefficient}, which Hugging "
+                "Face's own training adds only with output_router_logits"
+            )
 
 
 def qwen_experts(writer: FlagWriter, config: DecoderConfig) -> None:

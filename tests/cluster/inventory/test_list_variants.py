@@ -53,9 +53,50 @@ def test_slurm_gpus_that_no_job_holds(
     gres: str, held: str, free: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "nodes.txt"
-    path.write_text(f"NodeName=x1 Gres={gres} State=MIXED CfgTRES=cpu=9 AllocTRES={held}\n")
+    path.write_text(
+        f"NodeName=x1 Gres={gres} State=MIXED CfgTRES=cpu=9,gres/gpu=9 AllocTRES={held}\n"
+    )
     (node,) = nodes_from_slurm(path, {}, is_only_free=True).nodes
     assert [f"{c.count}x{c.gpu}" for c in node.cards] == free
+
+
+UNCOUNTED = "Gres=gpu:a100:8 State=MIXED CfgTRES=cpu=128,mem=1031000M AllocTRES=cpu=48,mem=300G"
+
+
+@pytest.mark.parametrize(
+    ("node", "free"),
+    [
+        (f"GresUsed=gpu:a100:2(IDX:0-1) {UNCOUNTED}", ["6xA100-80GB"]),
+        (f"GresUsed=gpu:a100:3(IDX:0,2-3) {UNCOUNTED}", ["5xA100-80GB"]),
+        (f"GresUsed=gpu:a100:0(IDX:N/A) {UNCOUNTED}", ["8xA100-80GB"]),
+        (f"GresUsed=gpu:(null):2(IDX:0-1) {UNCOUNTED}", ["6xA100-80GB"]),
+        (f"GresUsed=gpu:2,shard:a100:3(1/8,2/8) {UNCOUNTED}", ["6xA100-80GB"]),
+        ("Gres=gpu:l4:2,gpu:t4:2 GresUsed=gpu:l4:1(IDX:0),gpu:t4:2(IDX:2-3) State=MIXED",
+         ["1xL4"]),
+        ("Gres=gpu:a100:8 State=IDLE CfgTRES=cpu=128 AllocTRES=", ["8xA100-80GB"]),
+        ("Gres=gpu:a100:8 State=MIXED CfgTRES=cpu=1,gres/gpu=8 AllocTRES=cpu=1", ["8xA100-80GB"]),
+    ],
+)  # fmt: skip
+def test_slurm_gpus_in_use_without_tres(node: str, free: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "nodes.txt"
+    path.write_text(f"NodeName=gpu02 {node}\n")
+    (found,) = nodes_from_slurm(path, {"a100": "A100-80GB"}, is_only_free=True).nodes
+    assert [f"{c.count}x{c.gpu}" for c in found.cards] == free
+
+
+@pytest.mark.parametrize(
+    "used", ["", "GresUsed=(null) ", "GresUsed=gpu:a100:1,gpu:x ", "GresUsed=gpu "]
+)
+def test_slurm_gpus_that_nobody_counts_are_not_free(used: str, tmp_path: Path) -> None:
+    path = tmp_path / "nodes.txt"
+    path.write_text(f"NodeName=gpu02 {used}{UNCOUNTED}\n")
+    with pytest.raises(
+        ClusterError, match=r"gpu02 is left out: how many .* `scontrol show nodes -d`"
+    ):
+        nodes_from_slurm(path, {"a100": "A100-80GB"}, is_only_free=True)
+    taken = nodes_from_slurm(path, {"a100": "A100-80GB"})
+    assert [node.count for node in taken.nodes] == [8]
+    assert any("gpu02 is taken with all its GPUs: how many" in note for note in taken.notes)
 
 
 def kubernetes(folder: Path, labels: dict[str, str], **node: Any) -> Path:

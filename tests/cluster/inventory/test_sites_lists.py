@@ -229,7 +229,7 @@ def test_init_with_a_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 FREE = """\
 NodeName=a Gres=gpu:a100:4 State=MIXED AllocTRES=cpu=8,gres/gpu=3,gres/gpu:a100=3
 NodeName=b Gres=gpu:a100:4 State=ALLOCATED AllocTRES=cpu=48
-NodeName=c Gres=gpu:a100:4 State=MIXED AllocTRES=cpu=8
+NodeName=c Gres=gpu:a100:4 State=MIXED CfgTRES=cpu=48,gres/gpu=4 AllocTRES=cpu=8
 NodeName=d Gres=gpu:a100:2,gpu:v100s:2 State=MIXED AllocTRES=cpu=8,gres/gpu=2,gres/gpu:v100s=2
 NodeName=e Gres=gpu:a100:4 State=MIXED AllocTRES=gres/gpu=4
 NodeName=f Gres=gpu:a100:2,gpu:v100s:2 State=MIXED AllocTRES=gres/gpu=2

@@ -66,6 +66,8 @@ def test_nodes_with_gpus_in_use_are_taken(tmp_path: Path, one_line: bool) -> Non
     assert found.notes == (
         "gpu-r01 has unlike GPUs, written in the order of its Gres; put them in that of the PCI "
         "bus (`nvidia-smi -L` there)",
+        "gpu-r01 is taken with all its GPUs: how many of its GPUs are free is not known, for "
+        "Slurm's TRES do not count them; `scontrol show nodes -d` does, as GresUsed",
         "gpu-d01 is left out: its state is DOWN*+DRAIN",
         "Slurm's partitions, for `launch --for slurm`: --partition A100-80GB=gpu",
         "3 nodes are taken, 1 without GPUs left out",
