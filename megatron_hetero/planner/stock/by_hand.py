@@ -61,11 +61,16 @@ def plans_by_hand(problem: Problem) -> tuple[ByHand, ...]:
 
 
 def _without_slower(problem: Problem) -> list[Node]:
-    """Return the nodes of the fastest type."""
-    precision = problem.workload.training.precision
-    # A card without this precision counts as the slowest.
-    each = {n.gpu_type.name: n.gpu_type.peak_flops[precision] or 0.0 for n in problem.nodes}
-    fastest = max(each, key=lambda name: (each[name], name))
+    """Return the nodes of the type whose GPU takes the least time for one of the job's layers."""
+    precision, rows = problem.workload.training.precision, problem.workload.model.vocab_size
+    each: dict[str, tuple[bool, float, str]] = {}
+    for node in problem.nodes:
+        gpu = node.gpu_type
+        # The peak of the data sheet is not asked: an L40S has a higher one than an A100.
+        layer_s = problem.costs.pieces(node, 1, rows).layer.total_s
+        # A card without this precision counts as the slowest.
+        each[gpu.name] = (gpu.peak_flops[precision] is None, layer_s, gpu.name)
+    fastest = min(each, key=lambda name: each[name])
     return [node for node in problem.nodes if node.gpu_type.name == fastest]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.spec import Cluster, Limits, Link
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.explain import Explanation
 from megatron_hetero.planner.api import plan_and_explain
@@ -14,7 +16,7 @@ from megatron_hetero.planner.stock.limits import limits_beside_a_plan
 from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+from tests.cost.builders import FAST, OLD, SLOW, make_cluster, make_workload
 
 MIXED = make_cluster(("a", FAST, 2), ("b", SLOW, 2))
 JOB = make_workload(num_layers=8, global_batch_size=8, seq_length=512, hidden_size=512)
@@ -28,6 +30,46 @@ def test_all_gpus_and_without_the_slower_ones() -> None:
         layers = {s.shape.num_layers for r in found.plan.replicas for s in r.stages}
         assert len(layers) == 1 and reasons_not_stock(found.plan) == ()
         assert found.plan.workload == JOB
+
+
+def gpus_of_rows(cluster: Cluster, job: Workload) -> dict[str, set[str]]:
+    """Return the types of the GPUs of each row, by the row's name."""
+    type_of = {node.name: node.gpu_type.name for node in cluster.nodes}
+    return {
+        found.name: {
+            type_of[device.split(":")[0]]
+            for replica in found.plan.replicas
+            for stage in replica.stages
+            for device in stage.devices
+        }
+        for found in plans_by_hand(make_problem(cluster, job))
+    }
+
+
+def test_the_faster_cards_are_those_of_the_shorter_layer_not_of_the_higher_peak() -> None:
+    a100, l40s, l4 = (gpu_type(name) for name in ("A100-80GB", "L40S", "L4"))
+    peaks = [gpu.peak_flops["bf16"] or 0.0 for gpu in (a100, l40s)]
+    assert peaks[0] < peaks[1]
+    job = make_workload(num_layers=8, hidden_size=2048, global_batch_size=48, seq_length=4096)
+    nodes = ("a", a100, 8), ("l", l40s, 4)
+    for more in ((), (("b", l4, 4),)):
+        rows = gpus_of_rows(make_cluster(*nodes, *more), job)
+        assert rows["by hand: without the slower cards"] == {"A100-80GB"}
+    # Equal layers on 12 GPUs need the factor 3 in the layers or in the batch.
+    both = "by hand: equal layers, all GPUs"
+    assert gpus_of_rows(make_cluster(*nodes), job)[both] == {"A100-80GB", "L40S"}
+    job = make_workload(num_layers=8, hidden_size=2048, global_batch_size=64, seq_length=4096)
+    assert both not in gpus_of_rows(make_cluster(*nodes), job)
+
+
+def test_a_card_without_the_jobs_precision_counts_as_the_slowest() -> None:
+    slower = replace(SLOW, peak_flops={**SLOW.peak_flops, "bf16": 10e12})
+    cluster = make_cluster(("a", slower, 2), ("b", OLD, 2))
+    job = replace(JOB, training=replace(JOB.training, mixes_precisions=True))
+    costs = make_problem(cluster, job).costs
+    slow_s, old_s = (costs.pieces(node, 1, 1024).layer.total_s for node in cluster.nodes)
+    assert old_s < slow_s
+    assert gpus_of_rows(cluster, job)["by hand: without the slower cards"] == {"SLOW"}
 
 
 def test_the_step_is_no_longer_than_the_simulated_one_and_never_better_than_stocks_best() -> None:
