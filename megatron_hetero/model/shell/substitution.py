@@ -104,13 +104,18 @@ def _of_path(change: Callable[[str], str]) -> Callable[[Shell, Sequence[Word]], 
     return changed
 
 
+def _last_part(path: str) -> str:
+    """Return what `basename` prints: of `/` itself the slash, of nothing nothing."""
+    return os.path.basename(path.rstrip("/")) or path[:1]
+
+
 def _basename(shell: Shell, words: Sequence[Word]) -> Word | None:
     # `basename path suffix` cuts the suffix off, unless nothing would be left.
     if len(words) == 2 and all(word.is_known for word in words):
-        name, suffix = os.path.basename((words[0].text or "").rstrip("/")), words[1].text or ""
+        name, suffix = _last_part(words[0].text or ""), words[1].text or ""
         cut = name[: -len(suffix)] if suffix and name.endswith(suffix) and name != suffix else name
         return Word(cut + "\n", shell.where)
-    return _of_path(lambda path: os.path.basename(path.rstrip("/")) or "/")(shell, words)
+    return _of_path(_last_part)(shell, words)
 
 
 def _pwd(shell: Shell, words: Sequence[Word]) -> Word | None:

@@ -203,6 +203,11 @@ VALUES: dict[str, Form] = {
     "case ;;& last": ("case 8b in 8b*) L=12;;& *) L=24;; esac\nRUN $L", "24"),
     "case ;;& unknown": ("case $U in x) L=1;;& *) M=2;; esac\nRUN ${L:-n} $M", "?|2"),
     "case ;;& none": ("case a in a) L=1;;& b) L=2;; esac\nRUN $L", "1"),
+    "basename of nothing": ('W=; RUN "$(basename "$W")" $(basename "$W") z', "|z"),
+    "basename of slashes": (
+        "RUN $(basename /) $(basename //) $(basename / x) $(basename a//b/)", "/|/|/|b"),
+    "dirname of slashes": (
+        'RUN $(dirname "") $(dirname /) $(dirname a/) $(dirname a//b/) $(dirname /a)', ".|/|.|a|/"),
     "empty default": ('set -- "${W:-}" 8 16\nRUN $# $2', "3|8"),
     "empty default -n": ('A=1; [ -n "${W:-}" ] && A=2; test -n "${W-}" && A=3\nRUN $A', "1"),
     "empty default array": ('A=("${W:-}" 8 16)\nRUN ${#A[@]} ${A[1]}', "3|8"),
