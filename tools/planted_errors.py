@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from verified_runs import ROOT, header
+from verified_runs import ROOT, header, put_page
 
 from megatron_hetero.errors import HeteroError
 
@@ -160,10 +160,7 @@ def main() -> int:
         _run(asked.only, asked.out, asked.missing)
         return 0 if all(map(is_found, json.loads(asked.out.read_text())["errors"].values())) else 1
     text = page(json.loads(RESULTS.read_text(encoding="utf-8")))
-    if asked.check:
-        return 0 if PAGE.read_text(encoding="utf-8") == text else 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return put_page(PAGE, text, is_check=asked.check)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from nvidia_jobs import Judged, arguments_of, job_files, judge
+from verified_runs import put_page
 
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.flags.support.lookup import support_of
@@ -295,10 +296,7 @@ def main() -> int:
         _run(asked.tree, asked.only, asked.out)
         return 0
     text = page(json.loads(RESULTS.read_text(encoding="utf-8")))
-    if asked.check:
-        return 0 if PAGE.read_text(encoding="utf-8") == text else 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return put_page(PAGE, text, is_check=asked.check)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,14 @@ def header(steps: int) -> dict[str, Any]:
     }
 
 
+def put_page(path: Path, text: str, *, is_check: bool) -> int:
+    """Write a page, or compare the page with what would be written; return the exit code."""
+    if is_check:
+        return 0 if path.read_text(encoding="utf-8") == text else 1
+    path.write_text(text, encoding="utf-8")
+    return 0
+
+
 def kept_runs(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return, by optimizer, the worst differences that `verify` found and their bounds."""
     return {

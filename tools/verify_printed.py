@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from printed_plans import PAGE, ROOT, Printed, make_plan, printed_commands, printed_layouts
-from verified_runs import header, kept_runs, when_and_where, worst_part
+from verified_runs import header, kept_runs, put_page, when_and_where, worst_part
 
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout, parse_layout
@@ -46,11 +46,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.verb == "run":
         return _run(arguments)
-    text = page(json.loads(RESULTS.read_text()))
-    if arguments.check:
-        return 0 if PAGE.read_text() == text else 1
-    PAGE.write_text(text)
-    return 0
+    return put_page(PAGE, page(json.loads(RESULTS.read_text())), is_check=arguments.check)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from verified_runs import header, kept_runs, when_and_where, worst_part
+from verified_runs import header, kept_runs, put_page, when_and_where, worst_part
 
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.model.blocks import num_parameters
@@ -50,11 +50,7 @@ def main() -> int:
     if arguments.verb == "run":
         _run(arguments)
         return 0
-    text = page(json.loads(RESULTS.read_text()))
-    if arguments.check:
-        return 0 if PAGE.read_text() == text else 1
-    PAGE.write_text(text)
-    return 0
+    return put_page(PAGE, page(json.loads(RESULTS.read_text())), is_check=arguments.check)
 
 
 def scripts() -> list[Path]:

@@ -18,9 +18,7 @@ from megatron_hetero.errors import InfeasiblePlanError, PlanFormatError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.advise.alternatives import (
-    simplest_beside,
-)
+from megatron_hetero.planner.advise.alternatives import simplest_beside
 from megatron_hetero.planner.advise.explain import Explanation, explain_candidate
 from megatron_hetero.planner.advise.idle import idle_reasons
 from megatron_hetero.planner.advise.simplest import USUAL_PART, simplest

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from megatron_hetero.errors import InfeasiblePlanError
-from megatron_hetero.planner.advise.alternatives import (
-    shortage_of,
-)
+from megatron_hetero.planner.advise.alternatives import shortage_of
 from megatron_hetero.planner.advise.nothing_fits.infeasible import infeasible_error
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer

@@ -159,7 +159,6 @@ def layers_of(placement: Placement) -> list[tuple[int, ...]]:
     return [tuple([stage.num_layers for stage in r.stages]) for r in placement.replicas]
 
 
-
 @dataclass(frozen=True)
 class Problem:
     """One planning question.

@@ -9,6 +9,7 @@ choose.  In steps and bytes both count as rings, whatever algorithm NCCL takes.
 
 from __future__ import annotations
 
+from megatron_hetero.cluster.node_links import NvlinkCurve
 from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.network.link_terms import adding_s
 
@@ -38,9 +39,7 @@ def ring_reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float
         num_ranks: in the ring.
         link: the slowest of the ring.
     """
-    # Each rank adds (n - 1) / n of the buffer in all rounds together.
-    added_bytes = (num_ranks - 1) / num_ranks * num_bytes
-    return ring_all_gather_s(num_bytes, num_ranks, link) + adding_s(added_bytes, 1, link)
+    return ring_all_gather_s(num_bytes, num_ranks, link) + _added_s(num_bytes, num_ranks, link)
 
 
 def ring_all_gather_s(num_bytes: float, num_ranks: int, link: Link) -> float:
@@ -68,9 +67,8 @@ def all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:
     """
     if link.nvlink is None or num_ranks == 1:
         return ring_all_reduce_s(num_bytes, num_ranks, link)
-    # Over NVLink adding hides, unless the file says otherwise.
-    added_s = adding_s((num_ranks - 1) / num_ranks * num_bytes, 1, link)
-    return _quicker_s(num_bytes, num_ranks, link, num_passes=2) + added_s
+    moved_s = _quicker_s(link.nvlink, num_bytes, num_ranks, link, num_passes=2)
+    return moved_s + _added_s(num_bytes, num_ranks, link)
 
 
 def all_gather_s(num_bytes: float, num_ranks: int, link: Link) -> float:
@@ -83,7 +81,7 @@ def all_gather_s(num_bytes: float, num_ranks: int, link: Link) -> float:
     """
     if link.nvlink is None or num_ranks == 1:
         return ring_all_gather_s(num_bytes, num_ranks, link)
-    return _quicker_s(num_bytes, num_ranks, link, num_passes=1)
+    return _quicker_s(link.nvlink, num_bytes, num_ranks, link, num_passes=1)
 
 
 def reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float:
@@ -96,14 +94,28 @@ def reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float:
     """
     if link.nvlink is None or num_ranks == 1:
         return ring_reduce_scatter_s(num_bytes, num_ranks, link)
-    added_s = adding_s((num_ranks - 1) / num_ranks * num_bytes, 1, link)
-    return _quicker_s(num_bytes, num_ranks, link, num_passes=1) + added_s
+    moved_s = _quicker_s(link.nvlink, num_bytes, num_ranks, link, num_passes=1)
+    return moved_s + _added_s(num_bytes, num_ranks, link)
 
 
-def _quicker_s(num_bytes: float, num_ranks: int, link: Link, num_passes: int) -> float:
-    """Time a collective of one or two passes by the quicker protocol."""
-    curve = link.nvlink
-    assert curve is not None
+def _added_s(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """Time the adding of a reduction: each rank adds (n - 1) / n of the buffer in all rounds
+    together.  Over NVLink the adding hides, unless the file says otherwise."""
+    return adding_s((num_ranks - 1) / num_ranks * num_bytes, 1, link)
+
+
+def _quicker_s(
+    curve: NvlinkCurve, num_bytes: float, num_ranks: int, link: Link, num_passes: int
+) -> float:
+    """Time a collective by the quicker protocol, without adding.
+
+    Args:
+        curve: constants of the link.
+        num_bytes: of the whole buffer.
+        num_ranks: in the group.
+        link: the slowest of the group.
+        num_passes: times that the buffer goes round: two in an all-reduce.
+    """
     # Steps and bytes of a ring; an all-reduce goes round twice.
     steps = num_passes * (num_ranks - 1)
     sent_bytes = steps * num_bytes / num_ranks

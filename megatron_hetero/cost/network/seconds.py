@@ -19,7 +19,6 @@ import numpy as np
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.cost.network.collectives import all_gather_s
-from megatron_hetero.cost.network.collectives import ring_all_reduce_s as ring_all_reduce_s
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.network.link_terms import FanIn, transfer_s
 from megatron_hetero.cost.network.nics import message_seconds

@@ -13,12 +13,11 @@ from megatron_hetero.model.shell.lookup import calculated
 from megatron_hetero.model.shell.splitting import words_of
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import descendants, source
-from megatron_hetero.model.shell.values import Word, concatenate
+from megatron_hetero.model.shell.values import Status, Word, concatenate
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-Status = bool | None
 
 
 def assign(shell: Shell, node: Node, *, is_table: bool = False, is_new: bool = False) -> Status:

@@ -12,14 +12,13 @@ from megatron_hetero.model.shell.conditions import both, either, negated
 from megatron_hetero.model.shell.expansion import pattern, pieces, value
 from megatron_hetero.model.shell.follow import (
     SEPARATORS,
-    Status,
     line_of,
     run,
     run_all,
 )
 from megatron_hetero.model.shell.patterns import matches
 from megatron_hetero.model.shell.state import Shell
-from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.shell.values import Status, Word
 from megatron_hetero.model.shell.ways import either_way
 
 if TYPE_CHECKING:

@@ -14,10 +14,8 @@ from megatron_hetero.model.shell.options import set_options, shopt, trap
 from megatron_hetero.model.shell.printing import echo, printf
 from megatron_hetero.model.shell.reading import mapfile, read
 from megatron_hetero.model.shell.state import Flow, Shell
-from megatron_hetero.model.shell.values import Word, opaque, shown_path, unknown
+from megatron_hetero.model.shell.values import Status, Word, Words, opaque, shown_path, unknown
 
-Status = bool | None
-Words = tuple[Word, ...]
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -15,13 +15,12 @@ from megatron_hetero.model.shell.held import Definition, Started, Variable
 from megatron_hetero.model.shell.scopes import restore
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import parsed, parsed_script
-from megatron_hetero.model.shell.values import Word, concatenate, shown_path
+from megatron_hetero.model.shell.values import Status, Word, concatenate, shown_path
 from megatron_hetero.model.shell.ways import either_way, merge
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-Status = bool | None
 _OF_ENVIRONMENTS = re.compile(
     r"(\.?bashrc|\.?bash_profile|\.?profile|activate|conda\.sh|setvars\.sh|modules?\.sh|bash)"
 )

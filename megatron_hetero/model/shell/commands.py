@@ -24,12 +24,11 @@ from megatron_hetero.model.shell.splitting import words_of
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.substitution import FILTERS
 from megatron_hetero.model.shell.tree import REDIRECTIONS, parsed, source
-from megatron_hetero.model.shell.values import Word, concatenate
+from megatron_hetero.model.shell.values import Status, Word, concatenate
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-Status = bool | None
 _SETTING = re.compile(r"(?P<name>[A-Za-z_]\w*)=")
 _WITHOUT_INPUT = frozenset(
     ["dirname", "basename", "realpath", "readlink", "seq", "expr", "mkdir", "rm", "date", "sleep"]

@@ -13,12 +13,11 @@ from megatron_hetero.model.shell.scopes import make_local, unset
 from megatron_hetero.model.shell.splitting import fields, has_braces
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import REDIRECTIONS, source
-from megatron_hetero.model.shell.values import Word, concatenate
+from megatron_hetero.model.shell.values import Status, Word, concatenate
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-Status = bool | None
 Options = frozenset[str]
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 _NAME = re.compile(r"[A-Za-z_]\w*")

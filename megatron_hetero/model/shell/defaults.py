@@ -66,7 +66,7 @@ def defaulted(
             unknown(shell.where, f"${name}", "is needed") if word.is_known else word, True
         )
         return
-    default = list(_body(shell, body, is_quoted))
+    default = _body(shell, body, is_quoted)
     # Elements and arguments are not assigned here, only plain variables.
     if kind == "=" and not index and not name.isdecimal():
         # What is assigned is split, also where the default has quotes.
@@ -99,18 +99,17 @@ def _is_missing(
     return None if all(word.is_conditional or word.may_split for word in values) else False
 
 
-def _body(shell: Shell, body: list[Node | str], is_quoted: bool) -> Iterator[WordPiece]:
-    """Yield the word behind an operator, in which blanks stand for themselves."""
-    is_nothing = True
+def _body(shell: Shell, body: list[Node | str], is_quoted: bool) -> list[WordPiece]:
+    """Return the word behind an operator, in which blanks stand for themselves."""
+    found: list[WordPiece] = []
     for part in body:
         if is_quoted and not isinstance(part, str) and part.type == "raw_string":
-            yield from pieces(shell, source(part), True)
-            is_nothing = False
+            found += pieces(shell, source(part), True)
             continue
         for piece in pieces(shell, part, is_quoted):
             # Unquoted text of a default is split like the value of a variable.
-            yield replace(piece, is_text=False) if not piece.is_quoted else piece
-            is_nothing = False
+            found.append(replace(piece, is_text=False) if not piece.is_quoted else piece)
     # In quotes nothing is an empty word, also in the place of all arguments.
-    if is_quoted and is_nothing:
-        yield WordPiece(Word("", shell.where), True)
+    if is_quoted and not found:
+        found.append(WordPiece(Word("", shell.where), True))
+    return found

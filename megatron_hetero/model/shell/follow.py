@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from megatron_hetero.model.shell.names import assigned_names
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import first_fault, source
+from megatron_hetero.model.shell.values import Status
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-Status = bool | None
-"""True if a command succeeds, False if it fails, None if only a running shell knows."""
 STATEMENTS: dict[str, Callable[[Shell, Node], Status]] = {}
 """How each kind of statement of the grammar is followed; `statements` fills it in."""
 SEPARATORS = frozenset({";", "\n", "&", ";;", "comment", "heredoc_body", "file_redirect"})

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from megatron_hetero.model.shell.branches import joined_statements
 from megatron_hetero.model.shell.commands import run_command
 from megatron_hetero.model.shell.follow import (
-    Status,
     run,
     run_all,
 )
@@ -21,7 +20,7 @@ from megatron_hetero.model.shell.redirections import (
 )
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import source
-from megatron_hetero.model.shell.values import Word, concatenate
+from megatron_hetero.model.shell.values import Status, Word, concatenate
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.branches import condition
 from megatron_hetero.model.shell.follow import (
-    Status,
     line_of,
     not_understood,
     run,
@@ -18,7 +17,7 @@ from megatron_hetero.model.shell.names import assigned_names
 from megatron_hetero.model.shell.splitting import fields
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.tree import source
-from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.shell.values import Status, Word
 from megatron_hetero.model.shell.ways import either_way
 
 if TYPE_CHECKING:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from megatron_hetero.model.shell.code import run_code
 from megatron_hetero.model.shell.state import Shell
-from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.shell.values import Status, Words
 
-Status = bool | None
-Words = tuple[Word, ...]
 _NAMED = {"errexit": "e", "allexport": "a", "keyword": "k", "noexec": "n", "onecmd": "t",
           "braceexpand": "B"}  # fmt: skip
 _OTHER_READING = frozenset(

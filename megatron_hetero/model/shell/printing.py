@@ -7,10 +7,8 @@ from dataclasses import replace
 
 from megatron_hetero.model.shell.fields import as_unknown, spaced
 from megatron_hetero.model.shell.state import Shell
-from megatron_hetero.model.shell.values import Word, concatenate, opaque, unknown
+from megatron_hetero.model.shell.values import Status, Word, Words, concatenate, opaque, unknown
 
-Status = bool | None
-Words = tuple[Word, ...]
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _DIRECTIVE = re.compile(r"%(?P<width>-?\d*)(?P<kind>[sdi%])|\\(?P<escape>.)")
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", '"': '"', "'": "'"}

@@ -10,10 +10,8 @@ from megatron_hetero.model.shell.fields import split
 from megatron_hetero.model.shell.printing import may_be_option
 from megatron_hetero.model.shell.splitting import field_separators
 from megatron_hetero.model.shell.state import Shell
-from megatron_hetero.model.shell.values import BLANKS, Word
+from megatron_hetero.model.shell.values import BLANKS, Status, Word, Words
 
-Status = bool | None
-Words = tuple[Word, ...]
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PLAIN = re.compile(r"(-[ra]+)*")
 """Options of `read` that are followed."""

@@ -11,7 +11,7 @@ from megatron_hetero.model.shell.commands import run_command
 from megatron_hetero.model.shell.conditions import tested
 from megatron_hetero.model.shell.declarations import run_declaration, run_unset
 from megatron_hetero.model.shell.expansion import EXPANDERS, WordPiece
-from megatron_hetero.model.shell.follow import STATEMENTS, Status, run, run_all
+from megatron_hetero.model.shell.follow import STATEMENTS, run, run_all
 from megatron_hetero.model.shell.groups import (
     follow_group,
     follow_pipeline,
@@ -27,7 +27,7 @@ from megatron_hetero.model.shell.parameters import (
 from megatron_hetero.model.shell.state import Shell
 from megatron_hetero.model.shell.substitution import substituted
 from megatron_hetero.model.shell.tree import bare_source, source
-from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.shell.values import Status, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -42,6 +42,12 @@ class Word:
         return self.text is not None and not self.reason
 
 
+Words = tuple[Word, ...]
+"""The words of a command, behind its name."""
+Status = bool | None
+"""True if a command succeeds, False if it fails, None if only a running shell knows."""
+
+
 def unknown(where: str, subject: str, fault: str) -> Word:
     """Return a word that only a running shell knows: `subject` is source text, `fault` says what is
     the matter with it."""

@@ -67,9 +67,9 @@ class Tails:
         further = further_params(model, even_share(model, 1))
         self.copies_words = model.copies_words
         self.word_bytes = words * element
-        """Of the word embedding, which last stages may have a copy of."""
+        """Bytes of the word embedding; last stages may have a copy."""
         self.behind_bytes = (further + (0 if model.tied_embeddings else words)) * element
-        """Of what last stages have behind their layers."""
+        """Bytes behind the layers of last stages."""
         self.links = cluster.node_links
         self.place = {node.name: (node.site, node.name) for node in cluster.nodes}
         self.node_of = cluster.node_by_name

@@ -15,6 +15,7 @@ from itertools import permutations
 from typing import cast
 
 from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder
 from megatron_hetero.planner.problem import Chain, Problem, Unit, equal_units
 from megatron_hetero.planner.shapes.kinds import Kind, kinds_of
@@ -89,6 +90,13 @@ class StockGrid:
             indices[unit.node] = (*indices.get(unit.node, ()), *unit.indices)
         (own, *beyond) = indices.items()
         return Unit(*own, self.context_parallel, tuple(beyond))
+
+    @property
+    def state_holders(self) -> StateHolders:
+        """Return how many GPUs divide the states of the distributed optimizer; tied ends have
+        twice as many."""
+        number = self.num_replicas * self.context_parallel
+        return StateHolders(number, number * min(self.num_stages, 2))
 
     @cached_property
     def stage_kinds(self) -> tuple[tuple[int, ...], ...]:

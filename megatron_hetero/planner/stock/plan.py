@@ -49,7 +49,7 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
     # Layers of each stage over its chunks, and the one recompute of all.
     depth = case.grid.num_stages
     stages = [sum(division[p::depth]) for p in range(depth)]
-    recompute: Recompute = "none" if settings.recompute == "as needed" else settings.recompute
+    recompute = settings.least_recompute
     some = None
     # As many as the largest stage has: that is full recompute.
     if num_recomputed >= max(stages):

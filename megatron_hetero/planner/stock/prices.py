@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from megatron_hetero.cost.memory.stage import StageMemory, updated_bytes
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedExperts, PlacedStage, Recompute
-from megatron_hetero.cost.share import TensorShare, member_shares
+from megatron_hetero.cost.placement import PlacedExperts, PlacedStage
 from megatron_hetero.cost.work.compute import update_time_s
 from megatron_hetero.cost.work.pieces import PieceTimes
 from megatron_hetero.planner.problem import Problem
@@ -37,22 +36,18 @@ class StockPrices:
         self._problem = problem
         self._pieces: dict[tuple[object, ...], PieceTimes] = {}
         self._places: dict[tuple[object, ...], StockPlace] = {}
-        self._shares: dict[tuple[object, ...], TensorShare] = {}
         self._crossings: dict[tuple[object, ...], BoundarySeconds] = {}
 
     def of(self, grid: StockGrid, settings: StockSettings) -> GridPrices:
         """Return the prices of a grid under some settings."""
         # By blocks, stages begin without recompute and get as much as they need.
-        own: Recompute = "none" if settings.recompute == "as needed" else settings.recompute
         costs = self._problem.costs
         plain = costs.dispatched(settings.dispatcher).variant(
-            micro_batch_size=settings.micro_batch_size, recompute=own
+            micro_batch_size=settings.micro_batch_size, recompute=settings.least_recompute
         )
         holders = None
         if self._problem.workload.training.use_distributed_optimizer:
-            # The holders divide the optimizer's states; tied ends have twice as many.
-            number = grid.num_replicas * grid.context_parallel
-            holders = StateHolders(number, number * min(grid.num_stages, 2))
+            holders = grid.state_holders
         rows = costs.vocab_rows([grid.width])
         return GridPrices(self, grid, settings, plain, holders, rows)
 
@@ -91,7 +86,8 @@ class StockPrices:
         names = {device.node for device in prices.grid.stage(*at).devices}
         nodes = [self._problem.cluster.node_by_name[name] for name in sorted(names)]
         node = min(nodes, key=lambda n: n.gpu_type.memory_bytes)
-        share = self._share(prices)
+        grid, model = prices.grid, self._problem.workload.model
+        share = prices.settings.share(model, width, grid.context_parallel)
 
         # Pieces and memory under some recompute.
         def priced(own: CostModel) -> tuple[PieceTimes, StageMemory]:
@@ -127,17 +123,6 @@ class StockPrices:
             with_times_kept(memory, 1 / in_flight),
             self._problem.num_layers,
         )
-
-    def _share(self, prices: GridPrices) -> TensorShare | None:
-        """Return the contents of each GPU, or None for a plain equal part."""
-        width, context = prices.grid.width, prices.grid.context_parallel
-        groups = prices.settings.expert_groups
-        if context == 1 and groups is None:
-            return None
-        if (key := (width, context, groups)) not in self._shares:
-            model = self._problem.workload.model
-            self._shares[key] = member_shares(model, width, None, context, None, None, groups)[0]
-        return self._shares[key]
 
 
 @dataclass(frozen=True, eq=False)

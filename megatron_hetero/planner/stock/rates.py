@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from megatron_hetero.cluster.spec import Node
-from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.placement import Recompute
-from megatron_hetero.cost.share import TensorShare, even_share_or_none, member_shares
+from megatron_hetero.cost.share import TensorShare, even_share_or_none
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.pieces import price_pieces
 from megatron_hetero.planner.problem import Problem
@@ -35,10 +34,9 @@ class GroupForm:
     def price_key(self) -> tuple[object, ...]:
         """Return what is equal for forms of equal prices of a kind."""
         settings = self.settings
-        recompute = "none" if settings.recompute == "as needed" else settings.recompute
         return (
-            *(self.width, self.context_parallel, settings.micro_batch_size, recompute),
-            settings.expert_groups,
+            *(self.width, self.context_parallel),
+            *(settings.micro_batch_size, settings.least_recompute, settings.expert_groups),
         )
 
 
@@ -128,9 +126,7 @@ class StockRates:
             micro_batch_size=settings.micro_batch_size, recompute=recompute
         )
         if problem.workload.training.use_distributed_optimizer:
-            number = grid.num_replicas * grid.context_parallel
-            holders = StateHolders(number, number * min(grid.num_stages, 2))
-            costs = costs.variant(holders=holders)
+            costs = costs.variant(holders=grid.state_holders)
         share, rows = self._share(form), self._vocab_rows(form.width)
         # The same number of sequences in every replica.
         sequences = problem.workload.training.global_batch_size // grid.num_replicas
@@ -151,11 +147,8 @@ class StockRates:
         return total >= problem.num_layers
 
     def _share(self, form: GroupForm) -> TensorShare | None:
-        groups = form.settings.expert_groups
-        if form.context_parallel == 1 and groups is None:
-            return None
         model = self._problem.workload.model
-        return member_shares(model, form.width, None, form.context_parallel, None, None, groups)[0]
+        return form.settings.share(model, form.width, form.context_parallel)
 
     def _vocab_rows(self, width: int) -> int:
         if width not in self._rows:
@@ -171,9 +164,8 @@ class StockRates:
 
     def _priced(self, kind: int, form: GroupForm) -> tuple[PassTimes, PassTimes, PassTimes]:
         settings, node = form.settings, self._nodes[kind]
-        recompute: Recompute = "none" if settings.recompute == "as needed" else settings.recompute
         costs = self._problem.costs.dispatched(settings.dispatcher).variant(
-            micro_batch_size=settings.micro_batch_size, recompute=recompute
+            micro_batch_size=settings.micro_batch_size, recompute=settings.least_recompute
         )
         rows, share, groups = (
             self._vocab_rows(form.width),

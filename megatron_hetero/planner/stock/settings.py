@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from megatron_hetero.model.spec import TokenDispatcher
+from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.share import TensorShare, member_shares
+from megatron_hetero.model.spec import ModelSpec, TokenDispatcher
 
 StockRecompute = Literal["as needed", "none", "selective", "full"]
 """`as needed`: as few layers by blocks as fit, the same number on every stage."""
@@ -21,3 +23,15 @@ class StockSettings:
     expert_groups: tuple[int, int] | None = None
     """As of `StageShape`; None divides every expert in its tensor-parallel group."""
     dispatcher: TokenDispatcher = "allgather"
+
+    @property
+    def least_recompute(self) -> Recompute:
+        """Return the recompute before any layer gets more because memory asks for it."""
+        return "none" if self.recompute == "as needed" else self.recompute
+
+    def share(self, model: ModelSpec, width: int, context_parallel: int) -> TensorShare | None:
+        """Return the contents of each GPU of a group, or None for a plain equal part."""
+        if context_parallel == 1 and self.expert_groups is None:
+            return None
+        groups = self.expert_groups
+        return member_shares(model, width, None, context_parallel, None, None, groups)[0]

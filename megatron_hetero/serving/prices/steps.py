@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from megatron_hetero.cluster.spec import GpuType, Link
-from megatron_hetero.cost.network.seconds import ring_all_reduce_s
+from megatron_hetero.cost.network.collectives import ring_all_reduce_s
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.serving.prices.engine import Engine, EngineName
 from megatron_hetero.serving.prices.kernels import CardSpeed, KernelSpeed, card_speed
