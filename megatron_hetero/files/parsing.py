@@ -24,12 +24,16 @@ _YAML_RADIX_INT = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _YAML_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _YAML_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
-_JSON_SPACE = re.compile(r"[ \t\r\n]*")
+# One match a token, with the white space before it: a file may have a million tokens.
 _JSON_TOKEN = re.compile(
+    r"(?P<space>[ \t\r\n]*)(?:"
     r"(?P<punctuation>[{}\[\],:])"
+    r'|"(?P<plain>[^"\\\x00-\x1f]*)"'
     r'|(?P<string>"(?:[^"\\\x00-\x1f]|\\.)*")'
+    r"|(?P<integer>-?(?:0|[1-9][0-9]*))(?![0-9.a-zA-Z_])"
     r"|(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)(?![0-9.a-zA-Z_])"
     r"|(?P<word>-?[A-Za-z_]+)"
+    r"|(?P<end>\Z))?"
 )
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 _JSON_NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
@@ -169,36 +173,39 @@ def _json_tokens(builder: DocumentBuilder, text: str) -> Iterator[_Token]:
     """Yield tokens with their lines; after the last one, "end" for ever."""
     position, line = 0, 1
     while True:
-        # Lines are counted in the white space: no other token of JSON has a line break.
-        space = _JSON_SPACE.match(text, position)
-        assert space is not None  # the pattern matches the empty string
-        line += space.group().count("\n")
-        position = space.end()
-        if position == len(text):
-            yield "end", None, line
-            continue
-        # Punctuation, a text, a number or a word.
         match = _JSON_TOKEN.match(text, position)
-        if match is None:
-            builder.fail(line, f"not valid JSON: unexpected {text[position : position + 20]!r}")
+        assert match is not None  # the pattern matches the empty string
+        # Lines are counted in the white space: no other token of JSON has a line break.
+        if match.end("space") > position:
+            line += text.count("\n", position, match.end("space"))
+        form = match.lastgroup
+        if form == "space":
+            at = match.end()
+            builder.fail(line, f"not valid JSON: unexpected {text[at : at + 20]!r}")
         position = match.end()
-        if match["punctuation"]:
+        if form == "punctuation":
             yield "punctuation", match["punctuation"], line
+        elif form == "end":
+            yield "end", None, line
         else:
-            yield "scalar", _json_scalar(builder, match, line), line
+            yield "scalar", _json_scalar(builder, form, match[form or 0], line), line
 
 
-def _json_scalar(builder: DocumentBuilder, match: re.Match[str], line: int) -> Any:
-    text = match.group()
+def _json_scalar(builder: DocumentBuilder, form: str | None, text: str, line: int) -> Any:
+    """Return the value of a token that matched the group `form` of `_JSON_TOKEN`."""
+    if form == "plain":
+        return text
     # Escapes are the library's to read.
-    if match["string"]:
+    if form == "string":
         try:
             return json.loads(text)
         except ValueError as error:
             builder.fail(line, f"not valid JSON: {error}")
-    if match["number"]:
-        # An exact integer, unless the number has a point or an exponent.
-        return _int(builder, text, 10, line) if re.fullmatch(r"-?\d+", text) else float(text)
+    # An exact integer, unless the number has a point or an exponent.
+    if form == "integer":
+        return _int(builder, text, 10, line)
+    if form == "number":
+        return float(text)
     # The builder refuses it as it does YAML's.
     if text in _JSON_NOT_FINITE:
         return float(text)

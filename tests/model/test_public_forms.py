@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from megatron_hetero.errors import ModelError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.script import Script, read_script
+from tests.timing import assert_within
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SMALL = (
@@ -187,19 +187,19 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.timeout(60)
 def test_hostile_text_has_a_clear_answer_within_two_seconds(name: str) -> None:
-    start = time.process_time()
-    with pytest.raises(ModelError, match=r"train\.sh:\d+: "):
-        read_script(Path("train.sh"), HOSTILE[name])
-    assert time.process_time() - start < 2
+    def refused() -> None:
+        with pytest.raises(ModelError, match=r"train\.sh:\d+: "):
+            read_script(Path("train.sh"), HOSTILE[name])
+
+    assert_within(2, refused)
 
 
 @pytest.mark.timeout(60)
 def test_long_names_and_long_commands_are_read_within_two_seconds() -> None:
     name = "A" * 10_000
     text = f"{name}=1\nX=$(echo {'a $U ' * 2_000})\nX+=b\ntorchrun pretrain_gpt.py --a ${name} $X\n"
-    start = time.process_time()
+    assert_within(2, lambda: read_script(Path("train.sh"), text))
     words = read_script(Path("train.sh"), text).words
-    assert time.process_time() - start < 2
     assert [word.text for word in words[:3]] == ["--a", "1", "a"]
 
 

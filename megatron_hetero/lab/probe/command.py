@@ -238,6 +238,8 @@ def megatron_flags(request: ProbeRequest, width: int) -> tuple[str, ...]:
         "--tokenizer-type=NullTokenizer",
         f"--vocab-size={model.vocab_size}",
         "--num-workers=0",
+        # `run_ranks` watches the ranks; a group that has measured leaves before the others.
+        "--hetero-stall-limit=0",
     ]
     # Megatron refuses full recompute without a method and a number of layers.
     if training.recompute == "full":

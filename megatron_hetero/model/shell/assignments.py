@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.expansion import in_quotes, value
@@ -46,7 +45,7 @@ def assign(shell: Shell, node: Node, *, is_table: bool = False, is_new: bool = F
         shell.forget([name], "is declared as of a kind that is not followed")
     elif appends and (known is not None or name not in shell.unset):
         before = known.words if known is not None else (shell.unset_word(name),)
-        shell.assign(name, [replace(concatenate([*before, word]), where=shell.where)])
+        shell.assign(name, [concatenate([*before, word])._replace(where=shell.where)])
     else:
         shell.assign(name, [word])
     return _status(given)
@@ -74,7 +73,7 @@ def _assign_array(shell: Shell, name: str, given: Node, appends: bool, is_table:
         before = known.words if known is not None else ()
         if known is None and name not in shell.unset:
             unset = shell.unset_word(name)
-            before = () if not shell.records.sourced else (replace(unset, may_split=True),)
+            before = () if not shell.records.sourced else (unset._replace(may_split=True),)
         words = [*before, *words]
     shell.assign(name, words, is_array=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from megatron_hetero.model.shell.code import evaluated_code, source_file
 from megatron_hetero.model.shell.conditions import tested_words
@@ -29,7 +28,7 @@ def _cd(shell: Shell, words: Words) -> Status:
         path = shown_path(given[0])
         # A relative path goes on from the folder of an earlier `cd`.
         if path is not None and not path.startswith("/") and before is not None:
-            shell.folder = replace(given[0], text=f"{before}/{path}", parts=())
+            shell.folder = given[0]._replace(text=f"{before}/{path}", parts=())
         elif path is None or (not path.startswith("/") and shell.folder is not None):
             # Behind an unknown folder, a relative path leads to another unknown folder.
             shell.folder = unknown(shell.where, "cd", "goes to a folder that is not known")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.assignments import assign
@@ -167,7 +166,7 @@ def _may_assign(word: Word) -> bool:
 def _setting(word: Word, name: str) -> tuple[str, Word]:
     """Return the name and value of a word `NAME=value`."""
     first, *rest = word.parts or (word,)
-    value = replace(first, text=(first.text or "")[len(name) + 1 :])
+    value = first._replace(text=(first.text or "")[len(name) + 1 :])
     return name, concatenate([value, *rest])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.assignments import assign
@@ -105,7 +104,7 @@ def _declare_word(shell: Shell, keyword: str, options: Options, word: Word) -> N
         if match["append"]:
             shell.forget([match["name"]], "is set in a way that is not read")
         else:
-            shell.assign(match["name"], [replace(concatenate(rest), where=shell.where)])
+            shell.assign(match["name"], [concatenate(rest)._replace(where=shell.where)])
         _after_value(shell, keyword, options, match["name"])
     elif word.is_known and _NAME.fullmatch(word.text or ""):
         name = word.text or ""

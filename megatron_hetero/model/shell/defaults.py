@@ -47,7 +47,7 @@ def defaulted(
         elif kind == "+":
             hidden = opaque(hidden)
         of_many = kind == "+" or index == "@"
-        yield WordPiece(replace(hidden, may_split=hidden.may_split or of_many), is_quoted)
+        yield WordPiece(hidden._replace(may_split=hidden.may_split or of_many), is_quoted)
         return
     # `${X+word}` is the word where X is set, and nothing otherwise.
     if kind == "+":

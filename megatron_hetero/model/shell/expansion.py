@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.patterns import regex_of
@@ -165,7 +165,7 @@ def joined(found: Iterable[WordPiece], where: str) -> Word:
         words.append(piece.word)
         if piece.end is not None:
             words.append(piece.end)
-    return replace(concatenate(words), where=where, may_split=False)
+    return concatenate(words)._replace(where=where, may_split=False)
 
 
 def value(shell: Shell, node: Node | str, where: str = "") -> Word:

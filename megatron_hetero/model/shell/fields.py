@@ -44,7 +44,7 @@ def spaced(words: Sequence[Word], blank: Word) -> list[Word]:
     for i, word in enumerate(words):
         # A word that may be none is one unknown, without parts that would count as text.
         is_one = may_be_none(word) and not word.is_conditional
-        made.append(replace(word, parts=()) if is_one else word)
+        made.append(word._replace(parts=()) if is_one else word)
         if i + 1 < len(words):
             # The blank goes with the word that may vanish.
             beside = words[i] if may_be_none(words[i]) else words[i + 1]
@@ -54,7 +54,7 @@ def spaced(words: Sequence[Word], blank: Word) -> list[Word]:
 
 def as_unknown(word: Word, unknown: Word) -> Word:
     """Return a word that is there only if an unknown one is."""
-    return replace(word, reason=unknown.reason, subject=unknown.subject, is_conditional=True)
+    return word._replace(reason=unknown.reason, subject=unknown.subject, is_conditional=True)
 
 
 def tokens(value: Word, separators: str = BLANKS) -> Iterator[Token]:
@@ -69,7 +69,7 @@ def tokens(value: Word, separators: str = BLANKS) -> Iterator[Token]:
     if blanks and marks:
         ends = f"{ends}{_class(blanks, '*')}|{_class(blanks, '+')}"
     for found in value.parts or (value,):
-        part = replace(found, where=value.where)
+        part = found._replace(where=value.where)
         # An unknown part is one token: where blanks in it stand is not known.
         if part.text is None or not separators:
             yield Token(part)
@@ -78,7 +78,7 @@ def tokens(value: Word, separators: str = BLANKS) -> Iterator[Token]:
         for i, text in enumerate(re.split(f"({ends})", part.text)):
             if text:
                 is_end = i % 2 == 1
-                yield Token(replace(part, text=text), is_end, is_end and text.strip(BLANKS) != "")
+                yield Token(part._replace(text=text), is_end, is_end and text.strip(BLANKS) != "")
 
 
 def _class(characters: str, times: str = "") -> str:
@@ -118,7 +118,7 @@ def _settle(done: list[Token], start: int, stop: int) -> None:
     for found in touching:
         if all(done[i].word.is_known for i in found):
             for i in found:
-                word = replace(as_unknown(done[i].word, why), may_split=True)
+                word = as_unknown(done[i].word, why)._replace(may_split=True)
                 done[i] = replace(done[i], word=word)
 
 
@@ -128,7 +128,7 @@ def split(value: Word, separators: str = BLANKS) -> tuple[Word, ...]:
     What only a shell knows is taken for part of one word.
     """
     words = cut(settled(tokens(value, separators)))
-    return tuple(replace(concatenate(word), where=value.where) for word in words)
+    return tuple(concatenate(word)._replace(where=value.where) for word in words)
 
 
 def cut(given: Iterable[Token]) -> list[list[Word]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from megatron_hetero.model.shell.arithmetic import evaluated
 from megatron_hetero.model.shell.expansion import WordPiece, in_quotes
@@ -59,7 +58,7 @@ def scalar(shell: Shell, name: str, where: str = "") -> Word:
     where = where or shell.where
     found = lookup(shell, name)
     if found is None:
-        return replace(unset_value(shell, name), where=where)
+        return unset_value(shell, name)._replace(where=where)
     # In a table `$A` is the element with the key 0, if there is one.
     if found.keys is not None:
         return next(
@@ -104,7 +103,7 @@ def elements(
     if which == "*" and variable is not None and variable.words:
         first = variable.words[0]
         # An IFS that is set but empty joins without a blank.
-        blank = replace(first, text=first.text[:1]) if first.text is not None else first
+        blank = first._replace(text=first.text[:1]) if first.text is not None else first
     parts = spaced(words, blank)
     if which == "*" and is_quoted:
         yield WordPiece(concatenate(parts or [Word("", shell.where)]), True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from megatron_hetero.model.shell.values import Word, atoms, concatenate, same
 
@@ -92,4 +91,4 @@ def _joined(
 def _perhaps(word: Word, reason: str) -> Word:
     """Return a word, and all that is known of it, that a branch may make."""
     parts = tuple(_perhaps(part, reason) for part in word.parts)
-    return replace(word, reason=reason, is_conditional=True, may_split=True, parts=parts)
+    return word._replace(reason=reason, is_conditional=True, may_split=True, parts=parts)

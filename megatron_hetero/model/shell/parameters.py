@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.defaults import defaulted
@@ -31,7 +30,7 @@ def simple_expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[Word
         yield from elements(shell, shell.arguments, name, is_quoted)
         return
     # One variable is one word in quotes, and is split by `assembled` where it stands without.
-    yield WordPiece(replace(scalar(shell, name, shell.line_at(node)), may_split=False), is_quoted)
+    yield WordPiece(scalar(shell, name, shell.line_at(node))._replace(may_split=False), is_quoted)
 
 
 def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
@@ -39,7 +38,7 @@ def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
     children = list(node.children)
     # A form with `@` may be any number of words, also in quotes.
     not_read = unknown(shell.line_at(node), bare_source(node), "is not run")
-    not_read = replace(not_read, may_split="@" in bare_source(node))
+    not_read = not_read._replace(may_split="@" in bare_source(node))
     if node.has_error or len(children) < 3 or children[-1].type != "}":
         yield WordPiece(not_read, is_quoted)
         return
@@ -62,7 +61,7 @@ def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
         if index or not pointer.is_known or match is None:
             # `${!A[@]}` and a pointer to many give any number of words, also in quotes.
             word = not_read if pointer.is_known else opaque(pointer)
-            yield WordPiece(replace(word, may_split=True), is_quoted)
+            yield WordPiece(word._replace(may_split=True), is_quoted)
             return
         name, index = match[1], match[2] or ""
     # `${@}` and `${A[@]}` go the same way: all elements of something.
@@ -90,7 +89,7 @@ def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
         yield from elements(shell, values, index, is_quoted)
     else:
         word = values[0] if values else Word("", shell.line_at(node))
-        yield WordPiece(replace(word, may_split=False), is_quoted)
+        yield WordPiece(word._replace(may_split=False), is_quoted)
 
 
 def _name_and_index(subject: Node) -> tuple[str, str]:
@@ -113,7 +112,7 @@ def _values(
         if found is not None:
             return found.words
         word = unset_value(shell, name)
-        hidden = replace(word, where=shell.line_at(node), may_split=True)
+        hidden = word._replace(where=shell.line_at(node), may_split=True)
         return () if word.is_known else (hidden,)
     if not index or name == "BASH_SOURCE":
         # `BASH_SOURCE` with any number is the file itself, as no stack of calls is kept.
@@ -292,4 +291,4 @@ def arithmetic_expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[
     """Read `$((...))`."""
     text = bare_source(node)
     inner = text[3:-2] if text.startswith("$((") else text[2:-1]
-    yield WordPiece(replace(calculated(shell, inner), where=shell.line_at(node)), is_quoted)
+    yield WordPiece(calculated(shell, inner)._replace(where=shell.line_at(node)), is_quoted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from megatron_hetero.model.shell.fields import as_unknown, spaced
 from megatron_hetero.model.shell.state import Shell
@@ -69,7 +68,7 @@ def printf(shell: Shell, words: Words) -> Status:
     if not name:
         shell.write(made)
     elif _NAME.fullmatch(name):
-        shell.assign(name, [replace(concatenate(made), where=shell.where)])
+        shell.assign(name, [concatenate(made)._replace(where=shell.where)])
     else:
         shell.note("", "printf -v sets a variable whose name is not read")
     return True

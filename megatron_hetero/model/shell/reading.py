@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from megatron_hetero.model.shell.code import unknown_array
 from megatron_hetero.model.shell.fields import split
@@ -34,7 +33,7 @@ def read(shell: Shell, words: Words) -> Status:
         _forget_input(shell)
         shell.forget(names, "is read from the input of the script")
         return None
-    shell.given = replace(given, text=rest)
+    shell.given = given._replace(text=rest)
     status = bool(end)
     found = split(Word(line, shell.where), separators)
     # A mark at the end of the line ends a word, or belongs to the last name.
@@ -64,7 +63,7 @@ def mapfile(shell: Shell, words: Words) -> Status:
             lines = [line.removesuffix("\n") for line in lines]
         # Other characters than a newline end no line.
         if not re.search(r"[\r\v\f\x1c-\x1e\x85\u2028\u2029]", given.text or ""):
-            shell.given = replace(given, text="")
+            shell.given = given._replace(text="")
             shell.assign(name or "", [Word(line, shell.where) for line in lines], is_array=True)
             return True
     reason = f"{name} is read from the input of the script"

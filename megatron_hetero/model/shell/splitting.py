@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.expansion import HOLES, WordPiece, pieces, with_home
@@ -55,7 +54,7 @@ def words_of(shell: Shell, parent: Node, nodes: Sequence[Node]) -> list[Word]:
         # `"a"$` at the end of a node: the grammar has cut a `$NAME` in two.
         if any(not isinstance(n, str) and source(n).endswith("$") for n in group[:-1]):
             word = unknown(where, text, "is not understood")
-            done.append(replace(word, may_split=True))
+            done.append(word._replace(may_split=True))
             continue
         found = [piece for node in group for piece in pieces(shell, node)]
         done += assembled(shell, with_home(shell, found), where)
@@ -105,8 +104,8 @@ def assembled(shell: Shell, found: list[WordPiece], where: str) -> tuple[Word, .
         # A word from one place keeps that place, which a refusal names.
         written = [word for word in parts if word.text != "" or not word.is_known]
         place = written[0].where if len(written) == 1 else where
-        word = replace(concatenate(parts), where=place)
-        done.append(_globbed(replace(word, may_split=may_split and not word.is_known), found))
+        word = concatenate(parts)._replace(where=place)
+        done.append(_globbed(word._replace(may_split=may_split and not word.is_known), found))
     return tuple(done)
 
 
@@ -117,7 +116,7 @@ def _tokens(shell: Shell, piece: WordPiece, where: str) -> Iterator[Token]:
         if piece.is_quoted or piece.word.text != "":
             # An empty piece makes a word in quotes, and none without.
             for part in piece.word.parts or (piece.word,):
-                yield Token(replace(part, where=where) if piece.is_text else part)
+                yield Token(part._replace(where=where) if piece.is_text else part)
     else:
         separators = field_separators(shell)
         if isinstance(separators, str):
@@ -145,8 +144,8 @@ def _globbed(word: Word, found: list[WordPiece]) -> Word:
     if not re.search(r"[*?[]", "".join(parts)):
         return word
     if not word.is_known:
-        return replace(word, may_split=True)
-    return replace(word, reason=f"{text} depends on the files that there are", may_split=True)
+        return word._replace(may_split=True)
+    return word._replace(reason=f"{text} depends on the files that there are", may_split=True)
 
 
 def field_separators(shell: Shell) -> str | Word:
@@ -171,7 +170,7 @@ def _spread(shell: Shell, node: Node) -> tuple[Word, ...] | None:
     if not has_braces(node):
         return None
     where = shell.line_at(node)
-    not_read = replace(unknown(where, text, "has braces that are not read"), may_split=True)
+    not_read = unknown(where, text, "has braces that are not read")._replace(may_split=True)
     # Quotes, variables and braces inside of braces are not read.
     if re.search(r"[\\'\"$`]|\{[^{}]*\{", text) or HOLES.search(text):
         return (not_read,)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -190,7 +190,7 @@ class Shell:
         if is_plain and kind == "i" and re.fullmatch(r"-?[1-9]\d{0,17}|0", text):
             return words
         if is_plain and kind in ("u", "l"):
-            return [replace(words[0], text=text.upper() if kind == "u" else text.lower())]
+            return [words[0]._replace(text=text.upper() if kind == "u" else text.lower())]
         self.forget([name], "is declared as of a kind that is not followed")
         return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megatron_hetero.model.shell.arithmetic import evaluated
@@ -46,7 +45,7 @@ def substituted(
     # Only of `echo` and `printf` is it certain that nothing printed means an empty text.
     if not output:
         return Word("", where) if _only_prints(node) else not_run
-    return replace(concatenate(_without_newlines(output)), where=where)
+    return concatenate(_without_newlines(output))._replace(where=where)
 
 
 def _without_newlines(output: Sequence[Word]) -> list[Word]:
@@ -63,16 +62,16 @@ def _without_newlines(output: Sequence[Word]) -> list[Word]:
         if not part.is_known:
             # An unknown part with a text may be that text: its own newlines end there too.
             if part.text is not None and hidden is None:
-                parts[i] = part = replace(part, text=text)
+                parts[i] = part = part._replace(text=text)
             # This part may be empty, and then the newlines before it are at the end.
             if text or part.text is None:
                 hidden = hidden or part
             continue
         newlines = (part.text or "")[len(text) :]
-        kept = [replace(part, text=text)]
+        kept = [part._replace(text=text)]
         # Newlines before an unknown part stay only if that part is not empty.
         if newlines and hidden is not None:
-            kept.append(as_unknown(replace(part, text=newlines), hidden))
+            kept.append(as_unknown(part._replace(text=newlines), hidden))
         parts[i : i + 1] = kept
         # Text that is surely printed ends the search: what stands before is inside the output.
         if text:
@@ -99,7 +98,7 @@ def _of_path(change: Callable[[str], str]) -> Callable[[Shell, Sequence[Word]], 
         # The path is that of a script started where it lies, and stays as uncertain as its parts.
         parts = word.parts or (word,)
         hidden = next((part for part in parts if not part.is_known), word)
-        return replace(hidden, text=change(path) + "\n", parts=())
+        return hidden._replace(text=change(path) + "\n", parts=())
 
     return changed
 
@@ -170,7 +169,7 @@ def _expr(shell: Shell, words: Sequence[Word]) -> Word | None:
     if not all(re.fullmatch(r"-?[1-9]\d*|0", number) for number in texts[::2]):
         return None
     found = evaluated(" ".join(texts), shell.where, lambda name: Word("", shell.where))
-    return replace(found, text=f"{found.text}\n") if found.is_known else None
+    return found._replace(text=f"{found.text}\n") if found.is_known else None
 
 
 def _seq(shell: Shell, words: Sequence[Word]) -> Word | None:

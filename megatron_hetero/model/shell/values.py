@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 BLANKS = " \t\n"
 """Characters at which bash splits by default."""
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """Word of a command line, with its file and line.
 
     A `reason` says why the shell would have to be run to know the word; `text` is then what it may
@@ -60,7 +59,7 @@ def opaque(word: Word, *, may_split: bool = False) -> Word:
     What depends on a word known in part (its length, a part of it, an element that it numbers) has
     not the text of those parts.
     """
-    return replace(word, text=None, parts=(), may_split=may_split)
+    return word._replace(text=None, parts=(), may_split=may_split)
 
 
 def concatenate(words: Sequence[Word]) -> Word:
@@ -74,7 +73,7 @@ def concatenate(words: Sequence[Word]) -> Word:
     if hidden is None:
         text = "".join(part.text or "" for part in parts)
         return Word(text, parts[0].where if parts else "")
-    return replace(hidden, text=None, parts=parts if parts[1:] else ())
+    return hidden._replace(text=None, parts=parts if parts[1:] else ())
 
 
 def _with_known_joined(parts: Iterable[Word]) -> Iterator[Word]:
@@ -82,7 +81,7 @@ def _with_known_joined(parts: Iterable[Word]) -> Iterator[Word]:
     for is_known, run in itertools.groupby(parts, key=lambda part: part.is_known):
         first, *rest = run
         if is_known and rest:
-            yield replace(first, text="".join(part.text or "" for part in (first, *rest)))
+            yield first._replace(text="".join(part.text or "" for part in (first, *rest)))
         else:
             yield from (first, *rest)
 
@@ -99,11 +98,11 @@ def assigned(word: Word, name: str, line: int) -> Word:
         holds_words = any(part.text is not None and " " in part.text for part in word.parts)
         name = "" if holds_words else name
         parts = tuple(assigned(part, name, line) for part in word.parts)
-        return replace(concatenate(parts), where=word.where)
+        return concatenate(parts)._replace(where=word.where)
     # A reason that begins with "it is" gets the variable as its subject.
     if word.is_conditional:
         reason = re.sub(r"^it is", f"{name} (line {line}) is", word.reason)
-        return replace(word, reason=reason)
+        return word._replace(reason=reason)
     # Without a subject the reason names a variable already, the one assigned first.
     if not word.subject:
         return word
@@ -112,7 +111,7 @@ def assigned(word: Word, name: str, line: int) -> Word:
     # The reason leads back to the source: "A (line 3) depends on $B, which is not set".
     if name:
         reason = f"{name} (line {line}) depends on {word.subject}, which {fault}"
-    return replace(word, reason=reason, subject="")
+    return word._replace(reason=reason, subject="")
 
 
 def shown_path(word: Word) -> str | None:
@@ -132,7 +131,7 @@ def same(one: Word, other: Word) -> bool:
 def atoms(word: Word) -> tuple[Word, ...]:
     """Cut a value into words, unknown parts and the blanks between."""
     return tuple(
-        replace(part, text=text)
+        part._replace(text=text)
         for part in word.parts or (word,)
         for text in ([None] if part.text is None else re.split(r"(\s+)", part.text))
         if text != ""

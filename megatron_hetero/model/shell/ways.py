@@ -145,4 +145,4 @@ def _merged(
         return Variable(merged(lists, words, where), True)
     # Plain values merge word by word, so that flags that all branches share stay known.
     held = [v.words[0] if v is not None and v.words else None for v in found]
-    return Variable((replace(merged_value(held, words, where), where=where, may_split=False),))
+    return Variable((merged_value(held, words, where)._replace(where=where, may_split=False),))

@@ -51,6 +51,7 @@ from megatron_hetero.runtime.gradients.reduction import (
     check_gradients,
 )
 from megatron_hetero.runtime.gradients.room import RoomUnderWay, room_of_rank
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import divide
 from megatron_hetero.runtime.gradients.sharding.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers
 from megatron_hetero.runtime.parallel.connecting import (
@@ -120,11 +121,10 @@ class GradientSync:
         for bucket in buckets:
             key = bucket.holders, bucket.layer is not None
             if key not in group_of:
+                alike = [b for b in buckets if (b.holders, b.layer is not None) == key]
+                connections = self._connections(alike, optimizer_weights)
                 group_of[key] = make_group(
-                    bucket.holders,
-                    groups.timeout,
-                    "gradients",
-                    self._connections(bucket, optimizer_weights is not None),
+                    bucket.holders, groups.timeout, "gradients", connections
                 )
             # Keep the buckets of this rank: whole weights by order, sharded layers by layer.
             if rank not in bucket.holders:
@@ -201,11 +201,26 @@ class GradientSync:
             forward = [(r.parameters, partial(r.gather, data)) for r in reversed(self.divided)]
             self.weights_under_way = ParameterGather(model, forward)
 
-    def _connections(self, bucket: Bucket, is_divided: bool) -> Connections:
-        """Return the connections of a bucket's group."""
-        if bucket.layer is None and self._exchange is not None and self._exchange.crosses(bucket):
-            return Connections(pairs=self._exchange.pairs(bucket, is_divided))
-        return ALL_TO_ALL if is_divided or bucket.layer is not None else COLLECTIVES
+    def _connections(
+        self, buckets: Sequence[Bucket], optimizer_weights: Sequence[int] | None
+    ) -> Connections:
+        """Return the connections of the group that exchanges some buckets."""
+        holders, is_sharded = buckets[0].holders, buckets[0].layer is not None
+        is_divided = optimizer_weights is not None
+        if is_sharded or self._exchange is None or not self._exchange.crosses(buckets[0]):
+            return ALL_TO_ALL if is_divided or is_sharded else COLLECTIVES
+        # Other ranks do not know the shapes, and connect nothing.
+        if dist.get_rank() not in holders:
+            return COLLECTIVES
+        # Who sends to whom depends on a bucket's size and its owners.
+        pairs: set[tuple[int, int]] = set()
+        for bucket in buckets:
+            division = None
+            if optimizer_weights is not None:
+                weights = [optimizer_weights[rank] for rank in holders]
+                division = divide(bucket, self.shards, weights)
+            pairs |= self._exchange.pairs(bucket, division)
+        return Connections(pairs=frozenset(pairs))
 
     def _count_early(self, aligned: bool) -> int:
         """Count this rank's buckets that may start within its passes; collective.

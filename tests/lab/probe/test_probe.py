@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,30 @@ def test_figures_of_a_type_are_kept_and_replaced_one_by_one(
         probe(request(tmp_path, micro_batch_sizes=(size,)), print)
         found.append(load_profile(tmp_path / "profile.json").gpus["CPU"].launch_s)
     assert found == [1e-5, 1e-5, 2e-5]
+
+
+def test_a_group_that_has_measured_is_no_fault_of_the_others(tmp_path: Path) -> None:
+    """Ranks of one GPU each leave seconds apart, which no watch of a job may take for a fault."""
+    flags = megatron_flags(request(tmp_path, num_busy=2), 1)
+
+    def rank_main(rank: int) -> None:
+        from megatron_hetero.lab.probe.pieces import PieceProbe, ProbeDoneError
+        from megatron_hetero.runtime.job import entry
+
+        class Late(PieceProbe):
+            def post_wrap_hook(self, model: list[Any]) -> list[Any]:
+                time.sleep(3 * rank)
+                return super().post_wrap_hook(model)
+
+        with pytest.raises(ProbeDoneError):
+            entry.main(flags, observer=Late((1,), 0.1))
+        # A rank of a probe measures its GPU's rates here, and then ends like this.
+        time.sleep(6)
+        (tmp_path / f"measured-{rank}").touch()
+        os._exit(0)
+
+    run_jobs([LocalJob("probe", 2, rank_main, tmp_path)], timeout_s=100.0)
+    assert all((tmp_path / f"measured-{rank}").exists() for rank in range(2))
 
 
 @pytest.mark.slow

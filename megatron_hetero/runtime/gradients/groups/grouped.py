@@ -44,6 +44,7 @@ class GroupedExchange:
     ) -> None:
         self._machines, self._groups, self._uplinks = machines, groups, uplinks
         self._engine = RoundsEngine()
+        self._plans: dict[tuple[object, ...], ExchangePlan] = {}
         self._known: dict[tuple[object, ...], HolderRounds] = {}
         self._pairs: dict[tuple[int, ...], PairGroup] = {}
 
@@ -56,24 +57,25 @@ class GroupedExchange:
         """Tell if the holders of a bucket are in several groups."""
         return self._made(bucket.holders, len(self._groups), "all_reduce", None) is not None
 
-    def pairs(self, bucket: Bucket, is_divided: bool) -> frozenset[tuple[int, int]]:
+    def pairs(self, bucket: Bucket, division: Division | None) -> frozenset[tuple[int, int]]:
         """Return the ranks, (sender, receiver), between which messages of a bucket's rounds go.
 
         Args:
             bucket: that crosses groups.
-            is_divided: it is reduced to owners, and gathered from them.
+            division: owners of the elements to which it is reduced, and from which it is gathered;
+                None: all holders get the sum.
         """
         # A divided bucket has two exchanges, each with messages of its own.
         purposes: tuple[Purpose, ...] = ("all_reduce",)
-        if is_divided:
+        if division is not None:
             purposes = ("reduce_scatter", "all_gather")
-        made = [self._made(bucket.holders, bucket.num_elements, p, None) for p in purposes]
         # Each pair of ranks once, however many messages it has.
         return frozenset(
             (bucket.holders[source], bucket.holders[destination])
-            for plan in made
-            if plan is not None
-            for source, destination in np.unique(plan.table[:, 1:3], axis=0).tolist()
+            for purpose in purposes
+            for source, destination in np.unique(
+                self.plan(bucket, bucket.num_elements, purpose, division).table[:, 1:3], axis=0
+            ).tolist()
         )
 
     def _made(
@@ -87,15 +89,22 @@ class GroupedExchange:
         return plan_by_group(machines, self._groups, size, purpose, owners, self._uplinks)
 
     def plan(
-        self,
-        bucket: Bucket,
-        size: int,
-        group: dist.ProcessGroup,
-        purpose: Purpose,
-        division: Division | None = None,
+        self, bucket: Bucket, size: int, purpose: Purpose, division: Division | None = None
     ) -> ExchangePlan:
-        """Return the plan of an exchange; arguments as of `start`, for `size` elements."""
-        return self._rounds(bucket, size, group.rank(), purpose, division).plan
+        """Return the plan of an exchange; arguments as of `start`, for `size` elements.
+
+        Raises:
+            ValueError: the holders are in one group of machines.
+        """
+        key = _kind(bucket, size, purpose, division)
+        # Making and proving a plan takes time: each kind of exchange has it once.
+        if key not in self._plans:
+            owners = None if division is None else owners_of(division)
+            plan = self._made(bucket.holders, size, purpose, owners)
+            if plan is None:
+                raise ValueError(f"ranks {bucket.holders} are in one group of machines")
+            self._plans[key] = plan
+        return self._plans[key]
 
     def start(
         self,
@@ -121,18 +130,20 @@ class GroupedExchange:
     def _rounds(
         self, bucket: Bucket, size: int, rank: int, purpose: Purpose, division: Division | None
     ) -> HolderRounds:
-        sizes = None if division is None else division.sizes
-        key = bucket.holders, size, purpose, sizes
-        # Making and proving a plan takes time: each kind of exchange has it once.
+        key = _kind(bucket, size, purpose, division)
         if key not in self._known:
-            owners = None if division is None else owners_of(division)
-            plan = self._made(bucket.holders, size, purpose, owners)
-            if plan is None:
-                raise ValueError(f"ranks {bucket.holders} are in one group of machines")
+            plan = self.plan(bucket, size, purpose, division)
             sums = pair_sums(plan).get(rank)
             ranks = () if sums is None else tuple(bucket.holders[holder] for holder in sums.holders)
             self._known[key] = HolderRounds(plan, rank, self._pairs.get(ranks))
         return self._known[key]
+
+
+def _kind(
+    bucket: Bucket, size: int, purpose: Purpose, division: Division | None
+) -> tuple[object, ...]:
+    """Return what exchanges of one plan have in common."""
+    return bucket.holders, size, purpose, None if division is None else division.sizes
 
 
 def exchange_of(plan: Plan) -> GroupedExchange | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import P2POp
 
 from megatron_hetero.runtime.gradients.buckets import Bucket
+from megatron_hetero.runtime.gradients.groups import rounds
 from megatron_hetero.runtime.gradients.groups.grouped import (
     GroupedDividedReduction,
     GroupedExchange,
@@ -86,6 +90,47 @@ def test_sums_are_those_of_one_exchange(divided: bool, tmp_path: Path) -> None:
         assert torch.equal(views(own).pack(data), given)
         inside = Bucket((0, 1), SLICES)
         with pytest.raises(ValueError, match=r"ranks \(0, 1\) are in one group of machines"):
-            exchange.plan(inside, SIZE, dist.group.WORLD, "all_reduce")
+            exchange.plan(inside, SIZE, "all_reduce")
+
+    in_world(WORLD, check, tmp_path)
+
+
+FOUR, TWO_AND_TWO = ("a", "b", "c", "d"), (("a", "b"), ("c", "d"))
+
+
+@pytest.mark.parametrize("machines, groups", [(MACHINES, GROUPS), (FOUR, TWO_AND_TWO)])
+@pytest.mark.parametrize("weights", [None, (1, 1, 1, 1), (1, 3, 2, 2), (1, 10_000, 1, 10_000)])
+def test_messages_go_between_the_pairs_that_are_connected(
+    machines: tuple[str, ...],
+    groups: tuple[tuple[str, ...], ...],
+    weights: tuple[int, ...] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL must not connect two ranks in the middle of a step."""
+
+    def check(rank: int) -> None:
+        exchange = GroupedExchange(machines, groups)
+        common = views(parameters(rank)), dist.group.WORLD, [], RankTraffic(0), CHECKS
+        whole = replace(bucket(4), num_elements=SIZE)
+        division = None if weights is None else divide(whole, SHARDS, weights)
+        used: set[tuple[int, int]] = set()
+
+        def recorded(action: Any, part: torch.Tensor, *, group_peer: int, **named: Any) -> P2POp:
+            used.add((rank, group_peer) if action is dist.isend else (group_peer, rank))
+            return P2POp(action, part, group_peer=group_peer, **named)
+
+        monkeypatch.setattr(rounds, "P2POp", recorded)
+        if division is None:
+            summed = GroupedReduction(*common, whole, exchange)
+            summed.launch(1.0)
+            summed.finish()
+        else:
+            reduction = GroupedDividedReduction(*common, division, whole, exchange)
+            reduction.launch(1.0)
+            reduction.finish()
+            reduction.gather(data)()
+        connected = exchange.pairs(whole, division)
+        assert used == {pair for pair in connected if rank in pair}
 
     in_world(WORLD, check, tmp_path)
