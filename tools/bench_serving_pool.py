@@ -63,7 +63,7 @@ LLAMA_70B = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 INPUT, OUTPUT = 128, 64
-RATES = {"continuous batching": (4.0, 12.0, 20.0), "one at a time": (0.5, 1.0, 2.0, 4.0)}
+RATES = {"continuous batching": (4.0, 12.0, 20.0), "one at a time": (0.5, 1.0, 2.0, 3.0, 4.0)}
 ENGINE_NAMES: tuple[EngineName, ...] = ("vllm", "any")
 KINDS = ("one shape", "even", "vllm", "any")
 BETWEEN_SCALES = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 15.0, 30.0)
