@@ -3,16 +3,21 @@
     python tools/bench_serving_pool.py [--json FILE]
 
 Llama-2-70B in 16 bits on the 58 GPUs of HexGen (ICML 2024): 2 x 8 and 2 x 3 RTX 3090 Ti, 2 x 8
-RTX A5000, 2 x 8 RTX A6000, 4 A40.  Which machines stand together is not published in a form that we
-have read: four sites are assumed, with the middle of its bandwidths (0.65 Gb/s) and latencies
-(95 ms) between them.  Requests are 128 tokens in and 64 out, a Poisson process.
+RTX A5000, 2 x 8 RTX A6000, 4 A40.  Which stand together says the table of delays of its scheduler
+(`communication_matrix.txt`, Relaxed-System-Lab/HexGen at `04000f5`): four sites of 28, 16, 8 and 6
+GPUs, so the A6000, A40 and eight A5000 are one.  Between sites the middle of its bandwidths
+(0.65 Gb/s) and latencies (95 ms) is taken.  Requests are 128 tokens in and 64 out, a Poisson
+process.
 
-The deadline scale is the smallest multiple of what 8 A100 take for a request alone (first token,
-and between tokens) that the planned fleet keeps for 99 % of the requests in simulation.  Fleets:
-`one shape`: all replicas have the same width and number of even stages, each on one kind of
-machine; `even`: each replica has one width, even layers and one kind of machine, but replicas
-differ; `vllm`: what vLLM runs, uneven layers and two kinds of machines in a pipeline; `any`: unlike
-widths too.
+The deadline scale is the 99th of a hundred of the seconds of whole requests in simulation, over
+the seconds of a request that 8 A100 serve alone: the tightest deadline, in its unit, that 99 % of
+the requests keep.  Two ways of serving: `continuous batching`, as vLLM does; and `one at a time`,
+as HexGen's engine does, whose scheduler has one request on each stage.  Fleets: `one shape`: all
+replicas have the same width and number of even stages, each on one kind of machine; `even`: each
+replica has one width, even layers and one kind of machine, but replicas differ; `vllm`: what vLLM
+runs, uneven layers and two kinds of machines in a pipeline; `any`: unlike widths too.  For each
+kind of fleet the programme's answers for several deadlines between tokens are simulated, and the
+best one counts.
 """
 
 from __future__ import annotations
@@ -24,7 +29,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.file.description import load_cluster
@@ -36,15 +43,11 @@ from megatron_hetero.serving.fleet.api import planned_fleet
 from megatron_hetero.serving.fleet.forecast import simulate
 from megatron_hetero.serving.fleet.offers import Fleet, OfferedReplica, make_fleet
 from megatron_hetero.serving.fleet.shapes import Shape
-from megatron_hetero.serving.prices.engine import ENGINES, EngineName
+from megatron_hetero.serving.prices.engine import ENGINES, Engine, EngineName
 from megatron_hetero.serving.prices.rates import NOTHING, PhaseRates
 from megatron_hetero.serving.prices.served import ServedModel, load_served
-from megatron_hetero.serving.prices.steps import (
-    PipelinePrice,
-    ReplicaPipeline,
-    ReplicaStage,
-    StepWork,
-)
+from megatron_hetero.serving.prices.steps import PipelinePrice, ReplicaPipeline, ReplicaStage
+from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.workload.requests import RequestClass, RequestMix, TokenLengths
 
 MACHINES = (
@@ -60,8 +63,11 @@ LLAMA_70B = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 INPUT, OUTPUT = 128, 64
-RATES = (4.0, 12.0, 20.0)
-STEP, MOST = 1.05, 60
+RATES = {"continuous batching": (4.0, 12.0, 20.0), "one at a time": (0.5, 1.0, 2.0, 3.0, 4.0)}
+ENGINE_NAMES: tuple[EngineName, ...] = ("vllm", "any")
+KINDS = ("one shape", "even", "vllm", "any")
+BETWEEN_SCALES = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 15.0, 30.0)
+"""Deadlines between tokens of the fleets that are tried, over those of 8 A100."""
 ALONE = ROUTES[:1]
 _GAP = 5e-3
 
@@ -99,10 +105,16 @@ def served_model(folder: Path) -> ServedModel:
     return load_served(path, "16-bit", "16-bit")
 
 
-def mix_of(rate: float, first_s: float, between_s: float) -> RequestMix:
+def mix_of(rate: float, first_s: float = inf, between_s: float = inf) -> RequestMix:
     """Return the requests with their deadlines."""
-    lengths = (TokenLengths(((tokens, 1.0),)) for tokens in (INPUT, OUTPUT))
+    lengths = TokenLengths(((INPUT, 1.0),)), TokenLengths(((OUTPUT, 1.0),))
     return RequestMix((RequestClass("chat", rate, *lengths, first_s, between_s),), attainment=0.99)
+
+
+def served_by(way: str, engine: EngineName) -> Engine:
+    """Return an engine that serves in a way of `RATES`."""
+    most = 1 if way == "one at a time" else ENGINES[engine].max_sequences
+    return replace(ENGINES[engine], max_sequences=most)
 
 
 def alone(served: ServedModel) -> tuple[float, float]:
@@ -110,7 +122,7 @@ def alone(served: ServedModel) -> tuple[float, float]:
     link = Link(bytes_per_s=300e9, latency_s=5e-6)
     stage = ReplicaStage(gpu_type("A100-40GB"), 8, served.model.num_layers, link)
     price = PipelinePrice(ReplicaPipeline((stage,)), served, ENGINES["vllm"])
-    first_s = PhaseRates(price).first_token_s(mix_of(1.0, 1e9, 1e9).classes[0])
+    first_s = PhaseRates(price).first_token_s(mix_of(1.0).classes[0])
     return first_s, price.times(StepWork(1.0, 1.0, 0.0, INPUT + OUTPUT / 2))[0]
 
 
@@ -140,61 +152,75 @@ def evened(fleet: Fleet, num_stages: int | None = None, width: int | None = None
     return replace(fleet, offered=kept)
 
 
-def choices(
-    kind: str, cluster: Cluster, served: ServedModel, mix: RequestMix
-) -> Iterator[Fleet]:
-    """Yield the sets of choices of a kind of fleet: each kind has those of the kinds before it."""
-    vllm = make_fleet(cluster, served, ENGINES["vllm"], mix)
-    depths = sorted({
-        (len(stages), stages[0].width)
-        for stages in (offered.shape.pipeline.stages for offered in vllm.offered.values())
-    })  # fmt: skip
-    for depth in depths:
-        yield evened(vllm, *depth)
+def choices(kind: str, vllm: Fleet, unlike: Fleet) -> Iterator[Fleet]:
+    """Yield the sets of choices that a kind of fleet has beside those of the kinds before it.
+
+    Args:
+        kind: one of `KINDS`.
+        vllm, unlike: all choices of vLLM, and with stages of unlike widths.
+    """
     if kind == "one shape":
-        return
-    yield evened(vllm)
-    if kind == "even":
-        return
-    yield vllm
-    if kind == "any":
-        yield make_fleet(cluster, served, ENGINES["any"], mix)
+        stages = [offered.shape.pipeline.stages for offered in vllm.offered.values()]
+        for depth, width in sorted({(len(s), s[0].width) for s in stages}):
+            yield evened(vllm, depth, width)
+    else:
+        yield {"even": evened(vllm), "vllm": vllm, "any": unlike}[kind]
 
 
-def keeps(kind: str, cluster: Cluster, served: ServedModel, mix: RequestMix) -> bool:
-    """Tell if a fleet of some kind, the best of its choices, keeps the deadlines in simulation."""
-    for fleet in choices(kind, cluster, served, mix):
-        if not fleet.offered:
-            continue
-        try:
-            found = serve_most(fleet.composing(routes=ALONE), _GAP)
-        except InfeasiblePlanError:
-            continue
-        if found.scale >= 1.0 and simulate(fleet, found, 1.0)[0].holds(mix.attainment):
-            return True
-    return False
+def with_mix(fleet: Fleet, mix: RequestMix) -> Fleet:
+    """Return the choices that are left for other requests."""
+    offered = {}
+    for name, replica in fleet.offered.items():
+        by_class = tuple(replica.rates.rate(replica.phase, kind) for kind in mix.classes)
+        if any(rate is not NOTHING for rate in by_class):
+            offered[name] = replace(replica, by_class=by_class)
+    return replace(fleet, mix=mix, offered=offered)
 
 
-def deadline_scales(cluster: Cluster, served: ServedModel, rate: float) -> dict[str, float | None]:
-    """Return the smallest deadline scale of each kind of fleet; None where none up to 18 keeps
-    the deadlines."""
+def p99_s(fleet: Fleet, rate: float, between_s: float) -> tuple[float, list[str]]:
+    """Return the 99th of a hundred of the seconds of whole requests, and the replicas; infinite
+    where no fleet has the rate.
+
+    Args:
+        fleet: the choices.
+        rate: requests per second.
+        between_s: deadline between tokens that replicas are chosen for.
+    """
+    left = with_mix(fleet, mix_of(rate, inf, between_s))
+    try:
+        found = serve_most(left.composing(routes=ALONE), _GAP)
+    except InfeasiblePlanError:
+        return inf, []
+    if found.scale < 1.0:
+        return inf, []
+    outcome, _ = simulate(left, found, 1.0)
+    names = [f"{count} x {name}" for name, count in sorted(found.counts.items())]
+    return outcome.overall.total_s.p99, names
+
+
+def deadline_scales(
+    cluster: Cluster, served: ServedModel, way: str
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Yield, for each rate, the deadline scale of each kind of fleet, None where none has the rate,
+    and the replicas of the best one."""
     first_s, between_s = alone(served)
-    found: dict[str, float | None] = {}
-    high = MOST
-    # A kind with more choices keeps what the kind before it keeps.
-    for name in ("one shape", "even", "vllm", "any"):
-        low = 0
-        # The smallest power of the step that holds.
-        while low < high:
-            middle = (low + high) // 2
-            scale = STEP**middle
-            mix = mix_of(rate, scale * first_s, scale * between_s)
-            if keeps(name, cluster, served, mix):
-                high = middle
-            else:
-                low = middle + 1
-        found[name] = STEP**low if low < MOST else None
-    return found
+    whole_s = first_s + (OUTPUT - 1) * between_s
+    vllm, unlike = (
+        make_fleet(cluster, served, served_by(way, name), mix_of(1.0)) for name in ENGINE_NAMES
+    )
+    sets = {kind: list(choices(kind, vllm, unlike)) for kind in KINDS}
+    for rate in RATES[way]:
+        found: dict[str, float | None] = {}
+        # A kind with more choices has those of the kinds before it too.
+        best: tuple[float, list[str]] = inf, []
+        for kind in KINDS:
+            tried = (
+                p99_s(fleet, rate, scale * between_s)
+                for fleet in sets[kind] for scale in BETWEEN_SCALES
+            )  # fmt: skip
+            best = min(best, *tried, key=lambda pair: pair[0])
+            found[kind] = round(best[0] / whole_s, 3) if best[0] < inf else None
+        yield {"requests_per_s": rate, "deadline_scale": found, "best": best[1]}
 
 
 def main() -> int:
@@ -205,14 +231,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         served, cluster = served_model(folder), cluster_of(0, folder)
-        rows = []
-        for rate in RATES:
-            scales = deadline_scales(cluster, served, rate)
-            rows.append({"requests_per_s": rate, "deadline_scale": scales})
-            print(rows[-1], flush=True)
+        rows: dict[str, list[dict[str, Any]]] = {way: [] for way in RATES}
+        for way, told_rows in rows.items():
+            for row in deadline_scales(cluster, served, way):
+                told_rows.append(row)
+                print(way, row, flush=True)
         replanned = {}
-        engines: tuple[EngineName, ...] = ("vllm", "any")
-        for engine in engines:
+        for engine in ENGINE_NAMES:
             begin = time.process_time()
             mix = mix_of(4.0, 5.0, 0.2)
             plan, *_ = planned_fleet(cluster_of(4, folder), served, mix, "goodput", engine)
@@ -222,7 +247,7 @@ def main() -> int:
             }
         print(replanned)
     if given.json:
-        told = {"base_s": alone(served), "rates": rows, "four_gpus_lost": replanned}
+        told = {"base_s": alone(served), "ways": rows, "four_gpus_lost": replanned}
         given.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     return 0
 

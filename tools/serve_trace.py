@@ -4,11 +4,13 @@
 
 A tiny model runs as `tp2:3,tp1:1` and as `tp1:4` on this machine's CPU, behind `route` with the
 weights of a plan; the `openai` client streams.  The trace comes as it was drawn, in real time.
-Every second request tells how long steps took at which moment: the seconds between its tokens.
-With these steps and the router's turns the simulator serves all requests, and the others are held
-against it.  Deadlines are the simulator's 90th of a hundred to the first token and between tokens,
-so that neither all requests keep them nor none.  At last the beginning of the trace comes once
-more, and a rank of the larger replica is killed under it.  Needs `openai`.
+Every second request tells how long steps took at which moment: the seconds between its tokens; and,
+if its replica was idle when it came, what its first token took beside a step: the client, HTTP, the
+router, the prompt's further tokens.  With these and the router's turns the simulator serves all
+requests, and the others, which told nothing, are held against what it says of them.  Deadlines are
+the simulator's 90th of a hundred to the first token and between tokens, so that neither all
+requests keep them nor none.  At last the beginning of the trace comes once more, and a rank of the
+larger replica is killed under it.  Needs `openai`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -25,7 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 if __name__ == "__main__":
@@ -34,9 +37,9 @@ if __name__ == "__main__":
 import openai
 import psutil
 
-from megatron_hetero.serving.prices.steps import StepWork
-from megatron_hetero.serving.simulate.outcome import FleetOutcome, quantiles
-from megatron_hetero.serving.simulate.queue import ReplicaQueue
+from megatron_hetero.serving.prices.work import StepWork
+from megatron_hetero.serving.simulate.outcome import quantiles
+from megatron_hetero.serving.simulate.queue import ReplicaQueue, Running
 from megatron_hetero.serving.simulate.router import Router
 from megatron_hetero.serving.simulate.run import FleetRun, SimulatedReplica
 from megatron_hetero.serving.workload.requests import (
@@ -50,6 +53,7 @@ from tests.lab.serve.services import free_port, started, until_it_serves
 from tests.serving.route.plans import two_replicas
 
 LAYOUTS, LANES, WEIGHTS = ("tp2:3,tp1:1", "tp1:4"), (2, 1), (2.0, 1.0)
+WARM_UP = 3
 KV_TOKENS, STEP_TOKENS, MOST_SEQUENCES = 2048, 64, 16
 CLASSES = (
     ("short", 2 / 3, ((4, 1.0), (10, 1.0)), ((8, 1.0), (16, 1.0))),
@@ -79,24 +83,39 @@ class Answered:
         return (told[-1] - told[0]) / (len(told) - 1) if len(told) > 1 else 0.0
 
 
-class MeasuredSteps:
-    """Seconds of a replica's steps: those that were measured nearest to the moment.
+class Nearest:
+    """Measured seconds by the moment: those of the nearest moment, before or after.
 
     Args:
         samples: (moment, seconds), at least one.
+    """
+
+    def __init__(self, samples: Sequence[tuple[float, float]]) -> None:
+        self._samples = sorted(samples)
+        self._moments = [moment for moment, _ in self._samples]
+
+    def at(self, moment: float) -> float:
+        """Return the seconds at a moment."""
+        place = bisect_left(self._moments, moment)
+        near = self._samples[max(0, place - 1) : place + 1]
+        return min(near, key=lambda sample: abs(sample[0] - moment))[1]
+
+
+class MeasuredSteps:
+    """Seconds of a replica's steps, as they were measured.
+
+    Args:
+        seconds: by the moment of the step's start.
         lanes: stages, which work at the same time.
     """
 
-    def __init__(self, samples: Sequence[tuple[float, float]], lanes: int) -> None:
-        self._samples = sorted(samples)
-        self._moments = [moment for moment, _ in self._samples]
-        self._lanes = lanes
+    def __init__(self, seconds: Nearest, lanes: int) -> None:
+        self._seconds, self._lanes = seconds, lanes
         self.now = 0.0
 
     def times(self, work: StepWork) -> tuple[float, float]:
         """Return the seconds of a step, and those until the next batch may start."""
-        place = min(bisect_left(self._moments, self.now), len(self._samples) - 1)
-        step_s = self._samples[place][1]
+        step_s = self._seconds.at(self.now)
         return step_s, step_s / self._lanes
 
 
@@ -136,36 +155,47 @@ async def ask(
     return answer
 
 
-def steps_of(
+def measured_of(
     requests: Sequence[Request], found: Sequence[Answered]
-) -> tuple[tuple[MeasuredSteps, ...], float]:
-    """Return the steps of both replicas from every second request, and the seconds that a first
-    token takes beside its step (HTTP, the router, its prompt's further tokens)."""
+) -> tuple[tuple[MeasuredSteps, ...], Nearest]:
+    """Return the steps of both replicas, and what a first token takes beside its step, from every
+    second request.
+
+    Raises:
+        RuntimeError: too few requests to tell.
+    """
     turns = Router([[weight] * len(CLASSES) for weight in WEIGHTS], "turns", 0)
+    served_by = [turns.choose(request.class_index, ()) for request in requests]
     samples: list[list[tuple[float, float]]] = [[] for _ in WEIGHTS]
     beside = []
-    for request, answer in zip(requests, found, strict=True):
-        replica = turns.choose(request.class_index, ())
-        if answer.index % 2 or replica is None or answer.how != "whole":
+    # Moments until which each replica has had work.
+    busy_until = [0.0] * len(WEIGHTS)
+    for request, answer, replica in zip(requests, found, served_by, strict=True):
+        assert replica is not None
+        was_idle = request.arrival_s > busy_until[replica]
+        busy_until[replica] = max(busy_until[replica], *answer.moments, request.arrival_s)
+        if answer.index % 2 or answer.how != "whole" or len(answer.moments) < 2:
             continue
         samples[replica] += [(one, other - one) for one, other in pairwise(answer.moments)]
-        beside.append(answer.first_s - request.arrival_s - answer.between_s)
-    steps = tuple(MeasuredSteps(s, lanes) for s, lanes in zip(samples, LANES, strict=True))
-    return steps, max(0.0, median(beside))
+        if was_idle:
+            waited_s = answer.first_s - request.arrival_s
+            beside.append((request.arrival_s, max(0.0, waited_s - answer.between_s)))
+    if not all(samples) or not beside:
+        raise RuntimeError("too few requests were answered whole; give more --seconds or --rate")
+    steps = tuple(MeasuredSteps(Nearest(s), n) for s, n in zip(samples, LANES, strict=True))
+    return steps, Nearest(beside)
 
 
-def mix_of(rate: float, first_s: float, between_s: float) -> RequestMix:
-    """Return the workload with one pair of deadlines."""
+def mix_of(rate: float) -> RequestMix:
+    """Return the workload."""
     return RequestMix(tuple(
-        RequestClass(name, part * rate, TokenLengths(i), TokenLengths(o), first_s, between_s)
+        RequestClass(name, part * rate, TokenLengths(i), TokenLengths(o))
         for name, part, i, o in CLASSES
     ))  # fmt: skip
 
 
-def simulated(
-    requests: Sequence[Request], steps: Sequence[MeasuredSteps], mix: RequestMix
-) -> FleetOutcome:
-    """Serve requests with measured steps and the router's turns."""
+def simulated(requests: Sequence[Request], steps: Sequence[MeasuredSteps]) -> list[Running]:
+    """Serve requests with measured steps and the router's turns; return them in their order."""
     parts = [part for _, part, *_ in CLASSES]
     replicas = [
         SimulatedReplica(
@@ -174,7 +204,10 @@ def simulated(
         )
         for step, lanes, weight in zip(steps, LANES, WEIGHTS, strict=True)
     ]  # fmt: skip
-    return FleetRun(replicas, mix, policy="turns").run(requests)
+    run = FleetRun(replicas, mix_of(1.0), policy="turns")
+    run.run(requests)
+    place = {id(request): index for index, request in enumerate(requests)}
+    return sorted(run.finished, key=lambda running: place[id(running.request)])
 
 
 async def replay(client: openai.AsyncOpenAI, requests: Sequence[Request]) -> list[Answered]:
@@ -191,14 +224,14 @@ async def replay(client: openai.AsyncOpenAI, requests: Sequence[Request]) -> lis
     return await asyncio.gather(*(one(i, r) for i, r in enumerate(requests)))
 
 
-def kept(judged: Sequence[tuple[Request, Answered]], mix: RequestMix) -> float:
-    """Return the part of the requests that kept both deadlines."""
-    return mean(
-        answer.how == "whole"
-        and answer.first_s - request.arrival_s <= mix.classes[request.class_index].first_token_s
-        and answer.between_s <= mix.classes[request.class_index].between_tokens_s
-        for request, answer in judged
-    )
+def kept(times: Sequence[tuple[float, float]], first_s: float, between_s: float) -> float:
+    """Return the part of some requests that keep both deadlines.
+
+    Args:
+        times: seconds to the first token and between tokens.
+        first_s, between_s: the deadlines.
+    """
+    return mean(one <= first_s and other <= between_s for one, other in times)
 
 
 async def story(
@@ -209,35 +242,48 @@ async def story(
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
         for url in urls
     ]
-    trace = mix_of(rate, inf, inf).arrivals(seconds, seed)
+    # The first steps of a process take long; replicas have them behind them, past the router.
+    for client in clients[:2]:
+        for index in range(WARM_UP):
+            await ask(client, index, 30, 16, CLASSES[0][0], time.monotonic())
+    trace = mix_of(rate).arrivals(seconds, seed)
     found = await replay(clients[2], trace)
-    steps, beside_s = steps_of(trace, found)
+    steps, beside = measured_of(trace, found)
     # The same requests with the tokens that were drawn: some answers end by themselves.
     drawn = [replace(r, output_tokens=max(1, a.tokens)) for r, a in zip(trace, found, strict=True)]
-    free = simulated(drawn, steps, mix_of(rate, inf, inf)).overall
-    first_s, between_s = free.first_token_s.p90, free.between_tokens_s.p90
-    predicted = simulated(drawn, steps, mix_of(rate, first_s, between_s)).overall.attainment
-    judged = [(r, a) for r, a in zip(trace, found, strict=True) if a.index % 2]
-    seen = kept(judged, mix_of(rate, first_s + beside_s, between_s))
+    expected, seen = [], []
+    for request, answer, running in zip(trace, found, simulated(drawn, steps), strict=True):
+        # Those that told how long steps took say nothing about the simulator.
+        if answer.index % 2 == 0:
+            continue
+        waits_s = running.first_s - request.arrival_s + beside.at(request.arrival_s)
+        later = max(1, running.said - 1)
+        expected.append((waits_s, (running.last_s - running.first_s) / later))
+        # A request that is not whole keeps no deadline.
+        is_whole = answer.how == "whole"
+        seen.append((answer.first_s - request.arrival_s, answer.between_s if is_whole else inf))
+    first, between = (quantiles(times) for times in zip(*expected, strict=True))
+    deadlines = first.p90, between.p90
     head = [r for r in trace if r.arrival_s < min(60.0, seconds)]
     killing = asyncio.create_task(_later(kill, min(60.0, seconds) / 3))
     after = await replay(clients[2], head)
     await killing
     return {
         "seconds": seconds, "rate_per_s": rate, "seed": seed, "requests": len(trace),
-        "beside_steps_s": beside_s,
+        "judged": len(seen),
         "whole": _count(found, "whole"), "errors": _count(found, "error"),
         "lost_silently": _count(found, "silent"),
         "first_token_s": {
-            "measured": asdict(quantiles([a.first_s - r.arrival_s for r, a in judged])),
-            "simulated": asdict(free.first_token_s),
+            "measured": asdict(quantiles([one for one, _ in seen])), "simulated": asdict(first),
         },
         "between_tokens_s": {
-            "measured": asdict(quantiles([a.between_s for _, a in judged])),
-            "simulated": asdict(free.between_tokens_s),
+            "measured": asdict(quantiles([other for _, other in seen])),
+            "simulated": asdict(between),
         },
-        "deadlines_s": {"first_token": first_s + beside_s, "between_tokens": between_s},
-        "attainment": {"measured": seen, "simulated": predicted},
+        "deadlines_s": {"first_token": deadlines[0], "between_tokens": deadlines[1]},
+        "attainment": {
+            "measured": kept(seen, *deadlines), "simulated": kept(expected, *deadlines),
+        },
         "killed": {"requests": len(head), "whole": _count(after, "whole"),
                    "errors": _count(after, "error"), "lost_silently": _count(after, "silent")},
     }  # fmt: skip
@@ -288,6 +334,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    # The client would write a line for each request, on the cores that are measured.
+    logging.disable(logging.INFO)
     with tempfile.TemporaryDirectory() as folder:
         told = run(Path(folder), arguments.seconds, arguments.rate, arguments.seed)
     text = json.dumps(told, indent=2) + "\n"

@@ -22,6 +22,7 @@ from megatron_hetero.serving.fleet.file import (
 from megatron_hetero.serving.fleet.plan import Goal
 from megatron_hetero.serving.fleet.story import story_of
 from megatron_hetero.serving.prices.engine import EngineName
+from megatron_hetero.serving.prices.profile_file import read_measured_steps
 from megatron_hetero.serving.prices.served import KvFormat, WeightFormat, load_served
 from megatron_hetero.serving.replan import LOAD_BYTES_PER_S, compare_plans
 from megatron_hetero.serving.workload.load import load_request_mix
@@ -75,6 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="format of the KV cache (default: 16-bit)",
     )  # fmt: skip
     parser.add_argument(
+        "--profile", type=Path, nargs="+", default=[], metavar="FILE",
+        help="steps that you measured, which win over tables: CSV, or the JSON of vllm bench serve",
+    )  # fmt: skip
+    parser.add_argument(
         "--gap", type=float, default=0.005, metavar="PART",
         help="relative distance from the bound at which the search stops (default: 0.005)",
     )  # fmt: skip
@@ -115,6 +120,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     cluster = load_cluster(arguments.cluster)
     served = load_served(arguments.model, arguments.weights, arguments.kv)
     mix = load_request_mix(arguments.workload)
+    measured = read_measured_steps(arguments.profile, {n.gpu_type.name for n in cluster.nodes})
     with output.progress("composing and simulating"):
         plan, fleet, found = planned_fleet(
             cluster,
@@ -126,6 +132,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             arguments.gap,
             arguments.seed,
             arguments.compare_engines,
+            measured,
         )
     # Compare with the running fleet: its rates count for the replicas whose GPUs are still there.
     change = None

@@ -37,6 +37,27 @@ def test_json_is_the_file(plan: Path, capsys) -> None:
     assert json.loads(capsys.readouterr().out) == json.loads(plan.read_text())
 
 
+def test_measured_steps_win_over_tables_and_are_named(tmp_path: Path, capsys) -> None:
+    header = "gpu,engine,version,model,width,weights,phase,tokens,context,batch,seconds\n"
+    row = "L40S,vllm,0.32,llama,1,16-bit,decode,1,512,{batch},{seconds}\n"
+    slow = tmp_path / "slow.csv"
+    slow.write_text(header + row.format(batch=1, seconds=0.1) + row.format(batch=64, seconds=0.3))
+    found = []
+    for words in ([], ["--profile", str(slow)]):
+        assert main(["serve-plan", *INPUTS, *words, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["plan"])
+    # The measured cards are slower, and no other price has changed.
+    assert found[1]["bound"] < found[0]["bound"]
+    bases = {p["decode"] for p in found[1]["prices"] if p["gpu"] == "L40S"}
+    assert bases <= {"2 steps measured (vllm 0.32)", "2 steps measured at tp1 (vllm 0.32)"}
+    assert main(["serve-plan", *INPUTS, "--profile", str(slow)]) == 0
+    assert "decode: 2 steps measured" in capsys.readouterr().out.replace("\n", " ")
+    slow.write_text(header + row.format(batch=0, seconds=0.1))
+    assert main(["serve-plan", *INPUTS, "--profile", str(slow)]) == 4
+    assert f"{slow}:2: batch" in capsys.readouterr().err
+    assert main(["serve-plan", *INPUTS, "--profile", str(tmp_path / "none.csv")]) == 4
+
+
 def test_launch_and_doctor_know_the_plan(plan: Path, tmp_path: Path, capsys) -> None:
     assert main(["doctor", str(plan), "--cluster", str(EXAMPLE / "cluster.yaml")]) == 0
     assert main(["launch", str(plan), "--for", "vllm", "-o", str(tmp_path / "fleet")]) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.serving.prices.steps import StepWork
+from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.workload.requests import Request
 from tools.referees.helix import (
     ACTIVATION_BYTES,

@@ -15,7 +15,9 @@ of it is kept but the figures that are printed.  Three things are compared.
   itself.  Our simulator has pipelines only; that row is left out.
 * Our prices of a layer beside its measured ones: two models, four cards, of which the A100 alone
   has a table here.  How long the contexts of its decode steps were is not said; its constant
-  `DECODE_PER_TOKEN_MAX_CONTEXT`, 1,000, is taken.
+  `DECODE_PER_TOKEN_MAX_CONTEXT`, 1,000, is taken.  The same with measured steps (`serve-plan
+  --profile`): every second row of a table is given, or its first, middle and last row, and the
+  prices are held against the rows that were not given.
 """
 
 from __future__ import annotations
@@ -29,15 +31,18 @@ import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from configparser import ConfigParser
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.model.load import load_workload
+from megatron_hetero.serving.prices.engine import ENGINES
+from megatron_hetero.serving.prices.measured import MeasuredStep, profile_for
 from megatron_hetero.serving.prices.served import ServedModel
-from megatron_hetero.serving.prices.steps import ReplicaStage, StepWork, stage_prices
+from megatron_hetero.serving.prices.steps import ReplicaStage, stage_prices
+from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.simulate.queue import ReplicaQueue, Running
 from megatron_hetero.serving.simulate.run import FleetRun, SimulatedReplica
 from megatron_hetero.serving.workload.requests import (
@@ -57,7 +62,7 @@ COPIED_S = 1 / 4e9 + 1 / 5e9
 """Seconds in which a machine copies a byte that arrives (`compute_node.get_inference_statistics`);
 `1000 * mbps` are 1e9 bytes a second in its units."""
 MOST_PROMPT, BLOCK = 2048, 16
-DECODE_CONTEXT = 1000
+DECODE_CONTEXT, MEAN_PROMPT = 1000, 763
 PROMPTS = {"a100": 3, "l4": 3, "t4": 1}
 """Prompts that a machine takes at once (`prompt_max_requests_dict`)."""
 SEPARATE = {"a100": (30, 500.0), "l4": (25, 150.0), "t4": (25, 150.0)}
@@ -255,28 +260,73 @@ def arrivals(
 
 
 def price_errors(artifact: Artifact) -> list[dict[str, Any]]:
-    """Return, by model, card and phase, how far our price of a layer is from its measured one."""
+    """Return, by model, card and phase, how far our price of a layer is from its measured one: by
+    tables, and with some rows as measured steps from the rows that were not given."""
     rows = []
     for model, name in MODELS.items():
         folder = artifact.folder / "artifact_evaluation" / "single_cluster" / "models" / name
         job = ["--micro-batch-size", "1", "--global-batch-size", "1", "--seq-length", "2048"]
         served = ServedModel(load_workload(folder / "config.json", job).model, name)
         for card, gpu in CARDS.items():
-            # The first stage of two has no head.
-            stage = ReplicaStage(gpu_type(gpu), 1, 1)
-            price = stage_prices((stage, stage), served)[0]
             for phase in ("prompt", "decode"):
-                apart = []
-                for size, measured_s in artifact.table(model, card, phase)[1:]:
-                    pairs = size * min(size, 763) / 2 if phase == "prompt" else 0.0
-                    context = 0.0 if phase == "prompt" else float(size * DECODE_CONTEXT)
-                    ours_s = price.seconds(StepWork(float(size), 0.0, pairs, context))
-                    apart.append(ours_s / measured_s - 1)
+                steps = [
+                    layer_step(gpu, name, phase, size, measured_s)
+                    for size, measured_s in artifact.table(model, card, phase)[1:]
+                ]
+                few = [steps[0], steps[len(steps) // 2], steps[-1]]
+                apart = errors_of_steps(served, steps, [])
                 rows.append({
-                    "model": name, "card": gpu, "phase": phase,
-                    "mean_error": round(mean(map(abs, apart)), 4), "bias": round(mean(apart), 4),
+                    "model": name, "card": gpu, "phase": phase, "rows": len(steps),
+                    "mean_error": _mean_size(apart), "bias": round(mean(apart), 4),
+                    "all_measured": _mean_size(errors_of_steps(served, steps, steps)),
+                    "every_second_measured": _mean_size(
+                        errors_of_steps(served, steps[1::2], steps[::2])
+                    ),
+                    "three_measured": _mean_size(
+                        errors_of_steps(served, [s for s in steps if s not in few], few)
+                    ),
                 })  # fmt: skip
     return rows
+
+
+def layer_step(gpu: str, model: str, phase: str, size: int, seconds: float) -> MeasuredStep:
+    """Return a row of a table as a measured step of one layer.
+
+    Args:
+        gpu, model: whose table it is.
+        phase: "prompt" or "decode".
+        size: tokens of prompts, or requests that decode.
+        seconds: of the layer.
+    """
+    # Its prompts have 763 tokens on average.
+    batch = max(1, round(size / MEAN_PROMPT)) if phase == "prompt" else size
+    kind = "prefill" if phase == "prompt" else "decode"
+    tokens, context = (size // batch, 0.0) if phase == "prompt" else (1, float(DECODE_CONTEXT))
+    return MeasuredStep(
+        gpu, "vllm", "Helix", model, 1, "16-bit", "16-bit", kind,  # type: ignore[arg-type]
+        tokens, context, batch, 1, seconds, f"{model}/{gpu}/{phase}",
+    )  # fmt: skip
+
+
+def errors_of_steps(
+    served: ServedModel, steps: Sequence[MeasuredStep], given: Sequence[MeasuredStep]
+) -> list[float]:
+    """Return our prices of steps over their measured seconds, less 1.
+
+    Args:
+        served: the model.
+        steps: of one layer on one GPU type.
+        given: measured steps that the prices may use; none: tables.
+    """
+    engine = replace(ENGINES["vllm"], profile=profile_for(given, "vllm", served))
+    # The first stage of two has no head.
+    stage = ReplicaStage(gpu_type(steps[0].gpu), 1, 1)
+    price = stage_prices((stage, stage), served, engine)[0]
+    return [price.seconds(step.work) / step.seconds - 1 for step in steps]
+
+
+def _mean_size(apart: Sequence[float]) -> float:
+    return round(mean(map(abs, apart)), 4)
 
 
 def main() -> int:
@@ -301,8 +351,11 @@ def main() -> int:
     for row in errors:
         print(row)
     means = {
-        phase: round(mean(r["mean_error"] for r in errors if r["phase"] == phase), 4)
-        for phase in ("prompt", "decode")
+        way: {
+            phase: round(mean(r[way] for r in errors if r["phase"] == phase), 4)
+            for phase in ("prompt", "decode")
+        }
+        for way in ("mean_error", "all_measured", "every_second_measured", "three_measured")
     }
     print(means)
     if given.json:

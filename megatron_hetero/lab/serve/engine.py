@@ -1,5 +1,7 @@
 """The loop of the first rank: requests in from other threads, steps out to all ranks, tokens back.
 
+Requests and tokens come in one queue: a request that comes while a step is under way starts as soon
+as the first stage is free, and does not wait for that step's tokens.
 A rank that is gone makes a wait end with an error; every request that is not over then gets the
 reason, and so does every later one.
 """
@@ -34,6 +36,13 @@ OnEvent = Callable[[RequestEvent], None]
 
 
 @dataclass(frozen=True)
+class _Tokens:
+    """What the oldest step under way has drawn, or why its tokens will not come."""
+
+    drawn: tuple[Drawn, ...] | BaseException
+
+
+@dataclass(frozen=True)
 class _Request:
     number: int
     prompt: Sequence[int]
@@ -49,7 +58,7 @@ class ServingEngine:
     def __init__(self, capacity: Capacity) -> None:
         self._scheduler = Scheduler(capacity)
         self.capacity = capacity
-        self._asked: queue.SimpleQueue[_Request | int | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[_Request | int | _Tokens | None] = queue.SimpleQueue()
         self._listeners: dict[int, OnEvent] = {}
         self._lock = threading.Lock()
         self._next = 0
@@ -83,7 +92,7 @@ class ServingEngine:
             failure = self.failure
             if failure is None:
                 self._listeners[number] = on_event
-                self._asked.put(_Request(number, tuple(prompt), max_new, sampling, ends))
+                self._news.put(_Request(number, tuple(prompt), max_new, sampling, ends))
         if failure is not None:
             on_event(RequestEvent(None, error=failure))
         return number
@@ -93,11 +102,11 @@ class ServingEngine:
         with self._lock:
             # A request that is over has no listener.
             if self._listeners.pop(number, None) is not None:
-                self._asked.put(number)
+                self._news.put(number)
 
     def stop(self) -> None:
         """End the loop; open requests end with an error."""
-        self._asked.put(None)
+        self._news.put(None)
 
     def load(self) -> tuple[int, int]:
         """Return how many requests run and wait."""
@@ -120,13 +129,12 @@ class ServingEngine:
             self._fail(why)
 
     def _loop(self, channel: Channel, runner: StageRunner) -> None:
+        channel.listen(lambda drawn: self._news.put(_Tokens(drawn)))
         under_way: deque[Step] = deque()
         while True:
             step = None
             # As many steps under way as stages, so that each stage has one.
             if len(under_way) < self.capacity.num_stages:
-                if not self._take_requests(can_wait=self._is_idle(under_way)):
-                    return
                 step = self._scheduler.next_step()
             # The first rank is a stage itself: it tells the step and computes its own part.
             if step is not None:
@@ -135,35 +143,41 @@ class ServingEngine:
                 drawn = runner.run(step)
                 if drawn is not None:
                     channel.send_tokens(step, drawn)
-            # Ranks that wait would take silence for the end of this rank.
-            elif not under_way:
-                channel.tell_idle()
-            # Tokens are awaited only where nothing else is to be done.
-            if under_way and (step is None or channel.tokens_are_there()):
-                told = channel.take_tokens()
-                self._tell(self._scheduler.finish(under_way.popleft(), told))
+            # News are awaited only where nothing else is to be done.
+            if not self._take_news(channel, under_way, waits=step is None):
+                return
 
-    def _is_idle(self, under_way: deque[Step]) -> bool:
-        return not under_way and self.load() == (0, 0)
-
-    def _take_requests(self, can_wait: bool) -> bool:
-        """Take what other threads have asked; return False for the end."""
+    def _take_news(self, channel: Channel, under_way: deque[Step], waits: bool) -> bool:
+        """Take requests and tokens that have come, or wait for some; return False for the end."""
         while True:
             try:
-                asked = self._asked.get(timeout=_IDLE_S) if can_wait else self._asked.get_nowait()
+                news = self._news.get(timeout=_IDLE_S) if waits else self._news.get_nowait()
             except queue.Empty:
+                # Ranks that wait would take silence for the end of this rank.
+                if waits and not under_way:
+                    channel.tell_idle()
                 return True
             # What else is there is taken without a wait.
-            can_wait = False
-            if asked is None:
+            waits = False
+            if news is None:
                 return False
-            if isinstance(asked, int):
-                self._scheduler.cancel(asked)
-                continue
+            self._take(news, under_way)
+
+    def _take(self, news: _Request | int | _Tokens, under_way: deque[Step]) -> None:
+        """Take one piece of news.
+
+        Raises:
+            BaseException: why the tokens of a step will not come.
+        """
+        if isinstance(news, _Tokens):
+            if isinstance(news.drawn, BaseException):
+                raise news.drawn
+            self._tell(self._scheduler.finish(under_way.popleft(), news.drawn))
+        elif isinstance(news, int):
+            self._scheduler.cancel(news)
+        else:
             # `submit` has checked that it fits.
-            self._scheduler.add(
-                asked.number, asked.prompt, asked.max_new, asked.sampling, asked.ends
-            )
+            self._scheduler.add(news.number, news.prompt, news.max_new, news.sampling, news.ends)
 
     def _tell(self, told: list[tuple[int, Drawn, str | None]]) -> None:
         for number, drawn, ended in told:

@@ -17,6 +17,7 @@ from megatron_hetero.report.page.figure import (
     text,
     ticks,
 )
+from megatron_hetero.report.text.serving import price_lines
 from megatron_hetero.serving.fleet.plan import ServingPlan
 from megatron_hetero.serving.fleet.story import MINUTE_S, FleetStory
 from megatron_hetero.units import format_duration
@@ -120,6 +121,7 @@ def _heading(plan: ServingPlan, title: str) -> Iterator[str]:
 def _who(plan: ServingPlan) -> Iterator[str]:
     yield section("Who serves what", "Requests per second that the router gives each replica.")
     yield scrolled(share_bars(plan))
+    yield "".join(f"<p>{escape(words)}</p>" for words in price_lines(plan))
     forecasts = {c.name: c for c in plan.forecast.classes} if plan.forecast else {}
     if not forecasts:
         return

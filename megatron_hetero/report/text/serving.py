@@ -88,7 +88,21 @@ def _lines(plan: ServingPlan) -> list[str]:
         )
     if plan.any_engine is not None:
         lines.append(_restriction(plan))
-    return lines
+    return [*lines, *price_lines(plan)]
+
+
+def price_lines(plan: ServingPlan) -> list[str]:
+    """Return a line for each basis of prices: the GPU types and widths that have it."""
+    # Basis -> what it prices.
+    told: dict[str, list[str]] = {}
+    for part in plan.prices:
+        group = f"{part.gpu} tp{part.width}"
+        if part.prefill == part.decode:
+            told.setdefault(part.prefill, []).append(group)
+        else:
+            told.setdefault(part.prefill, []).append(f"{group} prefill")
+            told.setdefault(part.decode, []).append(f"{group} decode")
+    return [f"Prices of {', '.join(groups)}: {basis}." for basis, groups in told.items()]
 
 
 def _restriction(plan: ServingPlan) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from math import inf, isfinite
 
 from megatron_hetero import __version__
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.serving.compose.milp import serve_cheapest, serve_most
+from megatron_hetero.serving.compose.problem import Composition
 from megatron_hetero.serving.fleet.forecast import forecast_of
 from megatron_hetero.serving.fleet.offers import Fleet, make_fleet
 from megatron_hetero.serving.fleet.place import placed_replicas
@@ -20,7 +23,9 @@ from megatron_hetero.serving.fleet.plan import (
 )
 from megatron_hetero.serving.fleet.pools import has_prices
 from megatron_hetero.serving.fleet.search import FoundFleet, search_fleet
-from megatron_hetero.serving.prices.engine import ENGINES, EngineName
+from megatron_hetero.serving.prices.basis import PriceBasis, price_basis
+from megatron_hetero.serving.prices.engine import ENGINES, Engine, EngineName
+from megatron_hetero.serving.prices.measured import MeasuredStep, profile_for
 from megatron_hetero.serving.prices.memory import weight_bytes
 from megatron_hetero.serving.prices.served import ServedModel
 from megatron_hetero.serving.prices.steps import ReplicaStage, stage_prices
@@ -37,6 +42,7 @@ def planned_fleet(
     gap: float = 5e-3,
     seed: int = 0,
     compares_engines: bool = False,
+    measured: Sequence[MeasuredStep] = (),
 ) -> tuple[ServingPlan, Fleet, FoundFleet]:
     """Plan a fleet; return the plan, the choices, and the choice made.
 
@@ -50,24 +56,32 @@ def planned_fleet(
         gap: at which the programme may stop.
         seed: of simulated arrivals.
         compares_engines: also find what the engine's restrictions cost.
+        measured: steps of the engine on these GPUs, which win over tables.
     Raises:
         InfeasiblePlanError: the weights, a class or the deadlines hold nowhere.
-        UsageError: money is asked for and the cluster has no prices.
+        UsageError: money is asked for and the cluster has no prices, or no measured step is of the
+            engine and the formats.
     """
     if not has_prices(cluster) and (goal == "cost" or isfinite(budget_per_hour)):
         raise UsageError(
             "cluster.yaml has no prices: give its machines or gpu_types a price_per_hour, or leave "
             "--budget and --goal cost out"
         )
-    fleet = make_fleet(cluster, served, ENGINES[engine], mix)
+    fleet = make_fleet(cluster, served, _engine(engine, served, measured), mix)
     found = search_fleet(fleet, goal, budget_per_hour, gap, seed)
     other = None
     if compares_engines and engine != "any":
-        other = _figure_of_any(cluster, served, mix, goal, budget_per_hour, gap)
+        unbound = _engine("any", served, measured)
+        other = _figure_of(unbound, cluster, served, mix, goal, budget_per_hour, gap)
     return _plan(fleet, found, goal, budget_per_hour, seed, other), fleet, found
 
 
-def _figure_of_any(
+def _engine(name: EngineName, served: ServedModel, measured: Sequence[MeasuredStep]) -> Engine:
+    return replace(ENGINES[name], profile=profile_for(measured, name, served))
+
+
+def _figure_of(
+    engine: Engine,
     cluster: Cluster,
     served: ServedModel,
     mix: RequestMix,
@@ -75,9 +89,9 @@ def _figure_of_any(
     budget_per_hour: float,
     gap: float,
 ) -> float | None:
-    """Return the goal's figure in rates if stages could have unlike widths."""
-    # Another engine's rules give other shapes, so the whole fleet is priced anew.
-    problem = make_fleet(cluster, served, ENGINES["any"], mix).composing(budget_per_hour)
+    """Return the goal's figure in rates under another engine's rules."""
+    # Other rules give other shapes, so the whole fleet is priced anew.
+    problem = make_fleet(cluster, served, engine, mix).composing(budget_per_hour)
     try:
         if goal == "cost":
             return serve_cheapest(problem, gap).cost_per_hour
@@ -131,4 +145,19 @@ def _plan(
         forecast_of(found.outcome, found.load, found.seconds, seed),
         any_engine,
         f"megatron-hetero {__version__}",
+        _bases(fleet, composition),
+    )  # fmt: skip
+
+
+def _bases(fleet: Fleet, composition: Composition) -> tuple[PriceBasis, ...]:
+    """Return what prices the GPU types of a composition, each type and width once."""
+    stages = {
+        (stage.gpu.name, stage.width): stage.gpu
+        for name in sorted(composition.counts)
+        for stage in fleet.offered[name].shape.pipeline.stages
+    }
+    return tuple(
+        price_basis(gpu, width, fleet.engine) for (_, width), gpu in sorted(
+            stages.items(), key=lambda item: item[0]
+        )
     )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.serving.prices.basis import PriceBasis
 from megatron_hetero.serving.prices.engine import EngineName
 
 Goal = Literal["throughput", "cost", "goodput"]
@@ -133,6 +134,7 @@ class ServingPlan:
         cost_per_hour: None without prices.
         any_engine: what the goal's figure would be if an engine ran pipelines of unlike widths;
             None where it was not asked.
+        prices: what the prices of its GPU types rest on.
     """
 
     goal: Goal
@@ -149,6 +151,7 @@ class ServingPlan:
     forecast: FleetForecast | None
     any_engine: float | None
     made_by: str
+    prices: tuple[PriceBasis, ...] = ()
 
     @property
     def has_prefill_apart(self) -> bool:

@@ -20,9 +20,9 @@ from megatron_hetero.serving.prices.steps import (
     ReplicaPipeline,
     ReplicaStage,
     StagePrice,
-    StepWork,
     stage_prices,
 )
+from megatron_hetero.serving.prices.work import StepWork
 
 MAX_STAGES = 8
 _BLENDS = (0.0, 0.5, 1.0)
@@ -168,12 +168,12 @@ def _weights_of_stages(
     work = StepWork(64.0, 64.0, 0.0, 64.0 * 1024)
     speeds, room = [], []
     for place, stage in enumerate(stages):
-        (price,) = stage_prices((stage,), served, engine.name)
+        (price,) = stage_prices((stage,), served, engine)
         # A stage as one in the middle, without embedding and head.
-        inner = StagePrice(stage, served, price.layers, False, False, engine.name)
+        inner = StagePrice(stage, served, price.layers, False, False, engine)
         speeds.append(1 / inner.seconds(work))
         is_last = place == len(stages) - 1
-        ends = StagePrice(stage, served, price.layers, place == 0, is_last, engine.name)
+        ends = StagePrice(stage, served, price.layers, place == 0, is_last, engine)
         # What embedding and head take at the ends is not room for layers.
         free = stage.gpu.memory_bytes * engine.memory_part - working_bytes(ends, engine)
         free -= weight_bytes(ends) - weight_bytes(inner)

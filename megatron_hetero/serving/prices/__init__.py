@@ -5,6 +5,10 @@ served    the model as it is served: shape, and bytes of weights and of keys and
 kernels   what kernels of a GPU type reach, by measured tables
 matrices  the matrices of a layer on one GPU of a group
 memory    weights on a GPU, and tokens whose keys and values fit beside them
+work      what a step does
+measured  steps that the user measured, which win over tables
+profile_file  the files that such steps are read from
+basis     what a price rests on, in words
 steps     seconds of one step of an engine on a stage and on a pipeline
 rates     requests per second of a replica, by class and phase
 """

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron_hetero.serving.prices.measured import StepProfile
+
 EngineName = Literal["vllm", "sglang", "any"]
 
 
@@ -24,6 +26,7 @@ class Engine:
         max_sequences: that run at once.
         step_s: of the host for each step, beside the GPU's time (scheduling, sampling).
         runs_unlike_widths: whether stages of one pipeline may have unlike tensor-parallel widths.
+        profile: steps that were measured with the engine; None: prices are those of tables.
     """
 
     name: EngineName
@@ -33,6 +36,7 @@ class Engine:
     max_sequences: int = 256
     step_s: float = 2e-4
     runs_unlike_widths: bool = False
+    profile: StepProfile | None = None
 
 
 ENGINES: dict[EngineName, Engine] = {

@@ -122,16 +122,12 @@ class KernelSpeed:
 
 @dataclass(frozen=True)
 class CardSpeed:
-    """All kinds of kernels of a GPU, and its memory by the sheet.
-
-    `is_measured`: the type itself, or its chip, has a table.
-    """
+    """All kinds of kernels of a GPU, and its memory by the sheet."""
 
     products: KernelSpeed
     decode_attention: KernelSpeed
     prefill_attention: KernelSpeed
     memory_bytes_per_s: float
-    is_measured: bool
 
 
 def card_speed(
@@ -152,7 +148,7 @@ def card_speed(
     eight_bits = gpu.peak_flops.get("fp8") if in_fp8 else None
     # A type without a table borrows that of its chip, in parts of its own data sheet.
     name = _TWIN.get(gpu.name, gpu.name)
-    own = "sglang" if engine == "sglang" else "vllm"
+    own = _tables_of(engine)
 
     def speed(kind: str, flops_per_s: float) -> KernelSpeed:
         # Without either, the curve that holds for cards on the whole.
@@ -164,8 +160,19 @@ def card_speed(
         speed("decode_attention", peak),
         speed("prefill_attention", peak),
         gpu.memory_bytes_per_s,
-        name in _curves()["products"][own],
     )
+
+
+def table_of(gpu_name: str, engine: str) -> str | None:
+    """Return the GPU type whose tables price another: itself, or one of its chip; None where the
+    curve of all cards does."""
+    name = _TWIN.get(gpu_name, gpu_name)
+    return name if name in _curves()["products"][_tables_of(engine)] else None
+
+
+def _tables_of(engine: str) -> str:
+    # Pipelines that no engine runs are priced as if vLLM ran them.
+    return "sglang" if engine == "sglang" else "vllm"
 
 
 @cache

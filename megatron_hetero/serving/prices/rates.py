@@ -13,7 +13,8 @@ from math import inf
 
 from megatron_hetero.serving.prices.memory import kv_tokens
 from megatron_hetero.serving.prices.served import ServedModel
-from megatron_hetero.serving.prices.steps import PipelinePrice, StepWork
+from megatron_hetero.serving.prices.steps import PipelinePrice
+from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.workload.requests import RequestClass
 
 _UNLIMITED = 1e9

@@ -9,17 +9,19 @@ values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.network.collectives import ring_all_reduce_s
+from megatron_hetero.errors import ProfileError
 from megatron_hetero.model.spec import ModelSpec
-from megatron_hetero.serving.prices.engine import Engine, EngineName
+from megatron_hetero.serving.prices.engine import ENGINES, Engine
 from megatron_hetero.serving.prices.kernels import CardSpeed, KernelSpeed, card_speed
 from megatron_hetero.serving.prices.matrices import Matrix, head_size, layer_matrices
+from megatron_hetero.serving.prices.measured import MeasuredStep, StepRatios
 from megatron_hetero.serving.prices.served import ACTIVATION_BYTES, ServedModel
+from megatron_hetero.serving.prices.work import StepWork
 
 _PASSES_OF_ACTIVATIONS = 10.0
 """Times that the kernels between products read or write the hidden states of a layer: two norms
@@ -28,22 +30,6 @@ _NUM_SMALL_KERNELS = 6
 _SMALL_KERNEL_S = 2e-6
 """Seconds of a small kernel between products in a captured graph; a usual figure of traces, not
 fitted."""
-
-
-class StepWork(NamedTuple):
-    """Work of a step.
-
-    Attributes:
-        tokens: that go through the layers.
-        sampled: requests that get a token.
-        pairs: of a prompt's token and an earlier one or itself.
-        context: tokens whose keys and values decoding requests read, over all of them.
-    """
-
-    tokens: float
-    sampled: float
-    pairs: float = 0.0
-    context: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,17 +51,49 @@ class StagePrice:
     layers: tuple[tuple[int, tuple[Matrix, ...]], ...]
     is_first: bool
     is_last: bool
-    engine: EngineName = "vllm"
+    engine: Engine = ENGINES["vllm"]
 
     @cached_property
     def _speed(self) -> CardSpeed:
         precision = self.served.precision_on(self.stage.gpu) or "bf16"
-        return card_speed(self.stage.gpu, precision, self.served.weights == "fp8", self.engine)
+        in_fp8 = self.served.weights == "fp8"
+        return card_speed(self.stage.gpu, precision, in_fp8, self.engine.name)
+
+    @cached_property
+    def _ratios(self) -> StepRatios | None:
+        profile, stage = self.engine.profile, self.stage
+        if profile is None:
+            return None
+        case = stage.link, self.engine.name
+        return profile.ratios(stage.gpu.name, stage.width, case, self._ratio_of)
 
     def seconds(self, work: StepWork) -> float:
-        """Time a step on the stage, with the exchanges of its group."""
+        """Time a step on the stage, with the exchanges of its group: by tables, or as measured."""
         if work.tokens <= 0:
             return 0.0
+        return self._ratios.seconds(work, self._tables_s) if self._ratios else self._tables_s(work)
+
+    def _ratio_of(self, step: MeasuredStep) -> float:
+        """Return how many times as long as by tables the GPUs took for a measured step.
+
+        Raises:
+            ProfileError: the step was shorter than the host's part of it.
+        """
+        is_whole = step.num_layers is None
+        number = self.served.model.num_layers if step.num_layers is None else step.num_layers
+        stage = replace(self.stage, width=step.width, num_layers=number)
+        layers = _layers(self.served.model, 0, stage)
+        price = StagePrice(stage, self.served, layers, is_whole, is_whole, self.engine)
+        # The host's seconds are in a whole step, and `PipelinePrice` adds them.
+        host_s = self.engine.step_s if is_whole else 0.0
+        if step.seconds <= host_s:
+            raise ProfileError(
+                f"{step.where}: seconds {step.seconds}; the host alone takes {host_s} of a step of "
+                "the whole model (give the number of layers if it was a part)"
+            )
+        return (step.seconds - host_s) / price._tables_s(step.work)
+
+    def _tables_s(self, work: StepWork) -> float:
         speed, model, width = self._speed, self.served.model, self.stage.width
         total = 0.0
         # Products of all layers, by kind of layer.
@@ -127,8 +145,7 @@ class StagePrice:
         """Time attention of the step's chunks of prompts."""
         if not work.pairs:
             return 0.0
-        # A request that decodes is sampled; a prompt that ends here is too, and counts little.
-        tokens = max(1.0, work.tokens - (work.sampled if work.context else 0.0))
+        tokens = max(1.0, work.tokens - work.decoding)
         mean_length = work.pairs / tokens
         # Keys and values of grouped queries are read once for the group.
         groups = min(heads, -(-self.served.model.num_query_groups // self.stage.width))
@@ -169,7 +186,7 @@ class PipelinePrice:
 
     def __init__(self, pipeline: ReplicaPipeline, served: ServedModel, engine: Engine) -> None:
         self.pipeline, self.served, self.engine = pipeline, served, engine
-        self.stages = stage_prices(pipeline.stages, served, engine.name)
+        self.stages = stage_prices(pipeline.stages, served, engine)
         # Stages that are alike take equally long: each kind is priced once.
         kinds = [(s.stage.gpu.name, s.stage.width, s.layers, s.is_last) for s in self.stages]
         self._like = [kinds.index(kind) for kind in kinds]
@@ -195,7 +212,7 @@ class PipelinePrice:
 
 
 def stage_prices(
-    stages: Sequence[ReplicaStage], served: ServedModel, engine: EngineName = "vllm"
+    stages: Sequence[ReplicaStage], served: ServedModel, engine: Engine = ENGINES["vllm"]
 ) -> tuple[StagePrice, ...]:
     """Return the prices of consecutive stages, beginning with the first layer."""
     found, first = [], 0

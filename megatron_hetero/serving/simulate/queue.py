@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from megatron_hetero.serving.prices.steps import StepWork
+from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.workload.requests import Request
 
 

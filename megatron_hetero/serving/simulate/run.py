@@ -69,7 +69,8 @@ class FleetRun:
         self._events: list[tuple[float, int, int, int, Running | None]] = []
         # Requests that wait at the router.
         self._held: deque[Running] = deque()
-        self._finished: list[Running] = []
+        # Requests that have all their tokens, in the order of their ends.
+        self.finished: list[Running] = []
         self._number = 0
 
     def _router(self, places: Sequence[int], seed: int) -> Router:
@@ -104,7 +105,7 @@ class FleetRun:
         first = min((r.arrival_s for r in requests), default=0.0)
         busy = [queue.busy_s for queue in queues]
         preempted = sum(queue.num_preemptions for queue in queues)
-        return outcome_of(self._finished, self._mix, now - first, busy, preempted)
+        return outcome_of(self.finished, self._mix, now - first, busy, preempted)
 
     def _push(self, when: float, kind: int, place: int, running: Running | None) -> None:
         self._number += 1
@@ -142,7 +143,7 @@ class FleetRun:
         replica = self._replicas[place]
         for running in replica.queue.finish(now):
             if replica.phase != "prefill":
-                self._finished.append(running)
+                self.finished.append(running)
                 continue
             # The keys and values leave; a decoder gives out all tokens, the first one too.
             self._hand_over(replica, running, now)

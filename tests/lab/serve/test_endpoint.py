@@ -187,10 +187,10 @@ def test_a_chat_may_fill_the_model_and_ends_when_its_client_leaves() -> None:
             asked = asyncio.create_task(
                 client.post(url, json={"model": "m", "messages": [message]})
             )
-            request = await asyncio.to_thread(engine._asked.get, timeout=10)
+            request = await asyncio.to_thread(engine._news.get, timeout=10)
             assert (request.prompt, request.max_new) == ((1, 2, 3), 197)
             asked.cancel()
-            assert await asyncio.to_thread(engine._asked.get, timeout=10) == request.number
+            assert await asyncio.to_thread(engine._news.get, timeout=10) == request.number
             # A template's refusal is told in its words, and never as a fault of the server.
             message["role"] = "system"
             body = {"model": "m", "messages": [message]}

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import queue
 import random
+import threading
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +23,7 @@ from megatron_hetero.lab.serve.batch import (
     drawn_from_bytes,
     drawn_to_bytes,
 )
+from megatron_hetero.lab.serve.engine import RequestEvent, ServingEngine
 from megatron_hetero.lab.serve.protocol import AnswerText, parse_request
 from megatron_hetero.lab.serve.sampling import draw_token
 from megatron_hetero.lab.serve.scheduler import Capacity, Scheduler
@@ -112,6 +117,56 @@ def test_a_request_that_never_fits_is_refused() -> None:
     scheduler = Scheduler(Capacity(32, 4, 8, 40, 1, 1))
     with pytest.raises(UsageError, match="keys and values that fit: 32"):
         scheduler.add(0, [1] * 30, 3, Sampling(), frozenset())
+
+
+class _Stages:
+    """Stages that keep what they are told, and give tokens when the test does."""
+
+    def __init__(self) -> None:
+        self.steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
+        self.give: Callable[[Any], None]
+
+    def listen(self, on_tokens: Callable[[Any], None]) -> None:
+        self.give = on_tokens
+
+    def tell_step(self, step: Step) -> None:
+        self.steps.put(step)
+
+    def tell_idle(self) -> None: ...
+
+    tell_stop = tell_idle
+
+    def run(self, step: Step) -> None: ...
+
+
+def test_a_request_starts_while_the_tokens_of_another_one_are_awaited() -> None:
+    engine, stages = ServingEngine(Capacity(1024, 4, 8, 40, 2, 1)), _Stages()
+    events: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
+    errors = []
+
+    def run() -> None:
+        try:
+            engine.run(stages, stages)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    engine.submit([1, 2], 1, Sampling(), frozenset(), events.put)
+    (first,) = stages.steps.get(timeout=5).segments
+    # Its stage is free, and nothing has come of it yet.
+    engine.submit([3], 2, Sampling(), frozenset(), events.put)
+    (second,) = stages.steps.get(timeout=5).segments
+    assert (first.sequence, second.sequence) == (0, 1)
+    stages.give((Drawn(7, 0.0),))
+    assert events.get(timeout=5).ended == "length"
+    stages.give((Drawn(8, 0.0),))
+    assert events.get(timeout=5).drawn == Drawn(8, 0.0)
+    # A rank that is gone ends what is left.
+    stages.give(RuntimeError("connection closed"))
+    assert "connection closed" in str(events.get(timeout=5).error)
+    thread.join(5)
+    assert not thread.is_alive() and len(errors) == 1
 
 
 def test_draws_follow_the_distribution_and_its_cuts() -> None:

@@ -53,6 +53,7 @@ def test_the_page_needs_no_network_and_names_replicas_and_classes(
     for words in (*(r.name for r in plan.replicas), *(c.name for c in plan.classes)):
         assert words in page
     assert "no fleet of these machines keeps them" in page
+    assert "table of kernels." in page
     assert page.count("<svg") == 3
     without = FleetStory(seen.load, seen.under_way, ())
     assert cost_bars(without) is None and serving_page(plan, without).count("<svg") == 2

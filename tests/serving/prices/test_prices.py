@@ -18,9 +18,9 @@ from megatron_hetero.serving.prices.steps import (
     PipelinePrice,
     ReplicaPipeline,
     ReplicaStage,
-    StepWork,
     stage_prices,
 )
+from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.workload.requests import RequestClass, TokenLengths
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/serving"

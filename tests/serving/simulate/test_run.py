@@ -11,7 +11,7 @@ import pytest
 from megatron_hetero.cluster.spec import Link
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.compose.problem import Wire
-from megatron_hetero.serving.prices.steps import StepWork
+from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.simulate.queue import ReplicaQueue
 from megatron_hetero.serving.simulate.router import Policy
 from megatron_hetero.serving.simulate.run import FleetRun, SimulatedReplica
