@@ -222,19 +222,19 @@ class UnitPrices(Variants):
         if costs is not self:
             asked = (first, last, num_in_flight, vocab_rows, num_sends_kept, share)
             return costs.memory(node, width, *asked)
-        # Activations grow with the micro-batches in flight, and all else stays: the memory with one
-        # in flight is computed once, then scaled.
-        inward = inward_communicators(first, last, num_in_flight)
-        kept = self._kept_free(node, width, inward)
+        # Activations grow with the micro-batches in flight, libraries with the communicators that
+        # these take, and all else stays: the memory with one in flight and without libraries is
+        # computed once.
+        kept = self._kept_free(node, width, inward_communicators(first, last, num_in_flight))
         of_one = (
-            (node.gpu_type.name, node.gpu_type.memory_bytes, kept),
+            (node.gpu_type.name, node.gpu_type.memory_bytes),
             width if share is None else share,
             first,
             last,
             vocab_rows,
             num_sends_kept,
         )
-        key = num_in_flight, of_one
+        key = num_in_flight, kept.libraries, of_one
         if key not in self._memories:
             if of_one not in self._of_one_in_flight:
                 # Without a given share: the last member has the least, and a bound takes the least
@@ -249,7 +249,7 @@ class UnitPrices(Variants):
                         last=last,
                         num_in_flight=1,
                         vocab_rows=vocab_rows,
-                        kept_free=kept,
+                        kept_free=KeptFree(0, kept.reserve),
                         num_sends_kept=num_sends_kept,
                         holders=self.holders,
                     )
@@ -257,7 +257,7 @@ class UnitPrices(Variants):
                 ]
             self._memories[key] = least_memory(
                 [
-                    with_in_flight(self.workload.model, memory, num_in_flight)
+                    with_in_flight(self.workload.model, memory, num_in_flight, kept.libraries)
                     for memory in self._of_one_in_flight[of_one]
                 ]
             )
