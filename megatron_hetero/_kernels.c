@@ -1,9 +1,12 @@
 /* The planner's innermost loops, compiled: seconds of one 1F1B pipeline, of 1F1B pipelines that
-   share paths, of any schedule for many divisions of the layers, and of chains of stages.
+   share paths, of any schedule for many divisions of the layers, and of chains of stages; and the
+   division of the layers among stages.
 
    Each function does the same additions and comparisons in the same order as the Python that stands
    beside its caller (`cost.pipeline.stage_ends_s`, `schedule.simulator.engine`,
-   `schedule.simulator.relaxed`, `bounds.chains.rests`), so the results are equal to the bit; tests hold them equal.  Where this file is not compiled, the Python runs. */
+   `schedule.simulator.relaxed`, `bounds.chains.rests`, `planner.division.layers`,
+   `planner.completion.filled`), so the results are equal to the bit; tests hold them equal.  Where
+   this file is not compiled, the Python runs. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030C0000
@@ -872,6 +875,184 @@ done:
     return found;
 }
 
+/* ---- layers divided among stages -------------------------------------------------------------- */
+
+typedef struct {
+    Py_ssize_t n;          /* stages */
+    long num_layers;
+    PyObject **times;      /* [n], seconds with 1, 2, ... layers: tuples or lists of floats */
+    long *room;            /* [n], layers that fit */
+    long *layers, *made;   /* [n] */
+} Division;
+
+/* Seconds of a stage with `count` + 1 layers.  The tables are read where they are, since few of
+   their entries are asked for; an error is left for the caller to find. */
+static double seconds_of(const Division *d, Py_ssize_t stage, long count)
+{
+    PyObject *of = d->times[stage];
+    if (PyTuple_Check(of)) {
+        PyObject *item = PyTuple_GetItem(of, count);
+        return item == NULL ? 0.0 : PyFloat_AsDouble(item);
+    }
+    PyObject *item = PySequence_GetItem(of, count);
+    double found = item == NULL ? 0.0 : PyFloat_AsDouble(item);
+    Py_XDECREF(item);
+    return found;
+}
+
+static void free_division(Division *d)
+{
+    for (Py_ssize_t i = 0; d->times != NULL && i < d->n; i++)
+        Py_XDECREF(d->times[i]);
+    free(d->times);
+    free(d->room);
+}
+
+/* Return 0 with an exception set where the tables are of another kind. */
+static int read_division(PyObject *given, Division *d)
+{
+    d->n = PySequence_Size(given);
+    if (d->n < 0)
+        return 0;
+    d->times = calloc((size_t)d->n + 1, sizeof(PyObject *));
+    d->room = calloc(3 * (size_t)d->n + 1, sizeof(long));
+    if (d->times == NULL || d->room == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    d->layers = d->room + d->n;
+    d->made = d->layers + d->n;
+    for (Py_ssize_t i = 0; i < d->n; i++) {
+        d->times[i] = PySequence_GetItem(given, i);
+        Py_ssize_t room = d->times[i] == NULL ? -1 : PySequence_Size(d->times[i]);
+        if (room < 0)
+            return 0;
+        d->room[i] = (long)room;
+    }
+    return 1;
+}
+
+/* `planner.division.layers.minimax`: one layer at a time to the stage that then ends first, of
+   equal ones to the last.  Return 0 where the layers do not fit. */
+static int fill(Division *d, double *next)
+{
+    long total = 0;
+    if (d->n < 1 || d->n > d->num_layers)
+        return 0;
+    for (Py_ssize_t i = 0; i < d->n; i++) {
+        if (!d->room[i])
+            return 0;
+        total += d->room[i];
+    }
+    if (total < d->num_layers)
+        return 0;
+    for (Py_ssize_t i = 0; i < d->n; i++) {
+        d->layers[i] = 1;
+        next[i] = d->room[i] > 1 ? seconds_of(d, i, 1) : 0.0;
+    }
+    for (long left = d->num_layers - (long)d->n; left > 0; left--) {
+        Py_ssize_t first = -1;
+        for (Py_ssize_t i = 0; i < d->n; i++)
+            if (d->layers[i] < d->room[i] && (first < 0 || next[i] <= next[first]))
+                first = i;
+        if (++d->layers[first] < d->room[first])
+            next[first] = seconds_of(d, first, d->layers[first]);
+    }
+    return 1;
+}
+
+/* Count the entries of a stage's table up to `limit`, as `bisect.bisect_right`. */
+static long most_within(const Division *d, Py_ssize_t stage, double limit)
+{
+    long low = 0, high = d->room[stage];
+    while (low < high) {
+        long middle = (low + high) / 2;
+        if (limit < seconds_of(d, stage, middle))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* `planner.completion.filled.balanced`, from the layers of `fill` on. */
+static void halve(Division *d, const double *trips, double number, long num_halvings)
+{
+    double low = 0.0, high = 0.0, way = 0.0;
+    for (Py_ssize_t i = 0; i < d->n; i++) {
+        double own = seconds_of(d, i, d->layers[i] - 1), end = way + number * own;
+        high = end > high ? end : high;
+        way = way + (own + trips[i]);
+    }
+    for (long k = 0; k < num_halvings; k++) {
+        double limit = low != 0.0 ? (low + high) / 2 : 0.8 * high;
+        long total = 0;
+        Py_ssize_t i = 0;
+        for (way = 0.0; i < d->n; i++) {
+            d->made[i] = most_within(d, i, (limit - way) / number);
+            if (!d->made[i])
+                break;
+            total += d->made[i];
+            way = way + (seconds_of(d, i, d->made[i] - 1) + trips[i]);
+        }
+        if (i < d->n || total < d->num_layers) {
+            low = limit;
+            continue;
+        }
+        high = limit;
+        long excess = total - d->num_layers;
+        for (i = 0; i < d->n; i++) {
+            long less = excess < d->made[i] - 1 ? excess : d->made[i] - 1;
+            d->layers[i] = d->made[i] - less;
+            excess -= less;
+        }
+    }
+}
+
+PyDoc_STRVAR(divide_layers_doc,
+"divide_layers(num_layers, times_s, trips_s, num_micro_batches, num_halvings)\n\n"
+"Return layers by stage such that the slowest stage is as fast as possible, then, by so many\n"
+"halvings, such that the way there and back counts too; None where the layers do not fit.");
+
+static PyObject *divide_layers(PyObject *self, PyObject *args)
+{
+    PyObject *given, *given_trips, *found = NULL;
+    Division d = {0};
+    double *space = NULL, number;
+    long num_halvings;
+    if (!PyArg_ParseTuple(args, "lOOdl", &d.num_layers, &given, &given_trips, &number,
+                          &num_halvings))
+        return NULL;
+    if (!read_division(given, &d))
+        goto done;
+    space = calloc(2 * (size_t)d.n + 1, sizeof(double));
+    if (space == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    /* A boundary is behind each stage but the last. */
+    if (num_halvings && d.n && !read_doubles(given_trips, d.n - 1, space + d.n))
+        goto done;
+    if (!fill(&d, space)) {
+        found = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+        goto done;
+    }
+    if (num_halvings && d.n > 1)
+        halve(&d, space + d.n, number, num_halvings);
+    if (PyErr_Occurred())
+        goto done;
+    found = PyTuple_New(d.n);
+    for (Py_ssize_t i = 0; found != NULL && i < d.n; i++) {
+        PyObject *value = PyLong_FromLong(d.layers[i]);
+        if (value == NULL || PyTuple_SetItem(found, i, value) < 0)
+            Py_CLEAR(found);
+    }
+done:
+    free_division(&d);
+    free(space);
+    return found;
+}
+
 /* ---- the module ---------------------------------------------------------------------------- */
 
 static PyMethodDef METHODS[] = {
@@ -879,6 +1060,7 @@ static PyMethodDef METHODS[] = {
     {"shared_ends", shared_ends, METH_VARARGS, shared_ends_doc},
     {"relaxed_ends", relaxed_ends, METH_VARARGS, relaxed_ends_doc},
     {"least_of_rests", least_of_rests, METH_VARARGS, least_of_rests_doc},
+    {"divide_layers", divide_layers, METH_VARARGS, divide_layers_doc},
     {NULL, NULL, 0, NULL},
 };
 

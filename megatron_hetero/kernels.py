@@ -65,6 +65,18 @@ class Kernels(Protocol):
     ) -> None:
         """Lower `least` to the best way to go on (`bounds.chains.rests.least_of_rests`)."""
 
+    def divide_layers(
+        self,
+        num_layers: int,
+        times_s: Sequence[Sequence[float]],
+        trips_s: Sequence[float],
+        num_micro_batches: float,
+        num_halvings: int,
+        /,
+    ) -> tuple[int, ...] | None:
+        """Return layers by stage (`planner.division.layers.minimax`, and with halvings
+        `planner.completion.filled.balanced`)."""
+
 
 def _load() -> Kernels | None:
     # An installation without a C compiler has no such module.

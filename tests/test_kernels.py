@@ -16,6 +16,8 @@ from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.kernels import KERNELS
+from megatron_hetero.planner.completion import filled
+from megatron_hetero.planner.division import layers
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.parts import Crossing, SendMode
@@ -32,6 +34,8 @@ def in_python(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> An
         patch.setattr(crowd, "KERNELS", None)
         patch.setattr(relaxed, "KERNELS", None)
         patch.setattr(rests, "KERNELS", None)
+        patch.setattr(layers, "KERNELS", None)
+        patch.setattr(filled, "KERNELS", None)
         return function(*given)
 
 
@@ -184,3 +188,44 @@ def test_a_way_to_no_row_is_refused() -> None:
     way = np.ones((1, 1), np.float32)
     with pytest.raises(ValueError, match="a row that there is not"):
         least_of_rests(one, np.array([[1]], np.int32), way, way)
+
+
+def random_tables(rng: Random, num_layers: int) -> list[tuple[float, ...]]:
+    """Seconds of stages with 1, 2, ... layers; some stages are alike, and some hold few layers."""
+    alike = [rng.choice((0.0, 1.0, rng.random())) for _ in range(2)]
+
+    def table() -> tuple[float, ...]:
+        end_s, layer_s = rng.choice((0.0, rng.random())), rng.choice((*alike, rng.random()))
+        room = num_layers if rng.random() < 0.7 else rng.randint(0, num_layers)
+        return tuple(end_s + n * layer_s for n in range(1, room + 1))
+
+    return [table() for _ in range(rng.randint(1, 9))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_layers_are_divided_alike(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    found = 0
+    for _ in range(400):
+        num_layers = rng.randint(1, 40)
+        tables = random_tables(rng, num_layers)
+        trips = [seconds(rng) for _ in tables[1:]]
+        number = rng.choice((1, 4, 100))
+        plain = layers.minimax(num_layers, tables)
+        assert plain == in_python(monkeypatch, layers.minimax, num_layers, tables)
+        assert plain == layers.minimax(num_layers, [list(table) for table in tables])
+        given = num_layers, tables, trips, number
+        by_way = filled.balanced(*given)
+        assert by_way == in_python(monkeypatch, filled.balanced, *given)
+        found += by_way is not None and by_way != plain
+    assert found > 20
+
+
+def test_tables_of_another_kind_are_an_error_of_the_caller() -> None:
+    assert KERNELS is not None
+    with pytest.raises(TypeError):
+        KERNELS.divide_layers(2, [("a", "b"), (1.0, 2.0)], (), 1, 0)  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        KERNELS.divide_layers(2, [1.0], (), 1, 0)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="unlike lengths"):
+        KERNELS.divide_layers(2, [(1.0,), (1.0,)], [1.0, 1.0], 1, 3)

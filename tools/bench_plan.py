@@ -7,10 +7,10 @@ compiled before.  3, 6 and 16 GPUs are examples, larger clusters are made up (`s
 With --beside, another checkout takes turns with this one, and the table says whether both write the
 same plan.  Without it, turns have to agree among themselves.
 
-Parts: `import` is all before the command begins; `read` is the files; `search` and the choice among
-what it found; `stock` is the best of stock Megatron, and `rows` the plans by hand beside it; `bound`
-is the lower bound and the estimates written with it; `simple` is the simplest plan near the best;
-`notes` are advice and faster flags; `other` is the rest, printing among it.
+Parts: `import` is all before the command begins; `read` is the files; `search` is also the choice
+among what it found; `stock` is the best of stock Megatron, and `rows` the plans by hand beside it;
+`bound` is the lower bound and the estimates written with it; `simple` is the simplest plan near the
+best; `notes` are advice and faster flags; `other` is the rest, printing among it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import get_args
 
 from megatron_hetero.cli.arguments import add_model_argument, add_sends_argument, with_sends
 from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, objective_of
-from megatron_hetero.cli.memory import run_memory
 from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
@@ -163,6 +162,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("--picture draws a step of sequences, so it needs --sequences LENGTHS.TXT")
     # Memory alone needs no cluster.
     if arguments.memory and arguments.sequences is None:
+        from megatron_hetero.cli.memory import run_memory  # other questions load what is theirs
+
         return run_memory(arguments, output)
     if arguments.cluster is None:
         raise UsageError(
