@@ -50,7 +50,7 @@ class UnitPrices(Variants):
         self._pieces: dict[tuple[object, ...], PieceTimes] = {}
         self._memories: dict[tuple[object, ...], StageMemory] = {}
         self._of_one_in_flight: dict[tuple[object, ...], list[StageMemory]] = {}
-        self._kept: dict[tuple[str, int, int], KeptFree] = {}
+        self._kept: dict[tuple[int, int, int], KeptFree] = {}
         self._hops: dict[tuple[object, ...], BoundaryTime] = {}
         self._of_plain_links: Self | None = None
 
@@ -75,7 +75,7 @@ class UnitPrices(Variants):
         costs = self.on((node.gpu_type,))
         if costs is not self:
             return costs.pieces(node, width, vocab_rows)
-        key = (node.name, width, vocab_rows)
+        key = (self._kind(node), width, vocab_rows)
         # One price for each way to divide experts: the least of all counts.
         if key not in self._pieces:
             self._pieces[key] = least_pieces(
@@ -110,11 +110,11 @@ class UnitPrices(Variants):
         if costs is not self:
             return costs.group_pieces(devices, shares, vocab_rows)
         # Equal shares on one node: the price is the same for every choice of its GPUs.
-        nodes = tuple(device.node for device in devices)
+        nodes = tuple([device.node for device in devices])
         if shares is None and len(set(nodes)) == 1:
             return self.pieces(self.cluster.node_by_name[nodes[0]], len(devices), vocab_rows)
         # GPUs of a node are alike, so nodes in rank order tell the members and their links.
-        key = (nodes, shares, vocab_rows)
+        key = (self._places(nodes), shares, vocab_rows)
         if key not in self._pieces:
             members = zip(
                 [self.cluster.gpu_type(device) for device in devices],
@@ -127,6 +127,13 @@ class UnitPrices(Variants):
             )
         return self._pieces[key]
 
+    def _places(self, nodes: tuple[str, ...]) -> tuple[object, ...]:
+        """Return what tells a group on these nodes, in rank order, from others: the kind where all
+        are one node, else the nodes, since links lie between them."""
+        if len(set(nodes)) > 1:
+            return nodes
+        return self._kind(self.cluster.node_by_name[nodes[0]]), len(nodes)
+
     def stage_pieces(self, stage: PlacedStage, vocab_rows: int) -> PieceTimes:
         """Time the model's pieces on the GPUs of a stage."""
         costs = self.of_stage(stage)
@@ -137,9 +144,9 @@ class UnitPrices(Variants):
             return self.group_pieces(stage.devices, stage.shares, vocab_rows)
         devices, width = stage.devices, stage.width
         # The key is all that tells the members, and the links of each group, from another stage's.
-        nodes = tuple(device.node for device in devices)
+        nodes = tuple([device.node for device in devices])
         key = (
-            *(nodes, stage.shares, vocab_rows),
+            *(self._places(nodes), stage.shares, vocab_rows),
             *(stage.context_parallel, stage.expert_shares, stage.context_shares),
             stage.expert_groups,
             None if stage.experts is None else tuple(self._ends(stage.experts.devices)),
@@ -185,7 +192,7 @@ class UnitPrices(Variants):
         costs = self.on((node.gpu_type,))
         if costs is not self:
             return costs.divided_pieces(node, width, context_parallel, vocab_rows)
-        key = (node.name, width, vocab_rows, context_parallel)
+        key = (self._kind(node), width, vocab_rows, context_parallel)
         # One group stands for all: each has one of the `context_parallel` equal parts of a
         # sequence.
         if key not in self._pieces:
@@ -264,7 +271,7 @@ class UnitPrices(Variants):
         return self._memories[key]
 
     def _kept_free(self, node: Node, width: int, num_inward: int) -> KeptFree:
-        key = node.name, width, num_inward
+        key = self._kind(node), width, num_inward
         if key not in self._kept:
             self._kept[key] = kept_free(self.cluster, node, width, num_inward, self.profile)
         return self._kept[key]
