@@ -1,12 +1,12 @@
 /* The planner's innermost loops, compiled: seconds of one 1F1B pipeline, of 1F1B pipelines that
-   share paths, of any schedule for many divisions of the layers, and of chains of stages; and the
-   division of the layers among stages.
+   share paths, of any schedule for many divisions of the layers, and of chains of stages; the
+   division of the layers among stages, and the busiest path of an exchange.
 
    Each function does the same additions and comparisons in the same order as the Python that stands
    beside its caller (`cost.pipeline.stage_ends_s`, `schedule.simulator.engine`,
    `schedule.simulator.relaxed`, `bounds.chains.rests`, `planner.division.layers`,
-   `planner.completion.filled`), so the results are equal to the bit; tests hold them equal.  Where
-   this file is not compiled, the Python runs. */
+   `planner.completion.filled`, `planner.evaluate.tail`), so the results are equal to the bit; tests
+   hold them equal.  Where this file is not compiled, the Python runs. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030C0000
@@ -1053,6 +1053,66 @@ done:
     return found;
 }
 
+/* ---- the busiest path under exchanges around rings ---------------------------------------------- */
+
+enum { INSIDE, BETWEEN }; /* as `planner.evaluate.tail`; else a line */
+
+PyDoc_STRVAR(busiest_path_doc,
+"busiest_path(rings, num_paths)\n\n"
+"Return the seconds of the busiest path.  A ring: (numbers, bytes); its numbers are its factor, its\n"
+"width, and five for each way: kind, path, how often, rate, seconds of latency.");
+
+static PyObject *busiest_path(PyObject *self, PyObject *args)
+{
+    PyObject *rings, *found = NULL;
+    long num_paths;
+    if (!PyArg_ParseTuple(args, "Ol", &rings, &num_paths))
+        return NULL;
+    Py_ssize_t count = PySequence_Size(rings);
+    if (count < 0)
+        return NULL;
+    double *seconds = calloc((size_t)(num_paths > 0 ? num_paths : 0) + 1, sizeof(double));
+    if (seconds == NULL)
+        return PyErr_NoMemory();
+    double busiest = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *flat, *one = PySequence_GetItem(rings, i);
+        Py_buffer buffer = {0};
+        double num_bytes;
+        if (one == NULL || !PyArg_ParseTuple(one, "Od", &flat, &num_bytes) ||
+            PyObject_GetBuffer(flat, &buffer, PyBUF_C_CONTIGUOUS)) {
+            Py_XDECREF(one);
+            goto done;
+        }
+        const double *ring = buffer.buf;
+        const Py_ssize_t size = buffer.len / (Py_ssize_t)sizeof(double);
+        int well = buffer.itemsize == sizeof(double) && size >= 2 && (size - 2) % 5 == 0;
+        /* A path's seconds only grow, so that the largest on the way is the largest in the end. */
+        const double part = well ? ring[0] * num_bytes : 0.0, parts = well ? part / ring[1] : 0.0;
+        for (Py_ssize_t at = 2; well && at < size; at += 5) {
+            const long kind = (long)ring[at], path = (long)ring[at + 1];
+            const double rate = ring[at + 3], latency = ring[at + 4];
+            well = path >= 0 && path < num_paths;
+            if (!well)
+                break;
+            seconds[path] += kind == INSIDE    ? ring[at + 2] * (parts * rate + latency)
+                             : kind == BETWEEN ? part * rate + latency
+                                               : part / rate;
+            busiest = seconds[path] > busiest ? seconds[path] : busiest;
+        }
+        PyBuffer_Release(&buffer);
+        Py_DECREF(one);
+        if (!well) {
+            PyErr_SetString(PyExc_ValueError, "a ring takes a path that there is not");
+            goto done;
+        }
+    }
+    found = PyFloat_FromDouble(busiest);
+done:
+    free(seconds);
+    return found;
+}
+
 /* ---- the module ---------------------------------------------------------------------------- */
 
 static PyMethodDef METHODS[] = {
@@ -1061,6 +1121,7 @@ static PyMethodDef METHODS[] = {
     {"relaxed_ends", relaxed_ends, METH_VARARGS, relaxed_ends_doc},
     {"least_of_rests", least_of_rests, METH_VARARGS, least_of_rests_doc},
     {"divide_layers", divide_layers, METH_VARARGS, divide_layers_doc},
+    {"busiest_path", busiest_path, METH_VARARGS, busiest_path_doc},
     {NULL, NULL, 0, NULL},
 };
 

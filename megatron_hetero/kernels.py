@@ -77,6 +77,9 @@ class Kernels(Protocol):
         """Return layers by stage (`planner.division.layers.minimax`, and with halvings
         `planner.completion.filled.balanced`)."""
 
+    def busiest_path(self, rings: Sequence[tuple[Buffer, float]], num_paths: int, /) -> float:
+        """Return the seconds of the busiest path (`planner.evaluate.tail`)."""
+
 
 def _load() -> Kernels | None:
     # An installation without a C compiler has no such module.

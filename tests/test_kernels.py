@@ -18,6 +18,7 @@ from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.kernels import KERNELS
 from megatron_hetero.planner.completion import filled
 from megatron_hetero.planner.division import layers
+from megatron_hetero.planner.evaluate import tail
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.parts import Crossing, SendMode
@@ -229,3 +230,30 @@ def test_tables_of_another_kind_are_an_error_of_the_caller() -> None:
         KERNELS.divide_layers(2, [1.0], (), 1, 0)  # type: ignore[list-item]
     with pytest.raises(ValueError, match="unlike lengths"):
         KERNELS.divide_layers(2, [(1.0,), (1.0,)], [1.0, 1.0], 1, 3)
+
+
+def random_ring(rng: Random, num_paths: int) -> tail._Ring:
+    ring = tail._Ring(2 * rng.random(), rng.choice((1, 2, 8)))
+    for kind in sorted(rng.choices(range(3), k=rng.randint(0, 12))):
+        way = rng.randrange(num_paths), rng.randint(1, 4), seconds(rng) + 1e-9, seconds(rng)
+        ring.ways.append((kind, *way))
+    return ring
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_busiest_path_takes_the_same_bits(seed: int) -> None:
+    assert KERNELS is not None
+    rng = Random(seed)
+    for _ in range(200):
+        num_paths = rng.randint(1, 9)
+        rings = [random_ring(rng, num_paths) for _ in range(rng.randint(0, 9))]
+        loads = [(ring, 1e6 * rng.random()) for ring in rings]
+        flat = [(ring.flat, num_bytes) for ring, num_bytes in loads]
+        assert KERNELS.busiest_path(flat, num_paths) == tail._busiest_s(loads)
+
+
+def test_a_ring_of_another_form_is_an_error_of_the_caller() -> None:
+    assert KERNELS is not None
+    for numbers in ([1.0, 1.0, 0.0, 3.0, 1.0, 1.0, 0.0], [1.0], [1.0, 1.0, 0.0]):
+        with pytest.raises(ValueError, match="a path that there is not"):
+            KERNELS.busiest_path([(array("d", numbers), 1.0)], 2)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Self
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.spec import Cluster, GpuType
 from megatron_hetero.cost.memory.device import kept_sends
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.sharded import sharded_memory
@@ -28,12 +28,20 @@ from megatron_hetero.cost.sync.gradients import GradientExchangePrices
 from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
 from megatron_hetero.cost.unit_prices import UnitPrices
 from megatron_hetero.cost.work.compute import PassTimes, update_time_s
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.model.spec import Workload
 
 _MAIN_WEIGHT_BYTES = 4
 
 
 class StagePrices(UnitPrices):
     """Prices of stages in their own settings, cached; `CostModel` makes replicas of them."""
+
+    def __init__(
+        self, cluster: Cluster, workload: Workload, profile: Profile | None = None
+    ) -> None:
+        self._exchanges: dict[tuple[object, ...], GradientExchangePrices] = {}
+        super().__init__(cluster, workload, profile)
 
     def _forget(self) -> None:
         super()._forget()
@@ -251,9 +259,14 @@ class StagePrices(UnitPrices):
         weight_bytes = states.weight if training.use_distributed_optimizer else None
         if weight_bytes is not None and training.mixes_precisions:
             weight_bytes = _MAIN_WEIGHT_BYTES  # to holders in other precisions
-        return GradientExchangePrices(
-            self.cluster, self.workload.model, states.gradient, weight_bytes
-        )
+        # Lists of one cluster share what they know of exchanges alike.
+        model, known = self.workload.model, self._exchanges
+        key = model, states.gradient, weight_bytes
+        if key not in known:
+            known[key] = GradientExchangePrices(
+                self.cluster, model, states.gradient, weight_bytes
+            )
+        return known[key]
 
     def _distinct(
         self, stage: PlacedStage, memories: Sequence[StageMemory]

@@ -54,6 +54,10 @@ class UnitPrices(Variants):
         self._hops: dict[tuple[object, ...], BoundaryTime] = {}
         self._of_plain_links: Self | None = None
 
+    def _share(self, other: Self) -> None:
+        # The optimizer's states count in memories alone.
+        self._pieces, self._kept, self._hops = other._pieces, other._kept, other._hops
+
     @property
     def activation_bytes(self) -> int:
         """Return the bytes of a micro-batch's tensor across a stage boundary."""

@@ -45,6 +45,10 @@ class Variants:
     def _forget(self) -> None:
         """Drop what is known of prices; each list of prices has its own."""
 
+    def _share(self, other: Self) -> None:
+        """Keep what is known of prices together with a list that differs in the division of the
+        optimizer's states alone."""
+
     def variant(
         self,
         *,
@@ -90,6 +94,9 @@ class Variants:
             made.holders = made_holders
             made._forget()
             self._variants[key] = made
+            # Whatever the holders, one list has what does not depend on them.
+            self._variants.setdefault(("first", *own[:-1]), self)
+            made._share(self._variants.setdefault(("first", *key[:-1]), made))
         return self._variants[key]
 
     def dispatched(self, dispatcher: TokenDispatcher) -> Self:
