@@ -1,12 +1,13 @@
 /* The planner's innermost loops, compiled: seconds of one 1F1B pipeline, of 1F1B pipelines that
    share paths, of any schedule for many divisions of the layers, and of chains of stages; the
-   division of the layers among stages, and the busiest path of an exchange.
+   division of the layers among stages; and exchanges that share paths.
 
    Each function does the same additions and comparisons in the same order as the Python that stands
-   beside its caller (`cost.pipeline.stage_ends_s`, `schedule.simulator.engine`,
-   `schedule.simulator.relaxed`, `bounds.chains.rests`, `planner.division.layers`,
-   `planner.completion.filled`, `planner.evaluate.tail`), so the results are equal to the bit; tests
-   hold them equal.  Where this file is not compiled, the Python runs. */
+   beside its caller (`cost.pipeline.stage_ends_s`, `cost.sync.exchange_clock`,
+   `schedule.simulator.engine`, `schedule.simulator.relaxed`, `bounds.chains.rests`,
+   `planner.division.layers`, `planner.completion.filled`, `planner.evaluate.tail`), so the results
+   are equal to the bit; tests hold them equal.  Where this file is not compiled, the Python
+   runs. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030C0000
@@ -1113,6 +1114,164 @@ done:
     return found;
 }
 
+/* ---- exchanges that share paths ----------------------------------------------------------------- */
+
+typedef struct {
+    Py_buffer paths, seconds;  /* int64 and float64, as many of each */
+    double latency, first, last, bucket_share, num_buckets, window;
+} Exchange;
+
+/* Paths by number, in a table with open addresses: when each is free, and for how long it is busy. */
+typedef struct {
+    int64_t *path;  /* -1: free place */
+    double *free_at, *busy;
+    size_t mask;
+} Paths;
+
+static size_t place_of(const Paths *p, int64_t path)
+{
+    size_t at = ((size_t)path * (size_t)0x9E3779B97F4A7C15u) & p->mask;
+    while (p->path[at] >= 0 && p->path[at] != path)
+        at = (at + 1) & p->mask;
+    return at;
+}
+
+static double paced(const Exchange *e, double bucket)
+{
+    double other = bucket / e->window;
+    other = (other < bucket ? other : bucket) + e->latency / e->window;
+    return other > bucket ? other : bucket;
+}
+
+/* `cost.sync.exchange_clock._BusyPaths.take`. */
+static double take_paths(Paths *p, const Exchange *e)
+{
+    const int64_t *paths = e->paths.buf;
+    const double *seconds = e->seconds.buf;
+    const Py_ssize_t count = e->paths.len / (Py_ssize_t)sizeof(int64_t);
+    double end = e->first, longest = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        double *free_at = &p->free_at[place_of(p, paths[i])];
+        double done = (*free_at > e->first ? *free_at : e->first) + seconds[i];
+        *free_at = done;
+        end = done > end ? done : end;
+        longest = seconds[i] > longest ? seconds[i] : longest;
+    }
+    double bucket = longest * e->bucket_share;
+    double at_once = e->window > 1.0 ? e->window : 1.0;
+    double waiting = e->num_buckets - at_once > 0.0 ? e->num_buckets - at_once : 0.0;
+    if (waiting > 0.0)
+        end += waiting * (paced(e, bucket) - bucket);
+    double last = e->last + longest * (1 - (e->num_buckets - 1) * e->bucket_share);
+    double turns = 1 / e->window > 1.0 ? 1 / e->window : 1.0;
+    return (last > end ? last : end) + e->latency * turns;
+}
+
+PyDoc_STRVAR(last_exchange_end_doc,
+"last_exchange_end(steps, order, carried, carried_s)\n\n"
+"Return when the last of some exchanges is done.  A step: paths, seconds on each, latency, begin of\n"
+"the first bucket and of the last, a bucket's part of it, number of buckets, and window; `order`:\n"
+"the numbers of the steps as they begin; `carried`: paths that something else takes, for so long.");
+
+static PyObject *last_exchange_end(PyObject *self, PyObject *args)
+{
+    PyObject *steps, *order, *carried, *carried_s, *found = NULL;
+    if (!PyArg_ParseTuple(args, "OOOO", &steps, &order, &carried, &carried_s))
+        return NULL;
+    Py_ssize_t count = PySequence_Size(steps), num_carried = PySequence_Size(carried);
+    if (count < 0 || num_carried < 0)
+        return NULL;
+    Exchange *all = calloc((size_t)count + 1, sizeof(Exchange));
+    long *in_order = calloc((size_t)count + 1, sizeof(long));
+    double *others = calloc((size_t)num_carried + 1, sizeof(double));
+    Paths p = {0};
+    size_t total = 0;
+    if (all == NULL || in_order == NULL || others == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *paths, *seconds, *one = PySequence_GetItem(steps, i);
+        Exchange *e = &all[i];
+        int well = one != NULL &&
+                   PyArg_ParseTuple(one, "OOdddddd", &paths, &seconds, &e->latency, &e->first,
+                                    &e->last, &e->bucket_share, &e->num_buckets, &e->window) &&
+                   !PyObject_GetBuffer(paths, &e->paths, PyBUF_C_CONTIGUOUS) &&
+                   !PyObject_GetBuffer(seconds, &e->seconds, PyBUF_C_CONTIGUOUS);
+        Py_XDECREF(one);
+        if (!well)
+            goto done;
+        if (e->paths.itemsize != sizeof(int64_t) || e->seconds.itemsize != sizeof(double) ||
+            e->paths.len != e->seconds.len) {
+            PyErr_SetString(PyExc_ValueError, "the arrays of an exchange have other kinds or sizes");
+            goto done;
+        }
+        total += (size_t)e->paths.len / sizeof(int64_t);
+    }
+    if (!read_longs(order, count, in_order) || !read_doubles(carried_s, num_carried, others))
+        goto done;
+    for (p.mask = 15; p.mask < 2 * total; p.mask = 2 * p.mask + 1)
+        ;
+    p.path = malloc((p.mask + 1) * sizeof(int64_t));
+    p.free_at = calloc(p.mask + 1, sizeof(double));
+    p.busy = calloc(p.mask + 1, sizeof(double));
+    if (p.path == NULL || p.free_at == NULL || p.busy == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    memset(p.path, -1, (p.mask + 1) * sizeof(int64_t));
+    /* How long each path is busy in all, step by step, then with what else it carries. */
+    double latest = 0.0, busiest = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const int64_t *paths = all[i].paths.buf;
+        const double *seconds = all[i].seconds.buf;
+        for (Py_ssize_t k = 0; k < all[i].paths.len / (Py_ssize_t)sizeof(int64_t); k++) {
+            if (paths[k] < 0) {
+                PyErr_SetString(PyExc_ValueError, "an exchange takes a path that there is not");
+                goto done;
+            }
+            size_t at = place_of(&p, paths[k]);
+            p.path[at] = paths[k];
+            p.busy[at] += seconds[k];
+        }
+    }
+    for (Py_ssize_t i = 0; i < num_carried; i++) {
+        PyObject *number = PySequence_GetItem(carried, i);
+        int64_t path = number == NULL ? -1 : PyLong_AsLongLong(number);
+        Py_XDECREF(number);
+        if (path < 0 && PyErr_Occurred())
+            goto done;
+        size_t at = path < 0 ? 0 : place_of(&p, path);
+        if (path >= 0 && p.path[at] == path)
+            p.busy[at] += others[i];
+    }
+    for (size_t at = 0; at <= p.mask; at++)
+        busiest = p.busy[at] > busiest ? p.busy[at] : busiest;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (in_order[i] < 0 || in_order[i] >= count) {
+            PyErr_SetString(PyExc_ValueError, "an order of exchanges that there are not");
+            goto done;
+        }
+        double end = take_paths(&p, &all[in_order[i]]);
+        latest = !i || end > latest ? end : latest;
+    }
+    found = PyFloat_FromDouble(busiest > latest ? busiest : latest);
+done:
+    for (Py_ssize_t i = 0; all != NULL && i < count; i++) {
+        if (all[i].paths.obj)
+            PyBuffer_Release(&all[i].paths);
+        if (all[i].seconds.obj)
+            PyBuffer_Release(&all[i].seconds);
+    }
+    free(all);
+    free(in_order);
+    free(others);
+    free(p.path);
+    free(p.free_at);
+    free(p.busy);
+    return found;
+}
+
 /* ---- the module ---------------------------------------------------------------------------- */
 
 static PyMethodDef METHODS[] = {
@@ -1122,6 +1281,7 @@ static PyMethodDef METHODS[] = {
     {"least_of_rests", least_of_rests, METH_VARARGS, least_of_rests_doc},
     {"divide_layers", divide_layers, METH_VARARGS, divide_layers_doc},
     {"busiest_path", busiest_path, METH_VARARGS, busiest_path_doc},
+    {"last_exchange_end", last_exchange_end, METH_VARARGS, last_exchange_end_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -80,6 +80,17 @@ class Kernels(Protocol):
     def busiest_path(self, rings: Sequence[tuple[Buffer, float]], num_paths: int, /) -> float:
         """Return the seconds of the busiest path (`planner.evaluate.tail`)."""
 
+    def last_exchange_end(
+        self,
+        steps: Sequence[tuple[Buffer, Buffer, float, float, float, float, int, float]],
+        order: Sequence[int],
+        carried: Sequence[int],
+        carried_s: Sequence[float],
+        /,
+    ) -> float:
+        """Return when the last exchange is done (`cost.sync.exchange_clock.last_end_s`, where all
+        buckets find room)."""
+
 
 def _load() -> Kernels | None:
     # An installation without a C compiler has no such module.

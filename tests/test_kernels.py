@@ -12,7 +12,10 @@ import pytest
 from megatron_hetero.bounds.chains import rests
 from megatron_hetero.bounds.chains.rests import least_of_rests
 from megatron_hetero.cost import pipeline
+from megatron_hetero.cost.network.holder_flow import Flow
 from megatron_hetero.cost.network.seconds import BoundaryTime
+from megatron_hetero.cost.sync import exchange_clock
+from megatron_hetero.cost.sync.exchange_clock import ExchangeStep, last_end_s
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.kernels import KERNELS
@@ -37,6 +40,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> An
         patch.setattr(rests, "KERNELS", None)
         patch.setattr(layers, "KERNELS", None)
         patch.setattr(filled, "KERNELS", None)
+        patch.setattr(exchange_clock, "KERNELS", None)
         return function(*given)
 
 
@@ -257,3 +261,39 @@ def test_a_ring_of_another_form_is_an_error_of_the_caller() -> None:
     for numbers in ([1.0, 1.0, 0.0, 3.0, 1.0, 1.0, 0.0], [1.0], [1.0, 1.0, 0.0]):
         with pytest.raises(ValueError, match="a path that there is not"):
             KERNELS.busiest_path([(array("d", numbers), 1.0)], 2)
+
+
+def random_step(rng: Random, number: int) -> ExchangeStep:
+    paths = rng.sample((0, 1, 2, 3, 5, 1_000_003, 7_777_777), rng.randint(0, 6))
+    flow = Flow(np.array(paths, np.int64), np.array([seconds(rng) for _ in paths]), seconds(rng))
+    first_s = seconds(rng)
+    # Rooms that hold all buckets, or none to ask for.
+    share = rng.choice((1.0, 0.5, 0.3))
+    part = rng.choice((0.0, 0.001, 0.01))
+    buffers = {(number, 0): part} if part else {}
+    own = ((number, 0),), flow, first_s, first_s + seconds(rng)
+    return ExchangeStep(*own, bucket_share=share, buffers=buffers)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_exchanges_take_the_same_bits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    for _ in range(300):
+        steps = [random_step(rng, number) for number in range(rng.randint(1, 9))]
+        carried = {path: 3 * seconds(rng) for path in rng.sample((1, 2, 5, 9), rng.randint(0, 3))}
+        found = last_end_s(steps, carried)
+        assert found == in_python(monkeypatch, last_end_s, steps, carried)
+
+
+def test_exchanges_of_another_form_are_an_error_of_the_caller() -> None:
+    assert KERNELS is not None
+    one, whole = np.ones(1), np.ones(1, np.int64)
+    rest = (0.0, 0.0, 0.0, 1.0, 1, 1.0)
+    for paths, took, order in (
+        (whole, np.ones(2), [0]),
+        (np.ones(1, np.int32), one, [0]),
+        (-whole, one, [0]),
+        (whole, one, [1]),
+    ):
+        with pytest.raises(ValueError, match="exchange"):
+            KERNELS.last_exchange_end([(paths, took, *rest)], order, [], [])

@@ -72,6 +72,23 @@ class GroupTime:
 
 
 @dataclass(frozen=True)
+class _Run:
+    """A run of layers with the same holders, and its exchange: what does not depend on rooms."""
+
+    group: SyncGroup
+    waiting: tuple[StageId, ...]
+    """As of `GroupTime`, as are `bucket_share`, `gradients` and `weights`."""
+    bucket_share: float
+    rank_bytes: float
+    """Bytes of a bucket of one rank set."""
+    prices: _Prices
+    gradients: Flow
+    weights: Flow | None
+    places: Ints
+    """The holders' places in the layout's order of stages."""
+
+
+@dataclass(frozen=True)
 class StageEnd:
     """The end of a stage's last backward pass, and the seconds of the pass during which complete
     gradients are exchanged (0: all after the pass)."""
@@ -94,6 +111,7 @@ class Carried:
 
 
 NOTHING = Carried({}, {})
+_MOST_KEPT = 4
 NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
 """No limit on the buckets under way."""
 
@@ -117,6 +135,8 @@ class GradientExchangePrices:
         self._flows = HolderFlows(cluster, model)
         self._prices: dict[tuple[bytes, _Groups], _Prices] = {}
         self._likes: dict[tuple[object, ...], int] = {}
+        self._runs: dict[tuple[object, ...], tuple[list[int], list[_Run]]] = {}
+        """Of the last placements, which a search asks for again with other launch counts."""
 
     @cached_property
     def _port_of(self) -> Mapping[Device, int]:
@@ -140,6 +160,43 @@ class GradientExchangePrices:
         self, placement: Placement, vocab_rows: int, rooms: Mapping[StageId, int] = NO_LIMIT
     ) -> Iterator[tuple[GroupTime, Ints]]:
         """Yield `groups`, each with its holders' places in the layout's order of stages."""
+        by_groups = placement.exchange_groups, placement.exchange_uplinks
+        key = tuple([replica.stages for replica in placement.replicas]), vocab_rows, by_groups
+        if key not in self._runs:
+            while len(self._runs) >= _MOST_KEPT:
+                del self._runs[next(iter(self._runs))]
+            witnesses = witness_of(placement)
+            runs = list(self._made_runs(placement, vocab_rows, witnesses, by_groups))
+            self._runs[key] = witnesses, runs
+        witnesses, runs = self._runs[key]
+        least = least_rooms(rooms, witnesses)
+        is_divided = self._weight_bytes is not None
+        for run in runs:
+            # The buffers that a bucket takes.
+            buffers = buffers_of(
+                placement,
+                {holder: least[holder] for holder in run.waiting if holder in least},
+                run.prices.num_rank_sets,
+                run.rank_bytes,
+                is_packed=is_divided,
+                is_received=is_divided or run.prices.is_by_groups,
+            )
+            own = run.group, run.waiting, run.bucket_share, buffers, run.gradients, run.weights
+            yield GroupTime(*own), run.places
+
+    def _made_runs(
+        self,
+        placement: Placement,
+        vocab_rows: int,
+        witnesses: Sequence[int],
+        by_groups: _Groups,
+    ) -> Iterator[_Run]:
+        """Yield the runs of layers with the same holders.
+
+        Args:
+            witnesses: as of `witness_of`.
+            by_groups: as of `_priced`.
+        """
         # All stages in a row, and the tensor-parallel groups in them.
         starts = [0, *accumulate(len(replica.stages) for replica in placement.replicas)]
         of_stage = [s.groups for replica in placement.replicas for s in replica.stages]
@@ -148,12 +205,8 @@ class GradientExchangePrices:
         ports = np.array([self._port(stage) for stage in stages])
         likes = np.array([self._like(stage) for stage in stages])
         # Replicas alike wait alike: the first of each kind waits for all.
-        witnesses = witness_of(placement)
         own = {r for r, witness in enumerate(witnesses) if r == witness}
-        least = least_rooms(rooms, witnesses)
-        is_divided = self._weight_bytes is not None
         found: dict[tuple[int, ...], tuple[_Prices, Ints, Ints]] = {}
-        by_groups = placement.exchange_groups, placement.exchange_uplinks
         # Runs of layers with the same holders are priced once.
         for group in sync_groups(placement, self._model, vocab_rows):
             places = tuple([starts[r] + s for r, s in group.holders])
@@ -176,21 +229,13 @@ class GradientExchangePrices:
                 share = min(1.0, mean_bucket_params(self._model, sets) / group.num_params)
             num_bytes = group.num_params * self._gradient_bytes
             rank_bytes = share * num_bytes / sets
-            # Gradients, then the buffers that a bucket takes, then new weights.
+            # Gradients, then new weights.
             gradients = prices.gradients.of(first_ports, num_bytes, rank_bytes)
-            buffers = buffers_of(
-                placement,
-                {holder: least[holder] for holder in waiting if holder in least},
-                sets,
-                rank_bytes,
-                is_packed=is_divided,
-                is_received=is_divided or prices.is_by_groups,
-            )
             weights = None
             if prices.weights is not None and self._weight_bytes is not None:
                 num_bytes = group.num_params * self._weight_bytes
                 weights = prices.weights.of(first_ports, num_bytes, share * num_bytes / sets)
-            yield GroupTime(group, waiting, share, buffers, gradients, weights), own_places
+            yield _Run(group, waiting, share, rank_bytes, prices, gradients, weights, own_places)
 
     def exposed_s(
         self,
