@@ -79,10 +79,29 @@ class StagePrices(UnitPrices):
             kept = replica.num_in_flight[max(index - 1, 0) : index + 2]
         # The first layer tells layers apart only where they are of unlike kinds.
         start = replica.first_layers[index] if self.workload.model.kinds else 0
-        key = stage, start, index == 0, index == len(replica.stages) - 1, kept, rows
-        if key not in self._stages:
-            self._stages[key] = self._whole_stage(replica, index, rows)
-        return self._stages[key]
+        place = start, index == 0, index == len(replica.stages) - 1, kept, rows
+        key = stage, place
+        found = self._stages.get(key)
+        if found is None:
+            # Stages alike on other GPUs share one price.
+            like = self._likeness(stage), place
+            found = self._stages.get(like)
+            if found is None:
+                found = self._stages[like] = self._whole_stage(replica, index, rows)
+            self._stages[key] = found
+        return found
+
+    def _likeness(self, stage: PlacedStage) -> tuple[object, ...]:
+        """Return equal for stages of equal prices: on one node its kind stands for the GPUs."""
+        nodes = {device.node for device in stage.devices}
+        if len(nodes) > 1 or stage.experts is not None:
+            return (stage,)
+        kind = self._kind(self.cluster.node_by_name[nodes.pop()])
+        return (
+            *(kind, len(stage.devices), stage.num_layers, stage.shares, stage.recompute),
+            *(stage.recompute_num_layers, stage.state_parts, stage.optimizer_share),
+            *(stage.context_parallel, stage.expert_shares, stage.precision, stage.context_shares),
+        )
 
     def _whole_stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
         """Price a stage with all layers whole, in the settings of this price list."""
