@@ -18,6 +18,7 @@ from megatron_hetero.cost.memory.stage import (
     with_some_layers_recomputed,
 )
 from megatron_hetero.cost.memory.states import StateHolders, state_bytes
+from megatron_hetero.cost.network.ring import RingHop, ring
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Sharding
 from megatron_hetero.cost.share import even_share, member_shares
@@ -32,6 +33,8 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.model.spec import Workload
 
 _MAIN_WEIGHT_BYTES = 4
+_MOST_RINGS = 32
+"""Rings that are kept: as many as a plan has stages, about."""
 
 
 class StagePrices(UnitPrices):
@@ -41,6 +44,7 @@ class StagePrices(UnitPrices):
         self, cluster: Cluster, workload: Workload, profile: Profile | None = None
     ) -> None:
         self._exchanges: dict[tuple[object, ...], GradientExchangePrices] = {}
+        self._rings: dict[tuple[object, ...], tuple[RingHop, ...]] = {}
         super().__init__(cluster, workload, profile)
 
     def _forget(self) -> None:
@@ -193,6 +197,18 @@ class StagePrices(UnitPrices):
             float(gradients.seconds.max(initial=0.0)) + gradients.latency_s,
             float(weights.seconds.max(initial=0.0)) + weights.latency_s,
         )
+
+    def ring(self, groups: Sequence[PlacedStage]) -> tuple[RingHop, ...]:
+        """Return the ring over tensor-parallel groups that hold a buffer (`cost.network.ring`);
+        buffers of the same groups share theirs."""
+        key = self.workload.model, *[(g.devices, g.shares, g.expert_shares) for g in groups]
+        found = self._rings.get(key)
+        if found is None:
+            while len(self._rings) >= _MOST_RINGS:
+                del self._rings[next(iter(self._rings))]
+            found = ring(self.cluster, self.workload.model, groups)
+            self._rings[key] = found
+        return found
 
     def stage_memory(self, replica: PlacedReplica, index: int, rows: int) -> StageMemory:
         """Return the memory of the fullest GPU of stage `index`."""

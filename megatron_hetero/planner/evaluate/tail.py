@@ -8,11 +8,10 @@ it one after the other.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.parameters import further_params, layer_params
@@ -100,22 +99,26 @@ class Tails:
             alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
             for own, filled in zip(numbers, found.filled, strict=True):
                 alike.setdefault(filled.layers, []).append(own)
-            starts = [[0, *accumulate(layers)][:-1] for layers in alike]
             holders = [list(zip(*of, strict=True)) for of in alike.values()]
-            # Layers at which some replica's next stage begins.
-            edges = sorted({start for of in starts for start in of})
-            edges.append(sum(found.filled[0].layers))
-            groups: dict[tuple[int, ...], int] = {}
-            for first, end in pairwise(edges):
-                # The stage of each kind of replica that holds the run.
-                stages = tuple([bisect_right(of, first) - 1 for of in starts])
-                # Sharded layers are exchanged in the passes; all replicas have the same ones.
-                whole = end - first - (found.sharded[stages[0]] if found.sharded else 0)
-                groups[stages] = groups.get(stages, 0) + whole
-            # Each run loads the rings of its holders.
-            for stages, num_layers in groups.items():
-                held = tuple([of[stage] for of, stage in zip(holders, stages, strict=True)])
-                loads.append((self._ring_of(held), num_layers * self.layer_bytes))
+            # Layers at which a replica's next stage begins, with the kind of the replica.
+            edges = [
+                (start, kind)
+                for kind, layers in enumerate(alike)
+                for start in accumulate(layers[:-1])
+            ]
+            edges.sort()
+            edges.append((sum(found.filled[0].layers), 0))
+            # The stage of each kind of replica that holds the run up to the next edge.
+            stages, first = [0] * len(holders), 0
+            for end, kind in edges:
+                if end > first:
+                    # Sharded layers are exchanged in the passes; all replicas have the same ones.
+                    sharded = found.sharded[stages[0]] if found.sharded else 0
+                    held = tuple([of[stage] for of, stage in zip(holders, stages, strict=True)])
+                    num_bytes = (end - first - sharded) * self.layer_bytes
+                    loads.append((self._ring_of(held), num_bytes))
+                    first = end
+                stages[kind] += 1
         # The compiled loop does the same operations in the same order.
         if KERNELS is not None:
             flat = [(ring.flat, num_bytes) for ring, num_bytes in loads]
