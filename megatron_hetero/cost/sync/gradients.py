@@ -111,7 +111,8 @@ class Carried:
 
 
 NOTHING = Carried({}, {})
-_MOST_KEPT = 4
+_MOST_KEPT, _MOST_PATHS = 4, 50_000
+"""Placements whose exchanges are kept, and paths of one."""
 NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
 """No limit on the buckets under way."""
 
@@ -162,13 +163,16 @@ class GradientExchangePrices:
         """Yield `groups`, each with its holders' places in the layout's order of stages."""
         by_groups = placement.exchange_groups, placement.exchange_uplinks
         key = tuple([replica.stages for replica in placement.replicas]), vocab_rows, by_groups
-        if key not in self._runs:
-            while len(self._runs) >= _MOST_KEPT:
-                del self._runs[next(iter(self._runs))]
+        witnesses, runs = self._runs.get(key, ([], []))
+        if not runs:
             witnesses = witness_of(placement)
             runs = list(self._made_runs(placement, vocab_rows, witnesses, by_groups))
-            self._runs[key] = witnesses, runs
-        witnesses, runs = self._runs[key]
+            # The flows of large clusters are not worth their memory.
+            flows = [flow for run in runs for flow in (run.gradients, run.weights) if flow]
+            if sum([len(flow.paths) for flow in flows]) <= _MOST_PATHS:
+                while len(self._runs) >= _MOST_KEPT:
+                    del self._runs[next(iter(self._runs))]
+                self._runs[key] = witnesses, runs
         least = least_rooms(rooms, witnesses)
         is_divided = self._weight_bytes is not None
         for run in runs:
