@@ -10,7 +10,8 @@ same plan.  Without it, turns have to agree among themselves.
 Parts: `import` is all before the command begins; `read` is the files; `search` is also the choice
 among what it found; `stock` is the best of stock Megatron, and `rows` the plans by hand beside it;
 `bound` is the lower bound and the estimates written with it; `simple` is the simplest plan near the
-best; `notes` are advice and faster flags; `other` is the rest, printing among it.
+best; `notes` are advice and faster flags; `other` is the rest, printing and the end of the process
+among it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -61,7 +63,7 @@ tree, functions, *argv = sys.argv[1:]
 sys.path.insert(0, tree)
 import importlib, json
 from functools import wraps
-from megatron_hetero.cli.main import _load, main
+from megatron_hetero.cli.main import _load, leave, main
 _load("plan")
 spent, inner = {"import": time.process_time()}, [0.0]
 
@@ -92,10 +94,9 @@ for part, names in json.loads(functions).items():
                     if value is original:
                         setattr(loaded, key, wrapper)
 code = main(argv)
-total = time.process_time()
-spent["other"] = total - sum(spent.values())
 mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps({"parts": spent, "cpu_s": total, "mib": mib, "code": code}), file=sys.stderr)
+print(json.dumps({"parts": spent, "mib": mib}), file=sys.stderr)
+leave(code)
 """
 
 
@@ -126,6 +127,7 @@ def run_once(tree: Path, case: tuple[Path, Path], folder: Path) -> Run:
     plan = folder / "plan.json"
     words = ("plan", "--cluster", str(case[0]), "--model", str(case[1]), "-o", str(plan))
     environment = {name: value for name, value in os.environ.items() if name != _NO_BYTECODE}
+    before_s = _children_s()
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, str(tree), json.dumps(_FUNCTIONS), *words],
         env={**environment, "PYTHONPYCACHEPREFIX": str(folder / "bytecode")},
@@ -133,10 +135,18 @@ def run_once(tree: Path, case: tuple[Path, Path], folder: Path) -> Run:
     )  # fmt: skip
     if done.returncode or not plan.exists():
         raise RuntimeError(f"{tree}, {case[0]}: {done.stderr}")
+    # What is in no part, the end of the process among it.
+    cpu_s = _children_s() - before_s
     found: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
+    parts = {**found["parts"], "other": cpu_s - sum(found["parts"].values())}
     digest = hashlib.sha256(plan.read_bytes()).hexdigest()
     plan.unlink()
-    return Run(found["parts"], found["cpu_s"], found["mib"], digest)
+    return Run(parts, cpu_s, found["mib"], digest)
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"

@@ -38,7 +38,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.faster_flags import faster_flags
-from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
+from megatron_hetero.planner.portfolio import STRATEGIES, no_collector, strategies_of
 from megatron_hetero.planner.request import Schedules
 from megatron_hetero.planner.restrictions.measured_sizes import HeldCluster, held_to_measured_sizes
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
@@ -155,6 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
+@no_collector()
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, save."""
     # Other questions than a plan of training: lengths of sequences, memory, a plan near an old one.
