@@ -1,9 +1,13 @@
 /* The planner's innermost loops, compiled: seconds of one 1F1B pipeline, of 1F1B pipelines that
-   share paths, of any schedule for many divisions of the layers, and of chains of stages.
+   share paths, of any schedule for many divisions of the layers, and of chains of stages; the
+   division of the layers among stages; and exchanges that share paths.
 
    Each function does the same additions and comparisons in the same order as the Python that stands
-   beside its caller (`cost.pipeline.stage_ends_s`, `schedule.simulator.engine`,
-   `schedule.simulator.relaxed`, `bounds.chains.rests`), so the results are equal to the bit; tests hold them equal.  Where this file is not compiled, the Python runs. */
+   beside its caller (`cost.pipeline.stage_ends_s`, `cost.sync.exchange_clock`,
+   `schedule.simulator.engine`, `schedule.simulator.relaxed`, `bounds.chains.rests`,
+   `planner.division.layers`, `planner.completion.filled`, `planner.evaluate.tail`), so the results
+   are equal to the bit; tests hold them equal.  Where this file is not compiled, the Python
+   runs. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030C0000
@@ -872,6 +876,402 @@ done:
     return found;
 }
 
+/* ---- layers divided among stages -------------------------------------------------------------- */
+
+typedef struct {
+    Py_ssize_t n;          /* stages */
+    long num_layers;
+    PyObject **times;      /* [n], seconds with 1, 2, ... layers: tuples or lists of floats */
+    long *room;            /* [n], layers that fit */
+    long *layers, *made;   /* [n] */
+} Division;
+
+/* Seconds of a stage with `count` + 1 layers.  The tables are read where they are, since few of
+   their entries are asked for; an error is left for the caller to find. */
+static double seconds_of(const Division *d, Py_ssize_t stage, long count)
+{
+    PyObject *of = d->times[stage];
+    if (PyTuple_Check(of)) {
+        PyObject *item = PyTuple_GetItem(of, count);
+        return item == NULL ? 0.0 : PyFloat_AsDouble(item);
+    }
+    PyObject *item = PySequence_GetItem(of, count);
+    double found = item == NULL ? 0.0 : PyFloat_AsDouble(item);
+    Py_XDECREF(item);
+    return found;
+}
+
+static void free_division(Division *d)
+{
+    for (Py_ssize_t i = 0; d->times != NULL && i < d->n; i++)
+        Py_XDECREF(d->times[i]);
+    free(d->times);
+    free(d->room);
+}
+
+/* Return 0 with an exception set where the tables are of another kind. */
+static int read_division(PyObject *given, Division *d)
+{
+    d->n = PySequence_Size(given);
+    if (d->n < 0)
+        return 0;
+    d->times = calloc((size_t)d->n + 1, sizeof(PyObject *));
+    d->room = calloc(3 * (size_t)d->n + 1, sizeof(long));
+    if (d->times == NULL || d->room == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    d->layers = d->room + d->n;
+    d->made = d->layers + d->n;
+    for (Py_ssize_t i = 0; i < d->n; i++) {
+        d->times[i] = PySequence_GetItem(given, i);
+        Py_ssize_t room = d->times[i] == NULL ? -1 : PySequence_Size(d->times[i]);
+        if (room < 0)
+            return 0;
+        d->room[i] = (long)room;
+    }
+    return 1;
+}
+
+/* `planner.division.layers.minimax`: one layer at a time to the stage that then ends first, of
+   equal ones to the last.  Return 0 where the layers do not fit. */
+static int fill(Division *d, double *next)
+{
+    long total = 0;
+    if (d->n < 1 || d->n > d->num_layers)
+        return 0;
+    for (Py_ssize_t i = 0; i < d->n; i++) {
+        if (!d->room[i])
+            return 0;
+        total += d->room[i];
+    }
+    if (total < d->num_layers)
+        return 0;
+    for (Py_ssize_t i = 0; i < d->n; i++) {
+        d->layers[i] = 1;
+        next[i] = d->room[i] > 1 ? seconds_of(d, i, 1) : 0.0;
+    }
+    for (long left = d->num_layers - (long)d->n; left > 0; left--) {
+        Py_ssize_t first = -1;
+        for (Py_ssize_t i = 0; i < d->n; i++)
+            if (d->layers[i] < d->room[i] && (first < 0 || next[i] <= next[first]))
+                first = i;
+        if (++d->layers[first] < d->room[first])
+            next[first] = seconds_of(d, first, d->layers[first]);
+    }
+    return 1;
+}
+
+/* Count the entries of a stage's table up to `limit`, as `bisect.bisect_right`. */
+static long most_within(const Division *d, Py_ssize_t stage, double limit)
+{
+    long low = 0, high = d->room[stage];
+    while (low < high) {
+        long middle = (low + high) / 2;
+        if (limit < seconds_of(d, stage, middle))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* `planner.completion.filled.balanced`, from the layers of `fill` on. */
+static void halve(Division *d, const double *trips, double number, long num_halvings)
+{
+    double low = 0.0, high = 0.0, way = 0.0;
+    for (Py_ssize_t i = 0; i < d->n; i++) {
+        double own = seconds_of(d, i, d->layers[i] - 1), end = way + number * own;
+        high = end > high ? end : high;
+        way = way + (own + trips[i]);
+    }
+    for (long k = 0; k < num_halvings; k++) {
+        double limit = low != 0.0 ? (low + high) / 2 : 0.8 * high;
+        long total = 0;
+        Py_ssize_t i = 0;
+        for (way = 0.0; i < d->n; i++) {
+            d->made[i] = most_within(d, i, (limit - way) / number);
+            if (!d->made[i])
+                break;
+            total += d->made[i];
+            way = way + (seconds_of(d, i, d->made[i] - 1) + trips[i]);
+        }
+        if (i < d->n || total < d->num_layers) {
+            low = limit;
+            continue;
+        }
+        high = limit;
+        long excess = total - d->num_layers;
+        for (i = 0; i < d->n; i++) {
+            long less = excess < d->made[i] - 1 ? excess : d->made[i] - 1;
+            d->layers[i] = d->made[i] - less;
+            excess -= less;
+        }
+    }
+}
+
+PyDoc_STRVAR(divide_layers_doc,
+"divide_layers(num_layers, times_s, trips_s, num_micro_batches, num_halvings)\n\n"
+"Return layers by stage such that the slowest stage is as fast as possible, then, by so many\n"
+"halvings, such that the way there and back counts too; None where the layers do not fit.");
+
+static PyObject *divide_layers(PyObject *self, PyObject *args)
+{
+    PyObject *given, *given_trips, *found = NULL;
+    Division d = {0};
+    double *space = NULL, number;
+    long num_halvings;
+    if (!PyArg_ParseTuple(args, "lOOdl", &d.num_layers, &given, &given_trips, &number,
+                          &num_halvings))
+        return NULL;
+    if (!read_division(given, &d))
+        goto done;
+    space = calloc(2 * (size_t)d.n + 1, sizeof(double));
+    if (space == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    /* A boundary is behind each stage but the last. */
+    if (num_halvings && d.n && !read_doubles(given_trips, d.n - 1, space + d.n))
+        goto done;
+    if (!fill(&d, space)) {
+        found = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+        goto done;
+    }
+    if (num_halvings && d.n > 1)
+        halve(&d, space + d.n, number, num_halvings);
+    if (PyErr_Occurred())
+        goto done;
+    found = PyTuple_New(d.n);
+    for (Py_ssize_t i = 0; found != NULL && i < d.n; i++) {
+        PyObject *value = PyLong_FromLong(d.layers[i]);
+        if (value == NULL || PyTuple_SetItem(found, i, value) < 0)
+            Py_CLEAR(found);
+    }
+done:
+    free_division(&d);
+    free(space);
+    return found;
+}
+
+/* ---- the busiest path under exchanges around rings ---------------------------------------------- */
+
+enum { INSIDE, BETWEEN }; /* as `planner.evaluate.tail`; else a line */
+
+PyDoc_STRVAR(busiest_path_doc,
+"busiest_path(rings, num_paths)\n\n"
+"Return the seconds of the busiest path.  A ring: (numbers, bytes); its numbers are its factor, its\n"
+"width, and five for each way: kind, path, how often, rate, seconds of latency.");
+
+static PyObject *busiest_path(PyObject *self, PyObject *args)
+{
+    PyObject *rings, *found = NULL;
+    long num_paths;
+    if (!PyArg_ParseTuple(args, "Ol", &rings, &num_paths))
+        return NULL;
+    Py_ssize_t count = PySequence_Size(rings);
+    if (count < 0)
+        return NULL;
+    double *seconds = calloc((size_t)(num_paths > 0 ? num_paths : 0) + 1, sizeof(double));
+    if (seconds == NULL)
+        return PyErr_NoMemory();
+    double busiest = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *flat, *one = PySequence_GetItem(rings, i);
+        Py_buffer buffer = {0};
+        double num_bytes;
+        if (one == NULL || !PyArg_ParseTuple(one, "Od", &flat, &num_bytes) ||
+            PyObject_GetBuffer(flat, &buffer, PyBUF_C_CONTIGUOUS)) {
+            Py_XDECREF(one);
+            goto done;
+        }
+        const double *ring = buffer.buf;
+        const Py_ssize_t size = buffer.len / (Py_ssize_t)sizeof(double);
+        int well = buffer.itemsize == sizeof(double) && size >= 2 && (size - 2) % 5 == 0;
+        /* A path's seconds only grow, so that the largest on the way is the largest in the end. */
+        const double part = well ? ring[0] * num_bytes : 0.0, parts = well ? part / ring[1] : 0.0;
+        for (Py_ssize_t at = 2; well && at < size; at += 5) {
+            const long kind = (long)ring[at], path = (long)ring[at + 1];
+            const double rate = ring[at + 3], latency = ring[at + 4];
+            well = path >= 0 && path < num_paths;
+            if (!well)
+                break;
+            seconds[path] += kind == INSIDE    ? ring[at + 2] * (parts * rate + latency)
+                             : kind == BETWEEN ? part * rate + latency
+                                               : part / rate;
+            busiest = seconds[path] > busiest ? seconds[path] : busiest;
+        }
+        PyBuffer_Release(&buffer);
+        Py_DECREF(one);
+        if (!well) {
+            PyErr_SetString(PyExc_ValueError, "a ring takes a path that there is not");
+            goto done;
+        }
+    }
+    found = PyFloat_FromDouble(busiest);
+done:
+    free(seconds);
+    return found;
+}
+
+/* ---- exchanges that share paths ----------------------------------------------------------------- */
+
+typedef struct {
+    Py_buffer paths, seconds;  /* int64 and float64, as many of each */
+    double latency, first, last, bucket_share, num_buckets, window;
+} Exchange;
+
+/* Paths by number, in a table with open addresses: when each is free, and for how long it is busy. */
+typedef struct {
+    int64_t *path;  /* -1: free place */
+    double *free_at, *busy;
+    size_t mask;
+} Paths;
+
+static size_t place_of(const Paths *p, int64_t path)
+{
+    size_t at = ((size_t)path * (size_t)0x9E3779B97F4A7C15u) & p->mask;
+    while (p->path[at] >= 0 && p->path[at] != path)
+        at = (at + 1) & p->mask;
+    return at;
+}
+
+static double paced(const Exchange *e, double bucket)
+{
+    double other = bucket / e->window;
+    other = (other < bucket ? other : bucket) + e->latency / e->window;
+    return other > bucket ? other : bucket;
+}
+
+/* `cost.sync.exchange_clock._BusyPaths.take`. */
+static double take_paths(Paths *p, const Exchange *e)
+{
+    const int64_t *paths = e->paths.buf;
+    const double *seconds = e->seconds.buf;
+    const Py_ssize_t count = e->paths.len / (Py_ssize_t)sizeof(int64_t);
+    double end = e->first, longest = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        double *free_at = &p->free_at[place_of(p, paths[i])];
+        double done = (*free_at > e->first ? *free_at : e->first) + seconds[i];
+        *free_at = done;
+        end = done > end ? done : end;
+        longest = seconds[i] > longest ? seconds[i] : longest;
+    }
+    double bucket = longest * e->bucket_share;
+    double at_once = e->window > 1.0 ? e->window : 1.0;
+    double waiting = e->num_buckets - at_once > 0.0 ? e->num_buckets - at_once : 0.0;
+    if (waiting > 0.0)
+        end += waiting * (paced(e, bucket) - bucket);
+    double last = e->last + longest * (1 - (e->num_buckets - 1) * e->bucket_share);
+    double turns = 1 / e->window > 1.0 ? 1 / e->window : 1.0;
+    return (last > end ? last : end) + e->latency * turns;
+}
+
+PyDoc_STRVAR(last_exchange_end_doc,
+"last_exchange_end(steps, order, carried, carried_s)\n\n"
+"Return when the last of some exchanges is done.  A step: paths, seconds on each, latency, begin of\n"
+"the first bucket and of the last, a bucket's part of it, number of buckets, and window; `order`:\n"
+"the numbers of the steps as they begin; `carried`: paths that something else takes, for so long.");
+
+static PyObject *last_exchange_end(PyObject *self, PyObject *args)
+{
+    PyObject *steps, *order, *carried, *carried_s, *found = NULL;
+    if (!PyArg_ParseTuple(args, "OOOO", &steps, &order, &carried, &carried_s))
+        return NULL;
+    Py_ssize_t count = PySequence_Size(steps), num_carried = PySequence_Size(carried);
+    if (count < 0 || num_carried < 0)
+        return NULL;
+    Exchange *all = calloc((size_t)count + 1, sizeof(Exchange));
+    long *in_order = calloc((size_t)count + 1, sizeof(long));
+    double *others = calloc((size_t)num_carried + 1, sizeof(double));
+    Paths p = {0};
+    size_t total = 0;
+    if (all == NULL || in_order == NULL || others == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *paths, *seconds, *one = PySequence_GetItem(steps, i);
+        Exchange *e = &all[i];
+        int well = one != NULL &&
+                   PyArg_ParseTuple(one, "OOdddddd", &paths, &seconds, &e->latency, &e->first,
+                                    &e->last, &e->bucket_share, &e->num_buckets, &e->window) &&
+                   !PyObject_GetBuffer(paths, &e->paths, PyBUF_C_CONTIGUOUS) &&
+                   !PyObject_GetBuffer(seconds, &e->seconds, PyBUF_C_CONTIGUOUS);
+        Py_XDECREF(one);
+        if (!well)
+            goto done;
+        if (e->paths.itemsize != sizeof(int64_t) || e->seconds.itemsize != sizeof(double) ||
+            e->paths.len != e->seconds.len) {
+            PyErr_SetString(PyExc_ValueError, "the arrays of an exchange have other kinds or sizes");
+            goto done;
+        }
+        total += (size_t)e->paths.len / sizeof(int64_t);
+    }
+    if (!read_longs(order, count, in_order) || !read_doubles(carried_s, num_carried, others))
+        goto done;
+    for (p.mask = 15; p.mask < 2 * total; p.mask = 2 * p.mask + 1)
+        ;
+    p.path = malloc((p.mask + 1) * sizeof(int64_t));
+    p.free_at = calloc(p.mask + 1, sizeof(double));
+    p.busy = calloc(p.mask + 1, sizeof(double));
+    if (p.path == NULL || p.free_at == NULL || p.busy == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    memset(p.path, -1, (p.mask + 1) * sizeof(int64_t));
+    /* How long each path is busy in all, step by step, then with what else it carries. */
+    double latest = 0.0, busiest = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const int64_t *paths = all[i].paths.buf;
+        const double *seconds = all[i].seconds.buf;
+        for (Py_ssize_t k = 0; k < all[i].paths.len / (Py_ssize_t)sizeof(int64_t); k++) {
+            if (paths[k] < 0) {
+                PyErr_SetString(PyExc_ValueError, "an exchange takes a path that there is not");
+                goto done;
+            }
+            size_t at = place_of(&p, paths[k]);
+            p.path[at] = paths[k];
+            p.busy[at] += seconds[k];
+        }
+    }
+    for (Py_ssize_t i = 0; i < num_carried; i++) {
+        PyObject *number = PySequence_GetItem(carried, i);
+        int64_t path = number == NULL ? -1 : PyLong_AsLongLong(number);
+        Py_XDECREF(number);
+        if (path < 0 && PyErr_Occurred())
+            goto done;
+        size_t at = path < 0 ? 0 : place_of(&p, path);
+        if (path >= 0 && p.path[at] == path)
+            p.busy[at] += others[i];
+    }
+    for (size_t at = 0; at <= p.mask; at++)
+        busiest = p.busy[at] > busiest ? p.busy[at] : busiest;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (in_order[i] < 0 || in_order[i] >= count) {
+            PyErr_SetString(PyExc_ValueError, "an order of exchanges that there are not");
+            goto done;
+        }
+        double end = take_paths(&p, &all[in_order[i]]);
+        latest = !i || end > latest ? end : latest;
+    }
+    found = PyFloat_FromDouble(busiest > latest ? busiest : latest);
+done:
+    for (Py_ssize_t i = 0; all != NULL && i < count; i++) {
+        if (all[i].paths.obj)
+            PyBuffer_Release(&all[i].paths);
+        if (all[i].seconds.obj)
+            PyBuffer_Release(&all[i].seconds);
+    }
+    free(all);
+    free(in_order);
+    free(others);
+    free(p.path);
+    free(p.free_at);
+    free(p.busy);
+    return found;
+}
+
 /* ---- the module ---------------------------------------------------------------------------- */
 
 static PyMethodDef METHODS[] = {
@@ -879,6 +1279,9 @@ static PyMethodDef METHODS[] = {
     {"shared_ends", shared_ends, METH_VARARGS, shared_ends_doc},
     {"relaxed_ends", relaxed_ends, METH_VARARGS, relaxed_ends_doc},
     {"least_of_rests", least_of_rests, METH_VARARGS, least_of_rests_doc},
+    {"divide_layers", divide_layers, METH_VARARGS, divide_layers_doc},
+    {"busiest_path", busiest_path, METH_VARARGS, busiest_path_doc},
+    {"last_exchange_end", last_exchange_end, METH_VARARGS, last_exchange_end_doc},
     {NULL, NULL, 0, NULL},
 };
 

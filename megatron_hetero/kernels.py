@@ -65,6 +65,32 @@ class Kernels(Protocol):
     ) -> None:
         """Lower `least` to the best way to go on (`bounds.chains.rests.least_of_rests`)."""
 
+    def divide_layers(
+        self,
+        num_layers: int,
+        times_s: Sequence[Sequence[float]],
+        trips_s: Sequence[float],
+        num_micro_batches: float,
+        num_halvings: int,
+        /,
+    ) -> tuple[int, ...] | None:
+        """Return layers by stage (`planner.division.layers.minimax`, and with halvings
+        `planner.completion.filled.balanced`)."""
+
+    def busiest_path(self, rings: Sequence[tuple[Buffer, float]], num_paths: int, /) -> float:
+        """Return the seconds of the busiest path (`planner.evaluate.tail`)."""
+
+    def last_exchange_end(
+        self,
+        steps: Sequence[tuple[Buffer, Buffer, float, float, float, float, int, float]],
+        order: Sequence[int],
+        carried: Sequence[int],
+        carried_s: Sequence[float],
+        /,
+    ) -> float:
+        """Return when the last exchange is done (`cost.sync.exchange_clock.last_end_s`, where all
+        buckets find room)."""
+
 
 def _load() -> Kernels | None:
     # An installation without a C compiler has no such module.

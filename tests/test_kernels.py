@@ -12,10 +12,16 @@ import pytest
 from megatron_hetero.bounds.chains import rests
 from megatron_hetero.bounds.chains.rests import least_of_rests
 from megatron_hetero.cost import pipeline
+from megatron_hetero.cost.network.holder_flow import Flow
 from megatron_hetero.cost.network.seconds import BoundaryTime
+from megatron_hetero.cost.sync import exchange_clock
+from megatron_hetero.cost.sync.exchange_clock import ExchangeStep, last_end_s
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.kernels import KERNELS
+from megatron_hetero.planner.completion import filled
+from megatron_hetero.planner.division import layers
+from megatron_hetero.planner.evaluate import tail
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.parts import Crossing, SendMode
@@ -32,6 +38,9 @@ def in_python(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> An
         patch.setattr(crowd, "KERNELS", None)
         patch.setattr(relaxed, "KERNELS", None)
         patch.setattr(rests, "KERNELS", None)
+        patch.setattr(layers, "KERNELS", None)
+        patch.setattr(filled, "KERNELS", None)
+        patch.setattr(exchange_clock, "KERNELS", None)
         return function(*given)
 
 
@@ -184,3 +193,107 @@ def test_a_way_to_no_row_is_refused() -> None:
     way = np.ones((1, 1), np.float32)
     with pytest.raises(ValueError, match="a row that there is not"):
         least_of_rests(one, np.array([[1]], np.int32), way, way)
+
+
+def random_tables(rng: Random, num_layers: int) -> list[tuple[float, ...]]:
+    """Seconds of stages with 1, 2, ... layers; some stages are alike, and some hold few layers."""
+    alike = [rng.choice((0.0, 1.0, rng.random())) for _ in range(2)]
+
+    def table() -> tuple[float, ...]:
+        end_s, layer_s = rng.choice((0.0, rng.random())), rng.choice((*alike, rng.random()))
+        room = num_layers if rng.random() < 0.7 else rng.randint(0, num_layers)
+        return tuple(end_s + n * layer_s for n in range(1, room + 1))
+
+    return [table() for _ in range(rng.randint(1, 9))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_layers_are_divided_alike(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    found = 0
+    for _ in range(400):
+        num_layers = rng.randint(1, 40)
+        tables = random_tables(rng, num_layers)
+        trips = [seconds(rng) for _ in tables[1:]]
+        number = rng.choice((1, 4, 100))
+        plain = layers.minimax(num_layers, tables)
+        assert plain == in_python(monkeypatch, layers.minimax, num_layers, tables)
+        assert plain == layers.minimax(num_layers, [list(table) for table in tables])
+        given = num_layers, tables, trips, number
+        by_way = filled.balanced(*given)
+        assert by_way == in_python(monkeypatch, filled.balanced, *given)
+        found += by_way is not None and by_way != plain
+    assert found > 20
+
+
+def test_tables_of_another_kind_are_an_error_of_the_caller() -> None:
+    assert KERNELS is not None
+    with pytest.raises(TypeError):
+        KERNELS.divide_layers(2, [("a", "b"), (1.0, 2.0)], (), 1, 0)  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        KERNELS.divide_layers(2, [1.0], (), 1, 0)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="unlike lengths"):
+        KERNELS.divide_layers(2, [(1.0,), (1.0,)], [1.0, 1.0], 1, 3)
+
+
+def random_ring(rng: Random, num_paths: int) -> tail._Ring:
+    ring = tail._Ring(2 * rng.random(), rng.choice((1, 2, 8)))
+    for kind in sorted(rng.choices(range(3), k=rng.randint(0, 12))):
+        way = rng.randrange(num_paths), rng.randint(1, 4), seconds(rng) + 1e-9, seconds(rng)
+        ring.ways.append((kind, *way))
+    return ring
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_busiest_path_takes_the_same_bits(seed: int) -> None:
+    assert KERNELS is not None
+    rng = Random(seed)
+    for _ in range(200):
+        num_paths = rng.randint(1, 9)
+        rings = [random_ring(rng, num_paths) for _ in range(rng.randint(0, 9))]
+        loads = [(ring, 1e6 * rng.random()) for ring in rings]
+        flat = [(ring.flat, num_bytes) for ring, num_bytes in loads]
+        assert KERNELS.busiest_path(flat, num_paths) == tail._busiest_s(loads)
+
+
+def test_a_ring_of_another_form_is_an_error_of_the_caller() -> None:
+    assert KERNELS is not None
+    for numbers in ([1.0, 1.0, 0.0, 3.0, 1.0, 1.0, 0.0], [1.0], [1.0, 1.0, 0.0]):
+        with pytest.raises(ValueError, match="a path that there is not"):
+            KERNELS.busiest_path([(array("d", numbers), 1.0)], 2)
+
+
+def random_step(rng: Random, number: int) -> ExchangeStep:
+    paths = rng.sample((0, 1, 2, 3, 5, 1_000_003, 7_777_777), rng.randint(0, 6))
+    flow = Flow(np.array(paths, np.int64), np.array([seconds(rng) for _ in paths]), seconds(rng))
+    first_s = seconds(rng)
+    # Rooms that hold all buckets, or none to ask for.
+    share = rng.choice((1.0, 0.5, 0.3))
+    part = rng.choice((0.0, 0.001, 0.01))
+    buffers = {(number, 0): part} if part else {}
+    own = ((number, 0),), flow, first_s, first_s + seconds(rng)
+    return ExchangeStep(*own, bucket_share=share, buffers=buffers)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_exchanges_take_the_same_bits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    for _ in range(300):
+        steps = [random_step(rng, number) for number in range(rng.randint(1, 9))]
+        carried = {path: 3 * seconds(rng) for path in rng.sample((1, 2, 5, 9), rng.randint(0, 3))}
+        found = last_end_s(steps, carried)
+        assert found == in_python(monkeypatch, last_end_s, steps, carried)
+
+
+def test_exchanges_of_another_form_are_an_error_of_the_caller() -> None:
+    assert KERNELS is not None
+    one, whole = np.ones(1), np.ones(1, np.int64)
+    rest = (0.0, 0.0, 0.0, 1.0, 1, 1.0)
+    for paths, took, order in (
+        (whole, np.ones(2), [0]),
+        (np.ones(1, np.int32), one, [0]),
+        (-whole, one, [0]),
+        (whole, one, [1]),
+    ):
+        with pytest.raises(ValueError, match="exchange"):
+            KERNELS.last_exchange_end([(paths, took, *rest)], order, [], [])

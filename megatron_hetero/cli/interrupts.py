@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -44,6 +45,7 @@ def leave(code: int) -> NoReturn:
     """End the process.  After Ctrl-C without the interpreter's own clean-up, which takes seconds
     once torch is loaded."""
     if code != EXIT_INTERRUPTED:
+        gc.freeze()  # or the interpreter would look for cycles in all that goes away anyway
         sys.exit(code)
     # `os._exit` writes out nothing that is still in buffers.
     sys.stdout.flush()

@@ -8,6 +8,7 @@ imported, so that `--help` answers at once and planning never loads torch.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -201,7 +202,16 @@ def _take_megatron_flags(words: list[str], verb: Verb) -> tuple[list[str], list[
 
 
 def _load(name: str) -> Verb:
-    return cast(Verb, importlib.import_module(f"megatron_hetero.cli.{name.replace('-', '_')}"))
+    """Import a verb's file.  What is made while modules are loaded stays, so that the collector of
+    cycles would look through it again and again for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return cast(Verb, importlib.import_module(f"megatron_hetero.cli.{name.replace('-', '_')}"))
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 class _JsonParser(argparse.ArgumentParser):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron_hetero.cli.arguments import with_sends
 from megatron_hetero.cli.goal import objective_of
@@ -19,12 +19,13 @@ from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.flags.notes import plan_notes, refused_words, unknown_words, unread_parts
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan, save_plan
-from megatron_hetero.planner.replan.replanning import Replanning, replan
 from megatron_hetero.planner.restrictions.precision import with_precision
-from megatron_hetero.report.text.changes.replanning import replanning_lines
 from megatron_hetero.report.text.refusals import refusal_lines
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.units import UnitError, parse_bandwidth
+
+if TYPE_CHECKING:
+    from megatron_hetero.planner.replan.replanning import Replanning
 
 PREFERENCES = ("pays", "near", "best")
 
@@ -87,6 +88,10 @@ def run_near(
     arguments: argparse.Namespace, output: Output, cluster: Cluster, profile: Profile | None
 ) -> int:
     """Plan again, print the ways to go on, save the chosen one."""
+    # Loaded here: a plan that is near no other needs none of it.
+    from megatron_hetero.planner.replan.replanning import replan
+    from megatron_hetero.report.text.changes.replanning import replanning_lines
+
     # The job is the old plan's, unless a model is given.
     old = load_plan(arguments.near)
     workload = old.workload

@@ -13,7 +13,6 @@ from typing import get_args
 
 from megatron_hetero.cli.arguments import add_model_argument, add_sends_argument, with_sends
 from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, objective_of
-from megatron_hetero.cli.memory import run_memory
 from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
@@ -39,7 +38,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.faster_flags import faster_flags
-from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
+from megatron_hetero.planner.portfolio import STRATEGIES, no_collector, strategies_of
 from megatron_hetero.planner.request import Schedules
 from megatron_hetero.planner.restrictions.measured_sizes import HeldCluster, held_to_measured_sizes
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
@@ -156,6 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
+@no_collector()
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, save."""
     # Other questions than a plan of training: lengths of sequences, memory, a plan near an old one.
@@ -163,6 +163,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("--picture draws a step of sequences, so it needs --sequences LENGTHS.TXT")
     # Memory alone needs no cluster.
     if arguments.memory and arguments.sequences is None:
+        from megatron_hetero.cli.memory import run_memory  # other questions load what is theirs
+
         return run_memory(arguments, output)
     if arguments.cluster is None:
         raise UsageError(

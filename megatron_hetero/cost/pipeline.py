@@ -189,22 +189,46 @@ def least_pipeline_time_s(
         backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
         num_micro_batches: of the replica in a step.
     """
-    there_s = back_s = least_s = 0.0
-    for i, stage in enumerate(stages):
-        least_s = max(least_s, there_s + num_micro_batches * stage.total_s + back_s)
-        if i == len(forward_hops):
-            break
-        forward, backward = forward_hops[i], backward_hops[i]
-        there_s += stage.forward_s
-        back_s += stage.backward_s
-        for hop in (forward, backward):
-            others_s = forward.total_s + backward.total_s - hop.serialisation_s
-            least_s = max(
-                least_s, there_s + num_micro_batches * hop.serialisation_s + others_s + back_s
-            )
-        there_s += forward.total_s
-        back_s += backward.total_s
-    return least_s
+    return LeastPipeline(stages, forward_hops, backward_hops).time_s(num_micro_batches)
+
+
+class LeastPipeline:
+    """The bound of `least_pipeline_time_s` for any number of micro-batches: the highest of straight
+    lines."""
+
+    def __init__(
+        self,
+        stages: Sequence[PassTimes],
+        forward_hops: Sequence[BoundaryTime],
+        backward_hops: Sequence[BoundaryTime],
+    ) -> None:
+        # The way to what is busy, its seconds a micro-batch, what else it waits for, the way back.
+        self._lines: list[tuple[float, float, float, float]] = []
+        there_s = back_s = 0.0
+        num_hops = len(forward_hops)
+        for i, stage in enumerate(stages):
+            forward_s, backward_s = stage.forward_s, stage.backward_s
+            self._lines.append((there_s, forward_s + backward_s, 0.0, back_s))
+            if i == num_hops:
+                break
+            there_s += forward_s
+            back_s += backward_s
+            forward, backward = forward_hops[i], backward_hops[i]
+            way_s, back_way_s = forward.total_s, backward.total_s
+            for busy_s in (forward.serialisation_s, backward.serialisation_s):
+                others_s = way_s + back_way_s - busy_s
+                self._lines.append((there_s, busy_s, others_s, back_s))
+            there_s += way_s
+            back_s += back_way_s
+
+    def time_s(self, num_micro_batches: int) -> float:
+        """Return the seconds that so many micro-batches take at least."""
+        return max(
+            [
+                there_s + num_micro_batches * busy_s + others_s + back_s
+                for there_s, busy_s, others_s, back_s in self._lines
+            ]
+        )
 
 
 def steady_period_s(

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
+from megatron_hetero.hashed import hashed_once
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
 from megatron_hetero.plan.sharding.token_shares import token_counts
 
 
+@hashed_once
 @dataclass(frozen=True)
 class TensorShare:
     """One member of a group of `width`: its query groups and MLP columns of every layer.

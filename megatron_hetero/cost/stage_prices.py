@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Self
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.spec import Cluster, GpuType
 from megatron_hetero.cost.memory.device import kept_sends
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.sharded import sharded_memory
@@ -18,6 +18,7 @@ from megatron_hetero.cost.memory.stage import (
     with_some_layers_recomputed,
 )
 from megatron_hetero.cost.memory.states import StateHolders, state_bytes
+from megatron_hetero.cost.network.ring import RingHop, ring
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Sharding
 from megatron_hetero.cost.share import even_share, member_shares
@@ -28,12 +29,23 @@ from megatron_hetero.cost.sync.gradients import GradientExchangePrices
 from megatron_hetero.cost.sync.sharded import exchange_times, slowest_layer
 from megatron_hetero.cost.unit_prices import UnitPrices
 from megatron_hetero.cost.work.compute import PassTimes, update_time_s
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.model.spec import Workload
 
 _MAIN_WEIGHT_BYTES = 4
+_MOST_RINGS = 32
+"""Rings that are kept: as many as a plan has stages, about."""
 
 
 class StagePrices(UnitPrices):
     """Prices of stages in their own settings, cached; `CostModel` makes replicas of them."""
+
+    def __init__(
+        self, cluster: Cluster, workload: Workload, profile: Profile | None = None
+    ) -> None:
+        self._exchanges: dict[tuple[object, ...], GradientExchangePrices] = {}
+        self._rings: dict[tuple[object, ...], tuple[RingHop, ...]] = {}
+        super().__init__(cluster, workload, profile)
 
     def _forget(self) -> None:
         super()._forget()
@@ -71,10 +83,29 @@ class StagePrices(UnitPrices):
             kept = replica.num_in_flight[max(index - 1, 0) : index + 2]
         # The first layer tells layers apart only where they are of unlike kinds.
         start = replica.first_layers[index] if self.workload.model.kinds else 0
-        key = stage, start, index == 0, index == len(replica.stages) - 1, kept, rows
-        if key not in self._stages:
-            self._stages[key] = self._whole_stage(replica, index, rows)
-        return self._stages[key]
+        place = start, index == 0, index == len(replica.stages) - 1, kept, rows
+        key = stage, place
+        found = self._stages.get(key)
+        if found is None:
+            # Stages alike on other GPUs share one price.
+            like = self._likeness(stage), place
+            found = self._stages.get(like)
+            if found is None:
+                found = self._stages[like] = self._whole_stage(replica, index, rows)
+            self._stages[key] = found
+        return found
+
+    def _likeness(self, stage: PlacedStage) -> tuple[object, ...]:
+        """Return equal for stages of equal prices: on one node its kind stands for the GPUs."""
+        nodes = {device.node for device in stage.devices}
+        if len(nodes) > 1 or stage.experts is not None:
+            return (stage,)
+        kind = self._kind(self.cluster.node_by_name[nodes.pop()])
+        return (
+            *(kind, len(stage.devices), stage.num_layers, stage.shares, stage.recompute),
+            *(stage.recompute_num_layers, stage.state_parts, stage.optimizer_share),
+            *(stage.context_parallel, stage.expert_shares, stage.precision, stage.context_shares),
+        )
 
     def _whole_stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
         """Price a stage with all layers whole, in the settings of this price list."""
@@ -167,6 +198,18 @@ class StagePrices(UnitPrices):
             float(weights.seconds.max(initial=0.0)) + weights.latency_s,
         )
 
+    def ring(self, groups: Sequence[PlacedStage]) -> tuple[RingHop, ...]:
+        """Return the ring over tensor-parallel groups that hold a buffer (`cost.network.ring`);
+        buffers of the same groups share theirs."""
+        key = self.workload.model, *[(g.devices, g.shares, g.expert_shares) for g in groups]
+        found = self._rings.get(key)
+        if found is None:
+            while len(self._rings) >= _MOST_RINGS:
+                del self._rings[next(iter(self._rings))]
+            found = ring(self.cluster, self.workload.model, groups)
+            self._rings[key] = found
+        return found
+
     def stage_memory(self, replica: PlacedReplica, index: int, rows: int) -> StageMemory:
         """Return the memory of the fullest GPU of stage `index`."""
         memories = self.stage_memories(replica, index, rows)
@@ -251,9 +294,14 @@ class StagePrices(UnitPrices):
         weight_bytes = states.weight if training.use_distributed_optimizer else None
         if weight_bytes is not None and training.mixes_precisions:
             weight_bytes = _MAIN_WEIGHT_BYTES  # to holders in other precisions
-        return GradientExchangePrices(
-            self.cluster, self.workload.model, states.gradient, weight_bytes
-        )
+        # Lists of one cluster share what they know of exchanges alike.
+        model, known = self.workload.model, self._exchanges
+        key = model, states.gradient, weight_bytes
+        if key not in known:
+            known[key] = GradientExchangePrices(
+                self.cluster, model, states.gradient, weight_bytes
+            )
+        return known[key]
 
     def _distinct(
         self, stage: PlacedStage, memories: Sequence[StageMemory]

@@ -50,9 +50,13 @@ class UnitPrices(Variants):
         self._pieces: dict[tuple[object, ...], PieceTimes] = {}
         self._memories: dict[tuple[object, ...], StageMemory] = {}
         self._of_one_in_flight: dict[tuple[object, ...], list[StageMemory]] = {}
-        self._kept: dict[tuple[str, int, int], KeptFree] = {}
+        self._kept: dict[tuple[int, int, int], KeptFree] = {}
         self._hops: dict[tuple[object, ...], BoundaryTime] = {}
         self._of_plain_links: Self | None = None
+
+    def _share(self, other: Self) -> None:
+        # The optimizer's states count in memories alone.
+        self._pieces, self._kept, self._hops = other._pieces, other._kept, other._hops
 
     @property
     def activation_bytes(self) -> int:
@@ -75,7 +79,7 @@ class UnitPrices(Variants):
         costs = self.on((node.gpu_type,))
         if costs is not self:
             return costs.pieces(node, width, vocab_rows)
-        key = (node.name, width, vocab_rows)
+        key = (self._kind(node), width, vocab_rows)
         # One price for each way to divide experts: the least of all counts.
         if key not in self._pieces:
             self._pieces[key] = least_pieces(
@@ -110,11 +114,11 @@ class UnitPrices(Variants):
         if costs is not self:
             return costs.group_pieces(devices, shares, vocab_rows)
         # Equal shares on one node: the price is the same for every choice of its GPUs.
-        nodes = tuple(device.node for device in devices)
+        nodes = tuple([device.node for device in devices])
         if shares is None and len(set(nodes)) == 1:
             return self.pieces(self.cluster.node_by_name[nodes[0]], len(devices), vocab_rows)
         # GPUs of a node are alike, so nodes in rank order tell the members and their links.
-        key = (nodes, shares, vocab_rows)
+        key = (self._places(nodes), shares, vocab_rows)
         if key not in self._pieces:
             members = zip(
                 [self.cluster.gpu_type(device) for device in devices],
@@ -127,6 +131,13 @@ class UnitPrices(Variants):
             )
         return self._pieces[key]
 
+    def _places(self, nodes: tuple[str, ...]) -> tuple[object, ...]:
+        """Return what tells a group on these nodes, in rank order, from others: the kind where all
+        are one node, else the nodes, since links lie between them."""
+        if len(set(nodes)) > 1:
+            return nodes
+        return self._kind(self.cluster.node_by_name[nodes[0]]), len(nodes)
+
     def stage_pieces(self, stage: PlacedStage, vocab_rows: int) -> PieceTimes:
         """Time the model's pieces on the GPUs of a stage."""
         costs = self.of_stage(stage)
@@ -137,9 +148,9 @@ class UnitPrices(Variants):
             return self.group_pieces(stage.devices, stage.shares, vocab_rows)
         devices, width = stage.devices, stage.width
         # The key is all that tells the members, and the links of each group, from another stage's.
-        nodes = tuple(device.node for device in devices)
+        nodes = tuple([device.node for device in devices])
         key = (
-            *(nodes, stage.shares, vocab_rows),
+            *(self._places(nodes), stage.shares, vocab_rows),
             *(stage.context_parallel, stage.expert_shares, stage.context_shares),
             stage.expert_groups,
             None if stage.experts is None else tuple(self._ends(stage.experts.devices)),
@@ -185,7 +196,7 @@ class UnitPrices(Variants):
         costs = self.on((node.gpu_type,))
         if costs is not self:
             return costs.divided_pieces(node, width, context_parallel, vocab_rows)
-        key = (node.name, width, vocab_rows, context_parallel)
+        key = (self._kind(node), width, vocab_rows, context_parallel)
         # One group stands for all: each has one of the `context_parallel` equal parts of a
         # sequence.
         if key not in self._pieces:
@@ -222,19 +233,19 @@ class UnitPrices(Variants):
         if costs is not self:
             asked = (first, last, num_in_flight, vocab_rows, num_sends_kept, share)
             return costs.memory(node, width, *asked)
-        # Activations grow with the micro-batches in flight, and all else stays: the memory with one
-        # in flight is computed once, then scaled.
-        inward = inward_communicators(first, last, num_in_flight)
-        kept = self._kept_free(node, width, inward)
+        # Activations grow with the micro-batches in flight, libraries with the communicators that
+        # these take, and all else stays: the memory with one in flight and without libraries is
+        # computed once.
+        kept = self._kept_free(node, width, inward_communicators(first, last, num_in_flight))
         of_one = (
-            (node.gpu_type.name, node.gpu_type.memory_bytes, kept),
+            (node.gpu_type.name, node.gpu_type.memory_bytes),
             width if share is None else share,
             first,
             last,
             vocab_rows,
             num_sends_kept,
         )
-        key = num_in_flight, of_one
+        key = num_in_flight, kept.libraries, of_one
         if key not in self._memories:
             if of_one not in self._of_one_in_flight:
                 # Without a given share: the last member has the least, and a bound takes the least
@@ -249,7 +260,7 @@ class UnitPrices(Variants):
                         last=last,
                         num_in_flight=1,
                         vocab_rows=vocab_rows,
-                        kept_free=kept,
+                        kept_free=KeptFree(0, kept.reserve),
                         num_sends_kept=num_sends_kept,
                         holders=self.holders,
                     )
@@ -257,14 +268,14 @@ class UnitPrices(Variants):
                 ]
             self._memories[key] = least_memory(
                 [
-                    with_in_flight(self.workload.model, memory, num_in_flight)
+                    with_in_flight(self.workload.model, memory, num_in_flight, kept.libraries)
                     for memory in self._of_one_in_flight[of_one]
                 ]
             )
         return self._memories[key]
 
     def _kept_free(self, node: Node, width: int, num_inward: int) -> KeptFree:
-        key = node.name, width, num_inward
+        key = self._kind(node), width, num_inward
         if key not in self._kept:
             self._kept[key] = kept_free(self.cluster, node, width, num_inward, self.profile)
         return self._kept[key]

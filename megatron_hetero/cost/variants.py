@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Self
 
-from megatron_hetero.cluster.spec import Cluster, Device, GpuType
+from megatron_hetero.cluster.spec import Cluster, Device, GpuType, Node
 from megatron_hetero.cost.memory.states import EVERY_DEVICE, StateHolders
 from megatron_hetero.cost.placement import PlacedStage, Placement, Recompute
 from megatron_hetero.cost.work.profile import Profile
@@ -27,10 +27,27 @@ class Variants:
         """Whether each price is the least of experts divided and dealt out: no plan's, but none
         is below."""
         self._variants: dict[tuple[object, ...], Self] = {}
+        # Lists of one cluster share the numbers of its nodes' kinds.
+        self._kinds: dict[str, int] = {}
+        self._kind_numbers: dict[tuple[object, ...], int] = {}
         self._forget()
+
+    def _kind(self, node: Node) -> int:
+        """Return equal for nodes on which a group has equal prices: the same GPUs, as many, and the
+        same link between them."""
+        found = self._kinds.get(node.name)
+        if found is None:
+            gpu, numbers = node.gpu_type, self._kind_numbers
+            content = gpu.name, gpu.memory_bytes, node.num_gpus, node.link
+            found = self._kinds[node.name] = numbers.setdefault(content, len(numbers))
+        return found
 
     def _forget(self) -> None:
         """Drop what is known of prices; each list of prices has its own."""
+
+    def _share(self, other: Self) -> None:
+        """Keep what is known of prices together with a list that differs in the division of the
+        optimizer's states alone."""
 
     def variant(
         self,
@@ -77,6 +94,9 @@ class Variants:
             made.holders = made_holders
             made._forget()
             self._variants[key] = made
+            # Whatever the holders, one list has what does not depend on them.
+            self._variants.setdefault(("first", *own[:-1]), self)
+            made._share(self._variants.setdefault(("first", *key[:-1]), made))
         return self._variants[key]
 
     def dispatched(self, dispatcher: TokenDispatcher) -> Self:

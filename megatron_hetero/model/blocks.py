@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from megatron_hetero.model.spec import ModelSpec, Workload
@@ -34,7 +35,8 @@ class Block:
     attention_flops_forward: float
 
 
-def blocks(workload: Workload, tensor_parallel_widths: Sequence[int] = (1,)) -> tuple[Block, ...]:
+@lru_cache(maxsize=16)
+def blocks(workload: Workload, tensor_parallel_widths: tuple[int, ...] = (1,)) -> tuple[Block, ...]:
     """Return embedding, `num_layers` decoder layers, head (final norm and output layer).
 
     Args:
@@ -63,7 +65,7 @@ def padded_vocab_size(model: ModelSpec, tensor_parallel_widths: Sequence[int] = 
 
 def num_parameters(workload: Workload, tensor_parallel_widths: Sequence[int] = (1,)) -> int:
     """Count the parameters of the whole model; a tied embedding counts once."""
-    return sum(b.num_parameters for b in blocks(workload, tensor_parallel_widths))
+    return sum(b.num_parameters for b in blocks(workload, tuple(tensor_parallel_widths)))
 
 
 def _embedding(model: ModelSpec, vocab_size: int) -> Block:

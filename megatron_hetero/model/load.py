@@ -18,7 +18,6 @@ from megatron_hetero.model.arguments import (
     leading_holes,
     merge_arguments,
 )
-from megatron_hetero.model.huggingface import megatron_words_from_huggingface
 from megatron_hetero.model.megatron_flags import workload_from_arguments
 from megatron_hetero.model.script import read_script
 from megatron_hetero.model.spec import Workload
@@ -86,6 +85,9 @@ def _read(path: Path, environment: Mapping[str, str | None]) -> JobText:
     path, arguments = _with_arguments(path)
     # Any JSON is a model of Hugging Face's; the job's own flags then have to be typed.
     if path.suffix == ".json":
+        # Its schema takes a noticeable moment to build, and few jobs come as a config.json.
+        from megatron_hetero.model.huggingface import megatron_words_from_huggingface
+
         source, words = megatron_words_from_huggingface(read_json(path))
         return JobText(source, group_arguments(words), takes_flags=False)
     if path.suffix in (".yaml", ".yml"):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from megatron_hetero.hashed import hashed_once
+
 Precision = Literal["fp32", "bf16", "fp16"]
 Sends = Literal["as-run", "buffered", "rendezvous"]
 Fp8Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
@@ -26,6 +28,7 @@ hashes."""
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
+@hashed_once
 @dataclass(frozen=True)
 class ModelSpec:
     """Shape of a GPT-like decoder.  Field names are Megatron's (`--num-layers` -> `num_layers`).
@@ -160,6 +163,7 @@ class ModelSpec:
         return self.kinds[self.kind_of(layer)] if self.kinds else self
 
 
+@hashed_once
 @dataclass(frozen=True)
 class TrainingSpec:
     """Settings of the training on which time, memory and equality depend.
@@ -257,6 +261,7 @@ class Unread:
         return f"{self.where}: {self.reason}: the flags that it may hold are not in the plan"
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Workload:
     """Model, training, and the user's Megatron flags from which both were read.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.order import parse_order
 from megatron_hetero.plan.plan import Plan, Stage
@@ -33,13 +35,18 @@ def default_launched_forwards(plan: Plan, replica: int, stage: int) -> int:
 
 def _peak_in_flight(stage: Stage) -> int:
     """Count in micro-batches of the whole stage: a chunk counts by its share of the layers."""
-    chunks = stage_chunks(stage)
+    chunk_layers = tuple([chunk.num_layers for chunk in stage_chunks(stage)])
+    return _peak_of_order(stage.order or "", chunk_layers, stage.shape.num_layers)
+
+
+@lru_cache(maxsize=256)
+def _peak_of_order(order: str, chunk_layers: tuple[int, ...], num_layers: int) -> int:
     # In layers, as chunks of a stage may have unlike numbers of these.
     layers = peak = 0
-    for letter, chunk in parse_order(stage.order or ""):
-        size = chunks[chunk].num_layers
+    for letter, chunk in parse_order(order):
+        size = chunk_layers[chunk]
         # Activations stay until the weight gradient is done: after B, or after W where it is split.
         layers += {"F": size, "B": -size, "I": 0, "W": -size}[letter]
         peak = max(peak, layers)
     # Rounded up to whole micro-batches, and at least one.
-    return max(1, -(-peak // stage.shape.num_layers))
+    return max(1, -(-peak // num_layers))

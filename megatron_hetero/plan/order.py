@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Literal
 
 from megatron_hetero.errors import PlanFormatError
@@ -22,8 +23,9 @@ Pass = tuple[Letter, int]
 _TOKEN = re.compile(r"([FBIW])(\d{0,4})")
 
 
+@lru_cache(maxsize=256)
 def parse_order(text: str) -> tuple[Pass, ...]:
-    """Read an order.
+    """Read an order; replicas alike share theirs.
 
     Raises:
         PlanFormatError: names the character that is no pass, and its place.

@@ -99,10 +99,8 @@ def plan_cluster(
     )  # fmt: skip
     if problem.objective.stock_only or simplest_within is not None:
         return _explained(problem, progress, strategy, schedules, prove, simplest_within)[0]
-    *_, plan = _searched(
-        problem, progress, strategy, schedules, prove, simplest_within, bounded=bounded
-    )
-    return plan
+    found = _searched(problem, progress, strategy, simplest_within)
+    return _planned(problem, *found, progress, schedules, prove, bounded=bounded)
 
 
 @no_collector()
@@ -149,13 +147,12 @@ def _explained(
     stock_only = problem.objective.stock_only
     # Search; if nothing fits, stock Megatron's own search may still find a plan.
     try:
-        found = _searched(problem, progress, strategy, schedules, prove, simplest_within)
+        board, first, best = _searched(problem, progress, strategy, simplest_within)
     except InfeasiblePlanError:
         stock = searched_stock_plan(problem, strategy == STOCK) if stock_only else None
         if stock is None:
             raise
         return stock_plan_and_explanation(problem, stock, 0)
-    board, first, best, plan = found
     # Stock Megatron's plan stands beside the best one.
     stock = None
     try:
@@ -168,7 +165,7 @@ def _explained(
     except KeyboardInterrupt:
         board.interrupted = True
     # It takes the place of the best where the plug-in gains too little, or where it is asked for.
-    gives_way = _gives_way(problem, stock, best, plan, plugin_gain)
+    gives_way = _gives_way(problem, stock, best, plugin_gain)
     if stock is not None and (
         gives_way or _is_chosen(stock, first, best, stock_only, simplest_within)
     ):
@@ -180,6 +177,14 @@ def _explained(
         faster_by = first.step_time_s / stock.step_time_s - 1
         fastest = replace(simplest_beside(problem, first, first), slower_by=faster_by, because="")
         return plan, replace(explanation, fastest=fastest, simplest_within=simplest_within)
+    # Only now the bound of the plan, which takes long: no other plan comes in its place any more.
+    try:
+        plan = _planned(problem, board, first, best, progress, schedules, prove)
+    except InfeasiblePlanError:
+        # No job could run it, but stock Megatron's own search has one that starts.
+        if stock is None or not stock_only:
+            raise
+        return stock_plan_and_explanation(problem, stock, board.num_priced)
     return _explained_candidate(problem, board, first, best, plan, stock, simplest_within)
 
 
@@ -187,13 +192,12 @@ def _gives_way(
     problem: Problem,
     stock: StockResult | None,
     best: Candidate,
-    plan: Plan,
     plugin_gain: float | None,
 ) -> bool:
     """Return whether the best plan by stock flags is as good, or better by more than `plugin_gain`.
     True only for a simulated step and a plan with the settings that the limits fix."""
-    # A bound that was never simulated proves no plan, and orders were asked for by name.
-    if stock is None or plugin_gain is None or not stock.is_simulated or has_orders(plan):
+    # A bound that was never simulated proves no plan.
+    if stock is None or plugin_gain is None or not stock.is_simulated:
         return False
     as_given = problem.cluster.limits.as_given
     changed = stock.plan.workload and stock.plan.workload.training
@@ -251,31 +255,41 @@ def _explained_candidate(
 
 
 def _searched(
-    problem: Problem,
-    progress: Progress | None,
-    strategy: str,
-    schedules: Schedules,
-    prove: bool,
-    simplest_within: float | None,
-    *,
-    bounded: bool = True,
-) -> tuple[Scoreboard, Candidate, Candidate, Plan]:
-    """Return the board, the board's best candidate, the candidate asked for, and the last as a
-    plan."""
+    problem: Problem, progress: Progress | None, strategy: str, simplest_within: float | None
+) -> tuple[Scoreboard, Candidate, Candidate]:
+    """Return the board, the board's best candidate, and the candidate asked for."""
     # Search, and take the best, or fail with the reason.
     board = search(problem, progress, strategies_of("auto" if strategy == STOCK else strategy))
-    objective = problem.objective
-    stock_only = objective.stock_only
-    first = stock_or_error(problem, board) if stock_only else best_or_error(problem, board)
+    is_stock = problem.objective.stock_only
+    first = stock_or_error(problem, board) if is_stock else best_or_error(problem, board)
     # Another candidate than the fastest: the simplest near it, or with exchange groups.
     best = first
     if simplest_within is not None and not board.interrupted:
         best = simplest(board, first, simplest_within)
     elif not (board.interrupted or board.is_exact):
         best = with_groups(problem, board, first)
+    return board, first, best
+
+
+def _planned(
+    problem: Problem,
+    board: Scoreboard,
+    first: Candidate,
+    best: Candidate,
+    progress: Progress | None,
+    schedules: Schedules,
+    prove: bool,
+    *,
+    bounded: bool = True,
+) -> Plan:
+    """Return the candidate asked for, `best`, as a plan with its bound; where other orders of
+    computations were asked for, in the best of them."""
     plan = _with_bound(problem, board, best, prove, progress, bounded=bounded)
     # After a complete enumeration the best step is its own bound.
-    is_proved = board.is_exact and not (stock_only or objective.may_want_fewer(problem.cluster))
+    objective = problem.objective
+    is_proved = board.is_exact and not (
+        objective.stock_only or objective.may_want_fewer(problem.cluster)
+    )
     if is_proved and plan.estimates is not None:
         proved = replace(
             plan.estimates,
@@ -291,7 +305,7 @@ def _searched(
     if schedules == "best" and not board.interrupted:
         near = _near_plans(problem, board, best)
         plan = best_of_orders(plan, near, problem.cluster, problem.costs.profile)
-    return board, first, best, plan
+    return plan
 
 
 def _with_bound(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from functools import cached_property
 from itertools import combinations, pairwise, starmap
 
 from megatron_hetero.cluster.spec import Cluster
@@ -18,7 +19,8 @@ class Likeness:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._nodes: dict[str, int] = {}
-        self._hops: dict[tuple[str, str], int] = {}
+        self._hops: dict[tuple[int, int], int] = {}
+        """By the classes of the links there and back: there are few, however many pairs."""
         self._numbers: dict[Hashable, int] = {}
 
     def node(self, name: str) -> int:
@@ -33,11 +35,26 @@ class Likeness:
         """Return equal for pairs with the same links there and back; a node has none to itself."""
         if one == other:
             return -1
-        if (one, other) not in self._hops:
-            links = self.cluster.node_links
-            content = links[one, other], links[other, one]
-            self._hops[one, other] = self._numbers.setdefault(content, len(self._numbers))
-        return self._hops[one, other]
+        own, classes = self._node_number, self._link_classes
+        here, there = own[one], own[other]
+        content = classes[here][there], classes[there][here]
+        found = self._hops.get(content)
+        if found is None:
+            # Numbers of hops and of nodes are told apart by their contents.
+            found = self._numbers.setdefault(("hop", *content), len(self._numbers))
+            self._hops[content] = found
+        return found
+
+    @cached_property
+    def _node_number(self) -> Mapping[str, int]:
+        return self.cluster.link_classes.node_number
+
+    @cached_property
+    def _link_classes(self) -> list[list[int]]:
+        """Return the class of the link from each node to each other, as lists, which are quicker
+        than arrays to look up in."""
+        classes: list[list[int]] = self.cluster.link_classes.of_pairs.tolist()
+        return classes
 
 
 class ReplicaShapes:

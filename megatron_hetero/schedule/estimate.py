@@ -118,7 +118,9 @@ def plan_cost(
 
 
 def _simulated(plan: Plan, costs: CostModel) -> StepSimulation:
-    return simulate_plan(plan, costs.cluster, costs.workload, costs.profile)
+    # Other prices than the project's own say nothing of a simulated step.
+    known = costs if type(costs) is CostModel else None
+    return simulate_plan(plan, costs.cluster, costs.workload, costs.profile, costs=known)
 
 
 def _is_small(placement: Placement) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 
 from megatron_hetero.errors import CheckFailedError, PlanFormatError
 from megatron_hetero.plan.chunks import chain
@@ -37,9 +38,13 @@ def replica_schedule(plan: Plan, replica: int) -> Schedule:
     if not orders:
         counts = [launched_forwards(plan, replica, s) for s in range(len(stages))]
         return one_f_one_b(len(stages), num_micro_batches, counts)
-    return build_schedule(
-        [operations(order) for order in orders], num_micro_batches, chain(plan.replicas[replica])
-    )
+    return of_orders(tuple(orders), num_micro_batches, chain(plan.replicas[replica]))
+
+
+@lru_cache(maxsize=16)
+def of_orders(orders: tuple[str, ...], num_micro_batches: int, chain: tuple[int, ...]) -> Schedule:
+    """Build the programmes of orders; replicas alike share theirs."""
+    return build_schedule([operations(order) for order in orders], num_micro_batches, chain)
 
 
 def operations(order: str) -> tuple[Operation, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.model.spec import Workload
@@ -19,7 +20,7 @@ from megatron_hetero.plan.stock_ranks import (
     ranks_follow,
     split_node,
 )
-from megatron_hetero.schedule.of_plan import replica_schedule
+from megatron_hetero.schedule.of_plan import of_orders
 from megatron_hetero.schedule.orders.interleaved import interleaved
 
 
@@ -175,19 +176,32 @@ def _rank_reason(nodes: NodeGrid) -> str:
 
 def _is_interleaved_as_megatron(plan: Plan) -> bool:
     """Return whether the orders match Megatron's interleaved schedule, with chunks in turn."""
-    for r, replica in enumerate(plan.replicas):
+    for replica in plan.replicas:
         # Megatron gives each stage as many chunks as any other, in turn along the stages.
         on_stage, num_stages = chain(replica), len(replica.stages)
         num_chunks, rest = divmod(len(on_stage), num_stages)
         if rest or num_chunks < 2 or on_stage != tuple(range(num_stages)) * num_chunks:
             return False
-        try:
-            megatrons = interleaved(on_stage, replica.num_micro_batches)
-        except PlanFormatError:
-            return False
-        if replica_schedule(plan, r) != megatrons:
+        orders = tuple([stage.order for stage in replica.stages])
+        if not _is_megatrons(orders, on_stage, replica.num_micro_batches):
             return False
     return True
+
+
+@lru_cache(maxsize=16)
+def _is_megatrons(
+    orders: tuple[str | None, ...], chain: tuple[int, ...], num_micro_batches: int
+) -> bool:
+    """Return whether these orders of the stages are Megatron's; a plan is asked many times, and
+    replicas alike share the answer."""
+    given = [order for order in orders if order is not None]
+    if len(given) < len(orders):
+        return False
+    try:
+        megatrons = interleaved(chain, num_micro_batches)
+    except PlanFormatError:
+        return False
+    return of_orders(tuple(given), num_micro_batches, chain) == megatrons
 
 
 def chained_layers(replica: Replica) -> list[int]:

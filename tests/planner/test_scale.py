@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
 from megatron_hetero.plan.file import load_plan
-from tools import prove_planner
+from tools import bench_plan, prove_planner
 from tools.bench_scale import run_once, write_case
 from tools.prove_determinism import EXAMPLE, permuted, plan_bytes, yaml_text
 from tools.scale_clusters import cluster_data
@@ -24,6 +27,22 @@ def test_a_small_size_is_planned_and_measured(tmp_path: Path) -> None:
     assert result["step_time_s"] == plan.estimates.step_time_s
     assert result["num_replicas"] == len(plan.replicas)
     assert 0 < result["search_s"] <= result["cpu_s"]
+
+
+def test_every_timed_function_is_there() -> None:
+    for names in bench_plan._FUNCTIONS.values():
+        for name in names:
+            module, _, function = name.rpartition(".")
+            assert callable(getattr(import_module(f"megatron_hetero.{module}"), function))
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_command_are_all_of_it(tmp_path: Path) -> None:
+    (run,), (again,) = bench_plan.bench(3, [bench_plan.ROOT, bench_plan.ROOT], 1, tmp_path)
+    assert run.plan == again.plan
+    assert set(run.parts) <= set(bench_plan.PARTS)
+    assert sum(run.parts.values()) == pytest.approx(run.cpu_s)
+    assert all(seconds >= 0 for seconds in run.parts.values())
 
 
 def test_ten_thousand_gpus_are_read_in_classes(tmp_path: Path) -> None:

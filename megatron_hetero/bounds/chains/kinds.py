@@ -24,6 +24,12 @@ class GpuClass:
         """The first node of the class."""
         return self.nodes[0]
 
+    @property
+    def likeness(self) -> tuple[object, ...]:
+        """What prices of a group depend on: equal for classes that differ in their places alone."""
+        gpu = self.node.gpu_type
+        return gpu.name, gpu.memory_bytes, self.node.num_gpus, self.node.link
+
 
 def gpu_classes(
     costs: CostModel, apart: Literal["", "site", "node"] = "", uneven: bool = False
@@ -43,13 +49,12 @@ def gpu_classes(
         if not widths:
             continue
         where = {"": None, "site": node.site, "node": node.name}[apart]
-        gpu = node.gpu_type
-        key = (gpu.name, gpu.memory_bytes, node.num_gpus, node.link, widths, where)
-        if key in found:
-            found[key].num_gpus += num_gpus
-            found[key].nodes.append(node)
-        else:
-            found[key] = GpuClass([node], widths, num_gpus)
+        own = GpuClass([node], widths, num_gpus)
+        key = (*own.likeness, widths, where)
+        known = found.setdefault(key, own)
+        if known is not own:
+            known.num_gpus += num_gpus
+            known.nodes.append(node)
     return list(found.values())
 
 

@@ -111,11 +111,18 @@ class StageOptionMaker:
         key = (size, costs.holders)
         if key not in self._of_size:
             times, updates = [], []
+            # Classes of like GPUs in unlike places share their prices.
+            known: dict[tuple[object, ...], tuple[list[list[list[float]]], list[list[float]]]] = {}
             for _, c, width in self.kinds:
-                times.append(
-                    [_times_s(costs, c.node, width, *ends, self.max_in_flight) for ends in PLACES]
-                )
-                updates.append([_updates_s(costs, c.node, width, *ends) for ends in PLACES])
+                like = *c.likeness, width
+                if like not in known:
+                    known[like] = (
+                        [_times_s(costs, c.node, width, *e, self.max_in_flight) for e in PLACES],
+                        [_updates_s(costs, c.node, width, *ends) for ends in PLACES],
+                    )
+                of_places, updates_of_places = known[like]
+                times.append(of_places)
+                updates.append(updates_of_places)
             # A boundary costs what the nearest groups of its classes pay.
             crossings = _Crossings(costs, self.classes)
             pairs = np.array(
@@ -165,17 +172,18 @@ def _times_s(
         for r, p in pieces.items()
     }
     found: list[list[float]] = []
+    # Whole recompute or none, by the layers that fit of each kind.
+    known: dict[tuple[int, ...], list[float]] = {}
     # From the most micro-batches in flight down: fewer in flight leave more memory.
     for in_flight in range(max_in_flight, 0, -1):
         memories = {
             r: v.memory(node, width, first, last, in_flight, rows) for r, v in variants.items()
         }
-        # Whole recompute or none, as far as it fits.
-        least = [inf] * (num_layers + 1)
-        for r, memory in memories.items():
-            for layers in range(1, min(num_layers, memory.max_layers) + 1):
-                least[layers] = min(least[layers], times_s[r][layers])
-        if all(memory.max_layers >= num_layers for memory in memories.values()):
+        fitting = tuple([min(memory.max_layers, num_layers) for memory in memories.values()])
+        if fitting not in known:
+            known[fitting] = _least_of_fitting(list(times_s.values()), fitting)
+        least = known[fitting]
+        if min(fitting) == num_layers:
             found += [least] * in_flight  # with fewer in flight all fits, too
             break
         # In between: as few layers recomputed as make it fit.
@@ -183,6 +191,7 @@ def _times_s(
             kept, recomputed = memories["none"], memories["full"]
             of_none = with_some_layers_recomputed(kept, recomputed, 0)
             some_recomputed = with_some_layers_recomputed(kept, recomputed, 1)
+            least = list(least)
             # Bytes that recomputing one layer frees.
             saved = of_none.base_bytes - some_recomputed.base_bytes
             for layers in range(max(1, kept.max_layers + 1), num_layers + 1):
@@ -199,6 +208,20 @@ def _times_s(
                 least[layers] = min(least[layers], time_s)
         found.append(least)
     return found[::-1]
+
+
+def _least_of_fitting(times_s: Sequence[Sequence[float]], fitting: Sequence[int]) -> list[float]:
+    """Return the least seconds by layers, of those kinds of recompute that fit.
+
+    Args:
+        times_s: [recompute][layers].
+        fitting: most layers that fit, [recompute]; negative where not even the ends fit.
+    """
+    least = [inf] * len(times_s[0])
+    for of_kind_s, most in zip(times_s, fitting, strict=True):
+        for layers in range(1, most + 1):
+            least[layers] = min(least[layers], of_kind_s[layers])
+    return least
 
 
 def _updates_s(costs: CostModel, node: Node, width: int, first: bool, last: bool) -> list[float]:

@@ -151,17 +151,25 @@ def of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:
     )
 
 
-def with_in_flight(model: ModelSpec, memory: StageMemory, num_in_flight: int) -> StageMemory:
-    """Return a stage's memory with so many micro-batches, from the memory with a single one."""
+def with_in_flight(
+    model: ModelSpec, memory: StageMemory, num_in_flight: int, libraries: int
+) -> StageMemory:
+    """Return a stage's memory with so many micro-batches, and with so many bytes more for
+    libraries, from the memory with a single micro-batch."""
     if memory.kinds:
-        kinds = [with_in_flight(model, kind, num_in_flight) for kind in memory.kinds]
+        kinds = [with_in_flight(model, kind, num_in_flight, libraries) for kind in memory.kinds]
         return of_kinds(model, tuple(kinds))
-    # Only activations depend on the number in flight.
-    part = "activations"
-    return replace(
-        memory,
-        base={**memory.base, part: num_in_flight * memory.base[part]},
-        per_layer={**memory.per_layer, part: num_in_flight * memory.per_layer[part]},
+    # Only activations and communicators depend on the number in flight.
+    base, per_layer = dict(memory.base), dict(memory.per_layer)
+    base["activations"] *= num_in_flight
+    base["libraries"] += libraries
+    per_layer["activations"] *= num_in_flight
+    return StageMemory(
+        base,
+        per_layer,
+        memory.capacity_bytes,
+        update_base_bytes=memory.update_base_bytes,
+        update_layer_bytes=memory.update_layer_bytes,
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from megatron_hetero.cost.network.holder_flow import Flow
 from megatron_hetero.cost.sync.buckets import StageId
+from megatron_hetero.kernels import KERNELS
 from megatron_hetero.rounding import ROUNDING
 
 
@@ -132,11 +133,23 @@ def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | Non
     """
     if not steps:
         return 0.0
-    paths = _BusyPaths(steps, carried or {})
     if _lack_room(steps):
+        paths = _BusyPaths(steps, carried or {})
         return max(_windowed(steps, paths), paths.busiest_s)
     # With room for all buckets, exchanges take their paths in the order in which they are ready.
     by_begin = sorted(enumerate(steps), key=lambda entry: entry[1].first_s)
+    # The compiled loop does the same operations in the same order.
+    if KERNELS is not None:
+        flows = [
+            (
+                *(s.flow.paths, s.flow.seconds, s.flow.latency_s, s.first_s, s.last_s),
+                *(s.bucket_share, s.num_buckets, s.window),
+            )
+            for s in steps
+        ]
+        order, loads = [number for number, _ in by_begin], carried or {}
+        return KERNELS.last_exchange_end(flows, order, list(loads), list(loads.values()))
+    paths = _BusyPaths(steps, carried or {})
     last_s = max(paths.take(number, step, step.first_s) for number, step in by_begin)
     return max(last_s, paths.busiest_s)
 

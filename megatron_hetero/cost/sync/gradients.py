@@ -22,20 +22,20 @@ import numpy as np
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.cost.network.holder_flow import Flow, HolderFlow, HolderFlows, Ints
+from megatron_hetero.cost.network.holder_flow import Flow, HolderFlows, Ints
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import StageId, num_rank_sets
 from megatron_hetero.cost.sync.exchange_clock import ExchangeStep, last_end_s, num_buckets
 from megatron_hetero.cost.sync.groups import (
-    SyncGroup,
     buffers_of,
     mean_bucket_params,
     sync_groups,
     witness_of,
 )
 from megatron_hetero.cost.sync.room import EarlyRoom, least_rooms
+from megatron_hetero.cost.sync.runs import ExchangePrices, ExchangeRun
 from megatron_hetero.errors import UsageError
 from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.model.spec import ModelSpec
@@ -43,32 +43,6 @@ from megatron_hetero.model.spec import ModelSpec
 _Groups = tuple[tuple[tuple[str, ...], ...], tuple[tuple[int, ...], ...]]
 """`Placement.exchange_groups` and `exchange_uplinks`."""
 _NO_GROUPS: _Groups = (), ()
-
-
-@dataclass(frozen=True)
-class _Prices:
-    """An exchange over some holders: of gradients and of new weights."""
-
-    gradients: HolderFlow
-    weights: HolderFlow | None
-    num_rank_sets: int
-    is_by_groups: bool = False
-    """True if the exchange runs in rounds; the runtime has as many rounds under way as buffers."""
-
-
-@dataclass(frozen=True)
-class GroupTime:
-    """One set of holders: its parameters, buckets, and what it loads on its paths."""
-
-    group: SyncGroup
-    waiting: tuple[StageId, ...]
-    """One holder of each kind: those of a kind come to the exchange together (`witness_of`)."""
-    bucket_share: float
-    """Part of its parameters in each bucket but the last."""
-    buffers: Mapping[StageId, float]
-    """Parts of rooms that a bucket takes, by waiting stage; empty where it needs none."""
-    gradients: Flow
-    weights: Flow | None
 
 
 @dataclass(frozen=True)
@@ -96,6 +70,8 @@ class Carried:
 NOTHING = Carried({}, {})
 NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
 """No limit on the buckets under way."""
+_MOST_KEPT, _MOST_PATHS = 4, 50_000
+"""Placements whose exchanges are kept, and paths of one."""
 
 
 class GradientExchangePrices:
@@ -115,8 +91,10 @@ class GradientExchangePrices:
         self._gradient_bytes = gradient_bytes
         self._weight_bytes = weight_bytes
         self._flows = HolderFlows(cluster, model)
-        self._prices: dict[tuple[bytes, _Groups], _Prices] = {}
+        self._prices: dict[tuple[bytes, _Groups], ExchangePrices] = {}
         self._likes: dict[tuple[object, ...], int] = {}
+        self._runs: dict[tuple[object, ...], tuple[list[int], list[ExchangeRun]]] = {}
+        """Of the last placements, which a search asks for again with other launch counts."""
 
     @cached_property
     def _port_of(self) -> Mapping[Device, int]:
@@ -132,14 +110,61 @@ class GradientExchangePrices:
             for place, device in enumerate(node.devices)
         }
 
-    def groups(self, placement: Placement, vocab_rows: int) -> tuple[GroupTime, ...]:
+    def groups(self, placement: Placement, vocab_rows: int) -> Sequence[ExchangeRun]:
         """Return every exchange of a step, in the order of the stages."""
-        return tuple(timed for timed, _ in self._timed(placement, vocab_rows))
+        return self._runs_of(placement, vocab_rows)[1]
 
     def _timed(
         self, placement: Placement, vocab_rows: int, rooms: Mapping[StageId, int] = NO_LIMIT
-    ) -> Iterator[tuple[GroupTime, Ints]]:
-        """Yield `groups`, each with its holders' places in the layout's order of stages."""
+    ) -> Iterator[tuple[ExchangeRun, dict[StageId, float]]]:
+        """Yield `groups`, each with the parts of rooms that a bucket takes, by waiting stage; empty
+        where it needs none."""
+        witnesses, runs = self._runs_of(placement, vocab_rows)
+        least = least_rooms(rooms, witnesses)
+        is_divided = self._weight_bytes is not None
+        for run in runs:
+            yield run, buffers_of(
+                placement,
+                {holder: least[holder] for holder in run.waiting if holder in least},
+                run.prices.num_rank_sets,
+                run.rank_bytes,
+                is_packed=is_divided,
+                is_received=is_divided or run.prices.is_by_groups,
+            )
+
+    def _runs_of(
+        self, placement: Placement, vocab_rows: int
+    ) -> tuple[list[int], list[ExchangeRun]]:
+        """Return `witness_of` and all runs of layers with the same holders; those of the last
+        placements are kept."""
+        by_groups = placement.exchange_groups, placement.exchange_uplinks
+        key = tuple([replica.stages for replica in placement.replicas]), vocab_rows, by_groups
+        known = self._runs.get(key)
+        if known is None:
+            witnesses = witness_of(placement)
+            runs = list(self._made_runs(placement, vocab_rows, witnesses, by_groups))
+            known = witnesses, runs
+            # The flows of large clusters are not worth their memory.
+            flows = [flow for run in runs for flow in (run.gradients, run.weights) if flow]
+            if sum([len(flow.paths) for flow in flows]) <= _MOST_PATHS:
+                while len(self._runs) >= _MOST_KEPT:
+                    del self._runs[next(iter(self._runs))]
+                self._runs[key] = known
+        return known
+
+    def _made_runs(
+        self,
+        placement: Placement,
+        vocab_rows: int,
+        witnesses: Sequence[int],
+        by_groups: _Groups,
+    ) -> Iterator[ExchangeRun]:
+        """Yield the runs of layers with the same holders.
+
+        Args:
+            witnesses: as of `witness_of`.
+            by_groups: as of `_priced`.
+        """
         # All stages in a row, and the tensor-parallel groups in them.
         starts = [0, *accumulate(len(replica.stages) for replica in placement.replicas)]
         of_stage = [s.groups for replica in placement.replicas for s in replica.stages]
@@ -148,12 +173,8 @@ class GradientExchangePrices:
         ports = np.array([self._port(stage) for stage in stages])
         likes = np.array([self._like(stage) for stage in stages])
         # Replicas alike wait alike: the first of each kind waits for all.
-        witnesses = witness_of(placement)
         own = {r for r, witness in enumerate(witnesses) if r == witness}
-        least = least_rooms(rooms, witnesses)
-        is_divided = self._weight_bytes is not None
-        found: dict[tuple[int, ...], tuple[_Prices, Ints, Ints]] = {}
-        by_groups = placement.exchange_groups, placement.exchange_uplinks
+        found: dict[tuple[int, ...], tuple[ExchangePrices, Ints, Ints]] = {}
         # Runs of layers with the same holders are priced once.
         for group in sync_groups(placement, self._model, vocab_rows):
             places = tuple([starts[r] + s for r, s in group.holders])
@@ -176,21 +197,14 @@ class GradientExchangePrices:
                 share = min(1.0, mean_bucket_params(self._model, sets) / group.num_params)
             num_bytes = group.num_params * self._gradient_bytes
             rank_bytes = share * num_bytes / sets
-            # Gradients, then the buffers that a bucket takes, then new weights.
+            # Gradients, then new weights.
             gradients = prices.gradients.of(first_ports, num_bytes, rank_bytes)
-            buffers = buffers_of(
-                placement,
-                {holder: least[holder] for holder in waiting if holder in least},
-                sets,
-                rank_bytes,
-                is_packed=is_divided,
-                is_received=is_divided or prices.is_by_groups,
-            )
             weights = None
             if prices.weights is not None and self._weight_bytes is not None:
                 num_bytes = group.num_params * self._weight_bytes
                 weights = prices.weights.of(first_ports, num_bytes, share * num_bytes / sets)
-            yield GroupTime(group, waiting, share, buffers, gradients, weights), own_places
+            flows = gradients, weights
+            yield ExchangeRun(group, waiting, share, rank_bytes, prices, *flows, own_places)
 
     def exposed_s(
         self,
@@ -225,8 +239,9 @@ class GradientExchangePrices:
         # there is no room within the passes, after these.
         steps, gathers = [], []
         room = EarlyRoom()
-        for timed, places in self._timed(placement, vocab_rows, rooms):
-            group, common = timed.group, (timed.bucket_share, timed.buffers)
+        for timed, buffers in self._timed(placement, vocab_rows, rooms):
+            group, places = timed.group, timed.places
+            common = timed.bucket_share, buffers
             # Layers of the run, of which backward finishes the deepest first.
             end = group.first_layer + group.num_layers
             first = max(group.first_layer, end - ceil(timed.bucket_share * group.num_layers))
@@ -234,7 +249,7 @@ class GradientExchangePrices:
             last_s = first_s = float(end_s[places].max())
             if overlaps:
                 number = num_buckets(timed.bucket_share)
-                num_early = room.take(timed.buffers, number)
+                num_early = room.take(buffers, number)
                 first_s = ready_s(places, first) if num_early else first_s
                 last_s = ready_s(places, group.first_layer) if num_early == number else last_s
             steps.append(ExchangeStep(timed.waiting, timed.gradients, first_s, last_s, *common))
@@ -323,7 +338,7 @@ class GradientExchangePrices:
         stages: Sequence[PlacedStage],
         members: Ints,
         by_groups: _Groups,
-    ) -> _Prices:
+    ) -> ExchangePrices:
         """Price an exchange among holders in the order of their ring.
 
         Args:
@@ -337,7 +352,7 @@ class GradientExchangePrices:
             self._prices[key] = self._price(own, by_groups)
         return self._prices[key]
 
-    def _price(self, stages: Sequence[PlacedStage], by_groups: _Groups) -> _Prices:
+    def _price(self, stages: Sequence[PlacedStage], by_groups: _Groups) -> ExchangePrices:
         # By groups of machines where the plan has them and the holders are in several.
         num_sets = num_rank_sets(list(stages))
         flows, is_divided = self._flows, self._weight_bytes is not None
@@ -349,8 +364,8 @@ class GradientExchangePrices:
                 weights = None
                 if is_divided:
                     weights = flows.by_groups(stages, groups, "all_gather", uplinks)
-                return _Prices(gradients, weights, num_sets, is_by_groups=True)
+                return ExchangePrices(gradients, weights, num_sets, is_by_groups=True)
         # Otherwise: a ring of two passes, or straight to owners and a ring of one pass.
         if not is_divided:
-            return _Prices(flows.around(stages, 2), None, num_sets)
-        return _Prices(flows.to_owners(stages), flows.around(stages, 1), num_sets)
+            return ExchangePrices(flows.around(stages, 2), None, num_sets)
+        return ExchangePrices(flows.to_owners(stages), flows.around(stages, 1), num_sets)

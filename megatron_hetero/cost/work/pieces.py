@@ -99,9 +99,13 @@ class PieceTimes:
             num_layers: of the stage.
             first, last: whether the stage holds the embedding, the head.
         """
-        times = self.layer.times(num_layers)
-        times = times + self.embedding if first else times
-        return times + self.head if last else times
+        # One object in place of three: a search asks for this all the time.
+        forward_s = self.layer.forward_s * num_layers
+        backward_s = self.layer.backward_s * num_layers
+        for end in (self.embedding,) * first + (self.head,) * last:
+            forward_s += end.forward_s
+            backward_s += end.backward_s
+        return PassTimes(forward_s, backward_s)
 
 
 def least_pieces(ways: Sequence[PieceTimes]) -> PieceTimes:

@@ -34,7 +34,10 @@ Seconds = Annotated[float, Field(ge=0, le=1e5)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+    # Built when the first profile is read: most plans have none.
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True
+    )
 
 
 class ShapeModel(_Strict):

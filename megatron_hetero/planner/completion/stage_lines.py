@@ -46,6 +46,8 @@ class StageTimes:
     expert_shares: tuple[int, ...] | None
     expert_groups: tuple[int, int] | None = None
     known: dict[tuple[int, int], StageOption] = field(default_factory=dict, compare=False)
+    whole: list[StageOption] = field(default_factory=list, compare=False)
+    """With 1, 2, ... layers, of which none has to recompute for the sake of memory."""
 
     def within(self, num_layers: int, rooms: Rooms) -> StageOption | None:
         """Return it with so many layers; None where they do not fit."""
@@ -62,6 +64,25 @@ class StageTimes:
             if num > num_layers:
                 return None
         return self.option(num_layers, num if self.partly else num_layers)
+
+    def all_within(self, most_layers: int, rooms: Rooms) -> list[StageOption | None]:
+        """Return `within` for 1, 2, ... layers, up to `most_layers` or to the last that fits."""
+        # As many as fit without any recompute are the same in every room.
+        whole = most_layers
+        for free, per_layer, _, _ in rooms:
+            if most_layers * per_layer > free:
+                whole = min(whole, free // per_layer if per_layer else 0)
+        for num_layers in range(len(self.whole) + 1, whole + 1):
+            self.whole.append(self.option(num_layers, 0 if self.partly else num_layers))
+        found: list[StageOption | None] = [*self.whole[: max(whole, 0)]]
+        # With recompute; a layer that takes more than it saves fits no better behind others.
+        is_last = all(saved <= per_layer for _, per_layer, _, saved in rooms)
+        for num_layers in range(len(found) + 1, most_layers + 1):
+            option = self.within(num_layers, rooms)
+            if option is None and is_last:
+                break
+            found.append(option)
+        return found
 
     def option(self, num_layers: int, num_recomputed: int) -> StageOption:
         """Return the stage's option with this many layers, some recomputed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import deals_experts, deals_unlike, expert_groups, recomputes
@@ -155,21 +156,20 @@ class StageOptions:
                 for dealt in self._worth(place)
                 for recompute in self.choices
             ]
-        lines = [
-            (line.times, line.rooms if model.kinds else line.rooms_with(in_flight, sends or 0))
+        of_lines = [
+            line.times.all_within(
+                model.num_layers,
+                line.rooms if model.kinds else line.rooms_with(in_flight, sends or 0),
+            )
             for line in self._lines[key]
         ]
         options: list[StageOption] = []
-        for num_layers in range(1, model.num_layers + 1):
-            found = [
-                option
-                for times, rooms in lines
-                if (option := times.within(num_layers, rooms)) is not None
-            ]
+        for of_layers in zip_longest(*of_lines):
+            found = [option for option in of_layers if option is not None]
             # Memory grows with layers: more of them do not fit either.
             if not found:
                 break
-            options.append(min(found, key=_time_s))
+            options.append(found[0] if len(found) == 1 else min(found, key=_time_s))
         return tuple(options)
 
     def _worth(self, place: StagePlace) -> list[StagePlace]:

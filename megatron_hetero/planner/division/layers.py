@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
+from megatron_hetero.kernels import KERNELS
+
 
 def split_layers(
     num_layers: int,
@@ -53,6 +55,9 @@ def minimax(num_layers: int, times_s: Sequence[Sequence[float]]) -> tuple[int, .
     Args:
         times_s: seconds with 1, 2, ... layers, rising, as many as fit, shape [stage][layers - 1].
     """
+    # The compiled loop does the same, faster.
+    if KERNELS is not None:
+        return KERNELS.divide_layers(num_layers, times_s, (), 1, 0)
     num_stages = len(times_s)
     if num_stages > num_layers or any(not times for times in times_s):
         return None

@@ -7,48 +7,43 @@ it one after the other.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, chain, pairwise
-from typing import NamedTuple, Self
+from functools import cached_property
+from itertools import accumulate, chain
 
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.parameters import further_params, layer_params
 from megatron_hetero.cost.share import even_share
+from megatron_hetero.kernels import KERNELS
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
 
+_Holders = tuple[int, ...]
+"""Numbers of units (`Tails._numbers_of`) that hold the same layers."""
 
-class _Holders(NamedTuple):
-    """Groups that hold the same layers: the node of each, and the width of the narrowest."""
-
-    nodes: tuple[str, ...]
-    width: int
-
-    @classmethod
-    def of(cls, units: Sequence[Unit]) -> Self:
-        """Return the groups of some units."""
-        nodes = tuple([node for unit in units for node in unit.group_nodes])
-        return cls(nodes, min([unit.width for unit in units]))
+_INSIDE, _BETWEEN, _LINE = range(3)
+"""Kinds of ways: a path inside a node; one between two nodes; a line that paths share."""
 
 
-@dataclass(eq=False)
 class _Ring:
     """A ring of holders: what of its bytes each of its ways carries, and among how many GPUs they
     are divided inside a node.
 
-    Of each path inside a node, how often it is taken, seconds a byte and those of all latencies;
-    the same of paths between nodes, which are taken once; and of lines that paths share their
-    speed.
+    `ways`: kind, number of the path or line, how often it is taken, and of a path the seconds a
+    byte and those of all latencies, of a line its bytes a second.
     """
 
-    factor: float
-    width: int
-    inside: list[tuple[int, int, float, float]] = field(default_factory=list)
-    between: list[tuple[int, float, float]] = field(default_factory=list)
-    lines: list[tuple[int, float]] = field(default_factory=list)
+    def __init__(self, factor: float, width: int) -> None:
+        self.factor, self.width = factor, width
+        self.ways: list[tuple[int, int, int, float, float]] = []
+
+    @cached_property
+    def flat(self) -> array[float]:
+        """All of it in a row, for the compiled loop."""
+        numbers = [number for way in self.ways for number in way]
+        return array("d", [self.factor, self.width, *numbers])
 
 
 class Tails:
@@ -75,6 +70,10 @@ class Tails:
         self.node_of = cluster.node_by_name
         self.has_lines, self.lines = cluster.has_lines, cluster.lines
         self._rings: dict[tuple[_Holders, ...], _Ring] = {}
+        self._units: list[Unit] = []
+        self._numbers: dict[Unit, int] = {}
+        self._chains: dict[int, tuple[Chain, tuple[int, ...]]] = {}
+        """By the identity of chains, which structures share and which are kept here."""
         self._paths: dict[tuple[str, ...], int] = {}
         """Numbers of paths between two nodes, or inside one, and of lines."""
         self._edges: dict[tuple[str, str], tuple[float, float]] = {}
@@ -82,68 +81,80 @@ class Tails:
     def estimate_s(self, found: Completion) -> float:
         """Return seconds of the gradient exchange, about."""
         chains = found.structure
-        seconds: dict[int, float] = {}
-        is_divided = divides(chains)
+        loads: list[tuple[_Ring, float]] = []
+        numbers = [self._numbers_of(own) for own in chains]
         # Word embeddings: one exchange of both ends with a copy, one for each end otherwise.
-        exchanges = len(chains) > 1 or is_divided
+        exchanges = len(chains) > 1 or divides(chains)
         if self.copies_words:
-            ends = [unit for own in chains for unit in {own[0], own[-1]}]
-            self._take(seconds, (_Holders.of(ends),), self.word_bytes)
+            ends = [number for own in numbers for number in {own[0], own[-1]}]
+            loads.append((self._ring_of((tuple(ends),)), self.word_bytes))
         elif exchanges:
-            self._take(seconds, (_Holders.of([own[0] for own in chains]),), self.word_bytes)
+            loads.append((self._ring_of((tuple([own[0] for own in numbers]),)), self.word_bytes))
         if exchanges and self.behind_bytes:
-            self._take(seconds, (_Holders.of([own[-1] for own in chains]),), self.behind_bytes)
+            last = tuple([own[-1] for own in numbers])
+            loads.append((self._ring_of((last,)), self.behind_bytes))
         # Layers: runs with the same stages in all replicas have the same holders.
         if exchanges:
             # Replicas with equal layers on their stages have all runs in common.
-            alike: dict[tuple[int, ...], list[Chain]] = {}
-            for own, filled in zip(chains, found.filled, strict=True):
+            alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+            for own, filled in zip(numbers, found.filled, strict=True):
                 alike.setdefault(filled.layers, []).append(own)
-            starts = [[0, *accumulate(layers)][:-1] for layers in alike]
-            holders = [
-                [_Holders.of(units) for units in zip(*of, strict=True)] for of in alike.values()
+            holders = [list(zip(*of, strict=True)) for of in alike.values()]
+            # Layers at which a replica's next stage begins, with the kind of the replica.
+            edges = [
+                (start, kind)
+                for kind, layers in enumerate(alike)
+                for start in accumulate(layers[:-1])
             ]
-            # Layers at which some replica's next stage begins.
-            edges = sorted({start for of in starts for start in of})
-            edges.append(sum(found.filled[0].layers))
-            groups: dict[tuple[int, ...], int] = {}
-            for first, end in pairwise(edges):
-                # The stage of each kind of replica that holds the run.
-                stages = tuple([bisect_right(of, first) - 1 for of in starts])
-                # Sharded layers are exchanged in the passes; all replicas have the same ones.
-                whole = end - first - (found.sharded[stages[0]] if found.sharded else 0)
-                groups[stages] = groups.get(stages, 0) + whole
-            # Each run loads the rings of its holders.
-            for stages, num_layers in groups.items():
-                held = tuple([of[stage] for of, stage in zip(holders, stages, strict=True)])
-                self._take(seconds, held, num_layers * self.layer_bytes)
-        return max(seconds.values(), default=0.0)
+            edges.sort()
+            edges.append((sum(found.filled[0].layers), 0))
+            # The stage of each kind of replica that holds the run up to the next edge.
+            stages, first = [0] * len(holders), 0
+            for end, kind in edges:
+                if end > first:
+                    # Sharded layers are exchanged in the passes; all replicas have the same ones.
+                    sharded = found.sharded[stages[0]] if found.sharded else 0
+                    held = tuple([of[stage] for of, stage in zip(holders, stages, strict=True)])
+                    num_bytes = (end - first - sharded) * self.layer_bytes
+                    loads.append((self._ring_of(held), num_bytes))
+                    first = end
+                stages[kind] += 1
+        # The compiled loop does the same operations in the same order.
+        if KERNELS is not None:
+            flat = [(ring.flat, num_bytes) for ring, num_bytes in loads]
+            return KERNELS.busiest_path(flat, len(self._paths))
+        return _busiest_s(loads)
 
-    def _take(
-        self, seconds: dict[int, float], holders: tuple[_Holders, ...], num_bytes: float
-    ) -> None:
-        """Add an exchange around a ring to the seconds by path, and by the line that paths
-        share."""
+    def _numbers_of(self, own: Chain) -> tuple[int, ...]:
+        """Return a number for each unit of a chain: quicker to look up than its nodes."""
+        known = self._chains.get(id(own))
+        if known is None:
+            numbers = []
+            for unit in own:
+                number = self._numbers.setdefault(unit, len(self._units))
+                if number == len(self._units):
+                    self._units.append(unit)
+                numbers.append(number)
+            known = self._chains[id(own)] = own, tuple(numbers)
+        return known[1]
+
+    def _ring_of(self, holders: tuple[_Holders, ...]) -> _Ring:
+        """Return the ring of all holders, made once."""
         ring = self._rings.get(holders)
         if ring is None:
-            ring = self._rings[holders] = self._ring(holders)
-        part = ring.factor * num_bytes
-        # Inside a node each GPU of the narrowest group carries its part.
-        parts = part / ring.width
-        for path, inside, per_byte, latency_s in ring.inside:
-            taken_s = inside * (parts * per_byte + latency_s)
-            seconds[path] = seconds.get(path, 0.0) + taken_s
-        for path, per_byte, latency_s in ring.between:
-            seconds[path] = seconds.get(path, 0.0) + (part * per_byte + latency_s)
-        for path, bytes_per_s in ring.lines:
-            seconds[path] = seconds.get(path, 0.0) + part / bytes_per_s
+            units = [self._units[number] for number in chain.from_iterable(holders)]
+            ring = self._rings[holders] = self._ring(units)
+        return ring
 
-    def _ring(self, holders: Sequence[_Holders]) -> _Ring:
+    def _ring(self, units: Sequence[Unit]) -> _Ring:
         """Return the ring's use of paths, with the groups of each node side by side."""
-        on_node = Counter(chain.from_iterable([of.nodes for of in holders]))
+        on_node = Counter(chain.from_iterable([unit.group_nodes for unit in units]))
         number = on_node.total()
         # Around a ring each path carries 2 (n - 1) / n of the bytes.
-        ring = _Ring(2 * max(number - 1, 0) / max(number, 1), min([of.width for of in holders]))
+        factor = 2 * max(number - 1, 0) / max(number, 1)
+        ring = _Ring(factor, min([unit.width for unit in units]))
+        between: list[tuple[int, int, int, float, float]] = []
+        lines: list[tuple[int, int, int, float, float]] = []
         nodes = sorted(on_node, key=self.place.__getitem__) if number > 1 else []
         latencies = 2 * (number - 1)
         for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True):
@@ -151,13 +162,15 @@ class Tails:
             inside = on_node[a] - (a != b)
             if inside:
                 per_byte, latency_s = self._edge(a, a)
-                ring.inside.append((self._path(a, a), inside, per_byte, latencies * latency_s))
+                way = self._path(a, a), inside, per_byte, latencies * latency_s
+                ring.ways.append((_INSIDE, *way))
             if a == b:
                 continue
             per_byte, latency_s = self._edge(a, b)
-            ring.between.append((self._path(a, b), per_byte, latencies * latency_s))
+            between.append((_BETWEEN, self._path(a, b), 1, per_byte, latencies * latency_s))
             for line in self.lines(a, b) if self.has_lines else ():
-                ring.lines.append((self._path(line.name), line.bytes_per_s))
+                lines.append((_LINE, self._path(line.name), 1, line.bytes_per_s, 0.0))
+        ring.ways += between + lines
         return ring
 
     def _path(self, *name: str) -> int:
@@ -170,3 +183,22 @@ class Tails:
             link = self.node_of[a].link if a == b else self.links[a, b]
             found = self._edges[key] = 1 / link.bytes_per_s, link.latency_s
         return found
+
+
+def _busiest_s(loads: Sequence[tuple[_Ring, float]]) -> float:
+    """Return the seconds of the busiest path, or line that paths share, under exchanges around
+    rings, each of so many bytes."""
+    seconds: dict[int, float] = {}
+    for ring, num_bytes in loads:
+        part = ring.factor * num_bytes
+        # Inside a node each GPU of the narrowest group carries its part.
+        parts = part / ring.width
+        for kind, path, times, rate, latency_s in ring.ways:
+            if kind == _INSIDE:
+                taken_s = times * (parts * rate + latency_s)
+            elif kind == _BETWEEN:
+                taken_s = part * rate + latency_s
+            else:
+                taken_s = part / rate
+            seconds[path] = seconds.get(path, 0.0) + taken_s
+    return max(seconds.values(), default=0.0)

@@ -9,11 +9,13 @@ as many replicas as there may be, lacks it in every plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise, product
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise, product, starmap
 
-from megatron_hetero.cost.pipeline import least_pipeline_time_s
+from megatron_hetero.cost.pipeline import LeastPipeline
 from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.planner.completion.fill import placed_replica
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
 from megatron_hetero.planner.problem import Chain, Problem
@@ -164,33 +166,41 @@ class Pruner:
         if kinds not in self._splits:
             stages = list(zip(self._stage_times(kinds), self._stage_limits(kinds), strict=True))
             found = self._extend(stages, (), 0.0, self._most_of(kinds))
-            refined = ((self._most_with_hops(chain, split, most), split) for most, split in found)
+            most_of = self._most_with_hops(chain)
+            refined = ((most_of(split, most), split) for most, split in found)
             self._splits[kinds] = [(most, split) for most, split in refined if most]
         return self._splits[kinds]
 
-    def _most_with_hops(self, chain: Chain, split: Split, most: int) -> int:
-        """Return the same with boundaries: no launch counts make a pipeline faster than that."""
+    def _most_with_hops(self, chain: Chain) -> Callable[[Split, int], int]:
+        """Return what tells the same of a split with boundaries, up to the number without: no
+        launch counts make a pipeline faster than that."""
         costs, vocab_size = self.problem.costs, self.problem.workload.model.vocab_size
         if not costs.has_launch_counts:  # other prices have other pipelines
-            return most
+            return lambda split, most: most
         last = len(chain) - 1
         nodes = self.problem.cluster.node_by_name
-        stages = [
-            costs.pieces(nodes[u.node], u.width, vocab_size).stage(n, s == 0, s == last)
-            for s, (u, n) in enumerate(zip(chain, split, strict=True))
-        ]
+        pieces = [costs.pieces(nodes[unit.node], unit.width, vocab_size) for unit in chain]
         devices = [unit.devices for unit in chain]
         forward = [costs.hop(a, b) for a, b in pairwise(devices)]
         backward = [costs.hop(b, a) for a, b in pairwise(devices)]
-        # The same bisection with a bound that knows the boundaries.
-        low, high = 0, most
-        while low < high:
-            count = (low + high + 1) // 2
-            if least_pipeline_time_s(stages, forward, backward, count) <= self.limit_s:
-                low = count
-            else:
-                high = count - 1
-        return low
+
+        @cache
+        def times(stage: int, layers: int) -> PassTimes:
+            return pieces[stage].stage(layers, stage == 0, stage == last)
+
+        def most_of(split: Split, most: int) -> int:
+            # The same bisection with a bound that knows the boundaries.
+            bound = LeastPipeline(list(starmap(times, enumerate(split))), forward, backward)
+            low, high = 0, most
+            while low < high:
+                count = (low + high + 1) // 2
+                if bound.time_s(count) <= self.limit_s:
+                    low = count
+                else:
+                    high = count - 1
+            return low
+
+        return most_of
 
     def _extend(
         self,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
-from megatron_hetero.cost.network.ring import pass_latency_s, ring
+from megatron_hetero.cost.network.ring import pass_latency_s
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.sync.buckets import (
     EMBEDDING,
@@ -304,7 +304,7 @@ class GradientExchange:
     ) -> tuple[tuple[tuple[str, float], ...], tuple[float, ...], float]:
         """Return the seconds and bytes on every path of a ring, and its latency."""
         # Every hop carries (n - 1) / n of the buffer in each pass.
-        ring_hops = ring(self._costs.cluster, self._costs.workload.model, groups)
+        ring_hops = self._costs.ring(groups)
         share = (len(ring_hops) - 1) / len(ring_hops)
         once = num_passes * share * num_bytes
         hops: list[tuple[str, float]] = []

@@ -118,6 +118,7 @@ def simulate_plan(
     profile: Profile | None = None,
     *,
     is_stock: bool | None = None,
+    costs: CostModel | None = None,
 ) -> StepSimulation:
     """Simulate one step of a validated plan.
 
@@ -127,6 +128,7 @@ def simulate_plan(
         workload: what is trained; by default the plan's own.
         is_stock: whether stock Megatron runs the plan, which waits for its sends; by default where
             it can, as `flags` emits it, and the job's `sends` does not say otherwise.
+        costs: the price list of `workload` and `profile` on `cluster`, if there is one already.
     Raises:
         UsageError: neither the plan nor the caller says which model it is.
         PlanFormatError: the plan names no devices, or devices that the cluster lacks.
@@ -138,7 +140,7 @@ def simulate_plan(
     placement = placement_of(plan, cluster)
     if is_stock is None:
         is_stock = sends_as_stock(plan, workload)
-    costs = CostModel(cluster, workload, profile).sharded_as(placement)
+    costs = (costs or CostModel(cluster, workload, profile)).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
     # Pipelines: every replica's schedule with its chunks' times and its messages' paths.
     sends = _sends(plan, is_stock, workload.training.waits_for_receivers)

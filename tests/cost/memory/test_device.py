@@ -217,11 +217,12 @@ def test_more_in_flight_is_one_that_many_times(
     assert bool(job.model.kinds) == (kinds is not None)
     (share, _) = member_shares(job.model, 2)
 
-    def memory(num_in_flight: int) -> StageMemory:
+    def memory(num_in_flight: int, libraries: int) -> StageMemory:
         return stage_memory(
             job, FAST, share, first=first, last=last, num_in_flight=num_in_flight,
-            vocab_rows=1024, kept_free=KeptFree(1, 2),
+            vocab_rows=1024, kept_free=KeptFree(libraries, 2),
         )  # fmt: skip
 
-    for count in (0, 1, 2, 7):
-        assert with_in_flight(job.model, memory(1), count) == memory(count)
+    for count, libraries in ((0, 1), (1, 0), (2, 5), (7, 1)):
+        found = with_in_flight(job.model, memory(1, 0), count, libraries)
+        assert found == memory(count, libraries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Recompute
-from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.completion.stage_lines import StageOption, StageTimes
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
 from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
 
@@ -226,3 +227,21 @@ def test_memory_by_what_a_stage_keeps_is_that_of_the_cost_model(
         if option.recompute == "none":
             memories = known.memories("none", asked)
             assert all(m.peak_bytes(num_layers) <= m.capacity_bytes for m in memories)
+
+
+@pytest.mark.parametrize("partly", [False, True])
+def test_options_of_all_layers_are_those_of_each(partly: bool) -> None:
+    rng = Random(partly)
+    for _ in range(300):
+        times = StageTimes(
+            "full", "none", partly, (1.0, 2.0), (2.0, 3.0), (2.0, 2.0), expert_shares=None
+        )
+        for _ in range(3):
+            rooms = tuple(
+                (free, layer, free + rng.randint(-9, 9), rng.randint(-1, layer + 2))
+                for free, layer in [(rng.randint(-9, 99), rng.randint(0, 9)) for _ in "ab"]
+            )
+            each = [times.within(n, rooms) for n in range(1, 13)]
+            found = times.all_within(12, rooms)
+            assert found == each[: len(found)]
+            assert not any(each[len(found) :])
