@@ -6,6 +6,7 @@ import argparse
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_hetero.cli.arguments import add_master_port, check_new_folder
@@ -17,7 +18,7 @@ from megatron_hetero.flags.environment import exports_left
 from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.launchers.install import find_wheel, install_script
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
-from megatron_hetero.flags.launchers.launcher import ACTIONS, Action, Launcher
+from megatron_hetero.flags.launchers.launcher import ACTIONS, Action, LaunchOption
 from megatron_hetero.flags.launchers.node_script import PLAN_NAME
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.replanning import CLUSTER_NAME, PROFILE_NAME
@@ -26,7 +27,7 @@ from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.notes import unread_lines, unread_parts
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.serving.fleet.file import is_serving_plan, load_serving_plan
-from megatron_hetero.serving.launch.folder import TARGETS, fleet_files
+from megatron_hetero.serving.launch.folder import TARGETS, TARGETS_OF_PODS, fleet_files
 
 DESCRIPTION = """\
 Write the files that start a plan: a script that is the same on every node, and
@@ -99,8 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_master_port(parser)
     add_loss_arguments(parser)
-    for launcher in LAUNCHERS.values():
-        _add_options(parser, launcher)
+    _add_options_of_launchers(parser)
     running = parser.add_mutually_exclusive_group()
     for action, text in _ACTION_HELP.items():
         running.add_argument(f"--{action}", type=Path, metavar="FOLDER", help=text)
@@ -112,20 +112,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
-def _add_options(parser: argparse.ArgumentParser, launcher: Launcher) -> None:
-    """Declare the options that one launcher alone reads, in a group of its name."""
-    if not launcher.options:
-        return
-    group = parser.add_argument_group(launcher.name)
-    for option in launcher.options:
+def _readers() -> dict[LaunchOption, list[str]]:
+    """Return the options that only some launchers read, each with the names of these launchers."""
+    readers: dict[LaunchOption, list[str]] = {}
+    for launcher in LAUNCHERS.values():
+        for option in launcher.options:
+            readers.setdefault(option, []).append(launcher.name)
+    return readers
+
+
+def _add_options_of_launchers(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that only some launchers read, in groups of these launchers' names."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option, names in _readers().items():
+        title = ", ".join(names)
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        group, text = groups[title], f"{option.help} (for {title})"
         if option.metavar is None:
-            group.add_argument(option.flag, action="store_true", help=option.help)
+            group.add_argument(option.flag, action="store_true", help=text)
         elif option.repeats:
             group.add_argument(
-                option.flag, action="append", default=[], metavar=option.metavar, help=option.help
+                option.flag, action="append", default=[], metavar=option.metavar, help=text
             )
         else:
-            group.add_argument(option.flag, metavar=option.metavar, help=option.help)
+            group.add_argument(option.flag, metavar=option.metavar, help=text)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -169,7 +180,8 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
             f"training; its launchers are {', '.join(LAUNCHERS)}"
         )
     launcher = LAUNCHERS[arguments.launcher]
-    _refuse_options_of_others(launcher, arguments)
+    _refuse_options_of_others(arguments)
+    _refuse_image(arguments, [name for name, other in LAUNCHERS.items() if other.takes_image])
     # The job as launchers see it, checked before anything is written.
     wheel = find_wheel(arguments.wheel) if arguments.wheel is not None else None
     job = LaunchJob(
@@ -245,6 +257,11 @@ def _write_fleet(arguments: argparse.Namespace, output: Output) -> int:
             f"--for {arguments.launcher} starts training, and {arguments.plan} is a serving plan; "
             f"its targets are {', '.join(TARGETS)}"
         )
+    # What a launcher of training reads is nothing to a fleet, also where their names are equal.
+    given = [option.flag for option in _readers() if getattr(arguments, option.name)]
+    if given:
+        raise UsageError(f"{', '.join(given)}: {arguments.plan} is a serving plan; leave them")
+    _refuse_image(arguments, TARGETS_OF_PODS)
     files, next_step = fleet_files(
         load_serving_plan(arguments.plan), arguments.launcher, arguments.image
     )
@@ -271,15 +288,24 @@ def _interface(text: str) -> tuple[str, str]:
     return machine, name
 
 
-def _refuse_options_of_others(launcher: Launcher, arguments: argparse.Namespace) -> None:
-    """Refuse options that only another launcher reads."""
-    for other in LAUNCHERS.values():
-        # Options of all launchers are declared; only those of the chosen one are read.
-        given = [o.flag for o in other.options if getattr(arguments, o.name)]
-        if other is not launcher and given:
+def _refuse_options_of_others(arguments: argparse.Namespace) -> None:
+    """Refuse options that the launcher of the command line would not read."""
+    # Options of all launchers are declared; only those of the chosen one are read.
+    for option, names in _readers().items():
+        if arguments.launcher not in names and getattr(arguments, option.name):
             raise UsageError(
-                f"{', '.join(given)}: read by {other.name} alone; they go with --for {other.name}"
+                f"{option.flag}: --for {arguments.launcher} does not read it; it goes with --for "
+                f"{' or '.join(names)}"
             )
+
+
+def _refuse_image(arguments: argparse.Namespace, able: Sequence[str]) -> None:
+    """Refuse an image for a launcher that starts no container; `able` are those that do."""
+    if arguments.image is not None and arguments.launcher not in able:
+        raise UsageError(
+            f"--image: --for {arguments.launcher} starts no container; it goes with --for "
+            f"{' or '.join(able)}"
+        )
 
 
 def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, output: Output) -> int:

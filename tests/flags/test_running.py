@@ -24,6 +24,7 @@ from megatron_hetero.plan.file import save_plan
 from tests.flags.test_launchers import files, job, mixed_plan, run_script, written
 
 TOOLS = ("sbatch", "squeue", "sacct", "scancel", "kubectl", "sky", "ssh", "pkill")
+JOB_IDS = {"slurm": "4711;big"}
 LABEL = "jobset.sigs.k8s.io/jobset-name=megatron-hetero"
 
 
@@ -31,7 +32,9 @@ def launched(folder: Path, launcher: str) -> Path:
     """A folder as `launch` leaves it, and as `start.sh` does."""
     folder.mkdir()
     write_json(folder / RECORD_NAME, record_of(job(), launcher))
-    (folder / "job.id").write_text("4711;big\n")
+    # The number of the job, as the launcher's own tool prints it.
+    if launcher in JOB_IDS:
+        (folder / "job.id").write_text(f"{JOB_IDS[launcher]}\n")
     (folder / "start.pid").write_text("4712\n")
     return folder
 
@@ -189,8 +192,11 @@ def test_what_is_in_the_folder_never_becomes_a_command(
         ([], "PLAN.JSON, --for, -o FOLDER missing"),
         (["--status", "job", "--for", "ssh"], "--status job stands alone"),
         (["plan.json", "--for", "ssh", "-o", "job", "--dry-run"], "--dry-run goes with --status"),
-        (["PLAN", "--for", "ssh", "-o", "job", "--time", "10"], "they go with --for slurm"),
-        (["PLAN", "--for", "ssh", "-o", "job", "--open-ports"], "they go with --for skypilot"),
+        (["PLAN", "--for", "ssh", "-o", "job", "--time", "10"], "--for ssh does not read it"),
+        (["PLAN", "--for", "ssh", "-o", "job", "--open-ports"], "it goes with --for skypilot"),
+        # It was ignored.
+        (["PLAN", "--for", "ssh", "-o", "job", "--image", "x"], "--for ssh starts no container"),
+        (["PLAN", "--for", "torchrun", "-o", "job", "--image", "x"], "goes with --for slurm or"),
         (["PLAN", "--for", "slurm", "-o", "job", "--wheel", "x.whl"], "there is no such wheel"),
         (
             ["PLAN", "--for", "slurm", "-o", "job", "--wheel", "http://a.example/x.whl"],
