@@ -6,10 +6,15 @@ import argparse
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_hetero.cli.arguments import add_master_port, check_new_folder
+from megatron_hetero.cli.launch_options import (
+    add_options_of_launchers,
+    refuse_image,
+    refuse_options_of_others,
+    refuse_options_of_training,
+)
 from megatron_hetero.cli.on_loss import add_loss_arguments, replanning_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
@@ -18,11 +23,11 @@ from megatron_hetero.flags.environment import exports_left
 from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.launchers.install import find_wheel, install_script
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
-from megatron_hetero.flags.launchers.launcher import ACTIONS, Action, LaunchOption
+from megatron_hetero.flags.launchers.launcher import ACTIONS, Action
 from megatron_hetero.flags.launchers.node_script import PLAN_NAME
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.replanning import CLUSTER_NAME, PROFILE_NAME
-from megatron_hetero.flags.launchers.running import RECORD_NAME, read_record, record_of, steps
+from megatron_hetero.flags.launchers.running import RECORD_NAME, commands_of, read_record, record_of
 from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.notes import unread_lines, unread_parts
 from megatron_hetero.plan.file import load_plan
@@ -39,8 +44,8 @@ of GPU needs.  Nothing is started.  Megatron flags that the plan does not know
   megatron-hetero launch --status job
   megatron-hetero launch serve.json --for vllm -o fleet    (a plan of serve-plan)
 
---status, --logs and --stop ask the launcher's own tools (squeue, sacct, scancel;
-kubectl; sky; ssh) about the job of a folder that was written before."""
+--status, --logs and --stop ask the launcher's own tools (squeue, qstat, kubectl,
+sky, ssh, ...) about the job of a folder that was written before."""
 TAKES_MEGATRON_FLAGS = True
 
 _ACTION_HELP: dict[Action, str] = {
@@ -100,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_master_port(parser)
     add_loss_arguments(parser)
-    _add_options_of_launchers(parser)
+    add_options_of_launchers(parser)
     running = parser.add_mutually_exclusive_group()
     for action, text in _ACTION_HELP.items():
         running.add_argument(f"--{action}", type=Path, metavar="FOLDER", help=text)
@@ -112,33 +117,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
-def _readers() -> dict[LaunchOption, list[str]]:
-    """Return the options that only some launchers read, each with the names of these launchers."""
-    readers: dict[LaunchOption, list[str]] = {}
-    for launcher in LAUNCHERS.values():
-        for option in launcher.options:
-            readers.setdefault(option, []).append(launcher.name)
-    return readers
-
-
-def _add_options_of_launchers(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that only some launchers read, in groups of these launchers' names."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for option, names in _readers().items():
-        title = ", ".join(names)
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        group, text = groups[title], f"{option.help} (for {title})"
-        if option.metavar is None:
-            group.add_argument(option.flag, action="store_true", help=text)
-        elif option.repeats:
-            group.add_argument(
-                option.flag, action="append", default=[], metavar=option.metavar, help=text
-            )
-        else:
-            group.add_argument(option.flag, metavar=option.metavar, help=text)
-
-
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Write the folder, or ask about the job of one."""
     # --status, --logs and --stop ask about a folder that was written before.
@@ -147,7 +125,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if folder is not None:
             if arguments.plan or arguments.launcher or arguments.output:
                 raise UsageError(f"--{action} {folder} stands alone: the folder knows its job")
-            return _run_steps(folder, action, arguments, output)
+            return _run_commands(folder, action, arguments, output)
     if arguments.dry_run:
         raise UsageError("--dry-run goes with --status, --logs or --stop; the files start nothing")
     # All three are needed to write a folder; what is missing is named at once.
@@ -180,8 +158,8 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
             f"training; its launchers are {', '.join(LAUNCHERS)}"
         )
     launcher = LAUNCHERS[arguments.launcher]
-    _refuse_options_of_others(arguments)
-    _refuse_image(arguments, [name for name, other in LAUNCHERS.items() if other.takes_image])
+    refuse_options_of_others(arguments)
+    refuse_image(arguments, [name for name, other in LAUNCHERS.items() if other.takes_image])
     # The job as launchers see it, checked before anything is written.
     wheel = find_wheel(arguments.wheel) if arguments.wheel is not None else None
     job = LaunchJob(
@@ -257,11 +235,8 @@ def _write_fleet(arguments: argparse.Namespace, output: Output) -> int:
             f"--for {arguments.launcher} starts training, and {arguments.plan} is a serving plan; "
             f"its targets are {', '.join(TARGETS)}"
         )
-    # What a launcher of training reads is nothing to a fleet, also where their names are equal.
-    given = [option.flag for option in _readers() if getattr(arguments, option.name)]
-    if given:
-        raise UsageError(f"{', '.join(given)}: {arguments.plan} is a serving plan; leave them")
-    _refuse_image(arguments, TARGETS_OF_PODS)
+    refuse_options_of_training(arguments)
+    refuse_image(arguments, TARGETS_OF_PODS)
     files, next_step = fleet_files(
         load_serving_plan(arguments.plan), arguments.launcher, arguments.image
     )
@@ -288,53 +263,35 @@ def _interface(text: str) -> tuple[str, str]:
     return machine, name
 
 
-def _refuse_options_of_others(arguments: argparse.Namespace) -> None:
-    """Refuse options that the launcher of the command line would not read."""
-    # Options of all launchers are declared; only those of the chosen one are read.
-    for option, names in _readers().items():
-        if arguments.launcher not in names and getattr(arguments, option.name):
-            raise UsageError(
-                f"{option.flag}: --for {arguments.launcher} does not read it; it goes with --for "
-                f"{' or '.join(names)}"
-            )
-
-
-def _refuse_image(arguments: argparse.Namespace, able: Sequence[str]) -> None:
-    """Refuse an image for a launcher that starts no container; `able` are those that do."""
-    if arguments.image is not None and arguments.launcher not in able:
-        raise UsageError(
-            f"--image: --for {arguments.launcher} starts no container; it goes with --for "
-            f"{' or '.join(able)}"
-        )
-
-
-def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, output: Output) -> int:
-    """Run the steps of an action; show their output as it comes."""
+def _run_commands(
+    folder: Path, action: Action, arguments: argparse.Namespace, output: Output
+) -> int:
+    """Run the commands of an action; show their output as it comes."""
     # The record in the folder says which tools know the job.
-    todo = steps(folder, action)
+    todo = commands_of(folder, action)
     if arguments.json:
         if not arguments.dry_run:
             raise UsageError(f"--{action} shows what the launcher's tools print; leave --json")
-        output.json({"folder": str(folder), "commands": [list(step.argv) for step in todo]})
+        output.json({"folder": str(folder), "commands": [list(command.argv) for command in todo]})
         return 0
     num_failed = 0
-    for step in todo:
+    for command in todo:
         if arguments.dry_run:
-            output.verbatim(shlex.join(step.argv))
+            output.verbatim(shlex.join(command.argv))
             continue
         # The launcher's tools may be on another machine than this one.
-        if shutil.which(step.argv[0]) is None:
-            text = f"there is no {step.argv[0]} here; run this where the job was started"
-            if not step.may_fail:
+        if shutil.which(command.argv[0]) is None:
+            text = f"there is no {command.argv[0]} here; run this where the job was started"
+            if not command.may_fail:
                 raise EnvironmentMismatchError(text)
             output.note(text)
             num_failed += 1
             continue
-        code = subprocess.run(step.argv, cwd=folder, check=False).returncode
-        # A step that may fail counts, and only if all of them fail the job was not found.
+        code = subprocess.run(command.argv, cwd=folder, check=False).returncode
+        # A command that may fail counts, and only if all of them fail the job was not found.
         num_failed += code != 0
-        if code and not step.may_fail:
-            raise CheckFailedError(f"{shlex.join(step.argv)} ended with exit code {code}")
+        if code and not command.may_fail:
+            raise CheckFailedError(f"{shlex.join(command.argv)} ended with exit code {code}")
     if num_failed and num_failed == len(todo):
         raise CheckFailedError(f"--{action} {folder}: none of its commands found the job")
     launcher, record = read_record(folder)

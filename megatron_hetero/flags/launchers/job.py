@@ -15,7 +15,9 @@ from megatron_hetero.flags.launchers.replanning import OnLoss
 from megatron_hetero.flags.launchers.sky_tasks import CarriedTask
 from megatron_hetero.plan.plan import Host, Plan
 
-_JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+"""A name of a job by the rules of the strictest launcher."""
+
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", re.ASCII)
 _IMAGE = re.compile(r"[A-Za-z0-9/][\w.:/@+#-]*", re.ASCII)
 """Also a file, or "registry#image:tag", as pyxis names them."""
@@ -86,6 +88,13 @@ class SlurmOptions(BatchOptions):
 
 
 @dataclass(frozen=True)
+class PbsOptions(BatchOptions):
+    """Options of a site for a PBS job."""
+
+    queue: str | None = None
+
+
+@dataclass(frozen=True)
 class SkyOptions:
     """Options of SkyPilot: `infra` holds (kind of GPU, cloud/region), `is_spot` rents machines that
     may be taken away, `tasks` holds (kind of GPU, task of the user's)."""
@@ -119,6 +128,7 @@ class LaunchJob:
     is_installed_by_script: bool = False
     opens_ports: bool = False
     slurm: SlurmOptions = SlurmOptions()
+    pbs: PbsOptions = PbsOptions()
     interfaces: tuple[tuple[str, str], ...] = ()
     takes_public_addresses: bool = False
     replanning: OnLoss | None = None
@@ -155,7 +165,7 @@ class LaunchJob:
                     f"({', '.join(machines)})"
                 )
         # One name for all launchers, by the rules of the strictest.
-        if not _JOB_NAME.fullmatch(self.name):
+        if not JOB_NAME.fullmatch(self.name):
             raise UsageError(
                 f"--name {self.name!r}: allowed are up to 40 lower-case letters, digits and '-', "
                 "a letter first (Kubernetes and DNS ask for it)."

@@ -28,7 +28,10 @@ VENV_NAME = "venv"
 PLAN_NAME = "plan.json"
 BY_NAME = "by-name"
 HOST_VARIABLE = "MEGATRON_HETERO_HOST"
-"""Name of the machine, where neither Slurm nor `hostname` says it: in a pod."""
+"""Host name by which `by-name` finds the rank where neither Slurm nor `hostname` says it, in a pod.
+
+`NODE_VARIABLE` is the plan's name of the node, which `train.sh` says to the job.
+"""
 
 _HEAD = """\
 #!/usr/bin/env bash
