@@ -10,7 +10,8 @@ pods and the ConfigMap by the schemas of the package kubernetes-validate; --crd 
 own CustomResourceDefinition instead.
 SkyPilot: every task by `launch_schemas/skypilot-task.yaml`; --skypilot-python names a Python that
 has `skypilot`, whose own schema is asked too.  Slurm: the names and values of all `#SBATCH` lines,
-and `sbatch --test-only job.sbatch` where there is an sbatch with its controller.
+and `sbatch --test-only job.sbatch` where there is an sbatch with its controller.  PBS: the options
+and values of all `#PBS` lines.
 
 Exit code 1: a file was refused.
 """
@@ -59,6 +60,21 @@ _SBATCH = {
 """Options of sbatch that a launch file of ours may have, and their values
 (https://slurm.schedmd.com/sbatch.html)."""
 
+_CHUNK = (
+    r"1:ncpus=[1-9]\d*:mpiprocs=1:ngpus=[1-9]\d*(:mem=[1-9]\d*[kmgt]b)?:host=[\w.-]+"
+)
+_PBS = {
+    "-A": _NAME,
+    "-N": _NAME,
+    "-j": "oe",
+    "-l place": "scatter:exclhost",
+    "-l select": rf"{_CHUNK}(\+{_CHUNK})*",
+    "-l walltime": r"\d+:\d\d:\d\d",
+    "-q": _NAME,
+}
+"""Options of qsub that a launch file of ours may have, and their values (OpenPBS, qsub(1B) and
+pbs_resources(7B))."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -77,7 +93,10 @@ def folder_faults(
 ) -> list[str]:
     """Find the faults of a folder's files; the arguments are those of the command line."""
     faults: list[str] = []
-    for script in sorted([*folder.glob("*.sh"), *folder.glob("*.sbatch")]):
+    # Whatever a shell runs is checked, also a file that has no rules of its own here.
+    for script in sorted(folder.iterdir()):
+        if not script.is_file() or not script.read_bytes().startswith(b"#!"):
+            continue
         faults += shell_faults(script.name, script.read_text())
     definitions = {_kind_of(crd): crd for crd in (*OWN_CRDS, *crds)}
     for crd in OWN_CRDS:
@@ -87,6 +106,8 @@ def folder_faults(
         faults += skypilot_faults(task, skypilot_python)
     if (folder / "job.sbatch").exists():
         faults += slurm_faults(folder)
+    if (folder / "job.pbs").exists():
+        faults += pbs_faults(folder)
     return faults
 
 
@@ -199,6 +220,23 @@ def slurm_faults(folder: Path) -> list[str]:
             check=False,
         )
         faults += [f"job.sbatch: {done.stderr.strip()}"] if done.returncode else []
+    return faults
+
+
+def pbs_faults(folder: Path) -> list[str]:
+    """Find unknown or malformed `#PBS` lines."""
+    faults = []
+    for number, line in enumerate((folder / "job.pbs").read_text().splitlines(), start=1):
+        if not line.startswith("#PBS"):
+            continue
+        option, _, value = line.removeprefix("#PBS ").partition(" ")
+        # `-l` sets one resource on each of our lines.
+        if option == "-l":
+            name, _, value = value.partition("=")
+            option = f"-l {name}"
+        pattern = _PBS.get(option)
+        if pattern is None or not re.fullmatch(pattern, value):
+            faults.append(f"job.pbs:{number}: {line!r} is not an option of qsub known here")
     return faults
 
 

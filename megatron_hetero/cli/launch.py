@@ -9,6 +9,12 @@ import subprocess
 from pathlib import Path
 
 from megatron_hetero.cli.arguments import add_master_port, check_new_folder
+from megatron_hetero.cli.launch_options import (
+    add_options_of_launchers,
+    refuse_image,
+    refuse_options_of_others,
+    refuse_options_of_training,
+)
 from megatron_hetero.cli.on_loss import add_loss_arguments, replanning_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
@@ -17,16 +23,16 @@ from megatron_hetero.flags.environment import exports_left
 from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.launchers.install import find_wheel, install_script
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
-from megatron_hetero.flags.launchers.launcher import ACTIONS, Action, Launcher
+from megatron_hetero.flags.launchers.launcher import ACTIONS, Action
 from megatron_hetero.flags.launchers.node_script import PLAN_NAME
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.replanning import CLUSTER_NAME, PROFILE_NAME
-from megatron_hetero.flags.launchers.running import RECORD_NAME, read_record, record_of, steps
+from megatron_hetero.flags.launchers.running import RECORD_NAME, commands_of, read_record, record_of
 from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.notes import unread_lines, unread_parts
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.serving.fleet.file import is_serving_plan, load_serving_plan
-from megatron_hetero.serving.launch.folder import TARGETS, fleet_files
+from megatron_hetero.serving.launch.folder import TARGETS, TARGETS_OF_PODS, fleet_files
 
 DESCRIPTION = """\
 Write the files that start a plan: a script that is the same on every node, and
@@ -38,8 +44,8 @@ of GPU needs.  Nothing is started.  Megatron flags that the plan does not know
   megatron-hetero launch --status job
   megatron-hetero launch serve.json --for vllm -o fleet    (a plan of serve-plan)
 
---status, --logs and --stop ask the launcher's own tools (squeue, sacct, scancel;
-kubectl; sky; ssh) about the job of a folder that was written before."""
+--status, --logs and --stop ask the launcher's own tools (squeue, qstat, kubectl,
+sky, ssh, ...) about the job of a folder that was written before."""
 TAKES_MEGATRON_FLAGS = True
 
 _ACTION_HELP: dict[Action, str] = {
@@ -99,8 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_master_port(parser)
     add_loss_arguments(parser)
-    for launcher in LAUNCHERS.values():
-        _add_options(parser, launcher)
+    add_options_of_launchers(parser)
     running = parser.add_mutually_exclusive_group()
     for action, text in _ACTION_HELP.items():
         running.add_argument(f"--{action}", type=Path, metavar="FOLDER", help=text)
@@ -112,22 +117,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
-def _add_options(parser: argparse.ArgumentParser, launcher: Launcher) -> None:
-    """Declare the options that one launcher alone reads, in a group of its name."""
-    if not launcher.options:
-        return
-    group = parser.add_argument_group(launcher.name)
-    for option in launcher.options:
-        if option.metavar is None:
-            group.add_argument(option.flag, action="store_true", help=option.help)
-        elif option.repeats:
-            group.add_argument(
-                option.flag, action="append", default=[], metavar=option.metavar, help=option.help
-            )
-        else:
-            group.add_argument(option.flag, metavar=option.metavar, help=option.help)
-
-
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Write the folder, or ask about the job of one."""
     # --status, --logs and --stop ask about a folder that was written before.
@@ -136,7 +125,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if folder is not None:
             if arguments.plan or arguments.launcher or arguments.output:
                 raise UsageError(f"--{action} {folder} stands alone: the folder knows its job")
-            return _run_steps(folder, action, arguments, output)
+            return _run_commands(folder, action, arguments, output)
     if arguments.dry_run:
         raise UsageError("--dry-run goes with --status, --logs or --stop; the files start nothing")
     # All three are needed to write a folder; what is missing is named at once.
@@ -169,7 +158,8 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
             f"training; its launchers are {', '.join(LAUNCHERS)}"
         )
     launcher = LAUNCHERS[arguments.launcher]
-    _refuse_options_of_others(launcher, arguments)
+    refuse_options_of_others(arguments)
+    refuse_image(arguments, [name for name, other in LAUNCHERS.items() if other.takes_image])
     # The job as launchers see it, checked before anything is written.
     wheel = find_wheel(arguments.wheel) if arguments.wheel is not None else None
     job = LaunchJob(
@@ -245,6 +235,8 @@ def _write_fleet(arguments: argparse.Namespace, output: Output) -> int:
             f"--for {arguments.launcher} starts training, and {arguments.plan} is a serving plan; "
             f"its targets are {', '.join(TARGETS)}"
         )
+    refuse_options_of_training(arguments)
+    refuse_image(arguments, TARGETS_OF_PODS)
     files, next_step = fleet_files(
         load_serving_plan(arguments.plan), arguments.launcher, arguments.image
     )
@@ -271,44 +263,35 @@ def _interface(text: str) -> tuple[str, str]:
     return machine, name
 
 
-def _refuse_options_of_others(launcher: Launcher, arguments: argparse.Namespace) -> None:
-    """Refuse options that only another launcher reads."""
-    for other in LAUNCHERS.values():
-        # Options of all launchers are declared; only those of the chosen one are read.
-        given = [o.flag for o in other.options if getattr(arguments, o.name)]
-        if other is not launcher and given:
-            raise UsageError(
-                f"{', '.join(given)}: read by {other.name} alone; they go with --for {other.name}"
-            )
-
-
-def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, output: Output) -> int:
-    """Run the steps of an action; show their output as it comes."""
+def _run_commands(
+    folder: Path, action: Action, arguments: argparse.Namespace, output: Output
+) -> int:
+    """Run the commands of an action; show their output as it comes."""
     # The record in the folder says which tools know the job.
-    todo = steps(folder, action)
+    todo = commands_of(folder, action)
     if arguments.json:
         if not arguments.dry_run:
             raise UsageError(f"--{action} shows what the launcher's tools print; leave --json")
-        output.json({"folder": str(folder), "commands": [list(step.argv) for step in todo]})
+        output.json({"folder": str(folder), "commands": [list(command.argv) for command in todo]})
         return 0
     num_failed = 0
-    for step in todo:
+    for command in todo:
         if arguments.dry_run:
-            output.verbatim(shlex.join(step.argv))
+            output.verbatim(shlex.join(command.argv))
             continue
         # The launcher's tools may be on another machine than this one.
-        if shutil.which(step.argv[0]) is None:
-            text = f"there is no {step.argv[0]} here; run this where the job was started"
-            if not step.may_fail:
+        if shutil.which(command.argv[0]) is None:
+            text = f"there is no {command.argv[0]} here; run this where the job was started"
+            if not command.may_fail:
                 raise EnvironmentMismatchError(text)
             output.note(text)
             num_failed += 1
             continue
-        code = subprocess.run(step.argv, cwd=folder, check=False).returncode
-        # A step that may fail counts, and only if all of them fail the job was not found.
+        code = subprocess.run(command.argv, cwd=folder, check=False).returncode
+        # A command that may fail counts, and only if all of them fail the job was not found.
         num_failed += code != 0
-        if code and not step.may_fail:
-            raise CheckFailedError(f"{shlex.join(step.argv)} ended with exit code {code}")
+        if code and not command.may_fail:
+            raise CheckFailedError(f"{shlex.join(command.argv)} ended with exit code {code}")
     if num_failed and num_failed == len(todo):
         raise CheckFailedError(f"--{action} {folder}: none of its commands found the job")
     launcher, record = read_record(folder)

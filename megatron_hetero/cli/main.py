@@ -29,7 +29,7 @@ VERBS = {
     "validate": "check every invariant of a plan, after editing it by hand",
     "diff": "show how two plans differ",
     "flags": "print the Megatron flags and the torchrun line of every node",
-    "launch": "write the files that start a plan: torchrun, ssh, Slurm, Kubernetes, SkyPilot",
+    "launch": "write the files that start a plan: ssh, Slurm, PBS, Kubernetes, SkyPilot and others",
     "simulate": "show what every GPU and link does in one step of a plan",
     "schedule": "make other orders of computations for a plan, and compare them",
     "report": "write one HTML page that explains a plan, with its figures",

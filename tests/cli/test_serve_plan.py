@@ -67,6 +67,12 @@ def test_launch_and_doctor_know_the_plan(plan: Path, tmp_path: Path, capsys) -> 
     assert "kind: Deployment" in pods
     assert main(["launch", str(plan), "--for", "slurm", "-o", str(tmp_path / "b")]) == 2
     assert "is a serving plan" in capsys.readouterr().err
+    # These were ignored.
+    words = ["launch", str(plan), "--for", "vllm", "-o", str(tmp_path / "b")]
+    assert main([*words, "--image", "x"]) == 2
+    assert "--for vllm starts no container" in capsys.readouterr().err
+    assert main([*words, "--time", "10"]) == 2
+    assert "--time: " in capsys.readouterr().err
     assert main(["explain", str(plan)]) == 4
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.flags.launchers.batch import batch_options
 from megatron_hetero.flags.launchers.install import Wheel, install_script
+from megatron_hetero.flags.launchers.pbs import pbs_options
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.slurm import slurm_options
 from megatron_hetero.plan.plan import Plan
@@ -50,10 +52,12 @@ def test_the_golden_files_keep_to_the_schemas(launcher: str) -> None:
 
 def test_files_with_every_option_keep_to_the_schemas(tmp_path: Path) -> None:
     options = slurm_options(["A100-80GB=gpu-a", "rest"], ["32"], "team@lab", "high", "1-12:00:00")
+    common = batch_options("team@lab", "1-12:00:00", ["32"], ["400G"])
     install = install_script(Wheel("megatron_hetero-0.1.0-py3-none-any.whl"))
     made = [
         *files("skypilot", is_installed_by_script=True, opens_ports=True),
         *[file for file in files("slurm", slurm=options) if file.name == "job.sbatch"],
+        *[file for file in files("pbs", pbs=pbs_options(common, "gpu")) if file.name == "job.pbs"],
         install,
     ]
     for file in made:
@@ -137,6 +141,9 @@ def test_faults_planted_in_a_pytorchjob_are_refused(
         ("skypilot", "part-0.yaml", 'if [ "$M', "if [ $M", "run:"),
         ("slurm", "job.sbatch", "--exclusive", "--exclusiv", "'#SBATCH --exclusiv' is not an"),
         ("slurm", "job.sbatch", "--nodes=1", "--nodes=one", "'#SBATCH --nodes=one' is not an"),
+        ("pbs", "job.pbs", "#PBS -j oe", "#PBS -j eoo", "'#PBS -j eoo' is not an"),
+        ("pbs", "job.pbs", "ngpus=4", "gpus=4", "is not an option of qsub"),
+        ("pbs", "job.pbs", '"${nodes[$rank]}" bash', "${nodes[$rank]} bash", "job.pbs:"),
         ("ssh", "start.sh", '"${starters[@]}"', "${starters[@]}", "start.sh:"),
     ],
 )

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import HeteroError, UsageError
@@ -25,7 +24,7 @@ from megatron_hetero.flags.launchers.skypilot import sky_options, skypilot_files
 from megatron_hetero.flags.launchers.slurm import slurm_options
 from megatron_hetero.flags.launchers.ssh import ssh_files
 from megatron_hetero.plan.build import plan_from_layout
-from megatron_hetero.plan.file import plan_from_data, save_plan
+from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Host, Plan
 from tests.plan.edits import PLAN
@@ -50,13 +49,35 @@ def files(launcher: str, **changes: object) -> tuple[LaunchFile, ...]:
     return LAUNCHERS[launcher].files(made)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_golden(launcher: str) -> None:
+def golden_files(launcher: str) -> dict[str, str]:
+    """Return the text of each file that a launcher writes for the plan of the golden files."""
     # On Slurm an image means pyxis, which not every site has.
     changes = {"image": None} if launcher == "slurm" else {}
-    made = {file.name: file.text for file in files(launcher, **changes)}
+    return {file.name: file.text for file in files(launcher, **changes)}
+
+
+def write_golden(folder: Path) -> None:
+    """Write the golden files of all launchers into a folder."""
+    for launcher in LAUNCHERS:
+        (folder / launcher).mkdir(parents=True, exist_ok=True)
+        for name, text in golden_files(launcher).items():
+            (folder / launcher / name).write_text(text)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_golden(launcher: str) -> None:
     folder = GOLDEN / launcher
-    assert made == {path.name: path.read_text() for path in sorted(folder.iterdir())}
+    golden = {path.name: path.read_text() for path in sorted(folder.iterdir())}
+    assert golden_files(launcher) == golden
+
+
+def test_golden_files_written_anew_are_those_of_the_repository(tmp_path: Path) -> None:
+    """The command of this file's docstring once wrote a container into Slurm's."""
+    write_golden(tmp_path)
+    names = {path.relative_to(GOLDEN) for path in GOLDEN.rglob("*.*")}
+    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")} == names
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (GOLDEN / name).read_bytes()
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -150,41 +171,6 @@ def test_ssh_starts_all_and_stops_all(tmp_path: Path, torchrun: str, code: int, 
     assert done.returncode == code, done.stderr
     assert words in done.stdout + done.stderr
     assert sorted(path.name for path in (folder / "logs").iterdir()) == ["node-0.log", "node-1.log"]
-
-
-def test_the_manifest_holds_the_plan_and_the_script() -> None:
-    (manifest,) = files("kubernetes")
-    config, jobset = YAML(typ="safe", pure=True).load_all(manifest.text)
-    assert plan_from_data(json.loads(config["data"]["plan.json"])) == mixed_plan()
-    script = node_script(job(), hosts_are_rented=True).text
-    assert config["data"]["train.sh"].rstrip() == script.rstrip()
-    parts = jobset["spec"]["replicatedJobs"]
-    limits = [
-        part["template"]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
-        for part in parts
-    ]
-    # Node b has three GPUs, of which the plan uses 0 and 2: their numbers need all three.
-    assert limits == [{"nvidia.com/gpu": 4}, {"nvidia.com/gpu": 3}]
-
-
-@pytest.mark.parametrize(
-    ("gpu_type", "resource"), [("MI300X", "amd.com/gpu"), ("RTX-4090", "nvidia.com/gpu")]
-)
-def test_a_pod_asks_for_the_gpus_of_their_maker(gpu_type: str, resource: str) -> None:
-    plan = mixed_plan()
-    hosts = (plan.hosts[0], replace(plan.hosts[1], gpu_type=gpu_type))
-    (manifest,) = files("kubernetes", plan=replace(plan, hosts=hosts))
-    jobset = list(YAML(typ="safe", pure=True).load_all(manifest.text))[1]
-    pod = jobset["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
-    assert pod["containers"][0]["resources"]["limits"] == {resource: 3}
-    assert pod["tolerations"][0]["key"] == resource
-
-
-def test_a_plan_that_no_config_map_holds_is_refused() -> None:
-    plan = mixed_plan()
-    reasons = {f"b:{index}": "x" * 1000 for index in range(1200)}
-    with pytest.raises(UsageError, match="a ConfigMap holds 1048576"):
-        files("kubernetes", plan=replace(plan, idle_reasons=reasons))
 
 
 def test_alike_nodes_in_a_row_are_one_component() -> None:
@@ -343,13 +329,6 @@ def test_only_ssh_watches_over_all_machines(tmp_path: Path, capsys) -> None:
     assert "go with --hetero-on-loss replan" in capsys.readouterr().err
 
 
-if __name__ == "__main__":
-    for launcher in LAUNCHERS:
-        (GOLDEN / launcher).mkdir(parents=True, exist_ok=True)
-        for file in files(launcher):
-            (GOLDEN / launcher / file.name).write_text(file.text)
-
-
 def test_an_interface_of_one_machine_is_its_own() -> None:
     plan = mixed_plan()
     second = plan.hosts[1].node
@@ -438,8 +417,12 @@ def test_options_of_a_kind_of_gpu_reach_machines_that_have_it_beside_others() ->
     assert of_kind((("T4", "x"), ("L4", "x"), ("", "y")), component) == "x"
     assert of_kind((("T4", "x"), ("", "y")), component) == "x"
     assert of_kind((("RTX-4090", "x"), ("", "y")), component) == "y"
-    assert of_kind(((component.gpu_type, "z"), ("T4", "x"), ("L4", "y")), component) == "z"
+    assert of_kind(((component.kind, "z"), ("T4", "x"), ("L4", "y")), component) == "z"
     with pytest.raises(UsageError, match=r"has both; give one value as '[0-9] x L4"):
         of_kind((("T4", "x"), ("L4", "y")), component)
     kept, notes = without_unused("--partition", (("T4", "x"), ("V100-16GB", "y")), made)
     assert kept == (("T4", "x"),) and len(notes) == 1
+
+
+if __name__ == "__main__":
+    write_golden(GOLDEN)

@@ -19,11 +19,14 @@ from megatron_hetero.errors import FileFormatError, HeteroError, UnsupportedErro
 from megatron_hetero.files import write_json
 from megatron_hetero.flags.launchers.launcher import ACTIONS
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
-from megatron_hetero.flags.launchers.running import RECORD_NAME, record_of, steps
+from megatron_hetero.flags.launchers.running import RECORD_NAME, commands_of, record_of
 from megatron_hetero.plan.file import save_plan
 from tests.flags.test_launchers import files, job, mixed_plan, run_script, written
 
-TOOLS = ("sbatch", "squeue", "sacct", "scancel", "kubectl", "sky", "ssh", "pkill")
+TOOLS = (
+    "sbatch", "squeue", "sacct", "scancel", "qstat", "qdel", "kubectl", "sky", "ssh", "pkill",
+)  # fmt: skip
+JOB_IDS = {"slurm": "4711;big", "pbs": "4711.head"}
 LABEL = "jobset.sigs.k8s.io/jobset-name=megatron-hetero"
 
 
@@ -31,7 +34,9 @@ def launched(folder: Path, launcher: str) -> Path:
     """A folder as `launch` leaves it, and as `start.sh` does."""
     folder.mkdir()
     write_json(folder / RECORD_NAME, record_of(job(), launcher))
-    (folder / "job.id").write_text("4711;big\n")
+    # The number of the job, as the launcher's own tool prints it.
+    if launcher in JOB_IDS:
+        (folder / "job.id").write_text(f"{JOB_IDS[launcher]}\n")
     (folder / "start.pid").write_text("4712\n")
     return folder
 
@@ -56,6 +61,8 @@ def tools(folder: Path, monkeypatch: pytest.MonkeyPatch, **codes: int) -> Path:
     [
         ("slurm", "status", ["squeue --jobs 4711 ", "sacct --jobs 4711 --format=JobID,JobName,St"]),
         ("slurm", "stop", ["scancel 4711 "]),
+        ("pbs", "status", ["qstat -x 4711.head "]),
+        ("pbs", "stop", ["qdel 4711.head "]),
         ("kubernetes", "status", ["kubectl get jobset megatron-hetero ", "kubectl get pods --sel"]),
         ("kubernetes", "logs", [f"kubectl logs --selector {LABEL} --prefix --tail 200 --max-l"]),
         ("kubernetes", "stop", ["kubectl delete --filename jobset.yaml "]),
@@ -97,7 +104,9 @@ def test_the_launchers_own_tools_are_asked(
     assert [line.split()[0] for line in shown] == [line.split()[0] for line in called]
 
 
-@pytest.mark.parametrize(("launcher", "name"), [("slurm", "job.log"), ("ssh", "logs/node-1.log")])
+@pytest.mark.parametrize(
+    ("launcher", "name"), [("slurm", "job.log"), ("pbs", "job.log"), ("ssh", "logs/node-1.log")]
+)
 def test_logs_are_read_where_they_are_written(
     launcher: str, name: str, tmp_path: Path, capfd
 ) -> None:
@@ -142,13 +151,13 @@ def test_a_site_without_accounting_still_has_its_queue(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("action", ACTIONS)
 def test_jobs_started_by_hand_are_refused(action: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="started by hand"):
-        steps(launched(tmp_path / "job", "torchrun"), action)
+        commands_of(launched(tmp_path / "job", "torchrun"), action)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "error", "words"),
     [
-        ("job.id", "4711; rm -rf /", UsageError, "is no number of a job"),
+        ("job.id", "4711; rm -rf /", UsageError, "is no number of a job or process"),
         ("job.id", None, UsageError, "was the job started by"),
         (RECORD_NAME, None, FileFormatError, "name a folder that `launch` wrote"),
         (RECORD_NAME, '{"launcher": "at"}', FileFormatError, "hosts"),
@@ -180,7 +189,7 @@ def test_what_is_in_the_folder_never_becomes_a_command(
     if text is not None:
         (folder / name).write_text(text)
     with pytest.raises(error, match=words):
-        steps(folder, "stop")
+        commands_of(folder, "stop")
 
 
 @pytest.mark.parametrize(
@@ -189,8 +198,11 @@ def test_what_is_in_the_folder_never_becomes_a_command(
         ([], "PLAN.JSON, --for, -o FOLDER missing"),
         (["--status", "job", "--for", "ssh"], "--status job stands alone"),
         (["plan.json", "--for", "ssh", "-o", "job", "--dry-run"], "--dry-run goes with --status"),
-        (["PLAN", "--for", "ssh", "-o", "job", "--time", "10"], "they go with --for slurm"),
-        (["PLAN", "--for", "ssh", "-o", "job", "--open-ports"], "they go with --for skypilot"),
+        (["PLAN", "--for", "ssh", "-o", "job", "--time", "10"], "--for ssh does not read it"),
+        (["PLAN", "--for", "ssh", "-o", "job", "--open-ports"], "it goes with --for skypilot"),
+        # It was ignored.
+        (["PLAN", "--for", "ssh", "-o", "job", "--image", "x"], "--for ssh starts no container"),
+        (["PLAN", "--for", "torchrun", "-o", "job", "--image", "x"], "goes with --for slurm or"),
         (["PLAN", "--for", "slurm", "-o", "job", "--wheel", "x.whl"], "there is no such wheel"),
         (
             ["PLAN", "--for", "slurm", "-o", "job", "--wheel", "http://a.example/x.whl"],
@@ -243,7 +255,7 @@ def test_ssh_stop_ends_what_start_began(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     with pytest.raises(UsageError, match="was the job started by"):
-        steps(folder, "stop")
+        commands_of(folder, "stop")
 
 
 def test_rented_machines_start_once_all_are_there(tmp_path: Path) -> None:

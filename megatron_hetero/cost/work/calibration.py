@@ -88,7 +88,9 @@ class FusedAttention:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants by GPU type and kind of product ("fp16": tensor cores, "fp32": without them).
+    """Constants by GPU type and kind of product.
+
+    Kinds: "fp16" (16 bits, and fp32 by TF32), "fp32" (without tensor cores), "fp8" and "fp8_block".
 
     `dropout_slowdown`: how much longer dropout takes than its traffic (it draws random numbers);
     `same_chip`: types that share the constants of another one.

@@ -5,8 +5,9 @@ another one in each pass.  Everything else is bound by memory and takes
 `bytes / (bandwidth * memory_efficiency)`.  The formula is the same for every GPU; its
 constants are in `cost.work.calibration`.
 
-Backward is twice the forward products (input and weight gradients) plus the accumulation of the
-weight gradient into the main gradient.  Times are for one micro-batch, without communication.
+Backward is twice the forward products (input and weight gradients) and twice the element-wise
+traffic, 2.5 times the FLOPs of fused attention, and the accumulation of the weight gradient into
+the main gradient.  Times are for one micro-batch, without communication.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ def can_train(training: TrainingSpec, gpu: GpuType) -> bool:
 def uses_flash_attention(training: TrainingSpec, gpu: GpuType) -> bool:
     """Return whether attention is fused: wanted by the job and possible on the GPU.
 
-    FlashAttention-2 needs compute capability 8.0, and half precision.
+    FlashAttention-2 needs compute capability 8.0, and half precision; GPUs without a compute
+    capability (AMD) have a fused kernel too.
     """
     if not training.flash_attention or training.precision == "fp32":
         return False
@@ -214,7 +216,7 @@ def slowest(times: Sequence[PassTimes]) -> PassTimes:
 
 class PartSeconds(NamedTuple):
     """Seconds of a part of a layer by cause, each as (forward pass, backward pass): products, what
-    lies between the two products of attention, and work bound by memory."""
+    lies between the projections of attention, and work bound by memory."""
 
     products: tuple[float, float]
     attention: tuple[float, float]
@@ -268,7 +270,7 @@ def _core_times(
     is_fused: bool,
     calibration: Calibration | None,
 ) -> PassTimes:
-    """Time scores and context: what lies between the two products of attention."""
+    """Time scores and context: what lies between the QKV and the output projection."""
     # The MLP has no scores.
     if not work.attention_flops:
         return PassTimes(0.0, 0.0)

@@ -1,8 +1,8 @@
-"""Seconds of a model's ends: the embedding, the output layer with the loss, and what joins the
-next token but one with what is known of a token.
+"""Seconds of a model's ends: the embedding, the output layer with the loss, and the projection of
+multi-token prediction (Megatron's `eh_proj`, `--mtp-num-layers`).
 
-The roofline is that of a layer (`cost.work.compute`).  Times are for one micro-batch on one GPU of
-a tensor-parallel group, without communication.
+Products and memory-bound work are priced as in a layer (`cost.work.compute`).  Times are for one
+micro-batch on one GPU of a tensor-parallel group, without communication.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def head_product(model: ModelSpec, width: int, vocab_rows: int, num_tokens: int)
 
 
 def joining_product(model: ModelSpec, width: int, num_tokens: int) -> Product:
-    """Return the product that joins a token with a further one, in the forward pass."""
+    """Return the projection of multi-token prediction (`eh_proj`) in the forward pass."""
     return Product.with_weights(num_tokens, joining_params(model) // width, 2 * model.hidden_size)
 
 
@@ -94,8 +94,8 @@ def joining_times(
     calibration: Calibration | None = None,
     num_tokens: int | None = None,
 ) -> PassTimes:
-    """Time the parts before a layer that predicts a further token: two norms, and the product that
-    joins a token's hidden state with the embedding of a further token.
+    """Time the parts before a layer of multi-token prediction: two norms, and the projection
+    (`eh_proj`) of a token's hidden state beside the embedding of a further token.
 
     Args:
         width: of the tensor-parallel group.

@@ -1,8 +1,9 @@
 """Times between and beyond measured ones: the analytic model, scaled to the nearest measurement.
 
 A probe measures a few widths, micro-batch sizes and one recomputation; a search compares more.
-Were a measured time compared with a modelled one, the one that the model flatters would win, and
-not the faster one.  So the model only says by how much a setting differs from the measured one.
+Were a measured time compared with a modelled one, the setting whose modelled time is too short
+would win, and not the faster setting.  So the model only says by how much a setting differs from
+the measured one.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def gauged_times(
     piece: Piece,
     model: Model,
 ) -> Gauged | None:
-    """Return a piece as measured, or as modelled times measured over modelled of the nearest point;
-    None where the profile knows nothing of this model on this type.
+    """Return a piece as measured, or the model's time multiplied by the ratio measured / modelled
+    at the nearest point; None where the profile knows nothing of this model on this type.
 
     Recomputation is priced as the forward computing that it is.  Communication is in what was
     measured; between unlike widths it is the model's, because computing says nothing of links.

@@ -5,7 +5,7 @@ other and runs ahead of the GPU, so a single small operator costs nothing: what 
 pass of a piece, which ends no sooner than its last operator is launched.  Layers follow each other
 and are alike, so a pass of many layers is bound as one layer is, and times stay sums of pieces.  At
 the ends of the model that is an upper limit: a head that takes long lets the host run ahead of the
-layers' backward pass, and the smaller of the two differences is then counted for nothing.  Between
+layers' backward pass, and the time that the host wins there is not credited.  Between
 pipeline stages nothing is gained: Megatron waits for the GPU after each exchange with a neighbour
 (`batch_p2p_sync`).
 

@@ -81,8 +81,8 @@ def attention_work(
 def _attention_products(
     model: ModelSpec, training: TrainingSpec, share: TensorShare
 ) -> tuple[Product, ...]:
-    """Return the projections.  Those to latents that every member holds whole are of its own tokens
-    where sequences are divided."""
+    """Return the projections.  Down-projections to replicated latents see only the member's own
+    tokens under sequence parallelism."""
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     # Latents that every member computes whole are of its own tokens under sequence parallelism.
     weights = attention_matrices(model, share)

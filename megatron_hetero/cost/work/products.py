@@ -75,9 +75,11 @@ class Product(NamedTuple):
 class GemmEfficiency:
     """Constants of the products of a GPU type, relative to its sheet.
 
-    `max_efficiency`: part of the peak at a TFLOP, traffic and fixed cost apart.  `overhead_s`: of
-    each.  `traffic`: seconds over what their bytes take at the bandwidth of the sheet, as far as
-    they do not hide.  `decline`: the seconds of the FLOPs grow as their power 1 + `decline`.
+    `max_efficiency`: part of the peak at a TFLOP, traffic and fixed cost apart.
+    `overhead_s`: fixed seconds of each product.
+    `traffic`: fraction of the memory time (bytes / bandwidth of the sheet) that is added to the
+    time of the FLOPs, which hides the rest.
+    `decline`: the seconds of the FLOPs grow as their power 1 + `decline`.
     """
 
     max_efficiency: float

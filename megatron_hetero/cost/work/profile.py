@@ -89,7 +89,7 @@ class MeasuredType(_Strict):
 
 class ProfileModel(_Strict):
     """The content of profile.json. `provenance` says who measured, where, when and with which
-    versions; `gpus` are figures by type."""
+    versions; `gpus`: figures of each GPU type."""
 
     version: Literal[1]
     provenance: dict[str, str] = Field(min_length=1)

@@ -63,8 +63,9 @@ def layer_exchanges(
 ) -> tuple[PartExchange, PartExchange]:
     """Time the exchanges of attention and of the MLP, beside products where they hide under them.
 
-    Latent attention and experts have other products, and exchange in turn; Megatron switches
-    `--tp-comm-overlap` off for them, because Transformer Engine has no buffers for their products.
+    Latent attention and experts have other products, and exchange without overlap; Megatron
+    switches `--tp-comm-overlap` off for them, because Transformer Engine has no buffers for their
+    products.
 
     Args:
         workload: the job.
@@ -114,8 +115,8 @@ def _part(
     num_bytes: float,
     link: Link,
 ) -> PartExchange:
-    """Time the exchanges of a column-parallel product and the row-parallel one behind it; in turn
-    where `work_of` is None."""
+    """Time the exchanges of a column-parallel product and the row-parallel one behind it; without
+    overlap where `work_of` is None."""
     training, width = workload.training, members[0][1].width
     if width == 1:
         return PartExchange(0.0, 0.0, 0.0)

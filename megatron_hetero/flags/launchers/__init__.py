@@ -10,7 +10,10 @@ kept         the number of a job that a start script has kept
 running      status, logs and stop by the launcher's own tools
 torchrun     by hand
 ssh          one script for all nodes
+batch        options that batch systems share
 slurm        a heterogeneous job
+pbs          a job with a chunk for each node
+pod          pods of Kubernetes
 kubernetes   a JobSet
 pytorchjob   a PyTorchJob of Kubeflow
 skypilot     a task for each kind of node

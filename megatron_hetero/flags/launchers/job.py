@@ -15,7 +15,9 @@ from megatron_hetero.flags.launchers.replanning import OnLoss
 from megatron_hetero.flags.launchers.sky_tasks import CarriedTask
 from megatron_hetero.plan.plan import Host, Plan
 
-_JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+"""A name of a job by the rules of the strictest launcher."""
+
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", re.ASCII)
 _IMAGE = re.compile(r"[A-Za-z0-9/][\w.:/@+#-]*", re.ASCII)
 """Also a file, or "registry#image:tag", as pyxis names them."""
@@ -34,6 +36,8 @@ class LaunchFile:
 class Component:
     """Consecutive nodes of the launch with the same GPU type and the same number of GPUs.
 
+    They may lie in several sites: a plan does not say where its machines are. What starts them
+    gives each its own rank.
     `first_node_rank` is the `--node-rank` of the first node. `gpus_per_node` counts all GPUs of a
     node, also those that the plan leaves idle, so that indices mean the same everywhere.
     """
@@ -44,8 +48,8 @@ class Component:
     gpus_per_node: int
 
     @property
-    def gpu_type(self) -> str:
-        """Return the catalogue's name; for unlike GPUs, all names with their numbers."""
+    def kind(self) -> str:
+        """Return the GPU type for people; for unlike GPUs, all names with their numbers."""
         return self.hosts[0].kind
 
     @property
@@ -55,23 +59,39 @@ class Component:
 
 
 @dataclass(frozen=True)
-class SlurmOptions:
+class BatchOptions:
+    """Options of a site for a job of any batch system.
+
+    `cpus_per_task` and `memory` hold (kind of GPU, value), since unlike machines have unlike core
+    counts; the kind "" stands for all other nodes.
+    """
+
+    account: str | None = None
+    time: str | None = None
+    cpus_per_task: tuple[tuple[str, str], ...] = ()
+    memory: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class SlurmOptions(BatchOptions):
     """Options of a site for a Slurm job.
 
-    `partition`, `cpus_per_task` and `memory` hold (kind of GPU, value), since unlike machines have
-    unlike partitions and core counts; the kind "" stands for all other nodes.
+    `partition` holds (kind of GPU, value), as `memory` does.
     `shares_nodes` if other jobs hold GPUs of the machines.
     """
 
     partition: tuple[tuple[str, str], ...] = ()
-    cpus_per_task: tuple[tuple[str, str], ...] = ()
-    account: str | None = None
     qos: str | None = None
-    time: str | None = None
     requeue: bool = False
     mounts: str | None = None
     shares_nodes: bool = False
-    memory: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class PbsOptions(BatchOptions):
+    """Options of a site for a PBS job."""
+
+    queue: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +128,7 @@ class LaunchJob:
     is_installed_by_script: bool = False
     opens_ports: bool = False
     slurm: SlurmOptions = SlurmOptions()
+    pbs: PbsOptions = PbsOptions()
     interfaces: tuple[tuple[str, str], ...] = ()
     takes_public_addresses: bool = False
     replanning: OnLoss | None = None
@@ -144,7 +165,7 @@ class LaunchJob:
                     f"({', '.join(machines)})"
                 )
         # One name for all launchers, by the rules of the strictest.
-        if not _JOB_NAME.fullmatch(self.name):
+        if not JOB_NAME.fullmatch(self.name):
             raise UsageError(
                 f"--name {self.name!r}: allowed are up to 40 lower-case letters, digits and '-', "
                 "a letter first (Kubernetes and DNS ask for it)."
@@ -221,8 +242,8 @@ def of_kind[Value](given: tuple[tuple[str, Value], ...], component: Component) -
     """
     values = dict(given)
     # A value for this very mixture of GPUs wins.
-    if component.gpu_type in values:
-        return values[component.gpu_type]
+    if component.kind in values:
+        return values[component.kind]
     # Else the values of its GPUs, which have to agree, or the value for all.
     found = {kind: values[kind] for kind in component.gpu_types if kind in values}
     first = next(iter(found.values()), values.get(""))
@@ -230,7 +251,7 @@ def of_kind[Value](given: tuple[tuple[str, Value], ...], component: Component) -
         words = ", ".join(f"{kind}={value}" for kind, value in found.items())
         raise UsageError(
             f"{words}: machine {component.hosts[0].node} has both; give one value as "
-            f"'{component.gpu_type}=VALUE'"
+            f"'{component.kind}=VALUE'"
         )
     return first
 
@@ -249,7 +270,7 @@ def without_unused[Value](
     Raises:
         UsageError: a kind is neither one of the plan's nor one of the catalogue's.
     """
-    types = {component.gpu_type for component in job.components}
+    types = {component.kind for component in job.components}
     kept, notes = [], []
     for kind, value in given:
         if not kind or kind in types or any(kind in c.gpu_types for c in job.components):

@@ -38,9 +38,10 @@ class LauncherCommand:
 
 @dataclass(frozen=True)
 class LaunchOption:
-    """An option of `launch` that one launcher alone reads.
+    """An option of `launch` that some launchers read, and all others refuse.
 
-    `metavar` is None for a switch; `repeats` if the option may be given several times.
+    Launchers that share an option have equal ones. `metavar` is None for a switch; `repeats` if the
+    option may be given several times.
     """
 
     flag: str
@@ -58,12 +59,15 @@ class LaunchOption:
 class Launcher:
     """A launcher of a site, by which `launch --for NAME` writes a job and asks after it.
 
-    `files` writes the folder. `start` is the line that starts the job, with {folder} in it.
+    `files` returns the launcher's own files; `cli.launch` adds plan.json, launch.json, and
+    install.sh where there is a wheel. `start` says what starts the job; {folder} in it stands for
+    the folder, which is the working directory of `commands`.
     `commands` yields the commands of an action; None where nothing knows the whole job.
     `options` are those of the command line; `read_options` returns the job with their values.
     `brings_folder` if the launcher brings the files to the machines; else a person copies them.
-    `takes_image` if the job may run in a container image. `can_replan` if its start script watches
-    over all machines. `after_stop` returns what a person has to know once a job was stopped.
+    `takes_image` if the job may run in a container image; else --image is refused.
+    `can_replan` if its start script watches over all machines.
+    `after_stop` returns what a person has to know once a job was stopped.
     """
 
     name: str

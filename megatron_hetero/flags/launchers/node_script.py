@@ -28,7 +28,10 @@ VENV_NAME = "venv"
 PLAN_NAME = "plan.json"
 BY_NAME = "by-name"
 HOST_VARIABLE = "MEGATRON_HETERO_HOST"
-"""Name of the machine, where neither Slurm nor `hostname` says it: in a pod."""
+"""Host name by which `by-name` finds the rank where neither Slurm nor `hostname` says it, in a pod.
+
+`NODE_VARIABLE` is the plan's name of the node, which `train.sh` says to the job.
+"""
 
 _HEAD = """\
 #!/usr/bin/env bash
@@ -65,18 +68,19 @@ _ADVICE_INSTALL = "run bash $here/install.sh here, or once on a disk that all ma
 _ADVICE_PATH = "install megatron-hetero with its runtime, or put its environment on the PATH"
 
 
-def node_script(job: LaunchJob, *, hosts_are_rented: bool = False) -> LaunchFile:
-    """Write the `train.sh` of a job.
+def node_script(job: LaunchJob, *, exports_names: bool = False) -> LaunchFile:
+    """Return the `train.sh` of a job.
 
     Args:
-        hosts_are_rented: the machines have other names than the plan's hosts.
+        exports_names: the machines' host names at run time differ from the plan's, so that the
+            script says the plan's name of each.
     Raises:
         UsageError: a flag of the user's is unknown or contradicts the plan.
     """
-    return LaunchFile(NAME, "\n".join(_parts(job, hosts_are_rented)), executable=True)
+    return LaunchFile(NAME, "\n".join(_parts(job, exports_names)), executable=True)
 
 
-def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
+def _parts(job: LaunchJob, exports_names: bool) -> Iterator[str]:
     hosts = job.plan.hosts
     yield _HEAD.format(layout=format_layout(job.plan.layout), by_name=BY_NAME) + (
         _MASTER.format(master=hosts[0].host, port=job.master_port) if hosts[1:] else ""
@@ -95,7 +99,7 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
         yield f"{node_rank})  # {host.node}: {host.kind}"
         yield f"    num_processes={len(host.gpu_indices)}"
         # The plan's name of the machine, which its own host name does not say.
-        if hosts_are_rented:
+        if exports_names:
             yield f"    export {NODE_VARIABLE}={shlex.quote(host.node)}"
         settings = _settings_of(job, host)
         yield from (f"    {line}" for line in _exports(settings, job.slurm.shares_nodes))

@@ -1,7 +1,7 @@
 """Going on without lost machines: what `start.sh` does where the job asks for it.
 
-`launch --hetero-on-loss replan` writes it.  It is two lines that a person could type, `plan --near`
-and `launch`, between a look at which machines still answer and a start of what came out.
+`launch --hetero-on-loss replan` writes these lines of `start.sh`: they look which machines still
+answer, call `plan --near` and `launch` as a person would, and start what came out.
 """
 
 from __future__ import annotations
@@ -131,12 +131,12 @@ class OnLoss:
             pid=pid_name,
             plan=f'megatron-hetero plan --near "$here/{plan_name}" {cluster} -o "$here/next.json"',
             launch=f'megatron-hetero launch "$here/next.json" -o "$here/next" {cluster} '
-            + shlex.join([*FLAG, *options, *_behind_a_dash(more_flags)]),
+            + shlex.join([*FLAG, *options, *_behind_dashes(more_flags)]),
             plan_name=plan_name,
         )
 
 
-def _behind_a_dash(more_flags: Sequence[str]) -> Iterator[str]:
+def _behind_dashes(more_flags: Sequence[str]) -> Iterator[str]:
     if more_flags:
         yield "--"
         yield from more_flags

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from megatron_hetero.errors import FileFormatError, UnsupportedError
 from megatron_hetero.files import read_json, validate_document
-from megatron_hetero.flags.launchers.job import LaunchJob
+from megatron_hetero.flags.launchers.job import JOB_NAME, LaunchJob
 from megatron_hetero.flags.launchers.launcher import (
     Action,
     Launcher,
@@ -21,7 +20,6 @@ from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.plan.checks.devices import is_host_name
 
 RECORD_NAME = "launch.json"
-_JOB_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def record_of(job: LaunchJob, launcher: str) -> dict[str, object]:
@@ -49,12 +47,12 @@ def read_record(folder: Path) -> tuple[Launcher, LaunchRecord]:
         raise FileFormatError(
             f"{path}:1: launcher {record.launcher!r} is not known; known are {', '.join(LAUNCHERS)}"
         )
-    if not _JOB_NAME.fullmatch(record.name) or not all(map(is_host_name, record.hosts)):
+    if not JOB_NAME.fullmatch(record.name) or not all(map(is_host_name, record.hosts)):
         raise FileFormatError(f"{path}:1: a name in it is not one that `launch` writes")
     return LAUNCHERS[record.launcher], record
 
 
-def steps(folder: Path, action: Action) -> tuple[LauncherCommand, ...]:
+def commands_of(folder: Path, action: Action) -> tuple[LauncherCommand, ...]:
     """Return the commands that carry out an action on the job of a folder.
 
     Raises:

@@ -152,7 +152,7 @@ def sky_options(infra: Sequence[str], tasks: Sequence[str] = (), *, is_spot: boo
 
 
 def skypilot_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """Write `train.sh`, a task for each kind of node, and the script that launches them.
+    """Return `train.sh`, a task for each kind of node, and the script that launches them.
 
     Raises:
         UsageError: SkyPilot has no name for a type of GPU, a task has other machines than the plan,
@@ -177,23 +177,23 @@ def skypilot_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
         passed="".join(f" {option} {name}" for option, name in dict.fromkeys(pairs)),
     )
     start = LaunchFile("start.sh", text, executable=True)
-    return (node_script(job, hosts_are_rented=True), *tasks, start)
+    return (node_script(job, exports_names=True), *tasks, start)
 
 
 def _task(job: LaunchJob, component: Component) -> str:
     if component.hosts[0].gpu_types:
         raise UsageError(
-            f"machine {component.hosts[0].node} has unlike GPUs ({component.gpu_type}), and a "
+            f"machine {component.hosts[0].node} has unlike GPUs ({component.kind}), and a "
             "SkyPilot task asks for one kind. Launch by ssh, Slurm or Kubernetes."
         )
     # The task of the user's, where there is one; else a task of nothing but the plan.
     carried = of_kind(job.sky.tasks, component)
     if carried is None:
-        carried = CarriedTask.of_plan(accelerator_name(component.gpu_type), component.gpus_per_node)
+        carried = CarriedTask.of_plan(accelerator_name(component.kind), component.gpus_per_node)
     elif carried.count != component.gpus_per_node:
         raise UsageError(
             f"--task {carried.path}: its machines have {carried.accelerator}:{carried.count}, and "
-            f"those of the plan {component.gpus_per_node} x {component.gpu_type}"
+            f"those of the plan {component.gpus_per_node} x {component.kind}"
         )
     image = f"docker:{job.image.removeprefix('docker:')}" if job.image else None
     resources = resources_at(
@@ -210,7 +210,7 @@ def _task(job: LaunchJob, component: Component) -> str:
     folder = f"{JOB_FOLDER}/" if is_beside else ""
     return _TASK.format(
         count=len(component.hosts),
-        gpu_type=component.gpu_type,
+        gpu_type=component.kind,
         first=component.first_node_rank,
         last=component.first_node_rank + len(component.hosts) - 1,
         name=job.name,

@@ -10,11 +10,18 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.launchers.batch import (
+    BATCH_OPTIONS,
+    NAME_PATTERN,
+    batch_options,
+    check_name,
+    without_unused_values,
+)
 from megatron_hetero.flags.launchers.job import (
     Component,
     LaunchFile,
@@ -38,9 +45,7 @@ from megatron_hetero.flags.launchers.node_script import BY_NAME, node_script
 JOB_ID_NAME = "job.id"
 LOG_NAME = "job.log"
 _JOB_ID = re.compile(r"([0-9]+)(?:;[\w.-]+)?")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*")
 _MOUNTS = re.compile(r"/[^\s'\"$`\\;,:]*(:[^\s'\"$`\\;,]+)?(,/[^\s'\"$`\\;,]+)*")
-_TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED", re.ASCII)
 
 # One task to a node starts one process for each GPU: bound to the core of one task they would share
 # it (--cpu-bind=none).
@@ -88,34 +93,24 @@ def slurm_options(
     Raises:
         UsageError: Slurm could not read a value, or the same nodes have two values.
     """
-    # Values stand in the script's lines, so that only plain words are taken.
-    for name, value in (("--account", account), ("--qos", qos)):
-        if value is not None and not _NAME.fullmatch(value):
-            raise UsageError(f"{name} {value!r}: a name of letters, digits and _.,@+- is wanted")
-    if time is not None and not _TIME.fullmatch(time):
-        raise UsageError(
-            f"--time {time!r}: minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]] "
-            "are wanted"
-        )
+    common = batch_options(account, time, cpus_per_task, memory)
+    check_name("--qos", qos)
     if mounts is not None and not _MOUNTS.fullmatch(mounts):
         raise UsageError(
             f"--container-mounts {mounts!r}: /FOLDER:/FOLDER is wanted, several by commas"
         )
     return SlurmOptions(
-        by_kind("--partition", partition, _NAME, "a name"),
-        by_kind("--cpus-per-task", cpus_per_task, re.compile("[1-9][0-9]*"), "a number above 0"),
-        account,
-        qos,
-        time,
-        requeue,
-        mounts,
-        shares_nodes,
-        by_kind("--mem", memory, re.compile("[0-9]+[KMGT]?"), "a size such as 400G, or 0 for all,"),
+        **asdict(common),
+        partition=by_kind("--partition", partition, NAME_PATTERN, "a name"),
+        qos=qos,
+        requeue=requeue,
+        mounts=mounts,
+        shares_nodes=shares_nodes,
     )
 
 
 def slurm_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """Write `train.sh`, `job.sbatch`, and the script that submits it."""
+    """Return `train.sh`, `job.sbatch`, and the script that submits it."""
     start = LaunchFile("start.sh", _START.format(job_id=JOB_ID_NAME, log=LOG_NAME), executable=True)
     return (node_script(job), LaunchFile("job.sbatch", "".join(_parts(job))), start)
 
@@ -188,10 +183,8 @@ def _read_options(job: LaunchJob, given: Mapping[str, Any]) -> LaunchJob:
     )
     # Values for GPUs that the plan leaves idle become notes.
     partition, unused = without_unused("--partition", options.partition, job)
-    cpus, without_cpus = without_unused("--cpus-per-task", options.cpus_per_task, job)
-    memory, without_memory = without_unused("--mem", options.memory, job)
-    options = replace(options, partition=partition, cpus_per_task=cpus, memory=memory)
-    notes = [*unused, *without_cpus, *without_memory]
+    options, unused_values = without_unused_values(replace(options, partition=partition), job)
+    notes = [*unused, *unused_values]
     if options.shares_nodes:
         notes += _check_shared(job, options)
     return replace(job, slurm=options, notes=tuple(notes))
@@ -237,27 +230,14 @@ SLURM = Launcher(
     "bash {folder}/start.sh",
     _commands,
     (
+        *BATCH_OPTIONS,
         LaunchOption(
             "--partition",
             "partition of all nodes, or of those with a kind of GPU; may be repeated",
             "[GPU-TYPE=]VALUE",
             repeats=True,
         ),
-        LaunchOption(
-            "--cpus-per-task",
-            "cores of a node's task, or of nodes with a kind of GPU; repeatable",
-            "[GPU-TYPE=]VALUE",
-            repeats=True,
-        ),
-        LaunchOption("--account", "account that the job is charged to", "ACCOUNT"),
         LaunchOption("--qos", "quality of service", "QOS"),
-        LaunchOption("--time", "limit of the job's time", "[DAYS-]HH:MM:SS"),
-        LaunchOption(
-            "--mem",
-            "memory of a node, or of nodes with a kind of GPU, as 400G; 0 is all; repeatable",
-            "[GPU-TYPE=]SIZE",
-            repeats=True,
-        ),
         LaunchOption(
             "--share-nodes",
             "nodes on which other jobs hold GPUs (init --free): without --exclusive, and with the "

@@ -93,7 +93,7 @@ echo "start.sh: all nodes ended well"
 
 
 def ssh_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """Write `train.sh` and the script that starts it everywhere."""
+    """Return `train.sh` and the script that starts it everywhere."""
     return (node_script(job), LaunchFile("start.sh", "".join(_parts(job)), executable=True))
 
 

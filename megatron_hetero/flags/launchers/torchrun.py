@@ -8,7 +8,7 @@ from megatron_hetero.flags.launchers.node_script import node_script
 
 
 def torchrun_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """Write `train.sh` and the commands, one for each machine."""
+    """Return `train.sh` and the commands, one for each machine."""
     lines = [f"{host.host}: bash train.sh {rank}\n" for rank, host in enumerate(job.plan.hosts)]
     return (node_script(job), LaunchFile("START.txt", "".join(lines)))
 

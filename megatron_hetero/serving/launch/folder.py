@@ -22,6 +22,8 @@ from megatron_hetero.serving.launch.skypilot import skypilot_service
 from megatron_hetero.serving.launch.vllm import vllm_command, vllm_routers
 
 TARGETS = ("vllm", "sglang", "ssh", "skypilot", "llm-d", "dynamo")
+TARGETS_OF_PODS = ("llm-d", "dynamo")
+"""Targets whose pods run in an image."""
 
 _HERE = 'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"\n'
 """Of scripts that name a file beside them."""

@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.launchers.job import LaunchFile
-from megatron_hetero.flags.launchers.kubernetes import gpu_resource
+from megatron_hetero.flags.launchers.pod import gpu_resource
 from megatron_hetero.serving.fleet.plan import ServingPlan
 from megatron_hetero.serving.launch.processes import EngineProcess, processes_of
 from megatron_hetero.serving.launch.vllm import vllm_command

@@ -20,10 +20,12 @@ def test_every_launcher_has_a_file_of_its_name_and_golden_files() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == set(LAUNCHERS)
 
 
-def test_no_two_launchers_read_an_option_of_one_name() -> None:
-    flags = [option.flag for launcher in LAUNCHERS.values() for option in launcher.options]
+def test_launchers_that_share_an_option_have_equal_ones() -> None:
+    options = {option for launcher in LAUNCHERS.values() for option in launcher.options}
+    flags = [option.flag for option in options]
     assert len(flags) == len(set(flags))
     for launcher in LAUNCHERS.values():
+        assert len(launcher.options) == len(set(launcher.options))
         assert bool(launcher.options) == (launcher.read_options is not None)
 
 
