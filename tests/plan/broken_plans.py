@@ -109,6 +109,25 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
         ),
         (with_shape(PLAN, 0, 1, num_layers=-1), "replica 0, stage 1: num_layers is -1"),
     ],
+    check_structure.expert_groups_are_two_sizes: [
+        *(
+            (
+                with_shape(PLAN, 0, 0, expert_groups=sizes),
+                f"replica 0, stage 0: expert_groups has {len(sizes)} numbers; give two",
+            )
+            for sizes in ((), (2,), (1, 2, 3))
+        ),
+        (with_shape(PLAN, 0, 0, expert_groups=(0, 1)), "expert-parallel size 0; .* 1 to 65536"),
+        # Without a workload no later invariant sees the two cancel out.
+        (
+            with_shape(replace(PLAN, workload=None), 0, 0, expert_groups=(-1, -1)),
+            "expert_groups has the expert-parallel size -1",
+        ),
+        (
+            with_shape(PLAN, 0, 0, expert_groups=(1, 1025)),
+            "expert-tensor-parallel size 1025; allowed is 1 to 1024",
+        ),
+    ],
     check_structure.shares_fit_widths: [
         (
             with_shape(PLAN, 0, 0, shares=(2, 1)),

@@ -24,7 +24,10 @@ def test_spaces_are_free() -> None:
     assert parse_order(" F F1\nB1 B ") == (("F", 0), ("F", 1), ("B", 1), ("B", 0))
 
 
-@pytest.mark.parametrize(("text", "says"), [("FFX", "'X' at character 3"), ("1F", "'1' at")])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("FFX", "'X' at character 3"), (" F F\nX", "'X' at character 6"), ("1F", "'1' at")],
+)
 def test_what_is_no_pass_is_named(text: str, says: str) -> None:
     with pytest.raises(PlanFormatError, match=says):
         parse_order(text)
