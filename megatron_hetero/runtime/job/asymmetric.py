@@ -234,7 +234,7 @@ class AsymmetricJob:
         # With several chunks Megatron's loop would build the data once for each, and agrees on them
         # over all ranks, of which others have other numbers.  One chunk at most reads any.
         args.virtual_pipeline_model_parallel_size = None
-        if self._arguments.init == "layout-independent":
+        if self._arguments.init == "layout-independent" and args.perform_initialization:
             model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
         self._model, self._place = model, place
         return model
