@@ -1,4 +1,4 @@
-"""Place of a process in a job, and the meeting of all processes."""
+"""Place of a process in its job, and the process group of all."""
 
 from __future__ import annotations
 

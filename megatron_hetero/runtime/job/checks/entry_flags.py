@@ -107,7 +107,8 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         "leave it out; Megatron's writer process asks for one and dies, and the job waits for it",
     ),
 )
-"""Features of Megatron-LM's own pre-training script that `runtime.model.gpt` lacks."""
+"""Flags that this entry follows under no plan, since Megatron fails at them, or they need a GPU or
+another kind of job."""
 
 
 def has_checkpoint(folder: str) -> bool:
