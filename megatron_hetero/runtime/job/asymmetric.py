@@ -69,6 +69,9 @@ if TYPE_CHECKING:
 class AsymmetricJob:
     """Megatron's training with the plan's groups, boundaries, gradient sync and data.
 
+    `flexible_sequences.SequencesJob` overrides `_check_operations`, `_follow_batches`, `_attach`,
+    `_iterators` and `_own_step`, which are methods for that reason.
+
     Raises:
         HeteroError: flags, plan or model contradict each other, or ask for something unsupported.
     """
@@ -91,6 +94,8 @@ class AsymmetricJob:
         self._divides_optimizer = self._overlaps_gathers = False
         self._saves_states = self._loads_states = False
         self._precisions: tuple[tuple[Precision, ...], ...] = ()
+        self._warnings: tuple[str, ...] = ()
+        self._workload: Workload
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """Parse the flags as in `TrainingJob`, and check the plan against their model."""
