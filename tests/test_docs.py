@@ -8,6 +8,7 @@ import importlib.util
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import make_options_page  # noqa: E402
 
+FOLDERS = ("benchmarks", "docs", "examples", "megatron_hetero", "patches", "tests", "tools")
+NOT_OURS = {"venv/", "preprocess_data.py"}
+"""Of the user's machine, and of Megatron-LM."""
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
@@ -81,10 +85,37 @@ def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
 def test_paths_of_the_repository_that_a_page_names_are_there(page: Path) -> None:
     if page.name == "CHANGELOG.md":  # it tells of what was there
         return
-    folders = "benchmarks|docs|examples|megatron_hetero|patches|tests|tools"
+    folders = "|".join(FOLDERS)
     for path in re.findall(rf"(?<![\w/.-])((?:{folders})/[\w./-]*[\w/])", page.read_text()):
         parts = Path(path)
         assert (ROOT / parts).exists() or (ROOT / f"{path}.py").exists(), f"{page.name}: {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_by_the_end_of_their_path_are_there(page: Path) -> None:
+    """`completion/tuner.py`, `test_table.py` or `planner/moves/`: some file's path ends so."""
+    if page.name == "CHANGELOG.md":  # it tells of what was there
+        return
+    ends = _ends_of_paths()
+    for path in re.findall(r"`([\w.-]+(?:/[\w.-]+)*(?:\.py|/))`", page.read_text()):
+        assert path in ends or "NAME" in path or path in NOT_OURS, f"{page.name}: {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_stand_in_the_file_that_a_page_gives_for_them(page: Path) -> None:
+    for name, path in re.findall(r"`(\w+)` \(`([\w./-]+\.py)`\)", page.read_text()):
+        files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+        files = [file for file in files if f"/{file.relative_to(ROOT)}".endswith(f"/{path}")]
+        assert any(re.search(rf"\b{name}\b", file.read_text()) for file in files), (name, path)
+
+
+@cache
+def _ends_of_paths() -> frozenset[str]:
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    paths += ROOT.glob("*.py")
+    written = [f"{path.relative_to(ROOT)}{'/' if path.is_dir() else ''}" for path in paths]
+    parts = [text.split("/") for text in (*written, *(f"{folder}/" for folder in FOLDERS))]
+    return frozenset("/".join(part[i:]) for part in parts for i in range(len(part)))
 
 
 def test_the_tour_of_the_code_names_every_folder_in_the_order_of_imports() -> None:

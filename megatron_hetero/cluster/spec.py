@@ -148,7 +148,7 @@ class Limits:
     max_pipeline_parallel: int | None = None
     num_replicas: int | None = None
     idle_devices: tuple[str, ...] = ()
-    """Devices ("node:index") or whole nodes ("node") that stay unused."""
+    """Devices ("machine:index") or whole machines that stay unused."""
     first_stage_nodes: tuple[str, ...] = ()
     """Nodes on which every replica's first stage must be (empty: anywhere)."""
     last_stage_nodes: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from megatron_hetero.cost.placement import (
     StateParts,
 )
 from megatron_hetero.errors import PlanFormatError, UnsupportedError
-from megatron_hetero.plan.in_flight import launched_forwards
+from megatron_hetero.plan.in_flight import num_in_flight
 from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.plan.sharding.expert_groups import (
     alike_peers,
@@ -63,7 +63,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
             tuple(stages), replica.num_micro_batches, micro_batch_size=replica.micro_batch_size
         )
         # Launch counts only where they are not 1F1B's own, since those are priced faster.
-        counts = tuple(launched_forwards(plan, r, s) for s in range(len(stages)))
+        counts = tuple(num_in_flight(plan, r, s) for s in range(len(stages)))
         if counts != placed.num_in_flight:
             placed = replace(placed, launch_counts=counts)
         replicas.append(placed)

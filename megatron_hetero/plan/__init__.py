@@ -13,4 +13,7 @@ in_flight     micro-batches that a stage holds at most
 precision     what stages compute in, and what crosses between them
 order         the text form of a stage's computations
 diff          what differs between two plans
+checks        the invariants of a plan, a function for each
+communication libraries of machines, and sets of ranks that make a communicator together
+sharding      pieces of tensors, groups of experts, shares of sequences
 """

@@ -34,15 +34,15 @@ def replica_from_shape(shape: ReplicaShape) -> Replica:
 
 
 def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host, ...]:
-    """Order the nodes of the replicas, in plans that stock Megatron cannot number
+    """Order the machines of the replicas, in plans that stock Megatron cannot number
     (`stock_ranks.hosts_in_rank_order` orders stock plans).
 
-    Nodes come site by site, on the tour of the sites on which rings are short
-    (`Cluster.site_places`), and in cluster order on a site.  But the site, and there the node, of
-    the plan's last device comes last: Megatron prints the log on the last global rank, which has to
-    be the last tensor rank of the last stage of the last replica.  Inside a node, GPUs come in the
-    order of their places (replica, stage, tensor rank).  A stage that spans nodes may then need
-    `in_rank_order`.
+    Machines come site by site, on the tour of the sites on which rings are short
+    (`Cluster.site_places`), and in cluster order on a site.  But the site, and there the machine,
+    of the plan's last device comes last: Megatron prints the log on the last global rank, which
+    has to be the last tensor rank of the last stage of the last replica.  On a machine, GPUs come
+    in the order of their places (replica, stage, tensor rank).  A stage that spans machines may
+    then need `in_rank_order`.
 
     `replicas` name devices of `cluster`; whether they do is checked by `validate_plan`.
     """

@@ -165,8 +165,7 @@ def _job(before: Plan, after: Plan) -> Iterator[Difference]:
             yield from _changed(
                 part, field.name, getattr(old, field.name), getattr(new, field.name)
             )
-    # Flags of Megatron by name.
-    # Flags that name a size are above already; the rest changes the run as well.
+    # Flags of Megatron by name, as the user gave them: a size then has two lines, here and above.
     old_flags = _values_of_flags(before.workload.megatron_args)
     new_flags = _values_of_flags(after.workload.megatron_args)
     for name in sorted(old_flags.keys() | new_flags.keys()):

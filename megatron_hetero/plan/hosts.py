@@ -13,7 +13,7 @@ def hosts_of(devices: Iterable[str], cluster: Cluster) -> tuple[Host, ...]:
     """Group devices by machine, machines by first appearance; in each its devices in the order
     given.
 
-    `devices` ("node:index") are of `cluster`.
+    `devices` ("machine:index") are of `cluster`.
     """
     found: dict[str, list[Device]] = {}
     # Machine -> its devices; a dict keeps the order of first appearance.

@@ -9,11 +9,11 @@ from megatron_hetero.plan.order import parse_order
 from megatron_hetero.plan.plan import Plan, Stage
 
 
-def launched_forwards(plan: Plan, replica: int, stage: int) -> int:
+def num_in_flight(plan: Plan, replica: int, stage: int) -> int:
     """Count the micro-batches whose activations a stage holds at most.
 
-    Its own number of forwards before the first backward, or 1F1B's; of an order the peak of
-    forwards whose gradients are not complete, rounded up where a stage has several chunks.
+    Without an order this is the launch count of the stage, or 1F1B's own. With an order it is the
+    peak of forwards whose gradients are not complete, rounded up where a stage has several chunks.
 
     Args:
         replica, stage: places in the plan.

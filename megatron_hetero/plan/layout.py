@@ -9,8 +9,9 @@
 COUNT is the replica's micro-batches per step, SIZE their size in sequences if it is not the job's.
 The shares behind `cp` divide every sequence among the tensor-parallel groups of the stage.
 `ep` with the WIDTH of the tensor-parallel group deals whole experts out to its devices, equally or
-by shares; with another SIZE, or `etp` behind it, over the ranks of the stage in all replicas, as
-stock Megatron's `--expert-model-parallel-size` and `--expert-tensor-parallel-size` (1 if left out).
+by shares.  `ep` with another SIZE, or with `etp` behind it, deals experts out over the ranks of the
+stage, or of equal stages in as many replicas as SIZE x WIDTH ranks take: the two numbers are stock
+Megatron's `--expert-model-parallel-size` and `--expert-tensor-parallel-size` (1 if left out).
 `z` counts the layers whose weights are divided among the replicas (sharded), the stage's first.
 White space is free between tokens.  `parse_layout` and `format_layout` are inverse to each other.
 """
@@ -121,13 +122,14 @@ class _Parser:
         )
 
     def experts(self, width: int) -> tuple[tuple[int, ...] | None, tuple[int, int] | None]:
-        """Read how experts are dealt out: inside the stage, or over the ranks of all replicas."""
+        """Read how experts are dealt out: inside a tensor-parallel group, or over ranks of the
+        stage in one or several replicas."""
         start = self.position
         size = self.number("an expert-parallel size after 'ep'", MAX_EXPERT_PARALLEL)
         # `etp` follows the size only for groups over replicas.
         if self.accept("etp"):
             return None, (size, self.number("a width after 'etp'", MAX_TENSOR_PARALLEL))
-        # Without shares, a size equal to the width means the experts of one stage.
+        # A size equal to the width deals experts out inside the tensor-parallel group.
         if not self.accept("("):
             return ((1,) * width, None) if size == width else (None, (size, 1))
         if size != width:

@@ -28,21 +28,22 @@ def parse_order(text: str) -> tuple[Pass, ...]:
     """Read an order; replicas alike share theirs.
 
     Raises:
-        PlanFormatError: names the character that is no pass, and its place.
+        PlanFormatError: names the character that is no pass, and its place in `text`, from 1.
 
     >>> parse_order("F F1 B1 B")
     (('F', 0), ('F', 1), ('B', 1), ('B', 0))
     """
     passes: list[Pass] = []
-    # Blanks are for the eye.
-    compact = "".join(text.split())
+    # White space is left out; messages count with it.
+    places = [place for place, character in enumerate(text) if not character.isspace()]
+    compact = "".join(text[place] for place in places)
     position = 0
     while position < len(compact):
         token = _TOKEN.match(compact, position)
         if token is None:
             raise PlanFormatError(
-                f"{compact[position]!r} at character {position + 1}; expected is F, B, I or W, "
-                "with the number of the model chunk behind it if it is not 0"
+                f"{compact[position]!r} at character {places[position] + 1}; expected is F, B, I "
+                "or W, with the number of the model chunk behind it if it is not 0"
             )
         letter: Letter = token[1]  # type: ignore[assignment]
         # No digits mean chunk 0, as for all stages with one chunk.

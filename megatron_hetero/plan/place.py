@@ -17,8 +17,7 @@ def place_in_order(plan: Plan, cluster: Cluster) -> Plan:
     A plan that names devices is returned as it is.
 
     Raises:
-        PlanFormatError: the cluster has another number of GPUs, or a tensor-parallel group would
-            span nodes.
+        PlanFormatError: the cluster has another number of GPUs, or a stage would span nodes.
     """
     if any(stage.devices for replica in plan.replicas for stage in replica.stages):
         return plan
@@ -29,7 +28,7 @@ def place_in_order(plan: Plan, cluster: Cluster) -> Plan:
             f"has {len(cluster.devices)}; name a cluster of {wanted} GPUs, which are then taken in "
             "order, or make the plan with `megatron-hetero plan`, which chooses them"
         )
-    # Hand out GPUs in the order of the cluster; a stage stays inside a node.
+    # Hand out GPUs in the order of the cluster; a stage stays inside a node (or island).
     free = iter(cluster.devices)
 
     def on_devices(stage: Stage, where: str) -> Stage:
@@ -37,8 +36,10 @@ def place_in_order(plan: Plan, cluster: Cluster) -> Plan:
         if len({device.node for device in devices}) > 1:
             raise PlanFormatError(
                 f"the plan names no devices, and with GPUs taken in order {where} would have "
-                f"{', '.join(device.name for device in devices)}, on more than one node; put the "
-                "nodes of the cluster file or the stages of the plan in an order that fits"
+                f"{', '.join(f'{d.name} ({cluster.gpu_type(d).name})' for d in devices)}, which "
+                "are not equal GPUs of one machine, joined alike; make the plan with "
+                "`megatron-hetero plan`, which chooses devices, or order the machines of the "
+                "cluster file, or the stages of the plan, so that each stage stays on such GPUs"
             )
         return replace(stage, devices=tuple(device.name for device in devices))
 
@@ -52,7 +53,7 @@ def place_in_order(plan: Plan, cluster: Cluster) -> Plan:
         )
         for r, replica in enumerate(plan.replicas)
     )
-    # Ranks inside a node follow the places of the plan.
+    # Ranks on a machine follow the places of the plan.
     hosts = canonical_hosts(replicas, cluster)
     placed = replace(plan, replicas=in_rank_order(replicas, hosts), hosts=hosts)
     validate_plan(placed, cluster)

@@ -34,10 +34,10 @@ class StageShape:
 
     `expert_shares`, one for each device, deals whole experts out to the devices of a group (expert
     parallelism inside the stage); None divides every expert among all of them.  `expert_groups`
-    does so over ranks of the stage, or of alike stages in several replicas
-    (`plan.sharding.expert_groups`), with the sizes of stock Megatron's
-    `--expert-model-parallel-size` and `--expert-tensor-parallel-size`: (groups of experts, ranks
-    that divide each expert of such a group).
+    deals experts out over the ranks of the stage, or of alike stages in several replicas
+    (`plan.sharding.expert_groups`).  It is the pair of stock Megatron's sizes (EP, ETP): the parts
+    into which the experts are dealt (`--expert-model-parallel-size`), and the ranks that divide
+    each expert (`--expert-tensor-parallel-size`).
 
     `num_sharded_layers`: of the first so many layers of the stage each device keeps a part of the
     weights, gradients and optimizer's state that it holds with other replicas (ZeRO-3); they are
@@ -67,7 +67,7 @@ class StageShape:
             experts = f"ep{len(self.expert_shares)}{'' if is_equal else table}"
         elif self.expert_groups is not None:
             size, width = self.expert_groups
-            # Without a width the size that is the stage's own deals experts out inside it.
+            # `epN` alone, with N the stage's width, would be read as `expert_shares`.
             is_told_apart = width == 1 and size != self.tensor_parallel
             experts = f"ep{size}{'' if is_told_apart else f'etp{width}'}"
         sharded = f"z{self.num_sharded_layers}" if self.num_sharded_layers else ""
@@ -172,7 +172,7 @@ class Stage:
 
     Layers `first_layer .. first_layer + shape.num_layers - 1`; the first stage of a replica also
     holds the embedding, the last one the final norm and the output layer.
-    `devices` ("node:index") are in tensor-parallel order, which is also rank order, one
+    `devices` ("machine:index") are in tensor-parallel order, which is also rank order, one
     tensor-parallel group after the other; empty when the plan came from a bare layout.
     `num_launched_forwards`: forwards launched before the first backward (1F1B's own: the number of
     stages from this one to the last).
@@ -215,8 +215,9 @@ class Replica:
 
 @dataclass(frozen=True)
 class Host:
-    """Node of the launch, in `--node-rank` order, with the GPUs that train, in rank order.
+    """Machine of the launch, in `--node-rank` order, with the GPUs that train, in rank order.
 
+    `node` is the machine's name, as under `nodes` in cluster.yaml; `host` is its address.
     `gpu_type` is None where these are of several types: `gpu_types` then has one for each.
     """
 
@@ -230,7 +231,7 @@ class Host:
 
     @property
     def type_by_device(self) -> dict[str, str]:
-        """Map each GPU of the host, by "node:index" in rank order, to its type."""
+        """Map each GPU of the host, by "machine:index" in rank order, to its type."""
         types = self.gpu_types or (self.gpu_type or "",) * len(self.gpu_indices)
         return {f"{self.node}:{i}": t for i, t in zip(self.gpu_indices, types, strict=True)}
 
@@ -248,6 +249,7 @@ class DeviceEstimate:
     activations, buffers, libraries, reserve).
 
     `libraries` is what CUDA and its libraries take, `reserve` what the plan leaves free.
+    `peak_bytes` is the sum of all parts, the reserve included; `used_bytes` is without it.
     """
 
     capacity_bytes: int
@@ -287,8 +289,9 @@ class TrafficEstimate:
 class Estimates:
     """Predictions of the planner.  `bound_s` is a lower bound on the step time of any plan of the
     space searched, `gap = step_time_s / bound_s - 1`; both None when no bound was computed.
-    Where it is of plans without context parallelism alone, no plan that divides sequences in equal
-    parts is faster than `bound_with_context_parallel_s`; 0 if nothing is known of these.
+    `bound_relaxes` says in words what the bound leaves out. `bound_s` may cover only plans without
+    context parallelism; `bound_with_context_parallel_s` is then the bound of plans that divide
+    sequences in equal parts, 0 if no bound of these is known.
     `measured` is False when no profile.json stood behind the numbers."""
 
     step_time_s: float
@@ -347,6 +350,6 @@ class Plan:
 
     @cached_property
     def type_by_device(self) -> dict[str, str]:
-        """Map every device in use, by "node:index" in rank order, to its GPU type; empty without
+        """Map every device in use, by "machine:index" in rank order, to its GPU type; empty without
         hosts."""
         return {d: t for host in self.hosts for d, t in host.type_by_device.items()}

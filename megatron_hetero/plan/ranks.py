@@ -17,7 +17,7 @@ class Position:
     """A place in the plan: `stages[stage]` of `replicas[replica]`, tensor-parallel `tensor_rank`
     of the group of `context_rank`.
 
-    `device` ("node:index") is None when the plan names no devices.
+    `device` ("machine:index") is None when the plan names no devices.
     """
 
     replica: int

@@ -27,10 +27,11 @@ RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 RANK_ORDERS: tuple[RankOrder, ...] = ("tp-dp-pp", "tp-pp-dp")
 
 Pipeline = tuple[tuple[str, ...], ...]
-"""The node of every place of a replica, [stage][rank of the stage]."""
+"""The machine of every place of a replica, [stage][rank of the stage]."""
 
 NodeGrid = tuple[Pipeline, ...]
-"""The node of every place, [replica][stage][rank of the stage]; all stages of one shape."""
+"""The machine of every place, [replica][stage][rank of the stage]; all stages of one shape.
+Here, as in `torchrun`'s words, a node is a machine."""
 
 _MAX_NODES_TRIED = 2000
 """Six nodes in every order are 1956 steps.  With more, the search may give up where several
@@ -122,7 +123,7 @@ def expert_sizes(shape: StageShape) -> tuple[int, int]:
 
 
 def node_grid(plan: Plan) -> NodeGrid:
-    """Return the nodes of a plan with devices, [replica][stage][rank of the stage]."""
+    """Return the machines of a plan with devices, [replica][stage][rank of the stage]."""
     return tuple(
         tuple(tuple(device_place(name)[0] for name in s.devices) for s in replica.stages)
         for replica in plan.replicas

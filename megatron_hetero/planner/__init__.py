@@ -12,7 +12,7 @@ exchange_groups   groups of machines for the exchange of gradients
 replica_shapes    the part of a replica on which its price depends
 objective         the measure that plans are compared by, and limits of time and money
 request           options that do not go together
-stock_strategy    `plan --strategy stock`
+stock_strategy    `plan --stock` and `plan --strategy stock`
 faster_flags      Megatron flags that would shorten the step
 """
 

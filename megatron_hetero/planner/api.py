@@ -194,8 +194,9 @@ def _gives_way(
     best: Candidate,
     plugin_gain: float | None,
 ) -> bool:
-    """Return whether the best plan by stock flags is as good, or better by more than `plugin_gain`.
-    True only for a simulated step and a plan with the settings that the limits fix."""
+    """Return whether the best stock plan takes the place of the plug-in's: it is slower by at most
+    the part `plugin_gain`, or faster if `best` is a stock plan too. True only for a simulated step
+    and a plan with the settings that the limits fix."""
     # A bound that was never simulated proves no plan.
     if stock is None or plugin_gain is None or not stock.is_simulated:
         return False

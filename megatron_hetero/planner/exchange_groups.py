@@ -137,14 +137,15 @@ def exchange_choice(problem: Problem, best: Candidate) -> ExchangeChoice | None:
         plain = replace(placement, exchange_groups=(), exchange_uplinks=())
         plan = bare_plan(problem, replace(best, placement=plain), {})
         # Without groups stock Megatron may run it, by its own exchange.
-        grouping, used, other, is_used = placement, best.cost, plan_cost(plan, costs, plain), True
+        grouping, grouped_cost, is_used = placement, best.cost, True
+        plain_cost = plan_cost(plan, costs, plain)
     else:
         if not _may_group(problem, placement):
             return None
         found = min(grouped(costs, placement), key=lambda e: e[1].step_time_s, default=None)
         if found is None:
             return None
-        (grouping, used), other, is_used = found, best.cost, False
+        (grouping, grouped_cost), plain_cost, is_used = found, best.cost, False
     # Count the exchanges that cross groups.
     groups = grouping.exchange_groups
     number = {machine: i for i, group in enumerate(groups) for machine in group}
@@ -160,8 +161,8 @@ def exchange_choice(problem: Problem, best: Candidate) -> ExchangeChoice | None:
         groups,
         grouping.exchange_uplinks,
         is_used,
-        used.step_time_s,
-        other.step_time_s,
+        grouped_cost.step_time_s,
+        plain_cost.step_time_s,
         crossing,
         len(every),
     )

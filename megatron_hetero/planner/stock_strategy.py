@@ -1,4 +1,8 @@
-"""`plan --stock`: the best plan that stock Megatron runs, as the plan."""
+"""The best plan that stock Megatron runs, as the plan.
+
+`plan --stock` searches briefly. `plan --strategy stock` searches the same plans until no further
+one can be faster, which takes minutes where there are many GPUs.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,8 @@ from megatron_hetero.planner.stock.search import best_stock_plan, stock_beside_a
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 
 STOCK = "stock"
-"""The name of `--stock` as a strategy. The search takes long on many GPUs. The name is not in
-`portfolio`, because the strategy may change the job's flags."""
+"""The name of the long search as a strategy. The name is not in `portfolio`, because the strategy
+may change the job's flags."""
 
 
 def check_stock_objective(problem: Problem) -> None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from megatron_hetero.errors import CheckFailedError, PlanFormatError
 from megatron_hetero.plan.chunks import chain
-from megatron_hetero.plan.in_flight import launched_forwards
+from megatron_hetero.plan.in_flight import num_in_flight
 from megatron_hetero.plan.order import Letter, Pass, format_order, parse_order
 from megatron_hetero.plan.plan import Plan, ScheduleName
 from megatron_hetero.schedule.check import check_schedule
@@ -36,7 +36,7 @@ def replica_schedule(plan: Plan, replica: int) -> Schedule:
     num_micro_batches = plan.replicas[replica].num_micro_batches
     orders = [stage.order for stage in stages if stage.order is not None]
     if not orders:
-        counts = [launched_forwards(plan, replica, s) for s in range(len(stages))]
+        counts = [num_in_flight(plan, replica, s) for s in range(len(stages))]
         return one_f_one_b(len(stages), num_micro_batches, counts)
     return of_orders(tuple(orders), num_micro_batches, chain(plan.replicas[replica]))
 

@@ -76,7 +76,7 @@ def test_a_plan_without_devices_takes_a_cluster_that_fits(
     assert simulate("tp1:12,tp1:12 @8") == 4
     assert "takes 2 GPUs" in capsys.readouterr().err
     assert simulate("tp1:6,tp2:12,tp1:6 @8") == 4
-    assert "slow:1, fast:0, on more than one node" in capsys.readouterr().err
+    assert "slow:1 (RTX-3080), fast:0 (RTX-4090), which are not equal" in capsys.readouterr().err
     path = layout_plan("tp1:2,tp1:2 @4")
     assert main(["simulate", str(path), "--cluster", CLUSTER]) == 2
     assert "does not say which model" in capsys.readouterr().err

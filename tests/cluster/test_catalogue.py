@@ -183,8 +183,17 @@ def test_rates_that_are_computed_follow_from_cores_and_clock(entry: dict) -> Non
     if clocked:
         assert fp32 == pytest.approx(int(clocked[1]) * 2 * float(clocked[2]) * 1e9, rel=0.005)
     if entry["name"].startswith("RTX-") and gpu.compute_capability in ("8.6", "8.9", "12.0"):
-        is_geforce = re.fullmatch(r"RTX-[345]0[0-9]0(-.*)?", entry["name"])
-        assert fp16 == pytest.approx((2 if is_geforce else 4) * fp32, rel=0.006)
+        assert fp16 == pytest.approx((2 if _is_geforce(entry) else 4) * fp32, rel=0.006)
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry["name"])
+def test_geforce_cards_and_no_others_are_marked_as_of_half_rate(entry: dict) -> None:
+    """Without the mark a GeForce card is priced as if its peak could not be reached."""
+    assert entry.get("half_rate", False) == _is_geforce(entry)
+
+
+def _is_geforce(entry: dict) -> bool:
+    return re.fullmatch(r"RTX-[2345]0[0-9]0(-.*)?", entry["name"]) is not None
 
 
 @pytest.mark.parametrize("name", gpu_type_names())

@@ -36,6 +36,17 @@ def spellings() -> Iterator[tuple[str, str]]:
                 yield name.replace(" ", "-"), wanted
 
 
+def driver_names() -> Iterator[tuple[str, str]]:
+    """The rows of the sections of `nvidia-smi` and `rocm-smi`."""
+    source = ""
+    for line in TABLE.read_text().splitlines():
+        if line.startswith("["):
+            source = line
+        elif not line.startswith("#") and source.startswith(("[nvidia-smi", "[rocm-smi")):
+            name, _, wanted = line.partition(" = ")
+            yield name, wanted
+
+
 def answer(name: str) -> str:
     found = find_gpu(name)
     if found is not None:
@@ -69,6 +80,16 @@ def test_every_gpu_is_known_by_each_of_its_names(name: str) -> None:
     assert catalogue_name(name, gpu_type(name).memory_bytes) == name
     assert names_match(name, name)
     assert not part_of_card(name)
+
+
+@pytest.mark.parametrize("gpu", gpu_type_names())
+def test_the_driver_s_name_of_every_gpu_is_in_the_table(gpu: str) -> None:
+    """Some names are of two cards, which their memory tells apart."""
+    meant = ((wanted, *candidates(name)) for name, wanted in driver_names() if wanted != "-")
+    assert any(gpu in names for names in meant), (
+        f"gpu_spellings.txt has no name of the driver for {gpu}: change the line that says -, or "
+        "add one under [nvidia-smi ...] or [rocm-smi ...]"
+    )
 
 
 def test_no_name_is_of_another_maker() -> None:

@@ -143,3 +143,19 @@ def test_flags_are_compared_one_by_one() -> None:
         "Megatron flag: --lr 1e-4 -> -2",
         "Megatron flag: --swiglu added: given",
     ]
+
+
+def test_a_size_is_compared_in_the_model_and_as_the_flag_that_gave_it() -> None:
+    sizes = [
+        replace(
+            workload(),
+            model=replace(workload().model, num_layers=layers),
+            megatron_args=("--num-layers", str(layers)),
+        )
+        for layers in (8, 6)
+    ]
+    before, after = (replace(PLAN, workload=size) for size in sizes)
+    assert lines(before, after) == [
+        "model: num_layers 8 -> 6",
+        "Megatron flag: --num-layers 8 -> 6",
+    ]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.chunks import chain
-from megatron_hetero.plan.in_flight import launched_forwards
+from megatron_hetero.plan.in_flight import num_in_flight
 from megatron_hetero.plan.order import format_order, parse_order
 from megatron_hetero.plan.plan import LayerRange
 from tests.plan.edits import PLAN, with_replica, with_stage
@@ -24,7 +24,10 @@ def test_spaces_are_free() -> None:
     assert parse_order(" F F1\nB1 B ") == (("F", 0), ("F", 1), ("B", 1), ("B", 0))
 
 
-@pytest.mark.parametrize(("text", "says"), [("FFX", "'X' at character 3"), ("1F", "'1' at")])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("FFX", "'X' at character 3"), (" F F\nX", "'X' at character 6"), ("1F", "'1' at")],
+)
 def test_what_is_no_pass_is_named(text: str, says: str) -> None:
     with pytest.raises(PlanFormatError, match=says):
         parse_order(text)
@@ -33,8 +36,8 @@ def test_what_is_no_pass_is_named(text: str, says: str) -> None:
 def test_peak_of_an_order_counts_until_the_weight_gradients() -> None:
     order = "FFFI" + "FI" * 9 + "WI" + "WI" + "W" * 10
     plan = with_stage(with_stage(PLAN, 0, 0, order=order), 0, 1, order="FB" * 12)
-    assert launched_forwards(plan, 0, 0) == 12
-    assert launched_forwards(plan, 0, 1) == 1
+    assert num_in_flight(plan, 0, 0) == 12
+    assert num_in_flight(plan, 0, 1) == 1
 
 
 def test_chunks_make_the_chain() -> None:
@@ -46,4 +49,4 @@ def test_chunks_make_the_chain() -> None:
     plan = with_replica(plan, 0, stages=tuple(stages))
     assert chain(plan.replicas[0]) == (0, 1, 0, 1)
     validate_plan(plan)
-    assert launched_forwards(plan, 0, 0) == 12
+    assert num_in_flight(plan, 0, 0) == 12

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from tests.runtime.flag_effects import EXPERTS
 from tests.runtime.flag_runs import one_process_job, plan_job, read_log
 
 ODD = "tp2:2,tp1:2 @6"
+FINE_TUNED = ("--finetune", "--untie-embeddings-and-output-weights")
 
 
 @pytest.mark.parametrize(
@@ -93,3 +97,43 @@ def test_whoever_loses_the_odd_card_goes_on_in_stock_megatron(
     assert len(then) == 2
     assert then == pytest.approx(odd, rel=2e-6)
     assert abs(without[1] / odd[1] - 1) > 1e-5
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        pytest.param(FINE_TUNED, marks=pytest.mark.slow),
+        pytest.param(EXPERTS, marks=pytest.mark.slow),
+    ],
+    ids=["resumed", "fine-tuned", "experts"],
+)
+def test_weights_that_nobody_draws_are_all_those_of_the_checkpoint(
+    more: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What nobody drew is NaN here, so that a weight left out of the checkpoint would show."""
+    saved = tmp_path / "saved"
+    saving = [*more, f"--save={saved}", "--save-interval=1000"]
+    run_jobs([plan_job(tmp_path / "first", saving, ODD)], 240)
+    last = 3 if "--finetune" in more else 6
+    flags = [*more, f"--load={saved}", f"--train-iters={last}", "--no-load-optim"]
+    undrawn = [*flags, "--no-initialization"]
+    jobs = [
+        _with_nan_in_new_memory(plan_job(tmp_path / "plan", undrawn)),
+        one_process_job(tmp_path / "one", undrawn),
+        plan_job(tmp_path / "drawn", flags),
+    ]
+    run_jobs(jobs, 240)
+    ours, one, drawn = (read_log(job).losses for job in jobs)
+    assert len(ours) == 3
+    assert ours == drawn
+    assert ours == pytest.approx(one, rel=2e-6)
+
+
+def _with_nan_in_new_memory(job: LocalJob) -> LocalJob:
+    def train(rank: int) -> None:
+        # torch fills what it hands out, then, and warns of what no order of sums makes equal.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        job.function(rank)
+
+    return replace(job, function=train)

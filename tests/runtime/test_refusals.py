@@ -122,7 +122,11 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
             ["--recompute-activations", "--recompute-modules=mlp"],
             "--recompute-modules mlp with biases: add --disable-bias-linear",
         ),
-        (["--no-initialization"], "--no-initialization: leave it out; biases would be"),
+        (["--no-initialization"], "--no-initialization without a checkpoint in --load: leave it"),
+        (
+            ["--no-initialization", "--load=nothing", "--dist-ckpt-strictness=log_all"],
+            "--no-initialization with --dist-ckpt-strictness: leave one of them out",
+        ),
         (
             ["--num-experts=4", "--sequence-parallel", "--moe-input-jitter-eps=0.1"],
             "--moe-input-jitter-eps: leave it out; each rank would draw noise",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from megatron_hetero.cluster.spec import Cluster, GpuType, Node
 from megatron_hetero.cost.work.profile import NOT_MEASURED, Profile
 from megatron_hetero.plan.communication.communicators import CHANNELS_OF_MESSAGES
-from megatron_hetero.plan.communication.under_way import turns
+from megatron_hetero.plan.communication.under_way import num_communicators
 
 CONTEXT_BYTES = 666_632_192
 """Bytes of a process with all of PyTorch's kernels loaded (measured in pytorch/pytorch#86509; 426
@@ -131,7 +131,8 @@ def inward_communicators(first: bool, last: bool, num_in_flight: int) -> int:
         first, last: whether the stage is the first, the last of its pipeline.
         num_in_flight: micro-batches that it holds at the peak.
     """
-    return (not first) * turns(num_in_flight + 1) + (not last) * turns(num_in_flight)
+    of_activations = (not first) * num_communicators(num_in_flight + 1)
+    return of_activations + (not last) * num_communicators(num_in_flight)
 
 
 def communicators_bytes(

@@ -2,9 +2,10 @@
 
 The first entry of `table.SUPPORT` that names a flag, by itself or by a pattern, decides. Every flag
 has to be named by an entry, so that no flag of a new Megatron release is overlooked. The runtime
-(`runtime.job.checks.support`) refuses exactly the entries with the status `refused`; tests compare
-the two. `docs/megatron-flags.md` is printed from the table. A plan that stock Megatron can express
-runs there, with all flags.
+(`runtime.job.checks.support`) refuses all entries with the status `refused`, and followed flags in
+part (with some values, or beside others; `IN_PART` of its test lists these); tests compare the two.
+`docs/megatron-flags.md` is printed from the table. A plan that stock Megatron can express runs
+there, with all flags.
 """
 
 from __future__ import annotations

@@ -89,8 +89,13 @@ SUPPORT: tuple[Support, ...] = (
         "--delay-wgrad-compute "
         "--defer-embedding-wgrad-compute "
         "--inprocess-restart --use-precision-aware-optimizer "
-        "--optimizer-cpu-offload --distribute-saved-activations --no-initialization",
+        "--optimizer-cpu-offload --distribute-saved-activations",
         "values other than Megatron's default",
+    ),
+    Support(
+        "proved",
+        "--no-initialization",
+        "where --load has a checkpoint, whose weights take the place of those that are not drawn",
     ),
     Support(
         "refused",

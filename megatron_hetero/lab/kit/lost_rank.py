@@ -19,7 +19,7 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.runtime.faults.drill import Drill
 from megatron_hetero.runtime.faults.progress import Phase
-from megatron_hetero.runtime.job.local_launch import LocalJob, ends_without, log_of, run_jobs
+from megatron_hetero.runtime.job.local_launch import LocalJob, log_of, run_jobs, run_without_rank
 
 LAYOUT = "tp2:1,tp1:1 @3"
 LOSSES: Mapping[str, Drill] = {
@@ -81,7 +81,7 @@ def lose(how: str, machine: Machine, folder: Path) -> Lost:
     run_jobs([jobs.seed_job()], _SEED_LIMIT_S)
     job: LocalJob = jobs.plan_job("adam")
     # The lost rank is left out: a stopped process never ends by itself.
-    codes = dict(ends_without(job, drill.rank, _LIMIT_S))
+    codes = dict(run_without_rank(job, drill.rank, _LIMIT_S))
     codes.pop(drill.rank, None)
     named = {rank: tuple(map(int, _NAMED.findall(log_of(job, rank)))) for rank in codes}
     return Lost(drill.rank, codes, named)

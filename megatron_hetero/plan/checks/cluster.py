@@ -22,10 +22,10 @@ from megatron_hetero.units import format_bytes
 
 
 def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
-    """Find hosts whose node, address, library or GPUs differ from the cluster's."""
+    """Find hosts whose machine, address, library or GPUs differ from the cluster's."""
     for i, host in enumerate(plan.hosts):
         key = ("hosts", i)
-        # A host of a plan is a machine; each of its islands is a node of the cluster.
+        # `host.node` names a machine, whose islands are nodes of the cluster.
         islands = cluster.machines.get(host.node, ())
         if not islands:
             yield Violation(
@@ -39,7 +39,7 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
         if host.host != node.host:
             yield Violation(
                 (*key, "host"),
-                f"machine {host.node} is on host {host.host} in the plan, {node.host} in the "
+                f"machine {host.node} has the address {host.host} in the plan, {node.host} in the "
                 "cluster.",
             )
         if library_of(host) != node.gpu_type.library:
@@ -241,7 +241,7 @@ def estimated_memory_fits(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
             yield Violation(
                 ("estimates", "devices", device, "peak_bytes"),
                 f"{device} needs {format_bytes(estimate.peak_bytes)} at its peak; its GPU has "
-                f"{format_bytes(capacity_bytes)}, {format_bytes(missing_bytes)} too little. Give "
+                f"{format_bytes(capacity_bytes)}, {format_bytes(missing_bytes)} less. Give "
                 "its stage fewer layers, more devices or recompute.",
             )
 

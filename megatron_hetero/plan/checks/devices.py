@@ -39,17 +39,18 @@ def devices_everywhere_or_nowhere(plan: Plan) -> Iterator[Violation]:
         yield Violation(("hosts",), "the plan has hosts, but its stages name no devices.")
 
 
-def one_device_for_each_tensor_rank(plan: Plan) -> Iterator[Violation]:
+def as_many_devices_as_ranks(plan: Plan) -> Iterator[Violation]:
     """Find stages whose number of devices is not width times context-parallel size."""
     for r, s, stage in stages(plan):
         shape = stage.shape
         if stage.devices and len(stage.devices) != shape.num_devices:
             times = f" times context-parallel size {shape.context_parallel}"
+            wanted = f"{shape.num_devices} device{'' if shape.num_devices == 1 else 's'}"
             yield Violation(
                 stage_key(r, s, "devices"),
                 f"{stage_name(r, s)} names {len(stage.devices)} devices for tensor-parallel width "
                 f"{shape.tensor_parallel}{times if shape.context_parallel > 1 else ''}; "
-                "the two must be equal.",
+                f"name {wanted}, or change the width.",
             )
 
 
@@ -158,7 +159,7 @@ def hosts_hold_exactly_the_devices(plan: Plan) -> Iterator[Violation]:
                 yield Violation(
                     stage_key(r, s, "devices"),
                     f"device {device} of {stage_name(r, s)} is on no host of the plan; add its "
-                    "index to the gpu_indices of its node under hosts.",
+                    "index to the gpu_indices of its machine under hosts.",
                 )
     used = {device for _, _, stage in stages(plan) for device in stage.devices}
     for i, host in enumerate(plan.hosts):
@@ -166,7 +167,7 @@ def hosts_hold_exactly_the_devices(plan: Plan) -> Iterator[Violation]:
             if f"{host.node}:{index}" not in used:
                 yield Violation(
                     ("hosts", i, "gpu_indices"),
-                    f"host {host.node} starts a process for GPU {index}, which is in no stage; "
+                    f"machine {host.node} starts a process for GPU {index}, which is in no stage; "
                     "remove the index.",
                 )
 
@@ -231,7 +232,7 @@ def exchange_groups_are_of_the_hosts(plan: Plan) -> Iterator[Violation]:
             if machine not in machines:
                 yield Violation(
                     (key, number),
-                    f"exchange_groups[{number}] names {machine}, which is no node of the plan; "
+                    f"exchange_groups[{number}] names {machine}, which is no machine of the plan; "
                     f"these are {', '.join(sorted(machines))}.",
                 )
             elif machine in found:
@@ -278,7 +279,7 @@ def exchange_uplinks_are_of_the_groups(plan: Plan) -> Iterator[Violation]:
 
 INVARIANTS = (
     devices_everywhere_or_nowhere,
-    one_device_for_each_tensor_rank,
+    as_many_devices_as_ranks,
     each_device_in_one_place,
     hosts_are_sound,
     hosts_say_their_library,

@@ -1,6 +1,7 @@
 """Invariants of a plan's estimates: they are of this plan, and possible.
 
-They come last: an edited plan is wrong before its old figures are.
+They come after all other invariants of a plan by itself: an edited plan is wrong before its old
+figures are.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def estimates_are_possible(plan: Plan) -> Iterator[Violation]:
                 ("estimates", "devices", device, "peak_bytes"),
                 f"{device} needs {format_bytes(memory.peak_bytes)} at its peak and has "
                 f"{format_bytes(memory.capacity_bytes)}: "
-                f"{format_bytes(memory.peak_bytes - memory.capacity_bytes)} too many. "
+                f"{format_bytes(memory.peak_bytes - memory.capacity_bytes)} too much. "
                 "Give its stage fewer layers, more devices or recompute.",
             )
 

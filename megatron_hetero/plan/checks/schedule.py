@@ -13,7 +13,7 @@ from itertools import pairwise
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
 from megatron_hetero.plan.chunks import stage_chunks
-from megatron_hetero.plan.in_flight import launched_forwards
+from megatron_hetero.plan.in_flight import num_in_flight
 from megatron_hetero.plan.order import Pass, parse_order
 from megatron_hetero.plan.plan import Plan, Stage
 
@@ -33,8 +33,8 @@ def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
                         "already. Set num_launched_forwards to null.",
                     )
                 continue
-            # Counts that a stage does not give are 1F1B's own.
-            count = launched_forwards(plan, r, s)
+            # Without an order a stage holds as many as it launches: its own count, or 1F1B's.
+            count = num_in_flight(plan, r, s)
             if not 1 <= count <= replica.num_micro_batches:
                 yield Violation(
                     key,

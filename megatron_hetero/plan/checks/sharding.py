@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
-from megatron_hetero.plan.in_flight import launched_forwards
+from megatron_hetero.plan.in_flight import num_in_flight
 from megatron_hetero.plan.plan import Plan
 
 FIELD = ("shape", "num_sharded_layers")
@@ -83,7 +83,7 @@ def sharded_layers_are_passed_alike(plan: Plan) -> Iterator[Violation]:
         return
     depth = range(len(plan.replicas[0].stages))
     # Collectives that gather a layer meet only if all replicas come to them in the same order.
-    first = [launched_forwards(plan, 0, s) for s in depth]
+    first = [num_in_flight(plan, 0, s) for s in depth]
     for r, replica in enumerate(plan.replicas):
         if replica.num_micro_batches != plan.replicas[0].num_micro_batches:
             yield Violation(
@@ -93,7 +93,7 @@ def sharded_layers_are_passed_alike(plan: Plan) -> Iterator[Violation]:
                 "many in every replica; their sizes may differ (@COUNTxSIZE), and so may the "
                 "numbers of replicas of one stage.",
             )
-        elif [launched_forwards(plan, r, s) for s in depth] != first:
+        elif [num_in_flight(plan, r, s) for s in depth] != first:
             yield Violation(
                 stage_key(r, 0, "num_launched_forwards"),
                 f"replica {r} has other launch counts than replica 0. Pipelines with sharded "

@@ -14,6 +14,7 @@ from megatron_hetero.plan.checks.violation import (
 )
 from megatron_hetero.plan.layout import (
     MAX_CONTEXT_PARALLEL,
+    MAX_EXPERT_PARALLEL,
     MAX_MICRO_BATCH_SIZE,
     MAX_MICRO_BATCHES,
     MAX_SHARE,
@@ -78,6 +79,33 @@ def _bounded(
         yield Violation(keypath, f"{where}: {keypath[-1]} is {value}; allowed is 1 to {maximum}.")
 
 
+def expert_groups_are_two_sizes(plan: Plan) -> Iterator[Violation]:
+    """Find `expert_groups` that are not an expert-parallel size and a width, each in its bounds."""
+    for r, s, stage in stages(plan):
+        if stage.shape.expert_groups is None:
+            continue
+        # A file holds a list of any length, whatever the type says.
+        sizes: tuple[int, ...] = tuple(stage.shape.expert_groups)
+        key, where = stage_key(r, s, "shape", "expert_groups"), stage_name(r, s)
+        if len(sizes) != 2:
+            yield Violation(
+                key,
+                f"{where}: expert_groups has {len(sizes)} numbers; give two, the expert-parallel "
+                "size and the expert-tensor-parallel size, as in [4, 1].",
+            )
+            continue
+        for words, size, maximum in (
+            ("expert-parallel", sizes[0], MAX_EXPERT_PARALLEL),
+            ("expert-tensor-parallel", sizes[1], MAX_TENSOR_PARALLEL),
+        ):
+            if not 1 <= size <= maximum:
+                yield Violation(
+                    key,
+                    f"{where}: expert_groups has the {words} size {size}; allowed is 1 to "
+                    f"{maximum}.",
+                )
+
+
 def shares_fit_widths(plan: Plan) -> Iterator[Violation]:
     """Find shares that are not a number from 1 to `MAX_SHARE` for each tensor-parallel or
     context-parallel rank."""
@@ -111,7 +139,7 @@ def layers_follow_each_other(plan: Plan) -> Iterator[Violation]:
     """Find layers between two stages of a replica that are on neither or on both."""
     for r, replica in enumerate(plan.replicas):
         if any(stage.chunks for stage in replica.stages):
-            continue  # `check_schedule.chunks_follow_each_other` sees to these.
+            continue  # `plan.checks.schedule.chunks_follow_each_other` sees to these.
         # The layer that the next stage has to begin with.
         next_layer = 0
         for s, stage in enumerate(replica.stages):
@@ -180,6 +208,7 @@ INVARIANTS = (
     known_schema_version,
     something_to_run,
     numbers_in_bounds,
+    expert_groups_are_two_sizes,
     shares_fit_widths,
     layers_follow_each_other,
     replicas_hold_every_layer,

@@ -39,7 +39,8 @@ def validate_plan(plan: Plan, cluster: Cluster | None = None, source: str = "") 
 
 def _which_changed(plan: Plan, cluster: Cluster | None, source: str) -> str:
     """Tell whether the plan or the cluster has changed since the plan was made."""
-    from megatron_hetero.cluster.file.description import cluster_hash  # the readers of files
+    # Imported here: most checks need none of the modules that read cluster files.
+    from megatron_hetero.cluster.file.description import cluster_hash
 
     # A plan that is broken by itself needs no comparison with the cluster.
     made_for = plan.inputs.get("cluster")

@@ -139,9 +139,10 @@ def experts_over_replicas_meet(plan: Plan) -> Iterator[Violation]:
         if len(peers) < wanted and r == peers[0]:
             yield Violation(
                 stage_key(r, s, "shape", "expert_groups"),
-                f"{stage_name(r, s)} ({shape}) deals experts out over {wanted} replicas, and of "
-                f"those that are left {len(peers)} has an equal stage {s}: the same layers, sizes "
-                "(tp, cp, ep, etp), micro-batches, order of passes and recompute. Give "
+                f"{stage_name(r, s)} ({shape}) deals experts out over {wanted} replicas, but "
+                f"only {len(peers)} with an equal stage {s} {'is' if len(peers) == 1 else 'are'} "
+                "not in another group. Equal are the same layers, sizes (tp, cp, ep, etp), "
+                "micro-batches, order of passes and recompute. Give "
                 f"{wanted} replicas the same stage {s}, or choose another ep.",
             )
 

@@ -55,8 +55,8 @@ class Communicator:
     """Communicator of two or more `ranks`, in the order of the numbers in the group.
 
     `boundary` is the place of a boundary in its replica's chain of chunks; None for other uses.  A
-    direction of a boundary has several communicators, which its messages use in turn; `turn` counts
-    them.
+    direction of a boundary has several communicators, which its messages use in turn; `turn` is the
+    communicator's number among these.
     """
 
     use: Use
@@ -85,15 +85,15 @@ def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Com
         for start in range(0, len(ranks), width)
     ]
     # Stages with context parallelism: several tensor-parallel groups.
-    divided = [(ranks, width) for _, ranks, width in stages if len(ranks) > width]
+    with_context = [(ranks, width) for _, ranks, width in stages if len(ranks) > width]
     # Ranks with the same place in their groups hold the same weights.
     found += [
         Communicator("context", ranks[first::width])
-        for ranks, width in divided
+        for ranks, width in with_context
         for first in range(width)
     ]
     # With width 1 a stage's ranks are one context-parallel group already.
-    found += [Communicator("stage", ranks) for ranks, width in divided if width > 1]
+    found += [Communicator("stage", ranks) for ranks, width in with_context if width > 1]
     found += _of_experts(plan, {one.ranks for one in found})
     for r, replica in enumerate(plan.replicas):
         turns = messages_under_way(plan, r, variable_lengths)

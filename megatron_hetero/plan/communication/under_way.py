@@ -5,13 +5,13 @@ that its GPU is given later (`CUDA_DEVICE_MAX_CONNECTIONS=1`).  So each directio
 as many communicators as messages that are under way, and uses them in turn: message k waits behind
 message k - W, and behind nothing else.
 
-W is half of the most micro-batches that are in flight over the boundary, P (sent, and the gradient
-not yet taken), because a receiver posts for W messages ahead of the one that it takes, and a sender
-may have W more on their way.  With it no message ever waits behind another.  Suppose that message k
-did: the receiver has not posted for k - W, so it has taken k - 2W at most, and has sent back no
-more gradients than that; but the sender, with P in flight at most, has taken k + 1 - P of them, and
-k + 1 - P > k - 2W.  The same holds of gradients, which are at most as many as the activations
-before them.
+W is half of P, the most micro-batches that are unanswered at the boundary (the activation is sent,
+and its gradient not yet taken), because a receiver posts for W messages ahead of the one that it
+takes, and a sender may have W more on their way.  With it no message ever waits behind another.
+Suppose that message k did: the receiver has not posted for k - W, so it has taken k - 2W at most,
+and has sent back no more gradients than that; but the sender, with P unanswered at most, has taken
+k + 1 - P of them, and k + 1 - P > k - 2W.  The same holds of gradients, which are at most as many
+as the activations before them.
 
 Where a message is announced (its shape goes ahead of it) receivers post for it when they take it,
 none ahead, and W is P.
@@ -33,18 +33,18 @@ def messages_under_way(plan: Plan, replica: int, announced: bool = False) -> tup
         announced: whether the shapes of messages go ahead of them.
     """
     return tuple(
-        in_flight if announced else turns(in_flight)
-        for in_flight in _in_flight(plan.replicas[replica], announced)
+        unanswered if announced else num_communicators(unanswered)
+        for unanswered in _unanswered(plan.replicas[replica], announced)
     )
 
 
-def turns(in_flight: int) -> int:
-    """Return W, the communicators of a direction of a boundary over which so many micro-batches are
-    in flight."""
-    return -(-in_flight // 2)
+def num_communicators(unanswered: int) -> int:
+    """Return W, the communicators of each direction of a boundary with so many unanswered
+    micro-batches at most."""
+    return -(-unanswered // 2)
 
 
-def _in_flight(replica: Replica, announced: bool) -> list[int]:
+def _unanswered(replica: Replica, announced: bool) -> list[int]:
     """Return for each boundary the largest number of micro-batches between the send of an
     activation and the receipt of its gradient."""
     stages = replica.stages
@@ -55,7 +55,7 @@ def _in_flight(replica: Replica, announced: bool) -> list[int]:
         chunk, num_chunks[stage] = num_chunks[stage], num_chunks[stage] + 1
         order = stages[stage].order
         if order is None:
-            # A 1F1B stage has as many in flight behind it as forwards it launches ahead.
+            # A 1F1B stage has as many unanswered as forwards it launches before its first backward.
             launched = stages[stage].num_launched_forwards or len(stages) - stage
             # Where lengths are unlike a step may be dealt to more micro-batches than the plan has.
             found.append(launched if announced else min(launched, replica.num_micro_batches))

@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from megatron_hetero.plan.in_flight import launched_forwards
+from megatron_hetero.plan.in_flight import num_in_flight
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """Ranks that hold every expert of their layers once.
+    """Ranks that together hold every expert of their layers once.
 
     Attributes:
         ranks: global ranks, those that divide an expert beside each other.
-        size: groups of experts among which all are dealt out.
-        width: ranks that divide each expert.
+        size: parts into which the experts of a layer are dealt, stock Megatron's EP.
+        width: ranks that divide each expert of a part, stock Megatron's ETP.
         copy: number of the group among all in the job that hold the same experts; 0 is the first.
     """
 
@@ -47,7 +47,8 @@ class ExpertGroup:
         )
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Return a rank's group of experts, and its part of each of them."""
+        """Return the part of the experts that a rank holds, and the rank's place among those that
+        divide each of these experts."""
         return divmod(self.ranks.index(rank), self.width)
 
 
@@ -112,7 +113,7 @@ def _in_step(plan: Plan, r: int, s: int) -> Hashable:
     return (
         *(stage.shape, stage.first_layer, stage.chunks, stage.precision),
         *(stage.recompute, stage.recompute_num_layers),
-        stage.order or launched_forwards(plan, r, s),
+        stage.order or num_in_flight(plan, r, s),
         *(replica.num_micro_batches, replica.micro_batch_size),
     )
 

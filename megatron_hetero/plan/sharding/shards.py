@@ -3,8 +3,8 @@
 A tensor divides in units (query groups, MLP columns, experts, vocabulary rows).  The *edges* of a
 group of `width` devices are `width + 1` rising positions from 0 to `num_units`; device i holds
 units `edges[i] .. edges[i + 1] - 1`.  Groups of different width or shares cut the same tensor
-differently; between two neighbouring cuts of all groups lies a *slice* that each group keeps whole
-on one device.
+differently; between two neighbouring cuts of all groups lies a *slice*, which each GPU of a group
+holds whole or not at all.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_hetero.plan.chunks import layer_ranges
-from megatron_hetero.plan.in_flight import launched_forwards
+from megatron_hetero.plan.in_flight import num_in_flight
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, Stage
 from megatron_hetero.report.text.words import GIB, MIN_ALIKE, count, devices_by_node, ranges
 from megatron_hetero.units import format_duration
@@ -114,7 +114,7 @@ def _replica_groups(plan: Plan) -> list[tuple[int, ...]]:
     alike: dict[Hashable, list[int]] = {}
     for r, replica in enumerate(plan.replicas):
         stages = tuple(
-            (*_kind(plan, r, s), layer_ranges(stage), launched_forwards(plan, r, s))
+            (*_kind(plan, r, s), layer_ranges(stage), num_in_flight(plan, r, s))
             for s, stage in enumerate(replica.stages)
         )
         key = replica.num_micro_batches, replica.micro_batch_size, stages
@@ -156,7 +156,7 @@ def _row(plan: Plan, group: Sequence[int], numbers: Sequence[int]) -> _StageRow:
     return _StageRow(
         tuple(numbers),
         stages,
-        tuple(launched_forwards(plan, group[0], s) for s in numbers),
+        tuple(num_in_flight(plan, group[0], s) for s in numbers),
         max(_stage_time(plan, r, s) for r, s in places),
         None if plan.estimates is None else _fullest(devices, plan.estimates),
     )

@@ -55,8 +55,8 @@ class ParameterSlice:
 class Bucket:
     """Slices with the same holders, in the order of the flat buffer.
 
-    `layer` is the sharded layer whose slices they are; None of weights that ranks hold whole.
-    `num_elements` are those of all slices.
+    `layer` is the sharded layer of these slices; None if the layers are not sharded.
+    `num_elements` counts the elements of all slices.
     """
 
     holders: tuple[int, ...]
@@ -86,7 +86,7 @@ class _BucketPiece:
 
 def plan_buckets(
     tables: Sequence[Mapping[str, ParameterShard]],
-    stages: Sequence[tuple[int, ...]],
+    tensor_groups: Sequence[tuple[int, ...]],
     max_elements: int = MAX_BUCKET_ELEMENTS,
     sharded: Collection[int] = (),
 ) -> tuple[Bucket, ...]:
@@ -94,8 +94,8 @@ def plan_buckets(
 
     Args:
         tables: [rank] -> shards by name, in the order of the rank's model.
-        stages: [rank] -> (replica, stage, context-parallel rank), which identifies the rank's
-            tensor-parallel group.
+        tensor_groups: [rank] -> its tensor-parallel group, as (replica, stage, context-parallel
+            rank).
         max_elements: most elements of one bucket, unless a single slice is larger.
         sharded: numbers of the sharded layers, each of which has buckets of its own.
     Returns:
@@ -116,7 +116,7 @@ def plan_buckets(
         buckets.append((place, Bucket(holders, tuple(parts.pop(key)), layer, sizes.pop(key))))
 
     # Slices come in the order of the backward pass; a copy inside a group needs no exchange.
-    for place, piece in enumerate(_pieces(tables, stages)):
+    for place, piece in enumerate(_pieces(tables, tensor_groups)):
         if piece.is_local:
             continue
         # Slices of a sharded layer stay together, all others by size alone.
@@ -136,17 +136,16 @@ def plan_buckets(
 
 def local_slices(
     tables: Sequence[Mapping[str, ParameterShard]],
-    stages: Sequence[tuple[int, ...]],
+    tensor_groups: Sequence[tuple[int, ...]],
     rank: int,
 ) -> tuple[ParameterSlice, ...]:
     """Return the slices of `rank` without a bucket, since no communication is needed."""
-    return tuple(
-        piece.slice for piece in _pieces(tables, stages) if piece.is_local and rank in piece.holders
-    )
+    pieces = _pieces(tables, tensor_groups)
+    return tuple(piece.slice for piece in pieces if piece.is_local and rank in piece.holders)
 
 
 def _pieces(
-    tables: Sequence[Mapping[str, ParameterShard]], stages: Sequence[tuple[int, ...]]
+    tables: Sequence[Mapping[str, ParameterShard]], tensor_groups: Sequence[tuple[int, ...]]
 ) -> Iterator[_BucketPiece]:
     """Yield all slices of the job, in the order of the backward pass."""
     # Parameter -> ranks that have it, in ascending order.
@@ -165,7 +164,7 @@ def _pieces(
             if not holders:
                 continue
             # Copies inside a tensor-parallel group stay equal by themselves, partial sums do not.
-            one_group = len({stages[rank] for rank in holders}) == 1
+            one_group = len({tensor_groups[rank] for rank in holders}) == 1
             partial = any(shards[rank].is_partial for rank in holders)
             is_local = len(holders) == 1 or (one_group and not partial)
             piece = ParameterSlice(name, start, stop)

@@ -18,7 +18,7 @@ from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Rows
 from megatron_hetero.runtime.parallel.shards import ParameterShard
 
 TensorOf = Callable[[torch.nn.Parameter], torch.Tensor]
-"""Tensor of a parameter: its gradient or its weights."""
+"""Function that gives a tensor of a parameter: `main_grad`, `data` or `main_weight`."""
 
 
 def main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
@@ -27,7 +27,7 @@ def main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def data(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return the weights of a parameter, without its history."""
+    """Return the weights of a parameter, detached from autograd."""
     return parameter.data
 
 
@@ -116,8 +116,8 @@ def arrange(
     # adjacent.
     def key(parameter: torch.nn.Parameter) -> tuple[bool, tuple[int, int]]:
         numbers = places.get(parameter, [])
-        is_whole = len(numbers) > 0 and numbers[0] == numbers[-1]
-        return not is_whole, position.get(parameter, (0, 0))
+        is_in_one_bucket = len(numbers) > 0 and numbers[0] == numbers[-1]
+        return not is_in_one_bucket, position.get(parameter, (0, 0))
 
     # Deal the buffer's memory out anew in that order.
     for chunk in model:

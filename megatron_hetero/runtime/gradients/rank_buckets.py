@@ -1,5 +1,5 @@
-"""The buckets of a rank, each of the class asked for by the plan: reduced whole or to owners, in a
-single exchange or by groups of machines, or of a sharded layer."""
+"""The buckets of a rank, each of the class that the plan asks for: all-reduced or reduced to
+owners, in one exchange or by groups of machines; or gathered for each pass, for sharded layers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RankBuckets:
     optimizer_weights: Sequence[int] | None
 
     def reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> Reduction:
-        """Return the reduction of a bucket of whole layers among its holders."""
+        """Return the reduction of a bucket of layers that are not sharded, among its holders."""
         views = self._views(bucket)
         common = views, group, self._copies(views), self.traffic, self.ddp_config
         exchange = self.exchange

@@ -1,4 +1,4 @@
-"""A bucket of gradients on a rank: reduced whole, or to the owners of the optimizer state."""
+"""A bucket of gradients on a rank: all-reduced, or reduced to the owners of the optimizer state."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from megatron_hetero.runtime.parallel.traffic import RankTraffic
 class Reduction:
     """All-reduce of one bucket: pack (where it is scattered in memory), weight, reduce, unpack.
 
-    `copies` are ranges of the bucket that this rank leaves out of the sum: of the equal copies in a
-    tensor-parallel group one counts.
+    `copies` are ranges of the bucket that this rank leaves out of the sum, because another rank of
+    its tensor-parallel group has an equal copy, which counts.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Reduction:
 
     @property
     def num_copies(self) -> int:
-        """Count the copies of the bucket while under way."""
+        """Count the buffers, each of the bucket's size, that the exchange takes while under way
+        beside the gradients."""
         return num_copies(is_packed=self._in_place is None, is_received=False)
 
     @property

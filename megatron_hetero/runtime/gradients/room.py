@@ -14,8 +14,8 @@ from megatron_hetero.runtime.gradients.reduction import Reduction
 def room_of_rank(plan: Plan, rank: int, *, overlaps: bool) -> int:
     """Return the bytes that the plan predicts to be free on a rank while gradients are exchanged.
 
-    A plan without estimates of the device (`--hetero-layout`) knows of none, which leaves two
-    buckets.
+    A plan without estimates of the device (`--hetero-layout`) predicts none. Two buckets are under
+    way even then (`LEAST_AT_ONCE` of `cost.sync.room`).
 
     Args:
         plan: the plan.
@@ -31,11 +31,11 @@ def room_of_rank(plan: Plan, rank: int, *, overlaps: bool) -> int:
 
 
 class RoomUnderWay:
-    """Parts of a rank's room taken by each bucket under way.
+    """Part of a rank's free memory that each of its buckets takes while it is under way.
 
     Args:
-        room: bytes.
-        reductions: the rank's.
+        room: bytes of free memory.
+        reductions: all of the rank's, in the order in which they start.
         sizes: elements of each.
     """
 
@@ -52,7 +52,7 @@ class RoomUnderWay:
 
     @property
     def first_without(self) -> int | None:
-        """Return the place of the first bucket that has no room beside all before it."""
+        """Return the index of the first bucket that has no room beside all before it."""
         before: list[Reduction] = []
         # The dictionary has the order in which buckets start.
         for place, reduction in enumerate(self._parts):

@@ -1,10 +1,11 @@
 """Gradient sync across replicas that divide the same parameters differently.
 
 `runtime.gradients.buckets` has the buckets and their order, `runtime.gradients.memory` their
-memory; this file moves the numbers. With `--overlap-grad-reduce` a bucket starts when its layers
-have gradients of the last micro-batch and every bucket before it has started, where the stage may
-start any within its passes (`schedule.orders.early_gradients`) and the job has room; all others
-start after the last backward pass.
+memory; this file moves the numbers. With `--overlap-grad-reduce` a bucket starts within the passes
+when (1) its layers have the gradients of the last micro-batch, (2) every bucket before it has
+started, (3) the schedule lets this stage start buckets there (`schedule.orders.early_gradients`),
+and (4) every rank has memory for it (`runtime.gradients.room`). All others start after the last
+backward pass.
 
 What starts when does not depend on how fast anything is: on a GPU the host is ahead of what it
 would look at, and the proof that a job ends (`schedule.proof`) knows the order of each rank.

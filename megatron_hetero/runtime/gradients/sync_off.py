@@ -1,4 +1,4 @@
-"""Delay of a step's gradient sync to its last gradients, by Megatron's own switches."""
+"""Delay of a step's gradient sync until its last gradients, by Megatron's own switches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from megatron_hetero.schedule.programme import Operation
 
 
-class GradientSyncOff(contextlib.ExitStack):
+class DelayedSync(contextlib.ExitStack):
     """Context that keeps each chunk's gradient sync off until the step may start it.
 
     As in Megatron's schedules, `config.no_sync_func` and `config.grad_sync_func` are one function,
@@ -34,8 +34,8 @@ class GradientSyncOff(contextlib.ExitStack):
         self._early = early
         self._off: dict[int, contextlib.ExitStack] = {}
 
-    def __enter__(self) -> GradientSyncOff:
-        # Each chunk's switch can be turned by itself, and an error turns all of them.
+    def __enter__(self) -> DelayedSync:
+        # Each chunk's sync is turned on by itself; an error turns all of them on again.
         for chunk, function in enumerate(self._functions):
             self._off[chunk] = self.enter_context(contextlib.ExitStack())
             if function is not None:
@@ -51,7 +51,7 @@ class GradientSyncOff(contextlib.ExitStack):
             else:
                 self._start(chunk)
 
-    def start_left(self) -> None:
+    def start_remaining(self) -> None:
         """Start, at the end of the programme, the syncs that no backward pass has started."""
         for chunk in list(self._off):
             self._start(chunk)

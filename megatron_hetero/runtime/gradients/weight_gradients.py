@@ -48,22 +48,22 @@ class _PutOff:
     @torch.no_grad()
     def make(self) -> None:
         """Add the gradient to the weight's `main_grad`."""
-        whole = self.input
+        gathered = self.input
         if self.gather_group is not None:
             size = self.gather_group.size()
-            whole = whole.new_empty((whole.shape[0] * size, *whole.shape[1:]))
-            dist.all_gather_into_tensor(whole, self.input.contiguous(), group=self.gather_group)
+            gathered = gathered.new_empty((gathered.shape[0] * size, *gathered.shape[1:]))
+            dist.all_gather_into_tensor(gathered, self.input.contiguous(), group=self.gather_group)
         # For the product: the gradient as [tokens, out], the input as [tokens, in].
-        gradient, whole = prepare_input_tensors_for_wgrad_compute(self.output_gradient, whole)
+        gradient, gathered = prepare_input_tensors_for_wgrad_compute(self.output_gradient, gathered)
         main_grad = self.weight.main_grad  # type: ignore[attr-defined]
         # Apex's kernels add the product to the buffer without a tensor for it.
         if self.is_fused:
             kernels = layers.fused_weight_gradient_mlp_cuda
             is_fp32 = main_grad.dtype == torch.float32
             add = kernels.wgrad_gemm_accum_fp32 if is_fp32 else kernels.wgrad_gemm_accum_fp16
-            add(whole, gradient, main_grad)
+            add(gathered, gradient, main_grad)
         else:
-            main_grad.add_(gradient.t().matmul(whole))
+            main_grad.add_(gradient.t().matmul(gathered))
 
 
 class WeightGradients:

@@ -45,7 +45,7 @@ _OWN = (
     "--logging-level --hetero-drill --hetero-timeline"
 )
 MAY_DIFFER = frozenset(_OWN.split())
-"""Flags of a single process."""
+"""Flags in which the ranks of a job may differ."""
 
 _PLACE = "(a path)"
 _SHOWN = 160

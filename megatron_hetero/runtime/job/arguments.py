@@ -156,7 +156,7 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
     shape = replica.stages[position.stage].shape
     width = shape.tensor_parallel
     if width == 1:
-        # Megatron switches sequence parallelism off there, and then refuses the flag.
+        # Megatron switches sequence parallelism off there, and then refuses --tp-comm-overlap.
         megatron = [word for word in megatron if word != TENSOR_OVERLAP]
     argv = [
         *megatron,

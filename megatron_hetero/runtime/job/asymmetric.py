@@ -69,6 +69,9 @@ if TYPE_CHECKING:
 class AsymmetricJob:
     """Megatron's training with the plan's groups, boundaries, gradient sync and data.
 
+    `flexible_sequences.SequencesJob` overrides `_check_operations`, `_follow_batches`, `_attach`,
+    `_iterators` and `_own_step`, which are methods for that reason.
+
     Raises:
         HeteroError: flags, plan or model contradict each other, or ask for something unsupported.
     """
@@ -91,6 +94,8 @@ class AsymmetricJob:
         self._divides_optimizer = self._overlaps_gathers = False
         self._saves_states = self._loads_states = False
         self._precisions: tuple[tuple[Precision, ...], ...] = ()
+        self._warnings: tuple[str, ...] = ()
+        self._workload: Workload
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """Parse the flags as in `TrainingJob`, and check the plan against their model."""
@@ -234,7 +239,7 @@ class AsymmetricJob:
         # With several chunks Megatron's loop would build the data once for each, and agrees on them
         # over all ranks, of which others have other numbers.  One chunk at most reads any.
         args.virtual_pipeline_model_parallel_size = None
-        if self._arguments.init == "layout-independent":
+        if self._arguments.init == "layout-independent" and args.perform_initialization:
             model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
         self._model, self._place = model, place
         return model

@@ -3,7 +3,7 @@
 Such a script takes three functions of Megatron's and calls them in turn; `hooked` gives each a
 stand-in that follows the plan of the command line.  The patches of `patches/` put one call of it
 into `pretrain_gpt.py`, and `python -m megatron_hetero.launch` does the same from outside.  Without
-`--hetero-plan` or `--hetero-layout` the three are Megatron's own functions, untouched.
+a flag of `PLAN_FLAGS` the three are Megatron's own functions, untouched.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def on_plan(
     """
     arguments = split_arguments(sys.argv[1:])
     if arguments.plan is not None or arguments.layout is not None:
-        raise UsageError("the plan is given by the program; leave --hetero-plan and -layout out")
+        raise UsageError(
+            "the plan is given by the program; leave --hetero-plan and --hetero-layout out"
+        )
     judged = flag_table().known_part(arguments.megatron)
     plan_arguments(plan, judged, in_our_runtime=arguments.faults.is_replanned)
     job = job_on_plan(plan, arguments, judged)

@@ -145,7 +145,7 @@ def run_jobs(
         _end(started)
 
 
-def ends_without(job: LocalJob, lost: int, timeout_s: float) -> Mapping[int, int]:
+def run_without_rank(job: LocalJob, lost: int, timeout_s: float) -> Mapping[int, int]:
     """Run a job that loses a rank by itself; no rank is ended for another's sake.
 
     Args:

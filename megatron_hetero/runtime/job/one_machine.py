@@ -19,7 +19,7 @@ _START_TIME = 19
 """Field of /proc/PID/stat, counted behind the name of the program."""
 
 
-def meeting_file() -> str | None:
+def store_file() -> str | None:
     """Return the file through which the ranks of this machine meet; keep them on loopback.
 
     The name is made of the launcher's process and its restarts, so that all ranks of a start have

@@ -37,7 +37,8 @@ class TrainingJob(Protocol):
     """The three calls of a pre-training script; each takes Megatron's own function first."""
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
-        """Return Megatron's arguments of this rank; all refusals happen here."""
+        """Return Megatron's arguments of this rank; refusals by flags happen here, before any
+        process group exists."""
         ...
 
     def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
@@ -98,7 +99,8 @@ def job_on_plan(
     Args:
         plan: the plan; None for stock Megatron.
         arguments: our flags, and all others.
-        judged: the flags that Megatron knows, which the plan must not contradict.
+        judged: those of `arguments.megatron` that Megatron knows, which the plan must not
+            contradict; a script has flags of its own besides.
         in_our_runtime: as `job_of`.
     Raises:
         HeteroError: the number of processes or the flags are wrong.

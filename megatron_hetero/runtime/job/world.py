@@ -1,4 +1,4 @@
-"""Place of a process in a job, and the meeting of all processes."""
+"""Place of a process in its job, and the process group of all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks import machine
-from megatron_hetero.runtime.job.one_machine import meeting_file
+from megatron_hetero.runtime.job.one_machine import store_file
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class World:
         return World(
             int(os.environ.get("RANK", "0")),
             int(os.environ.get("WORLD_SIZE", "1")),
-            os.environ.get("MEGATRON_HETERO_STORE") or meeting_file(),
+            os.environ.get("MEGATRON_HETERO_STORE") or store_file(),
         )
 
     def store(self) -> dist.Store | None:

@@ -13,7 +13,7 @@ import torch
 from megatron.core.pipeline_parallel import schedules
 
 from megatron_hetero.runtime.faults.progress import PROGRESS
-from megatron_hetero.runtime.gradients.sync_off import GradientSyncOff
+from megatron_hetero.runtime.gradients.sync_off import DelayedSync
 from megatron_hetero.runtime.gradients.weight_gradients import WeightGradients
 from megatron_hetero.runtime.parallel.boundary import Boundary
 from megatron_hetero.runtime.steps.stage_programme import StageProgramme
@@ -74,7 +74,7 @@ class ExecutedStep:
         # `grad_sync_func` under --align-grad-reduce alone.
         aligned = self._config.grad_sync_func is not None
         early = {} if idle_rounds else stage.early_gradients(aligned=aligned)
-        with GradientSyncOff(self._config, self._chunks, early) as sync:
+        with DelayedSync(self._config, self._chunks, early) as sync:
             phases = stage.phases(self._forward_only)
             # Instruction by instruction: post receives ahead, then run the operations.
             for instruction, boundaries, own in zip(self._instructions, posts, phases, strict=True):
@@ -94,7 +94,7 @@ class ExecutedStep:
             if idle_rounds is not None:
                 idle_rounds()
             if not self._forward_only:
-                sync.start_left()
+                sync.start_remaining()
         # Tensors sent are kept until they have arrived.
         for boundary in self._boundaries.values():
             boundary.finish_sends()

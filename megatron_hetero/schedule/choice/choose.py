@@ -14,7 +14,7 @@ from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
 from megatron_hetero.plan.chunks import chain
-from megatron_hetero.plan.in_flight import launched_forwards
+from megatron_hetero.plan.in_flight import num_in_flight
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, ScheduleName
 from megatron_hetero.schedule.choice.ruled_out import why_not_in_chunks, why_not_split
 from megatron_hetero.schedule.of_plan import check_schedules, with_schedule
@@ -255,7 +255,7 @@ class _Maker:
         # Compare with the plan as it was: a stage that was full before may keep as many as then.
         own = self.placement.replicas[r]
         placed = placement_of(made, self.costs.cluster).replicas[r]
-        kept = {s: launched_forwards(made, r, s) for s in range(len(placed.stages))}
+        kept = {s: num_in_flight(made, r, s) for s in range(len(placed.stages))}
         return {
             s: num
             for s, num in kept.items()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.errors import EnvironmentMismatchError
-from megatron_hetero.runtime.job.one_machine import meeting_file
+from megatron_hetero.runtime.job.one_machine import store_file
 from megatron_hetero.runtime.job.world import World
 
 STARTED = {"TORCHELASTIC_RESTART_COUNT": "0", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "4"}
@@ -26,7 +26,7 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def start(monkeypatch: pytest.MonkeyPatch, **changes: str) -> str | None:
     for name, value in (STARTED | changes).items():
         monkeypatch.setenv(name, value)
-    return meeting_file()
+    return store_file()
 
 
 def test_ranks_of_one_start_share_a_file_that_no_other_start_has(
@@ -48,7 +48,7 @@ def test_several_machines_meet_by_torch(monkeypatch: pytest.MonkeyPatch) -> None
     assert start(monkeypatch, WORLD_SIZE="8") is None
     assert "GLOO_SOCKET_IFNAME" not in os.environ
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
-    assert meeting_file() is None
+    assert store_file() is None
 
 
 def test_a_folder_that_others_can_write_to_is_refused(

@@ -192,11 +192,13 @@ def with_more(cluster: Cluster, more: MoreGpus) -> Cluster:
 
 def more_words(cluster: Cluster, more: MoreGpus) -> str:
     """Return `5 more RTX-3090: 2 more machines like a (2x RTX-3090 each) and one with 1x RTX-3090`;
-    in larger ones than those of the cluster `12 more L40S: in machines of 8, linked as a is`."""
+    in larger ones than those of the cluster `12 more L40S: in machines of 8, linked as machine a
+    is`."""
     node, full, left_over = more.node, more.num_full_nodes, more.num_left_over
     if node.num_gpus != cluster.node_by_name[node.name].num_gpus:
         where = f"in machines of {node.num_gpus}" if full else "in one machine"
-        return f"{more.num_gpus} more {node.gpu_type.name}: {where}, linked as {node.machine} is"
+        linked = f"linked as machine {node.machine} is"
+        return f"{more.num_gpus} more {node.gpu_type.name}: {where}, {linked}"
     parts = []
     if full:
         plural = "machine" if full == 1 else "machines"
@@ -206,5 +208,5 @@ def more_words(cluster: Cluster, more: MoreGpus) -> str:
     if left_over:
         noun = "one more machine" if full == 0 else "one"
         parts.append(f"{noun} with {left_over}x {node.gpu_type.name}")
-    linked = "" if full else f", linked as {node.machine} is"
+    linked = "" if full else f", linked as machine {node.machine} is"
     return f"{more.num_gpus} more {node.gpu_type.name}: {' and '.join(parts)}{linked}"

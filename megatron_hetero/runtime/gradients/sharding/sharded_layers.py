@@ -180,7 +180,8 @@ class ShardedLayer:
     def end_backward(self) -> None:
         """Drop the weights, and send the gradients of a backward pass to their owners.
 
-        With a layer before it that computes meanwhile, its end adds them up.
+        If a layer of this rank comes before this one, that layer's `end_backward` adds the parts
+        up; else they are added up here.
         """
         self.release()
         # The pass has left the layer behind this one, whose gradients travelled meanwhile.

@@ -37,7 +37,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
             a.optimizer == "sgd"
             and bool(a.load)
             and not (a.finetune or a.no_load_optim)
-            and _has_checkpoint(a.load)
+            and has_checkpoint(a.load)
         ),
         f"add --no-load-optim, or use adam; {MEGATRON} cannot load the state of SGD",
     ),
@@ -107,11 +107,12 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         "leave it out; Megatron's writer process asks for one and dies, and the job waits for it",
     ),
 )
-"""Features of Megatron-LM's own pre-training script that `runtime.model.gpt` lacks."""
+"""Flags that this entry follows under no plan, since Megatron fails at them, or they need a GPU or
+another kind of job."""
 
 
-def _has_checkpoint(folder: str) -> bool:
-    # Without a checkpoint in the folder the job begins anew, whatever its optimizer.
+def has_checkpoint(folder: str) -> bool:
+    """Return whether `--load FOLDER` finds something; without it the job begins anew."""
     from megatron.training.checkpointing import checkpoint_exists
 
     return bool(checkpoint_exists(folder))

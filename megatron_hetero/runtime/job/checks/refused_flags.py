@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron_hetero.flags.support.rules import Rule
 from megatron_hetero.model.megatron_release import MEGATRON
+from megatron_hetero.runtime.job.checks.entry_flags import has_checkpoint
 
 REFUSED: tuple[Rule, ...] = (
     ("--expert-model-parallel-size", lambda a: a.expert_model_parallel_size > 1, "use 1"),
@@ -121,10 +122,16 @@ REFUSED: tuple[Rule, ...] = (
         lambda a: bool(a.dump_param_to_param_group_map) and a.use_distributed_optimizer,
         "leave it out; the optimizer has pieces of parameters, which Megatron cannot name",
     ),
+    # Nothing else gives values to weights that nobody draws.
     (
-        "--no-initialization",
-        lambda a: not a.perform_initialization,
-        "leave it out; biases would be what lies in memory",
+        "--no-initialization without a checkpoint in --load",
+        lambda a: not a.perform_initialization and not (a.load and has_checkpoint(a.load)),
+        "leave it out; weights would be what lies in memory",
+    ),
+    (
+        "--no-initialization with --dist-ckpt-strictness",
+        lambda a: not a.perform_initialization and a.dist_ckpt_strictness != "assume_ok_unexpected",
+        "leave one of them out; what the checkpoint lacks would be what lies in memory",
     ),
     (
         "--dist-ckpt-strictness",

@@ -1,7 +1,8 @@
 """Refusals of unsupported features, by the name of the flag, before any process group exists.
 
-Only asymmetric plans are held to this list: a plan that stock Megatron can express runs on stock
-Megatron, with all of its features.
+`check_stock` and `check_entry` hold for jobs of stock Megatron too; all other functions are for
+asymmetric plans alone. The rules themselves stand in `refused_flags` and `entry_flags` beside this
+file, in `runtime.model` (`moe.experts`, `fp8`, `precision`) and in `flags.support`.
 """
 
 from __future__ import annotations

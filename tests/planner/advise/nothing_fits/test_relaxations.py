@@ -174,9 +174,9 @@ def test_a_machine_alone_is_joined_by_its_own_link() -> None:
         (more(2), "2 more SLOW: 1 more machine like b (2x SLOW)"),
         (more(4), "4 more SLOW: 2 more machines like b (2x SLOW each)"),
         (more(5), "5 more SLOW: 2 more machines like b (2x SLOW each) and one with 1x SLOW"),
-        (more(1), "1 more SLOW: one more machine with 1x SLOW, linked as b is"),
-        (more(12, size=8), "12 more SLOW: in machines of 8, linked as b is"),
-        (more(4, size=8), "4 more SLOW: in one machine, linked as b is"),
+        (more(1), "1 more SLOW: one more machine with 1x SLOW, linked as machine b is"),
+        (more(12, size=8), "12 more SLOW: in machines of 8, linked as machine b is"),
+        (more(4, size=8), "4 more SLOW: in one machine, linked as machine b is"),
     ],
 )
 def test_words_for_more_gpus(of: MoreGpus, words: str) -> None:

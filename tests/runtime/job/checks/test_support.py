@@ -36,6 +36,7 @@ IN_PART = {
     "--moe-token-dispatcher-type",
     "--multi-latent-attention",
     "--multiple-validation-sets",
+    "--no-initialization",
     "--non-persistent-ckpt-type",
     "--num-experts",
     "--optimizer",
