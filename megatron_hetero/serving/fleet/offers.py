@@ -142,10 +142,16 @@ def make_fleet(
     """Price every replica that could run on a cluster.
 
     Raises:
-        InfeasiblePlanError: the weights fit no group of GPUs.
+        InfeasiblePlanError: the weights fit no group of GPUs, or no GPU runs their format.
     """
     pools = pools_of(cluster)
     shapes = shapes_of(cluster, pools, served, engine)
+    if all(served.precision_on(pool.gpu) is None for pool in pools):
+        names = ", ".join(dict.fromkeys(pool.gpu.name for pool in pools))
+        raise InfeasiblePlanError(
+            f"no GPU of this cluster ({names}) runs {served.weights} weights under {engine.name}; "
+            "take another --weights, or other GPUs"
+        )
     if not shapes:
         raise InfeasiblePlanError(
             f"the weights of this model ({served.weights}) fit no group of these GPUs that "

@@ -248,3 +248,14 @@ def test_a_lost_machine_is_found_and_a_new_plan_keeps_what_stays(largest: Servin
 def test_a_budget_without_limit_is_none(largest: ServingPlan) -> None:
     assert largest.budget_per_hour is None
     assert plan_serving(CLUSTER, SERVED, MIX, budget_per_hour=inf).budget_per_hour is None
+
+
+def test_a_format_that_no_card_runs_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    link = "{V100-32GB: {bandwidth: 100 GB/s, latency: 5 us}}"
+    path.write_text(
+        "version: 1\nnodes:\n  - {name: a, gpu: V100-32GB, count: 8}\n"
+        f"links:\n  inside_node: {link}\n"
+    )
+    with pytest.raises(InfeasiblePlanError, match=r"\(V100-32GB\) runs fp8 weights under vllm"):
+        make_fleet(load_cluster(path), load_served(EXAMPLE, "fp8", "16-bit"), ENGINES["vllm"], MIX)
