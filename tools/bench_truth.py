@@ -102,7 +102,8 @@ def measure(folder: Path, names: Sequence[str], steps: int, seconds: float) -> l
         workload, "CPU", (1, 2), (1, 2), 8, seconds, folder / "profile.json", NUM_RANKS
     )
     one, two = probe(request, lambda words: print(words, file=sys.stderr))
-    assert one.result is not None and two.result is not None
+    if one.result is None or two.result is None:
+        raise SystemExit(f"{request.output} has a probe of earlier: give --keep an empty folder")
     for ranks in (1, NUM_RANKS):
         text = cluster_text(one.result, two.result, ranks, width=NUM_RANKS)
         (folder / f"cluster-{ranks}.yaml").write_text(text)
