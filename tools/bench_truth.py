@@ -68,6 +68,8 @@ MODEL = (
     "--global-batch-size=8",
     "--attention-dropout=0",
     "--hidden-dropout=0",
+    # `probe` would measure Transformer Engine's layers, where it is installed; `train` has none.
+    "--transformer-impl=local",
 )
 NUM_RANKS = 2
 _LIMIT_S = 600.0
