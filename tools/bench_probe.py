@@ -51,6 +51,8 @@ MODEL = (
     "--global-batch-size=16",
     "--attention-dropout=0",
     "--hidden-dropout=0",
+    # `probe` would measure Transformer Engine's layers, where it is installed; `train` has none.
+    "--transformer-impl=local",
 )
 TRAINING = (
     "--lr=1e-5",

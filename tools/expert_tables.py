@@ -31,6 +31,7 @@ class ExpertPoint:
     """A layer of experts on one GPU."""
 
     gpu: GpuType
+    tokens: int
     products: tuple[Product, Product]
     moved_bytes: float
     """Read and written between the products, and to sort and sum tokens."""
@@ -55,7 +56,9 @@ def expert_points() -> tuple[ExpertPoint, ...]:
             # The activation reads two and writes one; these kernels read tokens where they lie.
             moved = 2.0 * routed * (3 * ffn + hidden)
             found.append(
-                ExpertPoint(gpu_type(row["gpu"]), products, moved, 1e-6 * statistics.median(times))
+                ExpertPoint(
+                    gpu_type(row["gpu"]), tokens, products, moved, 1e-6 * statistics.median(times)
+                )
             )
     return tuple(found)
 

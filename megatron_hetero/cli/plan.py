@@ -40,7 +40,11 @@ from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.faster_flags import faster_flags
 from megatron_hetero.planner.portfolio import STRATEGIES, no_collector, strategies_of
 from megatron_hetero.planner.request import Schedules
-from megatron_hetero.planner.restrictions.measured_sizes import HeldCluster, held_to_measured_sizes
+from megatron_hetero.planner.restrictions.measured_sizes import (
+    HeldCluster,
+    held_to_measured_sizes,
+    unmeasured_words,
+)
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import in_best_precision
 from megatron_hetero.planner.stock_strategy import STOCK
@@ -201,6 +205,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not arguments.scale_profile:
         held = held_to_measured_sizes(cluster, workload, profile)
     cluster = held.cluster
+    unmeasured = unmeasured_words(cluster, workload, profile)
     # Search; for the best precision, once for each candidate.
     start_s = time.perf_counter()
     with output.search_progress() as progress:
@@ -251,7 +256,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         summary["objective"] = arguments.objective
         summary["notes"] = [
             *plan_notes(plan, workload, _places(arguments)),
-            *([held.words] if held.words else []),
+            *(words for words in (held.words, unmeasured) if words),
         ]
         summary["chosen_precision"] = chosen.words or None
         summary["interrupted"] = explanation.interrupted
@@ -264,7 +269,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     outcome_part = [] if outcome is None else outcome_lines(outcome)
     faster = faster_flag_lines(faster_flags(plan, cluster, profile))
     lines = plan_report(plan, utilization, in_full=False)
-    chosen_for_you = [words for words in (chosen.words, held.words) if words]
+    chosen_for_you = [words for words in (chosen.words, held.words, unmeasured) if words]
     notes = note_lines(plan, workload, _places(arguments))
     output.show(lines, "", *chosen_for_you, *outcome_part, *beside, *notes, *faster)
     # A wide gap may be the plan's or the bound's.

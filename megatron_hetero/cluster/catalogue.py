@@ -42,6 +42,7 @@ class _CatalogueEntry(BaseModel):
     fp8: Peak | None
     best_product: Peak | None = None
     half_rate: bool = False
+    board_watts: int | None = None
     memory_bandwidth: Bandwidth
     compute_capability: str | None
     link: Literal["NVLink", "Infinity Fabric", "PCIe 3.0", "PCIe 4.0", "PCIe 5.0"]
@@ -59,6 +60,7 @@ class _Catalogue(BaseModel):
     launch_time: Latency
     launch_source: str
     product_source: str
+    power_source: str
     gpus: tuple[_CatalogueEntry, ...]
 
 
@@ -194,6 +196,7 @@ def _load() -> tuple[
             launch_s=catalogue.launch_time,
             best_product=_part_of_peak(entry),
             half_rate=entry.half_rate,
+            board_watts=entry.board_watts,
         )
         links[entry.name] = SheetLink(entry.link, entry.link_bandwidth, entry.bridge_bandwidth)
         # The first GPU keeps a name that several entries give.

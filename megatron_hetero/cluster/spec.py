@@ -47,11 +47,19 @@ class GpuType:
     """Part of the 16-bit peak in the fastest products measured on the type; None if unknown."""
     half_rate: bool = False
     """True if 16-bit products that add in fp32 run at half the rate of the tensor cores."""
+    board_watts: float | None = None
+    """The most that the board draws, by its sheet; None if unknown."""
 
     @property
     def capability(self) -> float | None:
         """Return the compute capability as a number; None for a GPU without one (AMD)."""
         return None if self.compute_capability is None else float(self.compute_capability)
+
+    @property
+    def watts_per_flop(self) -> float | None:
+        """Return the watts of the board for each FLOP/s of its 16-bit peak; None if unknown."""
+        peak = self.peak_flops.get("bf16") or self.peak_flops.get("fp16")
+        return self.board_watts / peak if self.board_watts and peak else None
 
 
 @dataclass(frozen=True)

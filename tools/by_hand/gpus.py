@@ -80,14 +80,17 @@ NVLINKS = {"A100-40GB": _AMPERE, "A100-80GB": _AMPERE, "H100-80GB": _HOPPER}
 # What is reached of the peaks are measurements, which no paper gives: docs/cost-model.md says which
 # tables they come from.  Types without one have 0.93 of the fastest product that a public list has
 # (A6000: 0.93 * 131.2 / 154.8); GeForce cards that it lacks the mean of RTX 2080 Ti and 3090; any
-# other the median of those with one (the default above).  Attention: the table of that page, or
-# its medians.
+# other the median of those with one (the default above).  A card of few watts has at most 1.136
+# times what its watts are by a card of the same generation: T4 by the TITAN RTX (0.664 at 280 W and
+# 130.5 TFLOP/s), L4 and RTX 6000 Ada by the L40S, H100 PCIe by the H100.  Attention: the table
+# of that page, or its medians.
 GPUS = {
     # WP-08608, Tesla V100 whitepaper: 125 TFLOP/s, 900 GB/s.
     "V100-16GB": Gpu(125, 900, 15.77, 0.714, 0.986, 28.9, is_old=True),
     "V100-32GB": Gpu(125, 900, 31.74, 0.714, 0.986, 28.9, is_old=True),
     # WP-09183, Turing whitepaper: 65 and 320; 53.8 (107.6 with fp16 accumulation) and 616.
-    "T4": Gpu(65, 320, 14.58, is_old=True),
+    # 70 W.
+    "T4": Gpu(65, 320, 14.58, 1.136 * 0.664 * (70 / 65) / (280 / 130.5), is_old=True),
     "RTX-2080-Ti": Gpu(53.8, 616, 10.75, 1.018, 1.05, 21.5, is_old=True),
     # A100 data sheet: 312 dense; 1,555 GB/s with 40 GB, 2,039 with 80 GB (SXM).
     "A100-40GB": Gpu(312, 1555, 39.39, 0.843, 0.969, 9.7, False, _FUSED_ON_A100, 0.328, 0.0),
@@ -101,12 +104,14 @@ GPUS = {
     # Ada whitepaper v2 and data sheets (halves of what they print with sparsity).
     "RTX-4080": Gpu(97.5, 716.8, 15.60, 0.99),
     "RTX-4090": Gpu(165.2, 1008, 23.52, 1.005, fused=((64, 1.01, 0.73), (128, 1.04, 0.74))),
-    "RTX-6000-Ada": Gpu(364.2, 960, 47.37, 0.710),
-    "L4": Gpu(121, 300, 21.95, 0.702),
+    # 300 W and 72 W, the L40S 350 W.
+    "RTX-6000-Ada": Gpu(364.2, 960, 47.37, 1.136 * 0.612 * (300 / 364.2) / (350 / 362)),
+    "L4": Gpu(121, 300, 21.95, 1.136 * 0.612 * (72 / 121) / (350 / 362)),
     "L40S": Gpu(362, 864, 44.40, 0.612, 0.834, 1.8, unhidden=0.73, decline=0.09),
     # H100 whitepaper: SXM5 989.4 and 3,352; PCIe 756 and 2,039.  RTX Blackwell whitepaper: 209.5.
     "H100-80GB": Gpu(989.4, 3352, 79.11, 0.808, 0.851, 4.2, False, _FUSED_ON_H100, 0.49, 0.052),
-    "H100-PCIe": Gpu(756, 2039, 79.11, 0.614),
+    # 350 W, the others 700 W.
+    "H100-PCIe": Gpu(756, 2039, 79.11, 1.136 * 0.808 * (350 / 756) / (700 / 989.4)),
     "RTX-5090": Gpu(209.5, 1792, 31.36, 0.99),
     # CDNA 3 data sheet: 1,307.4 and 5,300.
     "MI300X": Gpu(1307.4, 5300, 191.98, 0.560),

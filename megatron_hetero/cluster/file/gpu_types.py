@@ -184,4 +184,5 @@ def _defined_gpu_type(name: str, section: GpuSection, references: References) ->
         # A measured part of the peak holds only for the peak that it is a part of.
         best_product=known.best_product if known and known.peak_flops == peaks else None,
         half_rate=known is not None and known.half_rate,
+        board_watts=known.board_watts if known else None,
     )

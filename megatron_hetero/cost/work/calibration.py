@@ -4,19 +4,20 @@
 it predicts GPUs and widths that it was not fitted to.  A type that was measured has constants of
 its own, one with the same chip shares them.  Any other reaches in a layer as large a part of its
 fastest product (`GpuType.best_product`) as the measured types do, or what cards of half rate reach,
-or the median.  Fused attention reaches a part of what large products reach, by head size and pass,
-from tables of its kernels; a type without one takes the median of those parts.
+or the most that those of its compute capability do, or the median; and no more than the watts of
+its board allow.  Fused attention reaches a part of what large products reach, by head size and
+pass, from tables of its kernels; a type without one takes the median of those parts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.spec import GpuType
@@ -84,6 +85,32 @@ class FusedAttention:
             part.forward / (1 + self.extra_tokens["forward"] / seq_length),
             part.backward / (1 + self.extra_tokens["backward"] / seq_length),
         )
+
+
+class _Kin(NamedTuple):
+    """Most of what measured types of one compute capability reach: the part of the peak, and that
+    part for each watt that a FLOP/s of the peak has.  `spread`: the latter over the least of the
+    types.
+
+    A table of models that are too small to fill a chip says too little, so the most counts.
+    """
+
+    part: float | None
+    part_for_watts: float | None
+    spread: float
+
+    @classmethod
+    def of(cls, reached: Sequence[tuple[GpuType, float]]) -> _Kin:
+        """Take the most of types with the parts that they reach."""
+        for_watts = [part / gpu.watts_per_flop for gpu, part in reached if gpu.watts_per_flop]
+        return cls(
+            max(part for _, part in reached),
+            max(for_watts) if for_watts else None,
+            max(for_watts) / min(for_watts) if for_watts else 1.0,
+        )
+
+
+_NO_KIN = _Kin(None, None, 1.0)
 
 
 @dataclass(frozen=True)
@@ -155,15 +182,30 @@ class Calibration:
         known = self.gemm.get((name, kind))
         if known is not None:
             return known
-        # No table: a part of the type's best product, else what half rate reaches, else the median.
         usual = self.gemm[DEFAULT, kind]
         if kind == "fp32":
             return usual
+        return replace(usual, max_efficiency=self._general(gpu, usual.max_efficiency))
+
+    def _general(self, gpu: GpuType, usual: float) -> float:
+        """Return the part of its peak that a type without a table reaches.
+
+        Args:
+            gpu: the type.
+            usual: what the median type reaches.
+        """
+        kin = self._by_capability.get(gpu.compute_capability, _NO_KIN)
+        # A part of the type's best product, else what half rate reaches, else its kin, else all.
         if gpu.best_product and self._part_of_best:
-            return replace(usual, max_efficiency=self._part_of_best * gpu.best_product)
-        if gpu.half_rate and self._half_rate:
-            return replace(usual, max_efficiency=self._half_rate)
-        return usual
+            part = self._part_of_best * gpu.best_product
+        elif gpu.half_rate and self._half_rate:
+            part = self._half_rate
+        else:
+            part = kin.part or usual
+        # A board of few watts does not keep it up.
+        if kin.part_for_watts and gpu.watts_per_flop:
+            part = min(part, self._slack * kin.part_for_watts * gpu.watts_per_flop)
+        return part
 
     @cached_property
     def _part_of_best(self) -> float | None:
@@ -182,6 +224,21 @@ class Calibration:
         such cards."""
         parts = [curve.max_efficiency for gpu, curve in self._measured if gpu.half_rate]
         return median(parts) if parts else None
+
+    @cached_property
+    def _by_capability(self) -> Mapping[str | None, _Kin]:
+        """Return what measured types of full rate reach, by compute capability."""
+        kin: dict[str, list[tuple[GpuType, float]]] = {}
+        for gpu, curve in self._measured:
+            if gpu.compute_capability and not gpu.half_rate:
+                kin.setdefault(gpu.compute_capability, []).append((gpu, curve.max_efficiency))
+        return {capability: _Kin.of(own) for capability, own in kin.items()}
+
+    @cached_property
+    def _slack(self) -> float:
+        """Return how much more FLOPs a measured type gets of a watt than another of the same
+        compute capability: so much no sheet of watts can say."""
+        return max((kin.spread for kin in self._by_capability.values()), default=1.0)
 
     @cached_property
     def _measured(self) -> tuple[tuple[GpuType, GemmEfficiency], ...]:

@@ -59,6 +59,34 @@ def held_to_measured_sizes(
     )
 
 
+def unmeasured_words(cluster: Cluster, workload: Workload, profile: Profile | None) -> str:
+    """Say which GPU types have no measured layer of a job, and what the profile has of them; empty
+    where all have one, or without a profile."""
+    if profile is None:
+        return ""
+    found = []
+    layers = [key for key in profile.points if key.piece == "decoder_layer"]
+    for name in dict.fromkeys(node.gpu_type.name for node in cluster.nodes):
+        if profile.layer_sizes(workload, name):
+            continue
+        # Layers of the type in other precisions, else of other models, else none at all.
+        own = [key for key in layers if key.gpu_name == name]
+        others = sorted({key.precision for key in own} - {workload.training.precision})
+        if not own:
+            types = sorted({key.gpu_name for key in layers})
+            found.append(f"{name} (it has {', '.join(types) or 'none'})")
+        elif others:
+            found.append(f"{name} (it has its layers in {', '.join(others)})")
+        else:
+            found.append(f"{name} (it has layers of another model)")
+    if not found:
+        return ""
+    return (
+        f"The profile has no layer of this model in {workload.training.precision} of "
+        f"{', '.join(found)}: the catalogue prices it. Measure it (probe --gpu)"
+    )
+
+
 def _single_sizes(cluster: Cluster, workload: Workload, profile: Profile) -> dict[str, int]:
     """Return the micro-batch size of each GPU type with a single profiled size, for layers of the
     job."""

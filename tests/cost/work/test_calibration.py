@@ -197,10 +197,49 @@ def test_types_without_a_table_reach_a_part_of_their_fastest_product() -> None:
     assert reached("RTX-A6000") == pytest.approx(part * 131.2)
     # GeForce cards that the list lacks: the mean of the two that have tables.
     assert reached("RTX-4080") == pytest.approx((1.018 + 0.959) / 2 * 97.5)
-    assert reached("T4") == pytest.approx(0.8081 * 65)
+    assert reached("A10") == pytest.approx(0.8081 * 125)
     # Types with a table of their own.
     assert reached("RTX-3090") == pytest.approx(0.959 * 71)
     assert reached("L40S") == pytest.approx(0.6123 * 362.05)
+
+
+def test_types_without_a_table_reach_what_their_kin_do_and_no_more_than_their_watts_allow() -> None:
+    """Tables of one compute capability differ by 1.1357 in what a watt gives: B200 and GB200."""
+    shipped = shipped_calibration()
+
+    def reached(name: str, **changed: object) -> float:
+        gpu = replace(gpu_type(name), **changed)
+        return shipped.gemm_efficiency(gpu, "fp16").max_efficiency
+
+    slack = (0.7218 * 2250 / 1000) / (0.6864 * 2500 / 1200)
+    # H100, H200 and GH200 have the same compute capability; AMD's cards have none.
+    assert reached("H20-96GB") == pytest.approx(0.8081)
+    assert reached("MI325X") == pytest.approx(0.8081)
+    # 70 W beside the 280 of a TITAN RTX, 72 W beside the 350 of an L40S.
+    assert reached("T4") == pytest.approx(slack * 0.664 * (70 / 65) / (280 / 130.5), rel=1e-3)
+    assert reached("L4") == pytest.approx(slack * 0.6123 * (72 / 121) / (350 / 362.05), rel=1e-3)
+    # Without the watts, or with as many as those of the L40S, the fastest product counts.
+    best = 0.714 * 125 / 96.1 * 91.4 / 121
+    assert reached("L4", board_watts=None) == pytest.approx(best, rel=1e-3)
+    assert reached("L4", board_watts=350.0) == pytest.approx(best, rel=1e-3)
+    # A type with a table has what its table says.
+    assert reached("L40S", board_watts=35.0) == 0.6123
+
+
+def test_whole_layers_on_cards_of_few_watts_take_what_their_watts_say() -> None:
+    """L4 and T4 without tables, beside an A100 and a V100 with them: layers that Helix timed."""
+    shipped = shipped_calibration()
+    tables = Path(__file__).resolve().parents[3] / "benchmarks" / "tables"
+    data = read_json(tables / "prompt-layers.json").data
+    for row in data["layers"]:
+        gpu = gpu_type(row["gpu"])
+        weights = sum(inputs * outputs for inputs, outputs in data["products"][row["model"]])
+        measured = median(
+            2.0 * tokens * weights / (1e-3 * ms * product_flops_per_s(gpu, "fp16"))
+            for tokens, ms in zip(row["tokens"], row["ms"], strict=True)
+        )
+        priced = shipped.gemm_efficiency(gpu, "fp16").max_efficiency
+        assert priced == pytest.approx(measured, rel=0.12), row["gpu"]
 
 
 def test_a_peak_of_the_users_own_is_no_part_of_the_lists_product(tmp_path: Path) -> None:

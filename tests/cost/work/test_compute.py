@@ -29,7 +29,9 @@ def test_pass_times_add_and_multiply() -> None:
 
 
 def test_unmeasured_gpus_take_the_median_curve_and_measured_ones_their_own() -> None:
-    assert gemm_efficiency(FAST, "bf16") == gemm_efficiency(SLOW, "fp16")
+    # Of a compute capability that no type with a table has.
+    unknown = replace(FAST, compute_capability="9.9")
+    assert gemm_efficiency(unknown, "bf16") == gemm_efficiency(SLOW, "fp16")
     v100 = replace(OLD, name="V100-16GB")
     assert gemm_efficiency(v100, "fp16") != gemm_efficiency(OLD, "fp16")
     for precision in ("fp16", "fp32"):

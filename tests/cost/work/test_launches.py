@@ -106,6 +106,7 @@ def test_the_catalogue_has_it_and_a_cluster_file_corrects_it(tmp_path: Path) -> 
 _COUNT_WITH_MEGATRON = """
 import contextlib, json, sys
 import torch
+import megatron_hetero.runtime  # first: hides a Transformer Engine that cannot be used
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker

@@ -109,6 +109,8 @@ def test_flags_that_touch_files_are_left_out(tmp_path: Path) -> None:
     assert "--tensor-model-parallel-size=2" in flags
     assert "--num-layers=2" in flags
     assert "--global-batch-size=2" in flags
+    # A group that has measured leaves; the job's watch would end those that still measure.
+    assert "--hetero-stall-limit=0" in flags
 
 
 def test_all_gpus_of_a_machine_are_busy_in_groups_of_the_width(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.profile import Profile, load_profile
 from megatron_hetero.errors import UsageError
-from megatron_hetero.planner.restrictions.measured_sizes import held_to_measured_sizes
+from megatron_hetero.planner.restrictions.measured_sizes import (
+    held_to_measured_sizes,
+    unmeasured_words,
+)
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.cost.work.test_profile import point, write
 
@@ -50,6 +53,25 @@ def test_a_size_that_is_not_the_jobs_is_refused(tmp_path: Path) -> None:
     cluster, workload = free_cluster(("a", FAST, 2)), make_workload()
     with pytest.raises(UsageError, match=r"--micro-batch-size 1, .* only size 4 of FAST"):
         held_to_measured_sizes(cluster, workload, profile_of(tmp_path, FAST=(4,)))
+
+
+def test_a_profile_of_another_card_precision_or_model_is_named(tmp_path: Path) -> None:
+    cluster, workload = make_cluster(("a", FAST, 1), ("b", SLOW, 1)), make_workload()
+    both = [point(), point(gpu="SLOW")]
+
+    def said(*points: dict[str, object]) -> str:
+        profile = load_profile(write(tmp_path / "p.json", *points))
+        return unmeasured_words(cluster, workload, profile)
+
+    assert unmeasured_words(cluster, workload, None) == said(*both) == ""
+    assert "in bf16 of SLOW (it has FAST): the catalogue prices it" in said(point())
+    assert "of SLOW (it has its layers in fp32):" in said(point(), both[1] | {"precision": "fp32"})
+    other = both[1] | {"shape": point()["shape"] | {"hidden_size": 1024}}
+    assert "of SLOW (it has layers of another model):" in said(point(), other)
+    # Sizes of the head alone are no layer.
+    assert "FAST (it has none), SLOW (it has none)" in said(
+        *(one | {"piece": "head"} for one in both)
+    )
 
 
 def test_plan_compares_one_measured_size_unless_asked(tmp_path: Path, capsys) -> None:
