@@ -12,6 +12,7 @@ from megatron_hetero.files import canonical_json
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.planner.columns import strategy
 from megatron_hetero.planner.columns.strategy import Columns
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import make_problem
@@ -74,9 +75,9 @@ def test_quick_times_are_near_exact_ones(tmp_path: Path) -> None:
         firsts, others = in_order(found)
         problem = firsts[0][0][0].bundles.table.problem
         for choice in (*firsts, *others)[:6]:
-            placement = strategy._placed(problem, choice)
+            placement = strategy._placed(OwnFlags(problem), choice)
             if placement is not None:
-                seen.append((found[choice], problem.costs.placement(placement).step_time_s))
+                seen.append((found[choice].step_s, problem.costs.placement(placement).step_time_s))
         return firsts, others
 
     with pytest.MonkeyPatch.context() as patch:
