@@ -165,10 +165,13 @@ class Loop:
         # Complete each new structure that the node leads to.
         image, size = self.rungs.image, node.found.filled[0].size
         ranked: list[tuple[float, int, Hashable, Completion]] = []
+        met: set[Hashable] = set()
         for number, structure in enumerate(structures):
             key = image(structure)
-            if key in self.seen:
+            # Two moves may lead to the same structure.
+            if key in self.seen or key in met:
                 continue
+            met.add(key)
             if self.rungs.done > self.max_work:
                 break
             self.rungs.work += sum(map(len, structure))
@@ -197,9 +200,6 @@ class Loop:
         ranked = sorted(near, key=lambda entry: entry[:2])
         # The best few go on the heap.
         for quick_s, _, key, found in ranked[: self.limits.num_whole]:
-            # Two moves may lead to the same structure.
-            if key in self.seen:
-                continue
             self.seen.add(key)
             self.rungs.num += 1
             heappush(
