@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hetero.planner.columns.bundle_shapes import plain_shapes
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.columns.bundle_shapes import bundle_chains, plain_shapes
 from megatron_hetero.planner.columns.equal_shapes import equal_shapes
 from megatron_hetero.planner.columns.packing import Floats, pack
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
-from megatron_hetero.planner.completion.filled import Filled
+from megatron_hetero.planner.completion.filled import Filled, placed_replica
 from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.problem import Chain, Unit
@@ -109,6 +110,7 @@ class PoolBundles:
         ]
         self.bundles: dict[BundleShape, Bundle | None] = {}
         self._generated: set[int] = set()
+        self._pass_s: dict[BundleShape, float] = {}
         self._made: BundleColumns | None = None
         known = list(known)
         for shape in known:
@@ -192,6 +194,29 @@ class PoolBundles:
 
     def _part_of(self, whole: int) -> int:
         return max(1, round(self.effort * whole))
+
+    def pass_s(self, bundle: Bundle) -> float:
+        """Return one pass of the gradients between two copies of a bundle, as the price list has
+        it; without room for a second one, by the layers of each node."""
+        shape = bundle.shape
+        if shape not in self._pass_s:
+            self._pass_s[shape] = self._priced_pass_s(bundle)
+        return self._pass_s[shape]
+
+    def _priced_pass_s(self, bundle: Bundle) -> float:
+        shape, problem = bundle.shape, self.table.problem
+        if any(2 * count > self.capacity[kind] for kind, count in shape.num_nodes().items()):
+            return max(
+                layers * self.table.layer_sync_s(kind) for kind, layers in bundle.node_layers
+            )
+        nodes = {kind: list(self.table.kinds[kind].nodes) for kind in self.kinds}
+        # Of each copy one replica: those side by side on a node exchange inside it.
+        layers = bundle.filled.layers
+        pair = [
+            placed_replica(bundle_chains(shape, nodes, problem)[0], layers, 1) for _ in range(2)
+        ]
+        placement = Placement(tuple(pair))
+        return problem.costs.sync_s(placement, problem.costs.vocab_rows(placement.widths))
 
     def generate(self, step_s: float) -> bool:
         """Generate columns at the grid's step time next above `step_s`; whether it was

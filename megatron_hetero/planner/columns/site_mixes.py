@@ -118,14 +118,9 @@ def _most_work(entry: tuple[float, float, int, Site, Mix]) -> tuple[float, float
 def _card_s(bundles: PoolBundles, mix: Mix) -> float:
     """Return one pass of the gradients over the busiest node's card, between the nodes of a site;
     zero for a single node."""
-    table = bundles.table
     if sum(count * sum(bundle.shape.num_nodes().values()) for bundle, count in mix) == 1:
         return 0.0
-    return max(
-        layers * table.layer_sync_s(kind)
-        for bundle, _ in mix
-        for kind, layers in bundle.node_layers
-    )
+    return max(bundles.pass_s(bundle) for bundle, _ in mix)
 
 
 def exchange_s(problem: Problem, choice: Choice) -> float:
