@@ -110,7 +110,6 @@ class PoolBundles:
         ]
         self.bundles: dict[BundleShape, Bundle | None] = {}
         self._generated: set[int] = set()
-        self._pass_s: dict[BundleShape, float] = {}
         self._made: BundleColumns | None = None
         known = list(known)
         for shape in known:
@@ -198,10 +197,11 @@ class PoolBundles:
     def pass_s(self, bundle: Bundle) -> float:
         """Return one pass of the gradients between two copies of a bundle, as the price list has
         it; without room for a second one, by the layers of each node."""
-        shape = bundle.shape
-        if shape not in self._pass_s:
-            self._pass_s[shape] = self._priced_pass_s(bundle)
-        return self._pass_s[shape]
+        # Pools of one site that differ in the most layers of a node share what is priced.
+        key = self.kinds, bundle.shape, bundle.filled.layers
+        if key not in self.table.pass_s:
+            self.table.pass_s[key] = self._priced_pass_s(bundle)
+        return self.table.pass_s[key]
 
     def _priced_pass_s(self, bundle: Bundle) -> float:
         shape, problem = bundle.shape, self.table.problem

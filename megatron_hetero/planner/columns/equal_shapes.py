@@ -142,11 +142,12 @@ class _Orders:
             for kind in range(num_kinds):
                 # Closed by a block that also holds the embedding, or open for blocks before it.
                 closed = self._extended(levels[-1], level, kind, first=True)
-                ranked += self._likely(level.numbers, closed, size, kind)
+                most_s = ranked[-1].seconds if len(ranked) == _MAX_LIKELY else np.inf
+                ranked += self._likely(level.numbers, closed, (size, kind), most_s)
+                ranked = sorted(ranked)[:_MAX_LIKELY]
                 open_ = self._extended(levels[-1], level, kind, first=False)
                 better = open_ > worth
                 worth, by = np.where(better, open_, worth), np.where(better, np.int8(kind), by)
-            ranked = sorted(ranked)[:_MAX_LIKELY]
             levels.append(_Level(level.numbers, level.before, worth, by))
         for one in ranked:
             last = min(one.period + _MAX_ORDERS, len(self.menu.periods_s))
@@ -212,8 +213,14 @@ class _Orders:
         )
         return worth
 
-    def _likely(self, numbers: Ints, worth: Ints, size: int, first: int) -> Iterator[_Likely]:
-        """Yield the sets that, closed by a block of a kind, do the batch soonest."""
+    def _likely(
+        self, numbers: Ints, worth: Ints, closed: tuple[int, int], most_s: float
+    ) -> Iterator[_Likely]:
+        """Yield the sets that do the batch soonest, and in less than so many seconds.
+
+        Args:
+            closed: number of blocks, and the kind of the first one.
+        """
         problem, periods_s = self.table.problem, self.menu.periods_s
         counts = problem.replica_counts() or (0,)
         used = numbers * self.taken
@@ -233,11 +240,12 @@ class _Orders:
         seconds = np.where(holds.any(axis=2) & (replicas > 0)[:, None], seconds, np.inf)
         # One kind alone is found otherwise.
         seconds[np.count_nonzero(numbers, axis=1) < 2] = np.inf
-        order = np.argsort(seconds, axis=None, kind="stable")[:_MAX_LIKELY]
+        size, first = closed
+        sooner = np.flatnonzero(seconds < most_s)
+        order = sooner[np.argsort(seconds.flat[sooner], kind="stable")][:_MAX_LIKELY]
         for row, way in zip(*np.unravel_index(order, seconds.shape), strict=True):
             at = int(row), int(way)
-            if np.isfinite(seconds[at]):
-                yield _Likely(float(seconds[at]), size, *at, first, int(period[at]))
+            yield _Likely(float(seconds[at]), size, *at, first, int(period[at]))
 
 
 def _is_plain(table: StageTable, kind: int, widths: tuple[int, ...]) -> bool:
