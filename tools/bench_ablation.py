@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
 from megatron_hetero.errors import HeteroError  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import save_plan  # noqa: E402
-from megatron_hetero.planner import structure_search  # noqa: E402
+from megatron_hetero.planner import loop, structure_search  # noqa: E402
+from megatron_hetero.planner.columns import bundle_mix  # noqa: E402
+from megatron_hetero.planner.columns import strategy as columns  # noqa: E402
 from megatron_hetero.planner.evaluate import rescore  # noqa: E402
 from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
 from megatron_hetero.planner.evaluate.rungs import Rungs  # noqa: E402
@@ -45,7 +48,7 @@ from megatron_hetero.planner.portfolio import (  # noqa: E402
 from megatron_hetero.planner.problem import make_problem  # noqa: E402
 from megatron_hetero.planner.seeds import starts  # noqa: E402
 from megatron_hetero.planner.strategy import Strategy  # noqa: E402
-from megatron_hetero.planner.structure_search import Loop, StructureSearch  # noqa: E402
+from megatron_hetero.planner.structure_search import Phases, StructureSearch  # noqa: E402
 from tools.bench_search import all_jobs, step_of  # noqa: E402
 
 WHOLE = "the whole search"
@@ -83,13 +86,18 @@ def changed(owner: Any, name: str, value: Any) -> LeaveOut:
     return leave_out
 
 
-def with_limits(**limits: float) -> LeaveOut:
+def together(*parts: LeaveOut) -> LeaveOut:
+    """Leave several out at once."""
+    return lambda given: reduce(lambda left, leave_out: leave_out(left), parts, given)
+
+
+def with_limits(**limits: Any) -> LeaveOut:
     """Give the search over structures other limits."""
 
     def leave_out(given: Strategies) -> Strategies:
         for one in given:
             if isinstance(one, StructureSearch):
-                vars(one).update(limits)
+                one.limits = replace(one.limits, **limits)
         return given
 
     return leave_out
@@ -113,14 +121,21 @@ def parts() -> Mapping[str, LeaveOut]:
         "thorough tuning at the end": changed(structure_search, "THOROUGH", 0),
         "simulation of queues": changed(Rungs, "queued", _as_simulated),
         "a second micro-batch size": changed(Rungs, "sizes", _first_size(Rungs.sizes)),
+        "bundles for equal copies": changed(bundle_mix, "equal_shapes", lambda *_: []),
+        "estimates of divisions that learn": changed(
+            columns._Prices, "soonest", lambda self, choices: 0
+        ),
         "starts laid lengthwise": changed(starts, "lengthwise", lambda structure, _: structure),
-        "descents from single starts": changed(Loop, "narrowed", _all_together),
+        "descents from single starts": changed(Phases, "narrowed", _all_together),
         "all starts but one": with_limits(num_starts=1),
-        "divided sequences": changed(Loop, "divide", lambda _: None),
+        "divided sequences": changed(Phases, "divide", lambda _: None),
         "launches further ahead at the end": changed(rescore, "_MORE_AHEAD", ()),
         "unlike micro-batch sizes": changed(structure_search, "may_mix_sizes", lambda _: False),
-        "optimizer states by room": changed(structure_search, "by_room", lambda *_: None),
-        "stages joined in unlike shares": changed(Loop, "join", lambda _: None),
+        "optimizer states by room": together(
+            changed(structure_search, "by_room", lambda *_: None),
+            changed(loop, "by_room", lambda *_: None),
+        ),
+        "stages joined in unlike shares": changed(Phases, "join", lambda _: None),
     }
     return found
 

@@ -1,6 +1,7 @@
 """Plan benchmark cases by other systems' cost models, and score the plans by them.
 
-    python tools/bench_planners.py [--cases FILE ...] [--drawn [HASH]] [--prove] [--json]
+    python tools/bench_planners.py [--cases FILE ...] [--drawn [HASH]] [--only NAME ...] [--prove]
+        [--json]
 
 Each case (benchmarks/cases/*.yaml, docs/benchmarks.md) is planned by `megatron_hetero.planner` with
 the referee's own prices, once for each micro-batch size that it allows; the best plan is scored by
@@ -19,7 +20,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,7 +33,7 @@ if __name__ == "__main__":
 from megatron_hetero.bounds.effort import PROOF  # noqa: E402
 from megatron_hetero.cost.placing import placement_of  # noqa: E402
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError, UnsupportedError  # noqa: E402
-from megatron_hetero.files import canonical_json  # noqa: E402
+from megatron_hetero.files import canonical_json, read_yaml  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
 from megatron_hetero.plan.plan import Plan  # noqa: E402
 from megatron_hetero.planner.advise.idle import idle_reasons  # noqa: E402
@@ -191,11 +192,22 @@ def drawn_files(commit: str, folder: Path) -> Iterator[Path]:
         yield path
 
 
+def named(paths: Iterable[Path], only: Sequence[str] | None) -> Iterator[Path]:
+    """Yield the files of cases with one of the names, up to a colon; of all if none is given."""
+    for path in paths:
+        name = read_yaml(path).data["case"]
+        if only is None or str(name).partition(":")[0] in only:
+            yield path
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--cases", nargs="+", type=Path, metavar="FILE", help="default: all")
     parser.add_argument(
         "--drawn", nargs="?", const="", metavar="HASH", help="cases that follow from a hash instead"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="cases whose name, up to a colon, is one of these"
     )
     parser.add_argument("--prove", action="store_true", help="bounds as of `plan --prove`")
     parser.add_argument("--json", action="store_true", help="a list of results, for programs")
@@ -209,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
         paths: Iterable[Path] = options.cases or sorted(CASES.glob("*.yaml"))
         if options.drawn is not None:
             paths = drawn_files(options.drawn or planner_commit(), Path(folder))
-        for path in paths:
+        for path in named(paths, options.only):
             try:
                 result, layout = run_file(path, options.prove)
             except HeteroError as error:

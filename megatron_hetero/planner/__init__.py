@@ -5,7 +5,9 @@ api               from a cluster and a workload to a plan
 problem           what is searched: usable devices, in an order that no file changes
 portfolio         the strategies of a search, and their order
 strategy          the interface of every strategy
-structure_search  one best-first search over structures, the core of `--strategy auto`
+structure_search  the search over structures, the core of `--strategy auto`: starts, loop, the end
+loop              structures best first, each priced more closely only while it can win
+beside            such a search beside another one, with a board of its own
 sharded_search    plans with sharded layers, behind a search with whole ones
 dealt_search      plans with experts over replicas, behind a search without
 exchange_groups   groups of machines for the exchange of gradients

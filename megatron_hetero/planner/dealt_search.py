@@ -2,30 +2,23 @@
 
 Structures on the board, grids of equal replicas, and pools of equal replicas on each type of GPUs
 are completed anew, every stage with the way to deal experts out that is fastest for it, and the
-search over structures goes on from the best of them.  It has boards of its own, one for each
-dispatcher of tokens that the job leaves open, so that what the search found before stays as it is;
-only its best joins.
+search over structures goes on from the best of them (`beside`), once for each dispatcher of tokens
+that the job leaves open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from itertools import islice, product
-from math import inf
 
 from megatron_hetero.cost.choices import deals_experts, dispatchers
 from megatron_hetero.model.spec import TokenDispatcher
-from megatron_hetero.planner.completion.filled import Completion
+from megatron_hetero.planner.beside import MAX_GRIDS, Beside
 from megatron_hetero.planner.evaluate.candidate import Candidate
-from megatron_hetero.planner.evaluate.ladder import Climber
-from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objective import Standing
-from megatron_hetero.planner.problem import Chain, Structure, Unit, chains_of, equal_units
+from megatron_hetero.planner.problem import Chain, Structure, Unit, equal_units
 from megatron_hetero.planner.seeds.symmetric import grids
-from megatron_hetero.planner.structure_search import PART, Loop, StructureSearch
 
-_MAX_GRIDS = 64
 _POOLS = 3
 """Pools of each type that are combined with those of the others."""
 
@@ -43,56 +36,26 @@ class DealtSearch:
         is_by_speed = not (objective.stock_only or objective.may_want_fewer(problem.cluster))
         if not (is_by_speed and problem.costs.has_launch_counts and deals_experts(problem.costs)):
             return
-        for dispatcher in dispatchers(problem.costs):
-            best = _DealtLoop(board, dispatcher).found()
+        found = dispatchers(problem.costs)
+        for dispatcher in found:
+            best = _Dealt(board, dispatcher, len(found)).best()
             if best is not None:
                 board.keep_refined(best.placement, best.cost, self.name, best.rank_order)
                 board.is_exact = False  # no enumeration has such plans
 
 
-class _DealtLoop(Loop):
-    """The search over structures that deal experts out, from those of another board."""
+class _Dealt:
+    """The search with one dispatcher of tokens, one of so many."""
 
-    def __init__(self, whole: Scoreboard, dispatcher: TokenDispatcher) -> None:
-        board = Scoreboard(whole.problem)
-        board.with_queues = whole.with_queues
-        super().__init__(board, StructureSearch(), dealt_by=dispatcher)
-        self.own_work //= len(dispatchers(whole.problem.costs))
-        self.whole = whole
-        self.best_s = self.known_s
+    def __init__(self, whole: Scoreboard, dispatcher: TokenDispatcher, number: int) -> None:
+        self.problem = whole.problem
+        self.search = Beside(whole, dealt_by=dispatcher, part=1 / number)
 
-    @property
-    def known_s(self) -> float:
-        """The shortest step so far."""
-        best = self.whole.nearest
-        return inf if best is None else best.step_time_s
-
-    def found(self) -> Candidate | None:
-        """Search, and return the best with queues on shared paths; None where nothing fits."""
-        self.go_on_from(self.structures(), self.options.slack)
-        self.whole.num_priced += self.board.num_priced
-        return Rescorer(self.board).best()
-
-    def estimated(self, found: Completion) -> Climber:
-        """Return the first rung; the exchange of experts that are dealt out is another than the
-        one that `Tails` estimates."""
-        self.num += 1
-        return Climber((Standing(), found.quick_s), self.num, found, None)
-
-    def structures(self) -> Iterator[Structure]:
-        """Yield structures, each once, while some of the work is left."""
-        known: set[Hashable] = set()
-        on_board = (*self.whole.ranking_of_all, *self.whole.out_of_memory.fastest)
-        of_board = (tuple(chains_of(one.placement)) for one in on_board)
+    def best(self) -> Candidate | None:
+        """Return the best with queues on shared paths; None where nothing fits."""
         # Pools first: they use all GPUs, and each type by itself.
-        for structures in (self.pools(), islice(grids(self.problem), _MAX_GRIDS), of_board):
-            for structure in structures:
-                # Half of the part of the work that these structures may take.
-                if self.done > self.own_work // PART // 2:
-                    return
-                if (key := self.image(structure)) not in known:
-                    known.add(key)
-                    yield structure
+        starts = self.pools(), islice(grids(self.problem), MAX_GRIDS), self.search.of_board()
+        return self.search.best(starts)
 
     def pools(self) -> Iterator[Structure]:
         """Yield equal replicas on all GPUs of each type, the types beside each other: the best few
@@ -103,9 +66,9 @@ class _DealtLoop(Loop):
         for name in types:
             ranked: list[tuple[float, int, Structure]] = []
             for structure in self._pools_of(name):
-                if self.done > self.own_work // PART // 4:
+                if not self.search.has_work(4):
                     break
-                if (found := self.sized(structure)) is not None:
+                if (found := self.search.rungs.sized(structure)) is not None:
                     ranked.append((found.quick_s, len(ranked), structure))
             best.append([structure for _, _, structure in sorted(ranked)[:_POOLS]])
         for pools in product(*best):

@@ -61,7 +61,7 @@ def test_thorough_is_the_same_search_for_longer() -> None:
         if isinstance(own, StructureSearch):
             assert isinstance(longer, StructureSearch)
             for limit in ("max_work", "work_per_gpu"):
-                assert vars(longer)[limit] == 10 * vars(own)[limit]
+                assert getattr(longer.limits, limit) == 10 * getattr(own.limits, limit)
         else:
             assert vars(own) == vars(longer)
 

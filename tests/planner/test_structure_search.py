@@ -10,11 +10,12 @@ from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.ladder import Climber
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.loop import Descent, SearchLimits
 from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import chains_of, make_problem
 from megatron_hetero.planner.seeds.symmetric import Symmetric
-from megatron_hetero.planner.structure_search import Descent, StructureSearch
+from megatron_hetero.planner.structure_search import StructureSearch
 from tests.planner.strategies import cases, clusters, workloads
 
 ANYTHING = clusters(max_gpus=5)
@@ -53,7 +54,7 @@ def test_it_improves_on_its_starts_and_finds_the_same_again(
         board = Scoreboard(problem)
         Symmetric().search(board)
         before = board.best
-        StructureSearch(max_work=10_000).search(board)
+        StructureSearch(SearchLimits(max_work=10_000)).search(board)
         if before is not None:
             assert board.best is not None
             assert board.best.key <= before.key

@@ -19,6 +19,7 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
 from megatron_hetero.planner.advise.alternatives import layout_text
 from megatron_hetero.planner.advise.nothing_fits.relaxations import SERVER_GPUS
+from megatron_hetero.planner.loop import SearchLimits
 from megatron_hetero.planner.portfolio import default_strategies, search
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.seeds.first_fit import (
@@ -79,9 +80,8 @@ def plan_that_fits(cluster: Cluster, workload: Workload) -> str | None:
     problem = make_problem(cluster, workload)
     board = search(problem, None, (FirstFit(),))
     if board.best is None:
-        board = search(
-            problem, None, (*default_strategies(), FirstFit(), StructureSearch(moves=False))
-        )
+        tuned = StructureSearch(SearchLimits(moves=False))
+        board = search(problem, None, (*default_strategies(), FirstFit(), tuned))
     return None if board.best is None else layout_text(board.best.placement)
 
 

@@ -3,6 +3,7 @@
 strategy         the main search of large clusters
 bundle_mix       the bundles that a pool of nodes is divided into
 bundle_paths     the cheapest sequence of blocks for every period
+equal_shapes     bundles whose equal copies take up a pool
 bundle_shapes    plain bundles, made without prices, and the chains of a bundle
 pricing          the best bundles for given prices of nodes
 packing          packing in fractions, a linear programme with few rows

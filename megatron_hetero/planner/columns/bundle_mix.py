@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hetero.planner.columns.bundle_shapes import plain_shapes
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.columns.bundle_shapes import bundle_chains, plain_shapes
+from megatron_hetero.planner.columns.equal_shapes import equal_shapes
 from megatron_hetero.planner.columns.packing import Floats, pack
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
-from megatron_hetero.planner.completion.fill import FilledChain, Filler
+from megatron_hetero.planner.completion.filled import Filled, placed_replica
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.problem import Chain, Unit
 from megatron_hetero.rounding import ROUNDING
@@ -25,6 +28,8 @@ MAX_ROUNDS = 3
 """Rounds of generating bundles: for a better step time, for one step time, and with dearer scarce
 nodes."""
 _MAX_KNOWN = 40
+_MAX_EQUAL = 8
+"""Bundles for equal copies, of each of so many numbers of micro-batches."""
 SLACKS = (1.0, 1.04)
 """Whole bundles do less than fractions of them: times for which they are chosen, over those."""
 
@@ -34,7 +39,7 @@ class Bundle:
     """A shape with its layers and quick times."""
 
     shape: BundleShape
-    filled: FilledChain
+    filled: Filled
 
     def micro_batches(self, step_s: float) -> float:
         """Return how many it does in a step, as a real number; zero where none comes through."""
@@ -87,7 +92,7 @@ class PoolBundles:
     def __init__(
         self,
         table: StageTable,
-        filler: Filler,
+        own_flags: OwnFlags,
         kinds: Sequence[int],
         replica_counts: Sequence[int],
         max_node_layers: int,
@@ -95,7 +100,7 @@ class PoolBundles:
         effort: float = 1.0,
     ) -> None:
         self.table = table
-        self.filler = filler
+        self.own_flags = own_flags
         self.kinds = tuple(kinds)
         self.capacity = {kind: len(table.kinds[kind].nodes) for kind in kinds}
         self.max_node_layers = max_node_layers
@@ -114,6 +119,7 @@ class PoolBundles:
                 for shape in plain_shapes(table, pricer, self.capacity):
                     if shape not in self.bundles:
                         self.bundles[shape] = self._bundle(shape)
+                self._add_equal(pricer)
 
     def mixes(self, step_s: float) -> list[Mix]:
         """Return the best division of the pool for a step time: over all bundles, and over those
@@ -135,9 +141,10 @@ class PoolBundles:
         first."""
         ranked = []
         for index, bundle in enumerate(self.columns().bundles):
-            # As many of the bundle as its scarcest kind of nodes allows.
-            most = min(self.capacity[k] // n for k, n in bundle.shape.num_nodes().items())
-            for count in {1, most}:
+            most, share = self._equal_copies(bundle.shape, num_micro_batches)
+            # Fewer do, where some would have a micro-batch less than others.
+            fewest = -(-num_micro_batches // (share * bundle.shape.num_replicas))
+            for count in {1, min(fewest, most), most}:
                 share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
                 ranked.append((bundle.filled.quick_time_s(share), count, index, bundle))
         ranked.sort()
@@ -161,8 +168,55 @@ class PoolBundles:
         fractions."""
         return self._relaxed(step_s)[0]
 
+    def _equal_copies(self, shape: BundleShape, num_micro_batches: int) -> tuple[int, int]:
+        """Return how many of a bundle its scarcest kind of nodes allows, and the micro-batches of
+        each replica."""
+        most = min(self.capacity[k] // n for k, n in shape.num_nodes().items())
+        return most, -(-num_micro_batches // max(1, most * shape.num_replicas))
+
+    def _add_equal(self, pricer: BundlePricer) -> None:
+        """Add the bundles of several kinds of which equal copies end soonest: a few of each number
+        of micro-batches, which stands for the number of replicas."""
+        number = self.table.problem.num_micro_batches
+        ranked: list[tuple[float, int, int, BundleShape, Bundle]] = []
+        for index, shape in enumerate(equal_shapes(self.table, pricer, self.capacity)):
+            bundle = self._bundle(shape)
+            if bundle is not None:
+                _, share = self._equal_copies(shape, number)
+                ranked.append((bundle.filled.quick_time_s(share), share, index, shape, bundle))
+        ranked.sort(key=lambda entry: entry[:3])
+        kept: dict[int, int] = {}
+        for _, share, _, shape, bundle in ranked:
+            kept[share] = kept.get(share, 0) + 1
+            if kept[share] <= _MAX_EQUAL and len(kept) <= _MAX_EQUAL:
+                self.bundles.setdefault(shape, bundle)
+
     def _part_of(self, whole: int) -> int:
         return max(1, round(self.effort * whole))
+
+    def pass_s(self, bundle: Bundle) -> float:
+        """Return one pass of the gradients between two copies of a bundle, as the price list has
+        it; without room for a second one, by the layers of each node."""
+        # Pools of one site that differ in the most layers of a node share what is priced.
+        key = self.kinds, bundle.shape, bundle.filled.layers
+        if key not in self.table.pass_s:
+            self.table.pass_s[key] = self._priced_pass_s(bundle)
+        return self.table.pass_s[key]
+
+    def _priced_pass_s(self, bundle: Bundle) -> float:
+        shape, problem = bundle.shape, self.table.problem
+        if any(2 * count > self.capacity[kind] for kind, count in shape.num_nodes().items()):
+            return max(
+                layers * self.table.layer_sync_s(kind) for kind, layers in bundle.node_layers
+            )
+        nodes = {kind: list(self.table.kinds[kind].nodes) for kind in self.kinds}
+        # Of each copy one replica: those side by side on a node exchange inside it.
+        layers = bundle.filled.layers
+        pair = [
+            placed_replica(bundle_chains(shape, nodes, problem)[0], layers, 1) for _ in range(2)
+        ]
+        placement = Placement(tuple(pair))
+        return problem.costs.sync_s(placement, problem.costs.vocab_rows(placement.widths))
 
     def generate(self, step_s: float) -> bool:
         """Generate columns at the grid's step time next above `step_s`; whether it was
@@ -237,10 +291,8 @@ class PoolBundles:
             for block in shape.blocks
             for _ in block.widths
         )
-        filled = self.filler.chain(
-            chain, self.table.rows, self.table.problem.num_micro_batches, most
-        )
-        return Bundle(shape, filled) if filled.fits else None
+        filled = self.own_flags.chain(chain, limits=most)
+        return None if filled is None else Bundle(shape, filled)
 
     def _first_chain(self, shape: BundleShape) -> Chain:
         """Return the first chain that `bundle_chains` would make on the pool's nodes."""

@@ -45,6 +45,8 @@ class StageTable:
         self._held: dict[tuple[NodeBlock, bool, int], tuple[Ints, Floats]] = {}
         self._layer_sync_s: dict[int, float] = {}
         self._pair_sync_s: dict[int, float] = {}
+        self.pass_s: dict[tuple[tuple[int, ...], BundleShape, tuple[int, ...]], float] = {}
+        """Exchange between two copies of a bundle, by the kinds of the pool and the layers."""
         self._alike = _first_alike(kinds)
 
     def times_s(self, kind: int, width: int) -> tuple[float, float, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from megatron_hetero.planner.columns.bundle_mix import Bundle, Mix, PoolBundles
 from megatron_hetero.planner.problem import Problem
@@ -39,9 +40,21 @@ def together_s(num_micro_batches: int, counted: Mapping[Bundle, int]) -> float:
     return max(pipelines_s, *(bundle.filled.fill_s for bundle in counted))
 
 
-def quick_step_s(problem: Problem, choice: Choice) -> float | None:
-    """Return about the step's time: that of the pipelines, and of the exchange between two or more
-    replicas; None where the batch or the limits do not allow so many."""
+class QuickStep(NamedTuple):
+    """About the seconds of a step: of the pipelines, and of the exchange between replicas."""
+
+    pipelines_s: float
+    exchange_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Return about the seconds of the whole step."""
+        return self.pipelines_s + self.exchange_s
+
+
+def quick_step(problem: Problem, choice: Choice) -> QuickStep | None:
+    """Return about the step's time; None where the batch or the limits do not allow so many
+    replicas."""
     counted: dict[Bundle, int] = {}
     for _, mix in choice:
         for bundle, count in mix:
@@ -52,10 +65,10 @@ def quick_step_s(problem: Problem, choice: Choice) -> float | None:
     pipelines_s = together_s(problem.num_micro_batches, counted)
     # One replica alone has nobody to exchange with.
     if num_replicas == next(iter(counted)).shape.num_replicas:
-        return pipelines_s
+        return QuickStep(pipelines_s, 0.0)
     # A ring sends each gradient almost twice.
     factor = 2 * (num_replicas - 1) / num_replicas
-    return pipelines_s + factor * exchange_s(problem, choice)
+    return QuickStep(pipelines_s, factor * exchange_s(problem, choice))
 
 
 def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choice]:
@@ -105,14 +118,9 @@ def _most_work(entry: tuple[float, float, int, Site, Mix]) -> tuple[float, float
 def _card_s(bundles: PoolBundles, mix: Mix) -> float:
     """Return one pass of the gradients over the busiest node's card, between the nodes of a site;
     zero for a single node."""
-    table = bundles.table
     if sum(count * sum(bundle.shape.num_nodes().values()) for bundle, count in mix) == 1:
         return 0.0
-    return max(
-        layers * table.layer_sync_s(kind)
-        for bundle, _ in mix
-        for kind, layers in bundle.node_layers
-    )
+    return max(bundles.pass_s(bundle) for bundle, _ in mix)
 
 
 def exchange_s(problem: Problem, choice: Choice) -> float:

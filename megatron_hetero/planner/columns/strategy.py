@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import inf
+from statistics import mean
 
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.columns.bundle_mix import MAX_ROUNDS, SLACKS, STEP_RATIO, PoolBundles
@@ -18,12 +19,14 @@ from megatron_hetero.planner.columns.bundle_shapes import bundle_chains
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import (
     Choice,
+    QuickStep,
     Site,
     by_exchange,
     exchange_s,
-    quick_step_s,
+    quick_step,
 )
-from megatron_hetero.planner.completion.fill import FilledChain, Filler, filled_placement
+from megatron_hetero.planner.completion.filled import Filled
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem
@@ -53,48 +56,39 @@ class Columns:
         kinds = kinds_of(problem)
         if not kinds:
             return
-        table, filler = StageTable(problem, kinds), Filler(problem)
-        found: dict[Choice, float] = {}
+        table, own_flags = StageTable(problem, kinds), OwnFlags(problem)
+        found: dict[Choice, QuickStep] = {}
         pools = _pools(kinds)
         sites: list[Site] = []
         tried: list[list[Site]] = []
         # Ever fewer layers on a node; many sites take every second limit.
         for limit in _node_layer_limits(problem)[:: 2 if len(pools) > _MAX_WHOLE_EFFORTS else 1]:
-            least_s = min(found.values(), default=inf)
-            sites = _sites(table, filler, pools, limit, sites, least_s)
+            least_s = min((quick.step_s for quick in found.values()), default=inf)
+            sites = _sites(table, own_flags, pools, limit, sites, least_s)
             tried.append(sites)
             # No choice of sites may beat the best under this limit; tighter ones are not tried.
             if not self._collect(problem, sites, found, least_s):
                 break
         # With several sites, also choices with a shorter exchange: slow cards hold less or idle.
         if found and len(pools) > 1:
-            best = min(found, key=lambda choice: found[choice])
-            pipelines_s = found[best] - exchange_s(problem, best)
+            best = min(found, key=lambda choice: found[choice].step_s)
+            pipelines_s = found[best].step_s - exchange_s(problem, best)
             for choice in by_exchange(tried, pipelines_s):
                 self._add(problem, found, choice)
         firsts, others = _in_order(found)
-        for choice in firsts:
-            self._score(board, choice)
+        prices = _Prices(board, own_flags, found, self.name)
         # `firsts` are priced in any case, so that no kind of choice is left out by the work limit.
-        work = 0
-        for choice in others:
-            if work > self.max_work:
-                break
-            work += self._score(board, choice)
-
-    def _score(self, board: Scoreboard, choice: Choice) -> int:
-        """Price a choice, if it is allowed; return how many stages it has."""
-        placement = _placed(board.problem, choice)
-        if placement is None:
-            return 0
-        board.score(placement, self.name)
-        return sum(len(replica.stages) for replica in placement.replicas)
+        for choice in firsts:
+            prices.score(choice)
+        prices.work, left = 0, list(others)
+        while left and prices.work <= self.max_work:
+            prices.score(left.pop(prices.soonest(left)))
 
     def _collect(
         self,
         problem: Problem,
         sites: Sequence[Site],
-        found: dict[Choice, float],
+        found: dict[Choice, QuickStep],
         least_s: float,
     ) -> bool:
         """Add choices of mixes with their quick times; whether some may beat `least_s`."""
@@ -108,18 +102,70 @@ class Columns:
                 self._add(problem, found, choice)
         return may_gain
 
-    def _add(self, problem: Problem, found: dict[Choice, float], choice: Choice) -> None:
+    def _add(self, problem: Problem, found: dict[Choice, QuickStep], choice: Choice) -> None:
         if choice not in found:
-            time_s = quick_step_s(problem, choice)
-            if time_s is not None:
-                found[choice] = time_s
+            quick = quick_step(problem, choice)
+            if quick is not None:
+                found[choice] = quick
 
 
-def _in_order(found: Mapping[Choice, float]) -> tuple[list[Choice], list[Choice]]:
+class _Prices:
+    """Prices choices, and learns how wrong their estimates are: that of the exchange, and those of
+    the pipelines of equal bundles and of unlike ones, which may have to wait for each other."""
+
+    def __init__(
+        self,
+        board: Scoreboard,
+        own_flags: OwnFlags,
+        found: Mapping[Choice, QuickStep],
+        name: str,
+    ) -> None:
+        self.board, self.own_flags, self.found, self.name = board, own_flags, found, name
+        self.work = 0
+        """Stages priced."""
+        self._exchange: list[float] = []
+        """Of priced choices, the exchange's seconds over those estimated."""
+        self._pipelines: tuple[list[float], list[float]] = ([], [])
+        """The same of the pipelines: of equal bundles, and of unlike ones."""
+
+    def score(self, choice: Choice) -> None:
+        """Price a choice, if it is allowed."""
+        placement = _placed(self.own_flags, choice)
+        if placement is None:
+            return
+        candidate = self.board.score(placement, self.name)
+        self.work += sum(len(replica.stages) for replica in placement.replicas)
+        if candidate is None:
+            return
+        quick, cost = self.found[choice], candidate.cost
+        self._pipelines[_is_mixed(choice)].append(cost.pipelines_s / quick.pipelines_s)
+        if quick.exchange_s > 0:
+            self._exchange.append(cost.gradient_sync_s / quick.exchange_s)
+
+    def soonest(self, choices: Sequence[Choice]) -> int:
+        """Return the index of the choice with the soonest step, were it estimated as wrongly as
+        those that are priced."""
+        exchange, *pipelines = [
+            mean(shown or [1.0]) for shown in (self._exchange, *self._pipelines)
+        ]
+        times_s = []
+        for choice in choices:
+            quick = self.found[choice]
+            pipelines_s = pipelines[_is_mixed(choice)] * quick.pipelines_s
+            times_s.append(pipelines_s + exchange * quick.exchange_s)
+        return times_s.index(min(times_s))
+
+
+def _is_mixed(choice: Choice) -> bool:
+    """Return whether a choice has bundles that are not alike."""
+    return len({bundle.shape for _, mix in choice for bundle, _ in mix}) > 1
+
+
+def _in_order(found: Mapping[Choice, QuickStep]) -> tuple[list[Choice], list[Choice]]:
     """Return the soonest of each number of sites and set of GPU types, and all others, both by
     quick time; of choices that divide the nodes alike one."""
     unlike: dict[Hashable, Choice] = {}
-    for choice in sorted(found, key=lambda choice: found[choice]):
+    for choice in sorted(found, key=lambda choice: found[choice].step_s):
         unlike.setdefault(_division(choice), choice)
     soonest: dict[Hashable, Choice] = {}
     for choice in unlike.values():
@@ -174,7 +220,7 @@ def _node_layer_limits(problem: Problem) -> list[int]:
 
 def _sites(
     table: StageTable,
-    filler: Filler,
+    own_flags: OwnFlags,
     pools: Sequence[Sequence[int]],
     max_node_layers: int,
     before: Sequence[Site],
@@ -203,7 +249,7 @@ def _sites(
             has_best = before and step_s < inf
             known = before[number].bundles.best_shapes(step_s) if has_best else ()
             shared[content] = PoolBundles(
-                table, filler, pool, counts, max_node_layers, known, effort
+                table, own_flags, pool, counts, max_node_layers, known, effort
             )
         sites.append(Site(shared[content], kinds))
     return sites
@@ -287,11 +333,11 @@ def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> f
     return step_s
 
 
-def _placed(problem: Problem, chosen: Choice) -> Placement | None:
+def _placed(own_flags: OwnFlags, chosen: Choice) -> Placement | None:
     """Return bundles on nodes, and micro-batches in proportion to speed; None with more replicas
     than the batch or the limits allow."""
     chains: list[Chain] = []
-    filled: list[FilledChain] = []
+    filled: list[Filled] = []
     for site, mix in chosen:
         # Own lists, because `bundle_chains` takes nodes off them.
         nodes = {
@@ -300,11 +346,7 @@ def _placed(problem: Problem, chosen: Choice) -> Placement | None:
         }
         for bundle, count in mix:
             for _ in range(count):
-                made = bundle_chains(bundle.shape, nodes, problem)
+                made = bundle_chains(bundle.shape, nodes, own_flags.problem)
                 chains += made
                 filled += [bundle.filled] * len(made)
-    if len(chains) not in problem.replica_counts():
-        return None
-    if not all(problem.chain_is_allowed(chain) for chain in chains):
-        return None
-    return filled_placement(problem, chains, filled)
+    return own_flags.placement(chains, filled)

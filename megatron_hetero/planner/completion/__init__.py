@@ -4,7 +4,7 @@ completer         a structure completed with all settings, from cached tables
 tables            what a completer knows of stages, of one micro-batch size
 filled            the stages of one replica, or of all, completed
 tuner             layers and launch counts by the recurrence
-fill              a placement for given chains of tensor-parallel groups
+own_flags         single replicas as the job's flags say, for seeds and repairs
 stage_options     the fastest option of a stage for each number of layers
 stage_lines       seconds and bytes of a stage as straight lines
 optimizer_shares  shares of the optimizer's states by free memory

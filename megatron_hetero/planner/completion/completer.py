@@ -15,6 +15,7 @@ from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.completion.dealt import dealt_over_replicas
 from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.sharded import ShardedOptions
+from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
 from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
@@ -225,7 +226,7 @@ class Completer:
             return tables.filled[key]
         self.work += 4 * depth
         # 1F1B's own launch counts: one more for each stage behind.
-        found = self._filled(tables, chain, [min(depth - i, most) for i in range(depth)], False)
+        found = self.filled(tables, chain, [min(depth - i, most) for i in range(depth)], False)
         if found is not None and not tables.given and depth > 1 and self.costs.has_launch_counts:
             ahead = self._ahead(tables, chain, most, found)
             if ahead is not None and ahead.period_s < found.period_s:
@@ -246,27 +247,61 @@ class Completer:
         # Not more than 1F1B launches anyhow: nothing changes.
         if all(count <= min(depth - i, most) for i, count in enumerate(wanted)):
             return None
-        return self._filled(tables, chain, wanted, True)
+        return self.filled(tables, chain, wanted, True)
 
-    def _filled(
-        self, tables: Tables, chain: Chain, in_flight: list[int], has_counts: bool
+    def filled(
+        self,
+        tables: Tables,
+        chain: Chain,
+        in_flight: Sequence[int],
+        has_counts: bool,
+        limits: Sequence[int] | None = None,
     ) -> Filled | None:
+        """Return a replica with the layers that make its slowest stage fastest; None where they do
+        not fit.
+
+        Args:
+            in_flight: micro-batches that each stage holds, [stage].
+            has_counts: these are launch counts of the replica's own.
+            limits: layers that each stage may have beside what its memory says, [stage].
+        """
         options = self.options(tables, chain, in_flight, has_counts)
         # Under prices of other pipelines a stage may be busy while it sends.
-        if not tables.costs.has_variants:
-            loads_s = tables.costs.send_loads_s([unit.devices for unit in chain])
-            options = [
-                (of, tuple([time_s + load_s for time_s in times]))
-                for (of, times), load_s in zip(options, loads_s, strict=True)
-            ]
-        layers = minimax(self.problem.num_layers, [times for _, times in options])
+        loads_s = self.loads_s(tables, chain)
+        busy_s = [
+            times if not load_s else tuple([time_s + load_s for time_s in times])
+            for (_, times), load_s in zip(options, loads_s, strict=True)
+        ]
+        if limits is not None:
+            busy_s = [times[:most] for times, most in zip(busy_s, limits, strict=True)]
+        layers = minimax(self.problem.num_layers, busy_s)
         if layers is None:
             return None
         chosen = tuple([of[n - 1] for n, (of, _) in zip(layers, options, strict=True)])
-        times_s = [times[n - 1] for n, (_, times) in zip(layers, options, strict=True)]
-        fill_s, period_s = self.quick(tables, chain, times_s, has_counts)
-        counts = tuple(in_flight) if has_counts else None
-        return Filled(layers, chosen, counts, tables.size, fill_s, period_s)
+        return self.with_options(tables, chain, layers, chosen, in_flight if has_counts else None)
+
+    def with_options(
+        self,
+        tables: Tables,
+        chain: Chain,
+        layers: tuple[int, ...],
+        options: tuple[StageOption, ...],
+        counts: Sequence[int] | None,
+    ) -> Filled:
+        """Return a replica with given layers and options, [stage]; `counts` are launch counts of
+        its own."""
+        loads_s = self.loads_s(tables, chain)
+        times_s = [option.time_s + load for option, load in zip(options, loads_s, strict=True)]
+        fill_s, period_s = self.quick(tables, chain, times_s, counts is not None)
+        own = None if counts is None else tuple(counts)
+        return Filled(layers, options, own, tables.size, fill_s, period_s)
+
+    def loads_s(self, tables: Tables, chain: Chain) -> Sequence[float]:
+        """Return the seconds of each stage that a micro-batch's messages take, where stages do not
+        compute while they send, [stage]."""
+        if tables.costs.has_variants:
+            return [0.0] * len(chain)
+        return tables.costs.send_loads_s([unit.devices for unit in chain])
 
     def quick(
         self, tables: Tables, chain: Chain, times_s: list[float], has_counts: bool

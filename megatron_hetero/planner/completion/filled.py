@@ -20,7 +20,7 @@ from megatron_hetero.kernels import KERNELS
 from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.division.layers import minimax
-from megatron_hetero.planner.problem import Structure
+from megatron_hetero.planner.problem import Chain, Structure
 
 _HALVINGS = 10
 """Halvings of the interval of a pipeline's least time."""
@@ -36,6 +36,10 @@ class Filled:
     size: int
     fill_s: float
     period_s: float
+
+    def quick_time_s(self, num_micro_batches: float) -> float:
+        """Estimate the pipeline's time for that many micro-batches."""
+        return self.fill_s + (num_micro_batches - 1) * self.period_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,14 @@ class Completion:
             equal = [[None] * len(r.stages) for r in replicas]
             made = with_optimizer_shares(made, self.optimizer_shares or equal)
         return made if self.sharded is None else with_sharded_layers(made, self.sharded)
+
+
+def placed_replica(chain: Chain, layers: Sequence[int], num_micro_batches: int) -> PlacedReplica:
+    """Return a replica as the job's flags say, from its parts."""
+    return PlacedReplica(
+        tuple(PlacedStage(u.devices, n) for u, n in zip(chain, layers, strict=True)),
+        num_micro_batches,
+    )
 
 
 def balanced(

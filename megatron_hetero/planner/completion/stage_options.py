@@ -97,6 +97,10 @@ class StageOptions:
             self._found[key] = self._look(place, key)
         return self._found[key]
 
+    def whatever_memory(self, place: StagePlace, num_layers: int) -> StageOption:
+        """Return a stage as the job's flags say, whether it fits or not."""
+        return self._line(self.own, place).times.option(num_layers, num_layers)
+
     @property
     def num_looked(self) -> int:
         """Unlike places so far."""

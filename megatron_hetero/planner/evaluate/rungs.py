@@ -82,10 +82,11 @@ class Rungs:
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 
     def estimated(self, found: Completion) -> Climber:
-        """Return the first rung of a structure that no move led to."""
+        """Return the first rung of a structure that no move led to; of experts that are dealt out
+        without their exchange, which is another than `Tails` estimates."""
         self.num += 1
-        time_s = found.quick_s + self.tails.estimate_s(found)
-        return Climber((Standing(), time_s), self.num, found, None)
+        tail_s = self.tails.estimate_s(found) if self.completer.dealt_by is None else 0.0
+        return Climber((Standing(), found.quick_s + tail_s), self.num, found, None)
 
     def price(self, estimated: Climber) -> list[Climber]:
         """Price it whole, as completed and as the flags say."""
@@ -98,10 +99,10 @@ class Rungs:
         if given is not None and given.quick_s < NEAR * options[0].quick_s:
             options.append(given)
         for option in options:
-            nodes += self._priced(estimated, option)
+            nodes += self.priced(estimated, option)
         return nodes
 
-    def _priced(self, estimated: Climber, found: Completion) -> list[Climber]:
+    def priced(self, estimated: Climber, found: Completion) -> list[Climber]:
         """Return the node of a completion, if it fits; on less crowded paths it waits less."""
         candidate = self.candidate(found)
         if candidate is None:

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.columns.shortest_paths import shortest_paths
-from megatron_hetero.planner.completion.fill import Filler
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.hexiscale.graph import Chunk, HexiScaleGraph
 from megatron_hetero.planner.hexiscale.partition import partition
@@ -47,7 +48,7 @@ class HexiScale:
             for num_groups in range(1, _MAX_GROUPS + 1):
                 for cuts_fast in switch.positions():
                     chains = builder.chains(num_pipelines, num_groups, cuts_fast)
-                    placement = builder.filler.placement(chains) if chains else None
+                    placement = builder.placement(chains) if chains else None
                     if placement is not None:
                         candidate = board.score(placement, self.name, whole=True)
                     else:
@@ -104,7 +105,7 @@ class _Builder:
     def __init__(self, problem: Problem, graph: HexiScaleGraph) -> None:
         self.problem = problem
         self.graph = graph
-        self.filler = Filler(problem)
+        self.own_flags = OwnFlags(problem)
         self._parts: dict[tuple[int, bool], tuple[tuple[int, ...], ...]] = {}
         self._chosen: dict[tuple[object, ...], tuple[bool, tuple[int, ...]] | None] = {}
 
@@ -123,6 +124,12 @@ class _Builder:
                 return None
             chains.append(chain)
         return chains
+
+    def placement(self, chains: Sequence[Chain]) -> Placement | None:
+        """Return the pipelines with layers and micro-batches; None where the batch or the limits
+        do not allow so many."""
+        filled = [self.own_flags.nearest(chain, len(chains))[1] for chain in chains]
+        return self.own_flags.placement(chains, filled)
 
     def _groups(self, part: Sequence[int], num_groups: int) -> list[list[Chunk]]:
         """Return a pipeline's vertices in at most `num_groups` groups that keep fast links inside,
@@ -232,9 +239,8 @@ class _Builder:
         if not problem.chain_is_allowed(chain):
             # Too many stages: fewer are nearer to what is allowed.
             return True, float("inf")
-        rows = problem.costs.vocab_rows(sorted({unit.width for unit in chain}))
-        filled = self.filler.chain(chain, rows, problem.num_micro_batches)
-        return not filled.fits, filled.quick_time_s(num_micro_batches)
+        fits, filled = self.own_flags.nearest(chain)
+        return not fits, filled.quick_time_s(num_micro_batches)
 
     def _cut(self, walk: Sequence[Chunk], widths: Sequence[int], backwards: bool) -> Chain:
         """Return every chunk in units of the given width, the remainder in the widest units that

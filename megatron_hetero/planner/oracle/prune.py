@@ -16,7 +16,7 @@ from itertools import pairwise, product, starmap
 from megatron_hetero.cost.pipeline import LeastPipeline
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.work.compute import PassTimes
-from megatron_hetero.planner.completion.fill import placed_replica
+from megatron_hetero.planner.completion.filled import placed_replica
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
 from megatron_hetero.planner.problem import Chain, Problem
 from megatron_hetero.rounding import ROUNDING

@@ -14,9 +14,13 @@ from itertools import islice, product
 
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.completion.fill import Filler, Piece, Pipeline, with_micro_batches
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.shapes.kinds import cut
+
+Piece = tuple[Unit, int]
+"""A stage: its GPUs and its number of layers."""
+Pipeline = tuple[Piece, ...]
 
 MAX_TRIED = 400
 """Most combinations tried, in each of three steps: replacing GPUs that a replica lost, mending all
@@ -59,9 +63,9 @@ def old_replicas(problem: Problem, plan: Plan, alive: frozenset[str]) -> list[Ol
 
 def near_placements(problem: Problem, old: Sequence[OldReplica]) -> Iterator[Placement]:
     """Yield placements near the old plan; not all fit, and some are alike."""
-    filler = Filler(problem)
-    for pipelines in _mended(problem, filler, old):
-        placement = with_micro_batches(problem, pipelines)
+    own_flags = OwnFlags(problem)
+    for pipelines in _mended(own_flags, old):
+        placement = _with_micro_batches(own_flags, pipelines)
         if placement is not None:
             yield placement
         for node in problem.nodes:
@@ -69,21 +73,29 @@ def near_placements(problem: Problem, old: Sequence[OldReplica]) -> Iterator[Pla
             for width in problem.widths[node.name]:
                 if width > len(free):
                     continue
-                grown = _new_replicas(problem, filler, node.name, free, width)
-                placement = with_micro_batches(problem, [*pipelines, *grown])
+                grown = _new_replicas(own_flags, node.name, free, width)
+                placement = _with_micro_batches(own_flags, [*pipelines, *grown])
                 if grown and placement is not None:
                     yield placement
 
 
-def _mended(
-    problem: Problem, filler: Filler, old: Sequence[OldReplica]
-) -> Iterator[list[Pipeline]]:
+def _with_micro_batches(own_flags: OwnFlags, pipelines: Sequence[Pipeline]) -> Placement | None:
+    """Return pipelines with their micro-batches, without a check of memory; None if the limits or
+    the batch forbid the pipelines."""
+    chains = [tuple(unit for unit, _ in pipeline) for pipeline in pipelines]
+    layers = [tuple(number for _, number in pipeline) for pipeline in pipelines]
+    filled = [own_flags.keeping(*each) for each in zip(chains, layers, strict=True)]
+    return own_flags.placement(chains, filled)
+
+
+def _mended(own_flags: OwnFlags, old: Sequence[OldReplica]) -> Iterator[list[Pipeline]]:
+    problem = own_flags.problem
     kept = [whole for replica in old if (whole := replica.whole) is not None]
     broken = [replica for replica in old if replica.whole is None]
     # What is left of broken replicas is not free for others yet.
     free = _free(problem, [*kept, *(_left_of(replica) for replica in broken)])
     # The empty pipeline drops the replica.
-    options = [[(), *_options(problem, filler, replica, free)] for replica in broken]
+    options = [[(), *_options(own_flags, replica, free)] for replica in broken]
     num_combined = 1
     for found in options:
         num_combined *= len(found)
@@ -106,17 +118,17 @@ def _left_of(replica: OldReplica) -> Pipeline:
 
 
 def _options(
-    problem: Problem, filler: Filler, replica: OldReplica, free: dict[str, tuple[int, ...]]
+    own_flags: OwnFlags, replica: OldReplica, free: dict[str, tuple[int, ...]]
 ) -> list[Pipeline]:
     """Return the ways to mend a replica, with layers of surviving stages kept, and with all layers
     filled anew."""
     found: list[Pipeline] = []
-    for pipeline in _replaced(problem, replica, free):
+    for pipeline in _replaced(own_flags.problem, replica, free):
         found.append(pipeline)
-        found.append(_refitted(problem, filler, tuple(unit for unit, _ in pipeline)))
+        found.append(_refitted(own_flags, tuple(unit for unit, _ in pipeline)))
     for pipeline in _absorbed(replica):
         found.append(pipeline)
-        found.append(_refitted(problem, filler, tuple(unit for unit, _ in pipeline)))
+        found.append(_refitted(own_flags, tuple(unit for unit, _ in pipeline)))
     return list(dict.fromkeys(p for p in found if p))
 
 
@@ -167,29 +179,28 @@ def _absorbed(replica: OldReplica) -> Iterator[Pipeline]:
             yield tuple(pieces)
 
 
-def _refitted(problem: Problem, filler: Filler, chain: Chain) -> Pipeline:
+def _refitted(own_flags: OwnFlags, chain: Chain) -> Pipeline:
     """Return the chain with balanced layers; empty if it is not allowed or does not fit."""
-    if not problem.chain_is_allowed(chain):
+    if not own_flags.problem.chain_is_allowed(chain):
         return ()
-    rows = problem.costs.vocab_rows(sorted({unit.width for unit in chain}))
-    filled = filler.chain(chain, rows, problem.num_micro_batches)
-    return tuple(zip(chain, filled.layers, strict=True)) if filled.fits else ()
+    filled = own_flags.chain(chain)
+    return () if filled is None else tuple(zip(chain, filled.layers, strict=True))
 
 
 def _new_replicas(
-    problem: Problem, filler: Filler, node: str, free: tuple[int, ...], width: int
+    own_flags: OwnFlags, node: str, free: tuple[int, ...], width: int
 ) -> list[Pipeline]:
     """Return replicas on the free GPUs of one node: as many of one unit as fit, else one of all
     units."""
     units, start = [], 0
-    for w in cut(len(free), width, problem.widths[node]):
+    for w in cut(len(free), width, own_flags.problem.widths[node]):
         units.append(Unit(node, free[start : start + w]))
         start += w
-    each = [_refitted(problem, filler, (unit,)) for unit in units]
+    each = [_refitted(own_flags, (unit,)) for unit in units]
     # One replica a unit if each holds the model, else one replica of all units.
     if units and all(each):
         return each
-    together = _refitted(problem, filler, tuple(units)) if units else ()
+    together = _refitted(own_flags, tuple(units)) if units else ()
     return [together] if together else []
 
 

@@ -20,6 +20,7 @@ from megatron_hetero.planner.api import plan_of
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.found import infeasible_or_limits
+from megatron_hetero.planner.loop import SearchLimits
 from megatron_hetero.planner.moves.fine import fine_moves
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.portfolio import search, strategies_of
@@ -158,7 +159,7 @@ class _Near:
             if candidate is not None and (way := ways.add(candidate)) is not None:
                 found.append(way)
         # With recompute and micro-batch sizes of their own, those too that lack memory without.
-        StructureSearch(moves=False).search(near)
+        StructureSearch(SearchLimits(moves=False)).search(near)
         for candidate in near.ranking_of_all:
             ways.add(replace(candidate, strategy=self.name))
         if not found:

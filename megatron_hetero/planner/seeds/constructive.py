@@ -1,7 +1,7 @@
 """The main search: widths for each kind of node, replicas, who works in which, then the rest.
 
 For every choice of widths and number of replicas, units are dealt to replicas in a few ways, each
-replica's stages are ordered, and layers and micro-batches follow (`fill`).  Choices are visited
+replica's stages are ordered, and layers and micro-batches follow.  Choices are visited
 from the most promising on, by a quick optimistic time, up to a limit in placements.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from megatron_hetero.cluster.spec import Link, Node
-from megatron_hetero.planner.completion.fill import Filler
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.shapes.order import Orderer
@@ -39,19 +39,19 @@ class Constructive:
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         problem = board.problem
-        filler = Filler(problem)
-        orderer = Orderer(problem, filler)
+        own_flags = OwnFlags(problem)
+        orderer = Orderer(own_flags)
         work = 0
         for choice in _ranked_choices(problem):
-            rows = problem.costs.vocab_rows(sorted({u.width for u in choice.units}))
             for deal in _deals(problem, choice):
                 # Each replica's units in the best order of stages.
-                chains = [orderer.best(units, rows, choice.num_replicas) for units in deal]
+                chains = [orderer.best(units, choice.num_replicas) for units in deal]
                 placed: list[Chain] = [chain for chain in chains if chain is not None]
                 # A replica without an allowed order makes the deal useless.
                 if len(placed) < choice.num_replicas:
                     continue
-                placement = filler.placement(placed)
+                filled = [own_flags.nearest(chain, len(placed))[1] for chain in placed]
+                placement = own_flags.placement(placed, filled)
                 if placement is not None:
                     board.score(placement, self.name, whole=False)
                 work += len(choice.units)

@@ -11,7 +11,7 @@ from math import inf
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.planner.completion.fill import placed_replica
+from megatron_hetero.planner.completion.filled import placed_replica
 from megatron_hetero.planner.division.layers import split_layers
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, Unit, equal_units

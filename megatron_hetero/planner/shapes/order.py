@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 
-from megatron_hetero.planner.completion.fill import FilledChain, Filler
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.completion.own_flags import OwnFlags
+from megatron_hetero.planner.problem import Chain, Unit
 
 _MAX_PERMUTED = 3
 """So few things are put in all orders: 6."""
@@ -20,32 +20,31 @@ def some_orders[Thing](things: Sequence[Thing]) -> Iterable[Sequence[Thing]]:
 class Orderer:
     """Finds, for the units of a replica, the stage order with the best quick time."""
 
-    def __init__(self, problem: Problem, filler: Filler) -> None:
-        self.problem = problem
-        self.filler = filler
-        self._orders: dict[tuple[tuple[Unit, ...], int, int], Chain | None] = {}
+    def __init__(self, own_flags: OwnFlags) -> None:
+        self.problem = own_flags.problem
+        self.own_flags = own_flags
+        self._orders: dict[tuple[tuple[Unit, ...], int], Chain | None] = {}
 
-    def best(self, units: Iterable[Unit], vocab_rows: int, num_replicas: int) -> Chain | None:
+    def best(self, units: Iterable[Unit], num_replicas: int) -> Chain | None:
         """Return the best order for one of `num_replicas` replicas; None if the limits allow
         none."""
-        key = (tuple(sorted(units)), vocab_rows, num_replicas)
+        key = (tuple(sorted(units)), num_replicas)
         if key not in self._orders:
             self._orders[key] = self._search(*key)
         return self._orders[key]
 
-    def _search(self, units: tuple[Unit, ...], vocab_rows: int, num_replicas: int) -> Chain | None:
+    def _search(self, units: tuple[Unit, ...], num_replicas: int) -> Chain | None:
         num_micro_batches = self.problem.num_micro_batches / num_replicas
-        most = self.problem.num_micro_batches - num_replicas + 1
-        best: tuple[tuple[bool, float, Chain], FilledChain] | None = None
+        best: tuple[bool, float, Chain] | None = None
         for chain in self._orders_of(units):
             if not self.problem.chain_is_allowed(chain):
                 continue
-            filled = self.filler.chain(chain, vocab_rows, most)
+            fits, filled = self.own_flags.nearest(chain, num_replicas)
             # What fits comes before what is quick; the chain itself breaks ties.
-            rank = (not filled.fits, filled.quick_time_s(num_micro_batches), chain)
-            if best is None or rank < best[0]:
-                best = (rank, filled)
-        return best[0][2] if best else None
+            rank = (not fits, filled.quick_time_s(num_micro_batches), chain)
+            if best is None or rank < best:
+                best = rank
+        return best[2] if best else None
 
     def _orders_of(self, units: tuple[Unit, ...]) -> Iterator[Chain]:
         """Yield orders worth pricing: whole nodes one after the other."""

@@ -10,7 +10,8 @@ import pytest
 
 from megatron_hetero.planner.columns.bundle_mix import Bundle, Mix, PoolBundles
 from megatron_hetero.planner.columns.pricing import BundleShape, StageTable
-from megatron_hetero.planner.completion.fill import FilledChain, Filler
+from megatron_hetero.planner.completion.filled import Filled
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.shapes.kinds import NodeBlock, kinds_of
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
@@ -28,12 +29,12 @@ def problem_of(memory_bytes: int = 1 << 40) -> Problem:
 def pool_of(problem: Problem, counts: tuple[int, ...] = (1, 2), **how: object) -> PoolBundles:
     table = StageTable(problem, kinds_of(problem))
     kinds = range(len(table.kinds))
-    return PoolBundles(table, Filler(problem), kinds, counts, 6, **how)  # type: ignore[arg-type]
+    return PoolBundles(table, OwnFlags(problem), kinds, counts, 6, **how)  # type: ignore[arg-type]
 
 
 def bundle(num_replicas: int, fill_s: float, period_s: float, *kinds: int) -> Bundle:
     blocks = tuple(NodeBlock(kind, 1, (1,)) for kind in kinds)
-    filled = FilledChain((1,) * len(kinds), fill_s, period_s, True)
+    filled = Filled((1,) * len(kinds), (), None, 1, fill_s, period_s)
     return Bundle(BundleShape(num_replicas, blocks), filled)
 
 
@@ -47,7 +48,7 @@ def test_micro_batches_of_a_bundle_by_hand() -> None:
 
 def test_node_layers_by_block() -> None:
     blocks = NodeBlock(0, 1, (1, 1)), NodeBlock(1, 1, (1,))
-    one = Bundle(BundleShape(1, blocks), FilledChain((2, 3, 1), 1.0, 1.0, True))
+    one = Bundle(BundleShape(1, blocks), Filled((2, 3, 1), (), None, 1, 1.0, 1.0))
     assert list(one.node_layers) == [(0, 5), (1, 1)]
 
 
@@ -165,7 +166,7 @@ def test_bundles_keep_to_nodes_and_memory() -> None:
     pool = pool_of(problem)
     for shape, one in pool.bundles.items():
         if one is not None:
-            assert one.filled.fits and sum(one.filled.layers) == problem.num_layers
+            assert sum(one.filled.layers) == problem.num_layers
             assert all(n <= pool.capacity[k] for k, n in shape.num_nodes().items())
     too_many = BundleShape(1, (NodeBlock(0, 1, (1,)),) * 3)
     assert pool._bundle(too_many) is None

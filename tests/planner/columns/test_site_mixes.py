@@ -11,7 +11,9 @@ from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.files import canonical_json
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.planner.columns import strategy
+from megatron_hetero.planner.columns.site_mixes import QuickStep
 from megatron_hetero.planner.columns.strategy import Columns
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import make_problem
@@ -74,9 +76,9 @@ def test_quick_times_are_near_exact_ones(tmp_path: Path) -> None:
         firsts, others = in_order(found)
         problem = firsts[0][0][0].bundles.table.problem
         for choice in (*firsts, *others)[:6]:
-            placement = strategy._placed(problem, choice)
+            placement = strategy._placed(OwnFlags(problem), choice)
             if placement is not None:
-                seen.append((found[choice], problem.costs.placement(placement).step_time_s))
+                seen.append((found[choice].step_s, problem.costs.placement(placement).step_time_s))
         return firsts, others
 
     with pytest.MonkeyPatch.context() as patch:
@@ -110,3 +112,18 @@ def test_each_set_of_types_has_its_start_and_no_division_comes_twice(tmp_path: P
     }
     assert priced == {strategy._gpu_types(choice) for choice in firsts}
     assert len(priced) > 1
+
+
+def test_the_order_of_divisions_learns_from_prices() -> None:
+    """Two divisions with much exchange and one with little: once it is known that exchanges take a
+    tenth of what was estimated, pipelines decide."""
+    prices = strategy._Prices.__new__(strategy._Prices)
+    much, little = (("much", ()),), (("little", ()),)
+    prices.found = {much: QuickStep(1.0, 1.0), little: QuickStep(1.5, 0.1)}  # type: ignore[dict-item]
+    prices._exchange, prices._pipelines = [], ([], [])
+    assert prices.soonest([much, little]) == 1  # type: ignore[list-item]
+    prices._exchange.append(0.1)
+    assert prices.soonest([much, little]) == 0  # type: ignore[list-item]
+    # Equal bundles were estimated too well: that counts for both, which are neither mixed.
+    prices._pipelines[0].append(3.0)
+    assert prices.soonest([much, little]) == 0  # type: ignore[list-item]

@@ -7,7 +7,7 @@ import pytest
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.completion.completer import Completer
-from megatron_hetero.planner.completion.fill import Filler
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.evaluate import scoreboard
 from megatron_hetero.planner.evaluate.canonical import canonical
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
@@ -25,11 +25,12 @@ def _as_in_large_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _neighbours(problem: Problem, placement: Placement) -> Iterator[Placement]:
     """Yield the placements one move away, each filled anew."""
-    filler, structure = Filler(problem), tuple(chains_of(placement))
+    own_flags, structure = OwnFlags(problem), tuple(chains_of(placement))
     for chains in neighbours(problem, structure, Completer(problem).shape):
-        filled = filler.placement(chains)
-        if filled is not None:
-            yield filled
+        filled = [own_flags.nearest(chain, len(chains))[1] for chain in chains]
+        placed = own_flags.placement(chains, filled)
+        if placed is not None:
+            yield placed
 
 
 def test_only_what_is_slower_than_all_kept_is_not_priced_whole() -> None:

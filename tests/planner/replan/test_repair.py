@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.planner.completion.fill import Filler
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.problem import Problem, Unit, chains_of, make_problem
 from megatron_hetero.planner.replan import repair as module
 from megatron_hetero.planner.replan.repair import OldReplica, near_placements, old_replicas
@@ -132,22 +132,22 @@ def test_a_replacement_has_the_old_width_first() -> None:
 
 def test_new_replicas_are_as_many_as_fit_alone_or_one_together() -> None:
     problem, _ = without()
-    alone = module._new_replicas(problem, Filler(problem), "c", (0, 1), 1)
+    alone = module._new_replicas(OwnFlags(problem), "c", (0, 1), 1)
     assert alone == [((unit("c", 0), 6),), ((unit("c", 1), 6),)]
     small = replace(SLOW, memory_bytes=250 << 20)
     tight = make_problem(make_cluster(("c", small, 2)), WORKLOAD)
-    together = module._new_replicas(tight, Filler(tight), "c", (0, 1), 1)
+    together = module._new_replicas(OwnFlags(tight), "c", (0, 1), 1)
     assert [[u.indices for u, _ in p] for p in together] == [[(0,), (1,)]]
 
 
 def test_chains_that_do_not_fit_or_are_not_allowed_are_empty() -> None:
     small = replace(SLOW, memory_bytes=60 << 20)
     tight = make_problem(make_cluster(("c", small, 2)), WORKLOAD)
-    assert module._refitted(tight, Filler(tight), (unit("c", 0),)) == ()
+    assert module._refitted(OwnFlags(tight), (unit("c", 0),)) == ()
     pinned = replace(BOXES, limits=replace(AS_GIVEN, first_stage_nodes=("a",)))
     problem = make_problem(pinned, WORKLOAD)
-    assert module._refitted(problem, Filler(problem), (unit("c", 0),)) == ()
-    assert module._refitted(problem, Filler(problem), (unit("a", 0),)) == ((unit("a", 0), 6),)
+    assert module._refitted(OwnFlags(problem), (unit("c", 0),)) == ()
+    assert module._refitted(OwnFlags(problem), (unit("a", 0),)) == ((unit("a", 0), 6),)
 
 
 def test_so_many_ways_are_mended_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Chains filled with layers: beside all splits, and what is said where nothing fits."""
+"""Replicas as the job's flags say: beside all splits of layers, and where nothing fits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Limits, Link
+from megatron_hetero.cost.placement import Placement
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.planner.completion.fill import (
-    FilledChain,
-    Filler,
-    filled_placement,
-    placed_replica,
-    with_micro_batches,
-)
+from megatron_hetero.planner.completion.filled import Filled, placed_replica
+from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.problem import Chain, Problem, Unit, make_problem
 from tests.cost.builders import AS_GIVEN, BETWEEN, FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import parts
@@ -37,21 +33,31 @@ def chain(*names: str) -> Chain:
     return tuple(Unit(name[0], tuple(map(int, name[1:]))) for name in names)
 
 
+def placed(problem: Problem, chains: list[Chain]) -> Placement | None:
+    own_flags = OwnFlags(problem)
+    filled = [own_flags.nearest(one, len(chains))[1] for one in chains]
+    return own_flags.placement(chains, filled)
+
+
 @settings(max_examples=60)
 @given(clusters(max_gpus=4), workloads(max_layers=7, max_micro_batches=6), st.integers(1, 6))
 def test_layers_are_the_best_of_all_that_fit(
-    cluster: Cluster, workload: Workload, in_flight: int
+    cluster: Cluster, workload: Workload, num_replicas: int
 ) -> None:
     problem = make_problem(cluster, workload)
     units = tuple(Unit(n.name, (i,)) for n in problem.nodes for i in problem.gpus[n.name])
     units = units[: problem.num_layers]
-    costs, nodes, last = problem.costs, problem.cluster.node_by_name, len(units) - 1
-    found = Filler(problem).chain(units, 1024, in_flight)
+    # So many replicas leave one of them as many micro-batches at most.
+    num_replicas = min(num_replicas, problem.num_micro_batches)
+    most = problem.num_micro_batches - num_replicas + 1
+    costs = problem.costs.sharded_among(num_replicas)
+    nodes, last, rows = problem.cluster.node_by_name, len(units) - 1, costs.vocab_rows([1])
+    fits, found = OwnFlags(problem).nearest(units, num_replicas)
     assert sum(found.layers) == problem.num_layers and min(found.layers) >= 1
-    pieces = [costs.pieces(nodes[u.node], 1, 1024) for u in units]
+    pieces = [costs.pieces(nodes[u.node], 1, rows) for u in units]
     rooms = [
         costs.memory(
-            nodes[u.node], 1, i == 0, i == last, min(len(units) - i, in_flight), 1024
+            nodes[u.node], 1, i == 0, i == last, min(len(units) - i, most), rows
         ).max_layers
         for i, u in enumerate(units)
     ]
@@ -67,7 +73,7 @@ def test_layers_are_the_best_of_all_that_fit(
         for split in parts(problem.num_layers, len(units))
         if all(n <= room for n, room in zip(split, rooms, strict=True))
     ]
-    assert found.fits == bool(fitting)
+    assert fits == bool(fitting)
     if fitting:
         assert slowest_s(found.layers) == pytest.approx(min(map(slowest_s, fitting)))
 
@@ -75,11 +81,12 @@ def test_layers_are_the_best_of_all_that_fit(
 def test_where_nothing_fits_the_split_that_lacks_least() -> None:
     problem = problem_of(memory_bytes=100 << 20)
     units = chain("a0", "b0", "c0")
-    found = Filler(problem).chain(units, 1024, 8)
-    assert not found.fits
+    fits, found = OwnFlags(problem).nearest(units)
+    assert not fits and OwnFlags(problem).chain(units) is None
     nodes, costs = problem.cluster.node_by_name, problem.costs
+    rows = costs.vocab_rows([1])
     memories = [
-        costs.memory(nodes[u.node], 1, i == 0, i == 2, 3 - i, 1024) for i, u in enumerate(units)
+        costs.memory(nodes[u.node], 1, i == 0, i == 2, 3 - i, rows) for i, u in enumerate(units)
     ]
 
     def missing(split: tuple[int, ...]) -> int:
@@ -91,30 +98,28 @@ def test_where_nothing_fits_the_split_that_lacks_least() -> None:
 def test_more_stages_than_layers_are_refused() -> None:
     problem = problem_of()
     with pytest.raises(ValueError, match="6 layers"):
-        Filler(problem).chain(chain("a0", "a1", "b0", "b1", "c0", "c1", "c1"), 1024, 1)
+        OwnFlags(problem).nearest(chain("a0", "a1", "b0", "b1", "c0", "c1", "c1"))
 
 
 def test_a_limit_of_layers_by_stage_is_kept() -> None:
-    filler = Filler(problem_of())
-    free = filler.chain(chain("a0", "b0"), 1024, 8)
-    held = filler.chain(chain("a0", "b0"), 1024, 8, (3, 6))
-    assert free.layers[0] > 3
-    assert held.layers == (3, 3) and held.fits
-    assert not filler.chain(chain("a0", "b0"), 1024, 8, (2, 3)).fits
+    own_flags = OwnFlags(problem_of())
+    free = own_flags.chain(chain("a0", "b0"))
+    held = own_flags.chain(chain("a0", "b0"), limits=(3, 6))
+    assert free is not None and free.layers[0] > 3
+    assert held is not None and held.layers == (3, 3)
+    assert own_flags.chain(chain("a0", "b0"), limits=(2, 3)) is None
 
 
 def test_like_chains_are_filled_once() -> None:
-    filler = Filler(problem_of())
-    one = filler.chain(chain("a0", "b0"), 1024, 8)
-    assert filler.chain(chain("a1", "c1"), 1024, 8) is one
-    assert filler.chain(chain("b0", "a0"), 1024, 8) is not one
-    assert filler.chain(chain("a0", "b0"), 1024, 4) is not one
-    assert filler.shape(chain("b0", "c0")) == filler.shape(chain("c1", "b0"))
-    assert filler.shape(chain("b0", "b1")) != filler.shape(chain("b0", "c1"))
+    own_flags = OwnFlags(problem_of())
+    one = own_flags.chain(chain("a0", "b0"))
+    assert own_flags.chain(chain("a1", "c1")) is one
+    assert own_flags.chain(chain("b0", "a0")) is not one
+    assert own_flags.chain(chain("a0", "b0"), 4) is not one
 
 
 def test_quick_times_are_lines() -> None:
-    filled = FilledChain((3, 3), 5.0, 2.0, True)
+    filled = Filled((3, 3), (), None, 1, 5.0, 2.0)
     assert filled.quick_time_s(1) == 5.0
     assert filled.quick_time_s(4) == 11.0
 
@@ -122,15 +127,16 @@ def test_quick_times_are_lines() -> None:
 def test_quick_times_by_hand_on_one_gpu() -> None:
     """One stage: the first micro-batch takes as long as any other, and no hop."""
     problem = problem_of()
-    filled = Filler(problem).chain(chain("a0"), 1024, 8)
-    node = problem.cluster.node_by_name["a"]
-    time_s = problem.costs.pieces(node, 1, 1024).stage(6, True, True).total_s
+    filled = OwnFlags(problem).chain(chain("a0"))
+    assert filled is not None
+    node, rows = problem.cluster.node_by_name["a"], problem.costs.vocab_rows([1])
+    time_s = problem.costs.pieces(node, 1, rows).stage(6, True, True).total_s
     assert (filled.fill_s, filled.period_s) == pytest.approx((time_s, time_s))
 
 
 def test_a_placement_shares_the_batch_by_speed() -> None:
     problem = problem_of()
-    placement = Filler(problem).placement([chain("a0"), chain("b0")])
+    placement = placed(problem, [chain("a0"), chain("b0")])
     assert placement is not None
     fast, slow = (replica.num_micro_batches for replica in placement.replicas)
     assert fast + slow == 8 and fast > slow >= 1
@@ -138,37 +144,38 @@ def test_a_placement_shares_the_batch_by_speed() -> None:
 
 def test_chains_that_the_limits_forbid_are_none() -> None:
     pinned = problem_of(limits=replace(AS_GIVEN, first_stage_nodes=("a",), max_pipeline_parallel=2))
-    filler = Filler(pinned)
-    assert filler.placement([chain("a0", "b0")]) is not None
-    assert filler.placement([chain("b0", "a0")]) is None
-    assert filler.placement([chain("a0", "b0", "c0")]) is None
-    assert with_micro_batches(pinned, [((Unit("b", (0,)), 6),)]) is None
+    assert placed(pinned, [chain("a0", "b0")]) is not None
+    assert placed(pinned, [chain("b0", "a0")]) is None
+    assert placed(pinned, [chain("a0", "b0", "c0")]) is None
 
 
 def test_more_replicas_than_micro_batches_are_none() -> None:
     workload = make_workload(num_layers=2, global_batch_size=2)
     problem = make_problem(make_cluster(("a", FAST, 4)), workload)
     units = [chain(f"a{i}") for i in range(3)]
-    assert Filler(problem).placement(units[:2]) is not None
-    filled = [FilledChain((2,), 1.0, 1.0, True)] * 3
-    assert filled_placement(problem, units, filled) is None
-    assert with_micro_batches(problem, [((u[0], 2),) for u in units]) is None
+    assert placed(problem, units[:2]) is not None
+    assert placed(problem, units) is None
 
 
-def test_given_layers_stay() -> None:
-    problem = problem_of()
-    pipelines = [((Unit("a", (0,)), 2), (Unit("b", (0,)), 4)), ((Unit("c", (0,)), 6),)]
-    placement = with_micro_batches(problem, pipelines)
+@pytest.mark.parametrize("memory_bytes", [1 << 40, 100 << 20])
+def test_given_layers_stay_whether_they_fit_or_not(memory_bytes: int) -> None:
+    problem = problem_of(memory_bytes)
+    own_flags = OwnFlags(problem)
+    chains = [chain("a0", "b0"), chain("c0")]
+    filled = [own_flags.keeping(chains[0], (2, 4)), own_flags.keeping(chains[1], (6,))]
+    placement = own_flags.placement(chains, filled)
     assert placement is not None
     assert [[s.num_layers for s in r.stages] for r in placement.replicas] == [[2, 4], [6]]
     assert sum(r.num_micro_batches for r in placement.replicas) == 8
+    # Kept layers are timed as those found are.
+    if (found := own_flags.chain(chains[0])) is not None:
+        assert own_flags.keeping(chains[0], found.layers) == found
 
 
 def test_a_number_of_replicas_that_the_limits_forbid_is_none() -> None:
     problem = problem_of(limits=replace(AS_GIVEN, num_replicas=2))
-    one = ((Unit("a", (0,)), 6),)
-    assert with_micro_batches(problem, [one]) is None
-    assert with_micro_batches(problem, [one, ((Unit("b", (0,)), 6),)]) is not None
+    assert placed(problem, [chain("a0")]) is None
+    assert placed(problem, [chain("a0"), chain("b0")]) is not None
 
 
 def test_a_replica_from_its_parts() -> None:

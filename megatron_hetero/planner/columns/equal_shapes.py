@@ -1,0 +1,253 @@
+"""Bundles whose equal copies take up a pool: blocks of several kinds in the order that holds most.
+
+The prices of `pricing` lead to bundles that are worth most in a mixture.  Equal copies are another
+question: each has so many nodes of every kind and no more, and no price says which numbers are
+best.  So all numbers of blocks of each kind are looked at, with one cut of its nodes for each kind,
+and for each pair of kinds at the ends (which have the embedding and the head) the order of the
+blocks that holds most layers within a period, whatever kinds stand between blocks of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_hetero.planner.columns.bundle_paths import Floats, HeldLayers, Ints
+from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
+from megatron_hetero.planner.shapes.kinds import cut
+
+_MAX_KINDS = 3
+"""Kinds in one bundle, of the fastest ones and one more."""
+_MAX_NUMBERS = 60_000
+"""Numbers of blocks of each kind, times ways: more kinds or cuts have fewer blocks."""
+_MAX_LIKELY = 192
+"""Numbers and ways whose orders are made, the soonest by an estimate."""
+_MAX_ORDERS = 3
+"""Orders of each: those that hold most within so many periods, from the shortest possible on."""
+_PER_LAYER = 256
+"""A layer counts as much as so many boundaries between unlike kinds, of which fewer are better."""
+_NOTHING = -(1 << 40)
+
+
+def equal_shapes(
+    table: StageTable, pricer: BundlePricer, capacity: Mapping[int, int]
+) -> list[BundleShape]:
+    """Return bundles of two kinds or more of which as many copies as there is room for end soon,
+    the soonest first by an estimate.
+
+    Args:
+        capacity: nodes of each kind.
+    """
+    speed = {
+        kind: capacity[kind]
+        * table.kinds[kind].num_gpus
+        / min(w * table.times_s(kind, w)[1] for w in table.kinds[kind].widths)
+        for kind in {block.kind for block in pricer.blocks}
+    }
+    kinds = sorted(speed, key=lambda kind: (-speed[kind], kind))[: _MAX_KINDS + 1]
+    found: list[tuple[float, BundleShape]] = []
+    for of in combinations(sorted(kinds), min(len(kinds), _MAX_KINDS)):
+        if len(of) > 1:
+            found += _Orders(table, pricer, of, capacity).shapes()
+    return list(dict.fromkeys(shape for _, shape in sorted(found, key=_soonest)))
+
+
+def _soonest(entry: tuple[float, BundleShape]) -> tuple[float, str]:
+    seconds, shape = entry
+    return seconds, repr(shape)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Sequences of equally many blocks, built from the last stage on.
+
+    numbers[set, kind]: blocks of each kind.  before[set, kind]: the set without one of them on the
+    level below, -1 if there is none.  worth[set, way, period]: layers of the best order, times
+    `_PER_LAYER`, less its boundaries between unlike kinds.  by[set, way, period]: the kind of the
+    best order's first block.
+    """
+
+    numbers: Ints
+    before: Ints
+    worth: Ints
+    by: npt.NDArray[np.int8]
+
+
+@dataclass(frozen=True, order=True)
+class _Likely:
+    """A set of blocks with kinds at both ends, about its seconds, and the shortest period in which
+    it holds all layers."""
+
+    seconds: float
+    size: int
+    row: int
+    way: int
+    first: int
+    period: int
+
+
+class _Orders:
+    """The best orders of all numbers of blocks of a few kinds.
+
+    A way is one cut of the nodes of each kind, and the kind at the end of the pipeline.
+    """
+
+    def __init__(
+        self,
+        table: StageTable,
+        pricer: BundlePricer,
+        kinds: Sequence[int],
+        capacity: Mapping[int, int],
+    ) -> None:
+        self.table, self.pricer = table, pricer
+        self.menu = pricer.menu
+        # Of each kind the blocks of one width (and a rest), in all combinations: [way, kind].
+        plain = [
+            [
+                index
+                for index, block in enumerate(pricer.blocks)
+                if block.kind == kind and _is_plain(table, kind, block.widths)
+            ]
+            for kind in kinds
+        ]
+        cuts = np.array(list(product(*plain)), np.int64)
+        self.chosen: Ints = np.repeat(cuts, len(kinds), axis=0)
+        self.last: Ints = np.tile(np.arange(len(kinds)), len(cuts))
+        self.num_stages: Ints = self.menu.num_widths[self.chosen]
+        # [kind]: nodes of a block, which do not depend on how they are cut, and of all blocks.
+        self.taken: Ints = np.array([pricer.blocks[of[0]].num_nodes for of in plain], np.int64)
+        self.nodes: Ints = np.array([capacity[kind] for kind in kinds], np.int64)
+        self.most = 0
+        while (
+            self.most < pricer.max_stages
+            and comb(self.most + 1 + len(kinds), len(kinds)) * len(self.chosen) <= _MAX_NUMBERS
+        ):
+            self.most += 1
+
+    def shapes(self) -> Iterator[tuple[float, BundleShape]]:
+        """Yield bundles with about the seconds that equal copies of each take."""
+        levels = [self._first_level()]
+        ranked: list[_Likely] = []
+        num_kinds = self.chosen.shape[1]
+        for size in range(1, self.most + 1):
+            level = self._numbers(levels[-1])
+            if not len(level.numbers):
+                break
+            worth, by = np.full_like(level.worth, _NOTHING), np.full_like(level.by, -1)
+            for kind in range(num_kinds):
+                # Closed by a block that also holds the embedding, or open for blocks before it.
+                closed = self._extended(levels[-1], level, kind, first=True)
+                most_s = ranked[-1].seconds if len(ranked) == _MAX_LIKELY else np.inf
+                ranked += self._likely(level.numbers, closed, (size, kind), most_s)
+                ranked = sorted(ranked)[:_MAX_LIKELY]
+                open_ = self._extended(levels[-1], level, kind, first=False)
+                better = open_ > worth
+                worth, by = np.where(better, open_, worth), np.where(better, np.int8(kind), by)
+            levels.append(_Level(level.numbers, level.before, worth, by))
+        for one in ranked:
+            last = min(one.period + _MAX_ORDERS, len(self.menu.periods_s))
+            for period in range(one.period, last):
+                yield one.seconds, self._shape(levels, one, period)
+
+    def _shape(self, levels: Sequence[_Level], likely: _Likely, period: int) -> BundleShape:
+        """Return the bundle that holds most within a period."""
+        blocks, row, kind = [], likely.row, likely.first
+        for size in range(likely.size, 0, -1):
+            blocks.append(self.menu.blocks[self.chosen[likely.way, kind]])
+            row = int(levels[size].before[row, kind])
+            kind = int(levels[size - 1].by[row, likely.way, period])
+        return BundleShape(self.pricer.num_replicas, tuple(blocks))
+
+    def _first_level(self) -> _Level:
+        """Return the level of no block at all."""
+        num_kinds, num_periods = self.chosen.shape[1], len(self.menu.periods_s)
+        shape = (1, len(self.chosen), num_periods)
+        none: Ints = np.zeros((1, num_kinds), np.int64)
+        return _Level(none, none - 1, np.zeros(shape, np.int64), np.full(shape, -1, np.int8))
+
+    def _numbers(self, below: _Level) -> _Level:
+        """Return all sets of one block more for which there are nodes, as yet without worths."""
+        num_kinds = self.chosen.shape[1]
+        known = {tuple(row): index for index, row in enumerate(below.numbers.tolist())}
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, index in known.items():
+            for kind in range(num_kinds):
+                more = (*row[:kind], row[kind] + 1, *row[kind + 1 :])
+                if more[kind] * self.taken[kind] <= self.nodes[kind]:
+                    rows.setdefault(more, [-1] * num_kinds)[kind] = index
+        numbers = np.array(list(rows), np.int64).reshape(-1, num_kinds)
+        before = np.array(list(rows.values()), np.int64).reshape(-1, num_kinds)
+        shape = (len(numbers), *below.worth.shape[1:])
+        return _Level(numbers, before, np.zeros(shape, np.int64), np.zeros(shape, np.int8))
+
+    def _extended(self, below: _Level, level: _Level, kind: int, *, first: bool) -> Ints:
+        """Return the worth of each set with a block of a kind at its beginning.
+
+        Args:
+            first: this block is the pipeline's first.
+        """
+        menu = self.menu
+        held: HeldLayers = menu.first if first else menu.held
+        depth = len(held.layers)
+        rows = np.flatnonzero(level.before[:, kind] >= 0)
+        source = level.before[rows, kind]
+        # [set, way]: stages behind the block.
+        behind = below.numbers[source] @ self.num_stages.T
+        block = self.chosen[:, kind]
+        layers = held.layers[np.minimum(behind, depth - 1), block[None, :]]
+        usable = menu.may_start[block] if first else np.ones(len(block), bool)
+        at_end = menu.may_end[block] & (self.last == kind)
+        fits = usable & np.where(behind > 0, behind < depth, at_end)
+        before = below.by[source]
+        unlike = (before != kind) & (before >= 0)
+        worth = np.full(level.worth.shape, _NOTHING, np.int64)
+        worth[rows] = np.where(
+            fits[..., None] & (layers > 0),
+            np.maximum(below.worth[source] + _PER_LAYER * layers - unlike, _NOTHING),
+            _NOTHING,
+        )
+        return worth
+
+    def _likely(
+        self, numbers: Ints, worth: Ints, closed: tuple[int, int], most_s: float
+    ) -> Iterator[_Likely]:
+        """Yield the sets that do the batch soonest, and in less than so many seconds.
+
+        Args:
+            closed: number of blocks, and the kind of the first one.
+        """
+        problem, periods_s = self.table.problem, self.menu.periods_s
+        counts = problem.replica_counts() or (0,)
+        used = numbers * self.taken
+        # [set]: equal copies, of the kind that runs out first.
+        copies = np.where(used > 0, self.nodes // np.maximum(used, 1), counts[-1]).min(axis=1)
+        replicas = np.minimum(copies * self.pricer.num_replicas, counts[-1])
+        layers: Ints = -(-worth // _PER_LAYER)
+        holds = layers >= problem.num_layers
+        period = np.argmax(holds, axis=2)
+        # Between two periods of the grid, by the layers that there is room for.
+        held = np.take_along_axis(layers, period[..., None], axis=2)[..., 0]
+        held = np.maximum(held, problem.num_layers)
+        shorter_s = np.where(period > 0, periods_s[np.maximum(period - 1, 0)], 0.0)
+        period_s = np.maximum(shorter_s, periods_s[period] * problem.num_layers / held)
+        share = -(-problem.num_micro_batches // np.maximum(replicas, 1))
+        seconds: Floats = (share[:, None] - 1 + numbers @ self.num_stages.T) * period_s
+        seconds = np.where(holds.any(axis=2) & (replicas > 0)[:, None], seconds, np.inf)
+        # One kind alone is found otherwise.
+        seconds[np.count_nonzero(numbers, axis=1) < 2] = np.inf
+        size, first = closed
+        sooner = np.flatnonzero(seconds < most_s)
+        order = sooner[np.argsort(seconds.flat[sooner], kind="stable")][:_MAX_LIKELY]
+        for row, way in zip(*np.unravel_index(order, seconds.shape), strict=True):
+            at = int(row), int(way)
+            yield _Likely(float(seconds[at]), size, *at, first, int(period[at]))
+
+
+def _is_plain(table: StageTable, kind: int, widths: tuple[int, ...]) -> bool:
+    """Return whether a block is cut into groups of one width, and a rest."""
+    return widths == cut(sum(widths), widths[0], table.kinds[kind].widths)
