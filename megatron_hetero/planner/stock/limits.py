@@ -26,7 +26,9 @@ class StockLimits:
     num_bounded: int = 2_000_000
     num_simulated: int = 2_000
     num_messages: int = 10**9
-    """Messages of all simulated steps."""
+    """Messages of all steps that are simulated whole."""
+    num_short_messages: int = 10**9
+    """Messages of all short steps that stand for longer ones."""
     most_chunks: int = 4
     tolerance: float = 0.0
     """Part of the best step by which the result may be slower."""
@@ -43,11 +45,12 @@ BESIDE_A_PLAN = StockLimits(
     num_grids=3_000,
     num_cases=32,
     num_made=2_400,
-    num_bounded=20_000,
-    num_simulated=3,
+    num_bounded=60_000,
+    num_simulated=8,
     num_messages=6_000,
+    num_short_messages=20_000,
     tolerance=0.002,
-    num_climbs=3,
+    num_climbs=16,
     climbs=False,
     few_divisions=300,
 )
