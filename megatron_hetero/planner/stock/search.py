@@ -157,8 +157,10 @@ class _StockSearch:
                 return False
             case StockCase():
                 # Interleaved cases have a limit of their own.
-                number = self._num_cases[item.settings.num_chunks > 1]
-                return number >= limits.num_cases or self._num_bounded > limits.num_bounded
+                is_interleaved = item.settings.num_chunks > 1
+                most = limits.num_cases // 2 if is_interleaved else limits.num_cases
+                number = self._num_cases[is_interleaved]
+                return number >= most or self._num_bounded > limits.num_bounded
             case _Grid():
                 return self._num_made >= limits.num_made
             case _:
