@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,24 @@ def test_a_source_archive_has_no_commit(tmp_path: Path, monkeypatch: pytest.Monk
     assert results._commit() == "a source archive"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert results._commit() == "a source archive"
+
+
+def test_rows_carry_the_commit_of_the_run_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table with a column of commits keeps it, though the command prints none."""
+    command = "echo '| job | s |\n| --- | --- |\n| b | 3 |'"
+    rows = [["a", "1", "old"], ["b", "2", "old"]]
+    table = results.Table(["job", "s", "commit"], rows)
+    before = results.Result(command, "measured", "old", "", "", tables={"jobs": table})
+
+    def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert words[-2:] == ["--only", "b"]
+        return subprocess.CompletedProcess(words, 0, "| job | s |\n| --- | --: |\n| b | 3 |\n")
+
+    monkeypatch.setattr(results, "_commit", lambda: "new")
+    monkeypatch.setattr(results.subprocess, "run", run)
+    made = results.again_in_part(before, ["b"])
+    assert made.tables["jobs"].rows == [["a", "1", "old"], ["b", "3", "new"]]
+    assert made.commit == "new"
 
 
 @pytest.mark.slow

@@ -169,7 +169,19 @@ def again(result: Result) -> Result:
             f"`{result.command}` ended with status {done.returncode} and {len(tables)} tables, "
             f"not with {len(result.tables)} ({', '.join(result.tables)}):\n{done.stdout}"
         )
-    return found(result.command, result.kind, {}, dict(zip(result.tables, tables, strict=True)))
+    named = {
+        name: _with_commits(before, table)
+        for (name, before), table in zip(result.tables.items(), tables, strict=True)
+    }
+    return found(result.command, result.kind, {}, named)
+
+
+def _with_commits(before: Table, table: Table) -> Table:
+    """Add the column that says which commit each row is of, where the table had it before."""
+    own = "commit"
+    if own not in before.columns or own in table.columns:
+        return table
+    return Table([*table.columns, own], [[*row, _commit()] for row in table.rows])
 
 
 def again_in_part(result: Result, rows: Sequence[str]) -> Result:
@@ -190,6 +202,9 @@ def again_in_part(result: Result, rows: Sequence[str]) -> Result:
             raise SystemExit(f"{name}: {', '.join(map(str, made))} are no rows of it; run it whole")
         tables[name] = Table(table.columns, kept)
     commit = f"{result.commit}; {', '.join(rows)}: {part.commit}"
+    # Rows that say their commit themselves need no list of them.
+    if all("commit" in table.columns for table in tables.values()):
+        commit = part.commit
     return replace(result, commit=commit, date=part.date, tables=tables)
 
 

@@ -281,6 +281,36 @@ def _slowest_pieces(groups: Sequence[PieceTimes]) -> PieceTimes:
     )
 
 
+def modelled_layer(
+    workload: Workload, members: Sequence[Member], link: Link, experts: ExpertLinks | None = None
+) -> Modelled:
+    """Time a decoder layer by the analytic model, without context parallelism; of a model with
+    layers of unlike kinds, a layer of one kind.
+
+    Args:
+        members, link, experts: as in `price_pieces`.
+    """
+    model, training = workload.model, workload.training
+    _, _, num_bytes = _exchanged(workload, members)
+    parts = list(layer_exchanges(workload, members, num_bytes, link))
+    if experts is not None:
+        # The group's own exchange is that of attention, and of a shared expert.
+        if not members[0][1].shared_columns:
+            parts.pop()
+        exchange_s = experts.pass_s(model, training, members[0][1].own_tokens(model, training))
+        parts.append(PartExchange(exchange_s, exchange_s, exchange_s))
+    return Modelled(group_layer_times(workload, members), exchange_times(parts, training.recompute))
+
+
+def _exchanged(workload: Workload, members: Sequence[Member]) -> tuple[int, int, float]:
+    """Return the width of a group, its tokens of a micro-batch and the bytes of their tensor."""
+    model, training = workload.model, workload.training
+    # Tokens of one group; all members see the same ones.
+    width, num_tokens = members[0][1].width, members[0][1].num_tokens(model, training)
+    # Groups exchange what products take and give, whatever the residuals are in.
+    return width, num_tokens, float(num_tokens * model.hidden_size * training.element_bytes)
+
+
 def _modelled(
     workload: Workload,
     piece: Piece,
@@ -290,22 +320,10 @@ def _modelled(
     experts: ExpertLinks | None = None,
 ) -> Modelled:
     """Time a piece by the analytic model."""
-    model, training = workload.model, workload.training
-    # Tokens of one group; all members see the same ones.
-    width, num_tokens = members[0][1].width, members[0][1].num_tokens(model, training)
-    # Groups exchange what products take and give, whatever the residuals are in.
-    num_bytes = float(num_tokens * model.hidden_size * training.element_bytes)
     if piece == "decoder_layer":
-        parts = list(layer_exchanges(workload, members, num_bytes, link))
-        if experts is not None:
-            # The group's own exchange is that of attention, and of a shared expert.
-            if not members[0][1].shared_columns:
-                parts.pop()
-            exchange_s = experts.pass_s(model, training, members[0][1].own_tokens(model, training))
-            parts.append(PartExchange(exchange_s, exchange_s, exchange_s))
-        return Modelled(
-            group_layer_times(workload, members), exchange_times(parts, training.recompute)
-        )
+        return modelled_layer(workload, members, link, experts)
+    model, training = workload.model, workload.training
+    width, num_tokens, num_bytes = _exchanged(workload, members)
     # Each member prices a vocabulary of which an even share is what it holds.
     of = embedding_times if piece == "embedding" else head_times
     computing = slowest(

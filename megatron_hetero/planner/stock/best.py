@@ -1,8 +1,13 @@
-"""The best step of stock Megatron so far, from simulations of divisions of cases."""
+"""The best step of stock Megatron so far, from simulations of divisions of cases.
+
+A long step is not simulated whole: after its first micro-batches each further one takes as long as
+the one before, so two short steps tell how long the whole one takes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf, isfinite
 
 import numpy as np
 
@@ -26,7 +31,8 @@ class StockResult:
 
     plan: Plan
     step_time_s: float
-    """Simulated as stock Megatron runs it; where that takes too long, its bound."""
+    """Simulated as stock Megatron runs it; where that takes too long, as two short steps tell, and
+    where these do too, its bound."""
     is_exact: bool
     """True if no plan of the space is faster, within the tolerance of the limits."""
     num_bounded: int
@@ -35,6 +41,12 @@ class StockResult:
     others: tuple[Plan, ...] = ()
     """The best plans of other grids (replicas, stages, width), best first."""
     is_simulated: bool = True
+    """True if the whole step was simulated."""
+
+
+_FEW_MICRO_BATCHES = 4
+"""Two short steps have two and three times so many at least, and as many as stages: those of the
+first filling wait for other paths than later ones."""
 
 
 class StockBest:
@@ -47,16 +59,16 @@ class StockBest:
 
     def __init__(self, problem: Problem, limits: StockLimits) -> None:
         self._problem, self._limits = problem, limits
-        self.step_s = float("inf")
+        self.step_s = inf
         """Seconds of the best simulated step."""
         self.num_simulated = 0
         self.num_bounded = 0
         """Divisions priced by the bound while layers move."""
-        self._num_messages = 0
+        self._num_messages = self._num_short = 0
         self._plan: Plan | None = None
         self._winner: tuple[StockCase, Division] | None = None
         self._of_shapes: dict[tuple[int, int, int], tuple[float, Plan]] = {}
-        # A step too long to simulate stands with its bound.
+        # A step too long to simulate whole, with what two short ones tell, or with its bound.
         self._unsimulated: tuple[float, StockCase, Division] | None = None
 
     @property
@@ -78,14 +90,33 @@ class StockBest:
         return below(bound_s, best_s * (1 - self._limits.tolerance))
 
     def try_division(self, case: StockCase, division: Division, bound_s: float) -> bool:
-        """Simulate a division; return False where its step has too many messages, so that the bound
-        stands for the step."""
-        if self._num_messages + _num_messages(case) > self._limits.num_messages:
-            if self._unsimulated is None or bound_s < self._unsimulated[0]:
-                self._unsimulated = bound_s, case, division
+        """Simulate a division, or two short steps of it; return False where these have too many
+        messages as well, so that the bound stands for the step."""
+        number, limits = case.num_micro_batches, self._limits
+        if self._num_messages + _num_messages(case, number) <= limits.num_messages:
+            self._simulate(case, division)
+            return True
+        # Megatron's interleaved stages take micro-batches in groups of the depth.
+        depth = case.grid.num_stages
+        few = depth * -(-_FEW_MICRO_BATCHES // depth)
+        sizes = 2 * few, 3 * few
+        messages = _num_messages(case, sum(sizes))
+        if sizes[1] >= number or self._num_short + messages > limits.num_short_messages:
+            self._hold(bound_s, case, division)
             return False
-        self._simulate(case, division)
+        self._num_short += messages
+        self.num_simulated += 1
+        start_s, end_s = (self._step_s(_planned(case, division, size)) for size in sizes)
+        each_s = (end_s - start_s) / (sizes[1] - sizes[0])
+        self._hold(end_s + (number - sizes[1]) * each_s, case, division)
         return True
+
+    def _hold(self, step_s: float, case: StockCase, division: Division) -> None:
+        """Keep a step that was not simulated whole, if it is the best such."""
+        is_better = self._unsimulated is None or step_s < self._unsimulated[0]
+        # Without room for it, two short steps are endless, and their difference is no number.
+        if is_better and isfinite(step_s):
+            self._unsimulated = step_s, case, division
 
     def climb(self) -> None:
         """Move a layer of the best to another chunk, where it is interleaved, or if no move helps
@@ -157,30 +188,42 @@ class StockBest:
 
     def _simulate(self, case: StockCase, division: Division) -> None:
         self.num_simulated += 1
-        self._num_messages += _num_messages(case)
-        plan, problem = _planned(case, division), self._problem
+        self._num_messages += _num_messages(case, case.num_micro_batches)
+        plan = _planned(case, division)
+        step_s = self._step_s(plan)
+        if not isfinite(step_s):
+            return
+        shape = _shape(plan)
+        if shape not in self._of_shapes or step_s < self._of_shapes[shape][0]:
+            self._of_shapes[shape] = step_s, plan
+        if below(step_s, self.step_s):
+            self.step_s, self._plan, self._winner = step_s, plan, (case, division)
+
+    def _step_s(self, plan: Plan) -> float:
+        """Simulate a step; infinite where it does not fit."""
+        problem = self._problem
         waits = problem.workload.training.stock_waits
         step = simulate_plan(plan, problem.cluster, profile=problem.costs.profile, is_stock=waits)
         # The simulation has the real peaks of memory, which the bound may miss.
         if any(peak > s.capacity_bytes for s in step.timelines for peak in s.device_peak_bytes):
-            return
-        shape = _shape(plan)
-        if shape not in self._of_shapes or step.step_time_s < self._of_shapes[shape][0]:
-            self._of_shapes[shape] = step.step_time_s, plan
-        if below(step.step_time_s, self.step_s):
-            self.step_s, self._plan, self._winner = step.step_time_s, plan, (case, division)
+            return inf
+        return step.step_time_s
 
 
-def _planned(case: StockCase, division: Division) -> Plan:
+def _planned(
+    case: StockCase, division: Division, num_micro_batches: int | None = None
+) -> Plan:
     stages = case.stages_of(np.array([division]))
-    return stock_plan(case, division, int(case.layers_to_recompute(stages)[0]))
+    num_recomputed = int(case.layers_to_recompute(stages)[0])
+    return stock_plan(case, division, num_recomputed, num_micro_batches)
 
 
-def _num_messages(case: StockCase) -> int:
-    """Count the messages of a step, and its passes: what a simulation takes time for."""
+def _num_messages(case: StockCase, num_micro_batches: int) -> int:
+    """Count the messages of a step of so many micro-batches, and its passes: what a simulation
+    takes time for."""
     stages = case.grid.num_stages * case.settings.num_chunks
     # Forward and backward, for each virtual stage, micro-batch and replica.
-    return 2 * stages * case.num_micro_batches * case.grid.num_replicas
+    return 2 * stages * num_micro_batches * case.grid.num_replicas
 
 
 def _shape(plan: Plan) -> tuple[int, int, int]:

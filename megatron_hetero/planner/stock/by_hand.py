@@ -3,7 +3,8 @@
 Megatron's defaults and the job's own flags: its micro-batch size, ranks in the default order, as
 many layers on every stage, whole experts where they are dealt out; recompute as the job has it, and
 of all layers where nothing fits so.  Of the widths and depths that fit the fastest is taken, which
-takes somebody some trials.
+takes somebody some trials.  The fast GPUs are those of nearly the shortest layer: an A100 with 40
+GB is as fast as an A100 with 80 GB to somebody who sorts cards by hand.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.forms import groups_fit_grid
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
 from megatron_hetero.planner.stock.plan import stock_plan
-from megatron_hetero.planner.stock.rates import GroupForm, StockRates
+from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings
-from megatron_hetero.rounding import below
+from megatron_hetero.rounding import at_most, below
 
 _MOST_CASES = 40
 """Widths and depths priced, the lowest bounds first."""
+_ALIKE = 1.1
+"""Cards are as fast as the fastest whose layer takes at most so many times as long: A100 of both
+memory sizes are 2 to 4 % apart, H100 and H200 3 to 5 %."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +45,14 @@ class ByHand:
 
 
 def plans_by_hand(problem: Problem) -> tuple[ByHand, ...]:
-    """Return the plan on all GPUs, and for several types of GPUs the plan without the slower cards.
+    """Return the plan on all GPUs, and where some cards are slower the plan without these cards.
     Plans that do not fit are left out; none is returned if speed is not the whole objective."""
     # A plan by hand aims at speed alone, and is compared under the project's own prices.
     if problem.make_costs is not CostModel or problem.objective.may_want_fewer(problem.cluster):
         return ()
     nodes = list(problem.nodes)
-    types = {node.gpu_type.name for node in nodes}
     choices: list[tuple[str, Sequence[Node]]] = [("by hand: equal layers, all GPUs", nodes)]
-    if len(types) > 1:
-        fast = _without_slower(problem)
+    if len(fast := _without_slower(problem)) < len(nodes):
         choices.append(("by hand: without the slower cards", fast))
     found = []
     for name, chosen in choices:
@@ -61,17 +63,19 @@ def plans_by_hand(problem: Problem) -> tuple[ByHand, ...]:
 
 
 def _without_slower(problem: Problem) -> list[Node]:
-    """Return the nodes of the type whose GPU takes the least time for one of the job's layers."""
+    """Return the nodes whose GPU takes nearly the least time for one of the job's layers."""
     precision, rows = problem.workload.training.precision, problem.workload.model.vocab_size
-    each: dict[str, tuple[bool, float, str]] = {}
+    layer_s: dict[str, float] = {}
     for node in problem.nodes:
-        gpu = node.gpu_type
         # The peak of the data sheet is not asked: an L40S has a higher one than an A100.
-        layer_s = problem.costs.pieces(node, 1, rows).layer.total_s
-        # A card without this precision counts as the slowest.
-        each[gpu.name] = (gpu.peak_flops[precision] is None, layer_s, gpu.name)
-    fastest = min(each, key=lambda name: each[name])
-    return [node for node in problem.nodes if node.gpu_type.name == fastest]
+        layer_s[node.gpu_type.name] = problem.costs.pieces(node, 1, rows).layer.total_s
+    types = {node.gpu_type.name: node.gpu_type for node in problem.nodes}
+    # A card without this precision counts as slow, unless none has it.
+    able = {name for name, gpu in types.items() if gpu.peak_flops[precision] is not None}
+    rivals = able or set(types)
+    most_s = _ALIKE * min(layer_s[name] for name in rivals)
+    fast = {name for name in rivals if at_most(layer_s[name], most_s)}
+    return [node for node in problem.nodes if node.gpu_type.name in fast]
 
 
 def _best(problem: Problem, nodes: Sequence[Node]) -> tuple[Plan, float] | None:
@@ -98,23 +102,20 @@ def _best(problem: Problem, nodes: Sequence[Node]) -> tuple[Plan, float] | None:
 def _fastest(
     problem: Problem, nodes: Sequence[Node], settings: StockSettings
 ) -> tuple[Plan, float] | None:
-    grids = list(_grids(problem, nodes, settings))
-    rates = StockRates(problem, [grid.ranks for grid in grids])
-    ranked = sorted(
-        (rates.least_s(grid, GroupForm(grid.width, 1, settings)), number)
-        for number, grid in enumerate(grids)
-    )
+    grids = _grids(problem, nodes, settings)
+    prices = StockPrices(problem)
+    cases = [StockCase(problem, grid, settings, prices) for grid in grids]
+    ranked = sorted((case.quick_s(), number) for number, case in enumerate(cases))
     best_s, best = float("inf"), None
     # From the lowest bound on, until no bound is below the best step.
     for bound_s, number in ranked[:_MOST_CASES]:
         if not below(bound_s, best_s):
             break
-        grid = grids[number]
-        each = problem.num_layers // grid.num_stages
-        case = StockCase(problem, grid, settings)
-        (step_s,) = case.least_times_s(np.full((1, grid.num_stages), each))
+        case, num_stages = cases[number], cases[number].grid.num_stages
+        each = problem.num_layers // num_stages
+        (step_s,) = case.least_times_s(np.full((1, num_stages), each))
         if below(float(step_s), best_s):
-            best_s, best = float(step_s), (case, (each,) * grid.num_stages)
+            best_s, best = float(step_s), (case, (each,) * num_stages)
     if best is None:
         return None
     return stock_plan(*best, 0), best_s

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from megatron_hetero.model.blocks import blocks
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.stock.divisions import Divisions
+from megatron_hetero.planner.stock.divisions import Divisions, even_chunks
 from megatron_hetero.planner.stock.exchange import ExchangeLines, exchange_lines
 from megatron_hetero.planner.stock.grids import StockGrid
 from megatron_hetero.planner.stock.in_flight import most_kept, stock_schedule
@@ -55,7 +55,27 @@ class StockCase:
         self._waits = problem.workload.training.stock_waits
         self.num_micro_batches = self._prices.num_micro_batches
         self._replicas = self._prices.distinct_replicas()
-        self._places = [self._prices.places(d) for d in self._replicas]
+
+    @cached_property
+    def _places(self) -> list[list[StockPlace]]:
+        """Times and memory, [replica][stage]."""
+        return [[self._prices.place(d, p) for p in self._stages] for d in self._replicas]
+
+    @cached_property
+    def _times(self) -> list[list[tuple[float, float]]]:
+        """Seconds of a micro-batch on each stage without layers, and what each layer adds,
+        [replica][stage]."""
+        last = self.grid.num_stages - 1
+        found = []
+        for d in self._replicas:
+            pieces = [self._prices.pieces(d, p) for p in self._stages]
+            found.append(
+                [
+                    (embedding.total_s * (p == 0) + head.total_s * (p == last), layer.total_s)
+                    for p, (layer, embedding, head) in enumerate(pieces)
+                ]
+            )
+        return found
 
     @property
     def num_layers(self) -> int:
@@ -72,46 +92,94 @@ class StockCase:
         """Stages times chunks."""
         return self.grid.num_stages * self.num_chunks
 
-    def quick_s(self) -> float:
-        """Return what no division falls below: of `pace_s` and the fill of each replica's
-        pipeline."""
-        found_s = [self.pace_s()]
-        # Chunks fill the pipeline in parts: the bound holds for a single chunk only.
-        if self.num_chunks == 1:
-            found_s += map(self._fill_s, self._replicas, self._places)
-        return max(found_s)
+    def chunks_of_stages(self) -> list[NDArray[np.int64]]:
+        """Return ways to cut each number of layers on each stage into chunks, shape [stage, layers,
+        chunk]: larger chunks first, and larger chunks last; on the last stage with room for the
+        head, and without.  Where a stage holds one of both alone, that one."""
+        layer_flops, head_flops = self._chunk_flops
+        num_layers, num_chunks, last = self.num_layers, self.num_chunks, self.grid.num_stages - 1
+        plain = even_chunks(num_layers, num_chunks, 0.0)
+        with_head = even_chunks(num_layers, num_chunks, head_flops / layer_flops)
+        first = np.stack([with_head if p == last else plain for p in self._stages])
+        if num_chunks == 1:
+            return [first]
+        other = np.stack([plain if p == last else plain[:, ::-1] for p in self._stages])
+        # Four combinations: both ways of the last stage with both of the others.
+        fits = [self._holds(p, own[p]) for own in (first, other) for p in self._stages]
+        fits_first, fits_other = np.array(fits).reshape(2, *first.shape[:2])[..., None]
+        ways = [
+            np.where(fits_first | ~fits_other, first, other),
+            np.where(fits_other | ~fits_first, other, first),
+        ]
+        return [np.concatenate([one[:-1], end[-1:]]) for one in ways for end in ways]
 
-    def _fill_s(self, d: int, places: Sequence[StockPlace]) -> float:
+    @cached_property
+    def _chunk_flops(self) -> tuple[float, float]:
+        """FLOPs of a layer and of the head, by which chunks divide a stage's seconds
+        (`schedule.orders.chunk_times`)."""
+        _, layer, *_, head = blocks(self.problem.workload)
+        layer_flops, head_flops = (
+            b.matmul_flops_forward + b.attention_flops_forward for b in (layer, head)
+        )
+        return layer_flops, head_flops
+
+    def quick_s(self, most_chunks: int | None = None) -> float:
+        """Return what no division falls below: of `pace_s` and the fill of each replica's pipeline.
+
+        Args:
+            most_chunks: as a bound for so many chunks too; by default for its own number alone.
+        """
+        chunks = most_chunks or self.num_chunks
+        replicas = zip(self._replicas, self._times, strict=True)
+        return max(self.pace_s(), *(self._fill_s(d, chunks, own) for d, own in replicas))
+
+    def _fill_s(self, d: int, chunks: int, times: Sequence[tuple[float, float]]) -> float:
         """Bound by starts: stage i begins when a forward has come through those before it, works m
         times t_i, and then a backward goes back through them: T >= m t_i + sum of (t_j + hops) over
-        j < i.
+        j < i, with t_j of the first chunks alone.  A stage that waits for its sends has them in t.
 
         A weighted mean of these holds too; the weights (not negative) make a layer count for at
         least one wherever it lies.
         """
-        # Seconds of all boundaries before each stage, there and back.
-        hops_s = [0.0]
-        for here, there in pairwise(range(self.grid.num_stages)):
-            both = self._prices.crossing_s(d, here, there), self._prices.crossing_s(d, there, here)
-            hops_s.append(hops_s[-1] + sum(map(sum, both)))
+        hops_s = self._hops_s(d, chunks)
         # From the last stage to the first, so that a stage knows the weights behind it.
         weights = fixed_s = 0.0
-        for place, hop_s in zip(reversed(places), reversed(hops_s), strict=True):
-            base, each = place.times
+        number, is_whole = self.num_micro_batches, chunks == 1
+        both = zip(reversed(times), reversed(hops_s), strict=True)
+        for (base_s, each_s), (own_s, before_s) in both:
             # As much weight as makes a layer of this stage count for one, beside the later weights.
-            weight = max(0.0, (1 / each.total_s - weights) / self.num_micro_batches)
-            fixed_s += base.total_s * (self.num_micro_batches * weight + weights) + hop_s * weight
+            later = 1 / each_s - weights / chunks
+            weight = max(0.0, later / number)
+            # The ends of the model may lie on other chunks than the first.
+            fixed_s += (base_s + own_s) * number * weight + is_whole * base_s * weights
+            fixed_s += before_s * weight
             weights += weight
         return (self.num_layers + fixed_s) / weights
+
+    def _hops_s(self, d: int, chunks: int) -> list[tuple[float, float]]:
+        """Return for each stage of a replica the seconds for which it waits for its own sends of a
+        micro-batch, and those of the boundaries before it, there and back, without these waits."""
+        waits = self._waits and chunks == 1
+        there_s, back_s = [0.0], [0.0]
+        for here, there in pairwise(self._stages):
+            there_s.append(sum(self._prices.crossing_s(d, here, there)))
+            back_s.append(sum(self._prices.crossing_s(d, there, here)))
+        found, before_s = [], 0.0
+        for p in self._stages:
+            # A message there belongs to the stage before, one back to this stage.
+            before_s += there_s[p] + back_s[p]
+            own_s = back_s[p] + (there_s[p + 1] if p + 1 < len(there_s) else 0.0)
+            found.append((own_s, before_s - back_s[p]) if waits else (0.0, before_s))
+        return found
 
     def pace_s(self) -> float:
         """Return the work of all stages, in fractions of layers."""
         slowness, offset = [], 0.0
         longest_s = 0.0
-        for p in range(self.grid.num_stages):
+        for p in self._stages:
             # Replicas run the same division: the slowest layer and the least base of any of them.
-            each_s = max(places[p].times[1].total_s for places in self._places)
-            base_s = min(places[p].times[0].total_s for places in self._places)
+            each_s = max(times[p][1] for times in self._times)
+            base_s = min(times[p][0] for times in self._times)
             slowness.append(1 / each_s)
             offset += base_s / each_s
             longest_s = max(longest_s, base_s + self.num_chunks * each_s)
@@ -119,26 +187,60 @@ class StockCase:
         period_s = (self.num_layers + offset) / sum(slowness)
         return self.num_micro_batches * max(period_s, longest_s)
 
+    def least_s(self) -> float:
+        """Return what no division falls below in whole layers that fit, with the recompute that
+        fitting takes; infinite where none fits."""
+        slowest_s = self._ends_s
+        # The least time by which the stages have as many layers as the model: each time of a stage
+        # with some layers may be that.
+        times_s = np.unique(slowest_s[np.isfinite(slowest_s)])
+        low, high = 0, len(times_s)
+        while low < high:
+            middle = (low + high) // 2
+            most = self._most_layers(times_s[middle])
+            if most.min() >= self.num_chunks and most.sum() >= self.num_layers:
+                high = middle
+            else:
+                low = middle + 1
+        return float(times_s[low]) if low < len(times_s) else float("inf")
+
+    def _most_layers(self, end_s: float) -> NDArray[np.int64]:
+        """Return the most layers with which each stage ends by then; 0 where none."""
+        layers = np.arange(self.num_layers + 1)
+        return np.asarray(np.max(np.where(self._ends_s <= end_s, layers, 0), axis=1))
+
     def stage_layers(self, below_s: float) -> list[list[int]]:
         """Return the possible numbers of layers of each stage: within memory and with an end before
         `below_s`."""
         chunks = self.num_chunks
         # Every other stage keeps one layer in each chunk.
         most = self.num_layers - chunks * (self.grid.num_stages - 1)
-        may = (self._kept < NEVER) & (self._slowest_s < below_s)
+        may = self._ends_s < below_s
         return [(np.flatnonzero(own[chunks : most + 1]) + chunks).tolist() for own in may]
 
     @cached_property
-    def _slowest_s(self) -> NDArray[np.float64]:
-        """Passes of the slowest replica without recompute by blocks, [stage, layers]."""
+    def _ends_s(self) -> NDArray[np.float64]:
+        """Passes of the slowest replica with the least recompute, and the update, [stage, layers];
+        infinite where the stage does not fit."""
+        again = np.where(self._kept < NEVER, self._kept, 0)
         layers = np.arange(self.num_layers + 1)
-        each = [[places[p].total_s(layers) for places in self._places] for p in self._stages]
-        return np.asarray(self.num_micro_batches * np.max(each, axis=1))
+        found = np.full(again.shape, np.inf)
+        for p in self._stages:
+            own = [
+                self.num_micro_batches * places[p].totals_s(again[p])
+                + places[p].memories.update_s[0]
+                + places[p].memories.update_s[1] * layers
+                for places in self._places
+            ]
+            found[p] = np.where(self._kept[p] < NEVER, np.max(own, axis=0), np.inf)
+        return found
 
     @cached_property
     def _kept(self) -> NDArray[np.int64]:
         """What the fullest replica has to recompute, [stage, layers]."""
-        each = [[places[p].least_recomputed for places in self._places] for p in self._stages]
+        each = [
+            [places[p].memories.least_recomputed for places in self._places] for p in self._stages
+        ]
         return np.asarray(np.max(each, axis=1))
 
     @property
@@ -158,7 +260,7 @@ class StockCase:
         recomputed = self.layers_to_recompute(stages)
         fits = recomputed < NEVER
         if self.num_chunks > 1:
-            fits &= self._holds_chunks(divisions, stages)
+            fits &= self._holds_chunks(divisions)
         found = np.full(len(divisions), np.inf)
         if fits.any():
             found[fits] = self._times_s(divisions[fits], stages[fits], recomputed[fits])
@@ -179,16 +281,19 @@ class StockCase:
         # After the pipelines come the exchange of gradients and the optimizer.
         return self._after_exchange(ends, stages) + self._update_s(stages)
 
-    def _holds_chunks(self, divisions: Divisions, stages: Divisions) -> NDArray[np.bool_]:
+    def _holds_chunks(self, divisions: Divisions) -> NDArray[np.bool_]:
         """Return whether the stages hold what their chunks keep, which may be unlike."""
         depth = self.grid.num_stages
-        fits = np.full(len(divisions), True)
-        for p in range(depth):
-            # Of the activations of all layers of the stage, those that are kept at the peak.
-            kept = most_kept(depth, p, self.num_micro_batches, divisions[:, p::depth])
-            for places in self._places:
-                fits &= places[p].holds(stages[:, p], kept)
-        return fits
+        fits = [self._holds(p, divisions[:, p::depth]) for p in self._stages]
+        return np.asarray(np.all(fits, axis=0))
+
+    def _holds(self, p: int, chunks: Divisions) -> NDArray[np.bool_]:
+        """Return whether stage `p` of each replica holds what such chunks keep, [division]."""
+        # Of the activations of all layers of the stage, those that are kept at the peak.
+        kept = most_kept(self.grid.num_stages, p, self.num_micro_batches, chunks)
+        num_layers = chunks.sum(axis=1)
+        fits = [places[p].memories.holds(num_layers, kept) for places in self._places]
+        return np.asarray(np.all(fits, axis=0))
 
     @cached_property
     def _pipelines(self) -> list[_Pipeline]:
@@ -230,8 +335,7 @@ class StockCase:
         divisions: Divisions,
         recomputed: Divisions,
     ) -> list[ChunkSeconds]:
-        """Return the seconds of a stage's passes, divided among the chunks by FLOPs
-        (`schedule.orders.chunk_times`)."""
+        """Return the seconds of a stage's passes, divided among the chunks by FLOPs."""
         place, num_layers = places[p], stages[:, p]
         base, each = place.times
         forward_s = base.forward_s + each.forward_s * num_layers
@@ -241,10 +345,7 @@ class StockCase:
         if self.num_chunks == 1:
             return [(np.asarray(forward_s), np.asarray(backward_s))]
         # FLOPs decide the parts: the head counts on the last chunk of the last stage.
-        _, layer, *_, head = blocks(self.problem.workload)
-        layer_flops, head_flops = (
-            b.matmul_flops_forward + b.attention_flops_forward for b in (layer, head)
-        )
+        layer_flops, head_flops = self._chunk_flops
         head_flops *= p + 1 == self.grid.num_stages
         total = num_layers * layer_flops + head_flops
         found = []
@@ -278,7 +379,7 @@ class StockCase:
         found = []
         for p, (zero_s, each_s) in enumerate(self._exchange_lines.weights):
             for places in self._places:
-                own_zero_s, own_each_s = places[p].update_s
+                own_zero_s, own_each_s = places[p].memories.update_s
                 found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])
         return np.asarray(np.max(found, axis=0))
 

@@ -29,6 +29,8 @@ class _Divided(Protocol):
 
     def pace_s(self) -> float: ...
 
+    def chunks_of_stages(self) -> Sequence[NDArray[np.int64]]: ...
+
     def stage_layers(self, below_s: float) -> list[list[int]]: ...
 
 
@@ -58,7 +60,8 @@ def divisions_in_time(case: _Divided, below_s: float, few: int) -> tuple[Divisio
         below_s = low_s if number(low_s) else high_s
         is_all = False
     stages = stage_divisions(case.num_layers, case.stage_layers(below_s))
-    return in_even_chunks(stages[: 4 * most], case.num_chunks), is_all
+    ways = [in_chunks(stages[: 4 * most], chunks) for chunks in case.chunks_of_stages()]
+    return np.unique(np.concatenate(ways), axis=0) if len(ways) > 1 else ways[0], is_all
 
 
 def num_stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> int:
@@ -95,16 +98,41 @@ def stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> Divisi
     return rows
 
 
-def in_even_chunks(stages: Divisions, num_chunks: int) -> Divisions:
-    """Return each stage's layers in chunks with sizes at most one layer apart, larger chunks first.
+def even_chunks(num_layers: int, num_chunks: int, head_layers: float) -> NDArray[np.int64]:
+    """Return chunks that are as even as can be for each number of a stage's layers, larger chunks
+    first; where the last chunk has the head, that chunk makes room for it.
+
+    Args:
+        num_layers: the most layers.
+        head_layers: what the head takes on this stage, in layers.
+    Returns:
+        Shape [layers, chunk]; right from one layer a chunk on.
+    """
+    layers = np.arange(num_layers + 1)
+    if num_chunks == 1:
+        return layers[:, None]
+    last = layers // num_chunks
+    if head_layers:
+        ideal = np.rint((layers + head_layers) / num_chunks - head_layers).astype(np.int64)
+        last = np.minimum(np.maximum(ideal, 1), layers - num_chunks + 1)
+    # The other chunks divide the rest.
+    each, larger = np.divmod(layers - last, num_chunks - 1)
+    others = [each + (chunk < larger) for chunk in range(num_chunks - 1)]
+    return np.column_stack([*others, last])
+
+
+def in_chunks(stages: Divisions, chunks: NDArray[np.int64]) -> Divisions:
+    """Return divisions of the stages in chunks.
 
     Args:
         stages: shape [division, stage].
+        chunks: of each number of layers on each stage, shape [stage, layers, chunk].
     Returns:
         Shape [division, virtual stage], in the order of the chain: all first chunks, all second.
     """
-    each, larger = stages // num_chunks, stages % num_chunks
-    return np.column_stack([each + (chunk < larger) for chunk in range(num_chunks)])
+    found = chunks[np.arange(stages.shape[1]), stages]
+    num_virtual = chunks.shape[0] * chunks.shape[2]
+    return np.asarray(found.transpose(0, 2, 1).reshape(len(stages), num_virtual))
 
 
 def moves(division: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -98,16 +98,17 @@ def _frame(grid: StockGrid, num_layers: int, expert_groups: tuple[int, int] | No
 
 
 def _of_stages_s(collectives: Sequence[Collective], num_stages: int) -> list[float]:
-    """Add up the seconds of each stage's own collectives, in the replica with the largest sum:
-    experts dealt out are exchanged among some of the replicas, the other parameters beside
-    these."""
-    found: list[dict[int, float]] = [{} for _ in range(num_stages)]
+    """Add up the seconds of each stage's own collectives, in the replica with the largest sum, or
+    on the path that they take longest: experts dealt out are exchanged among some of the replicas,
+    the other parameters beside these, and all of them over the network cards of their nodes."""
+    found: list[dict[object, float]] = [{} for _ in range(num_stages)]
     for collective in collectives:
         stages = {s for _, s in collective.holders}
         if len(stages) == 1:
             own, seconds = found[stages.pop()], _seconds(collective)
-            for r, _ in collective.holders:
-                own[r] = own.get(r, 0.0) + seconds
+            taken = *((r, seconds) for r, _ in collective.holders), *collective.hops
+            for who, busy_s in taken:
+                own[who] = own.get(who, 0.0) + busy_s
     return [max(own.values(), default=0.0) for own in found]
 
 

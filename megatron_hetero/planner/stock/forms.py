@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import lcm
+from math import gcd, lcm
 
 from megatron_hetero.cost.choices import (
     FP8_ROWS,
@@ -27,11 +27,19 @@ _STOCK_DIVIDES_WITH = frozenset(
 )
 """Flags with which Megatron can divide sequences but the plug-in cannot."""
 def forms(problem: Problem, ranks: StockRanks) -> Iterator[GroupForm]:
-    """Yield every form of groups on some ranks, of one chunk a stage and undealt experts."""
-    batch = problem.workload.training.global_batch_size
+    """Yield every form of groups on some ranks, of one chunk a stage and undealt experts.
+
+    Left out are forms that have a shorter like: where context-parallel size and micro-batch size
+    have a common divisor c, c times as many replicas on the same GPUs, with micro-batches of one
+    c-th, have as many tokens on each GPU and as many micro-batches, and less to exchange.
+    """
+    sizes = _sizes(problem, problem.workload.training.global_batch_size)
     kinds = kinds_of_recompute(problem)
+    may_divide = len(sizes) > 1 and problem.cluster.limits.num_replicas is None
     for context in contexts(problem, ranks):
-        for size in _sizes(problem, batch):
+        for size in sizes:
+            if may_divide and gcd(context, size) > 1:
+                continue
             for recompute in kinds:
                 yield GroupForm(ranks.width, context, StockSettings(size, recompute))
 

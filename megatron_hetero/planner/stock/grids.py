@@ -8,13 +8,13 @@ context-parallel ranks in one of Megatron's two orders of ranks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
 from typing import cast
 
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.spec import Cluster, Node
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder
 from megatron_hetero.planner.problem import Chain, Problem, Unit, equal_units
@@ -98,17 +98,14 @@ class StockGrid:
         number = self.num_replicas * self.context_parallel
         return StateHolders(number, number * min(self.num_stages, 2))
 
-    @cached_property
-    def stage_kinds(self) -> tuple[tuple[int, ...], ...]:
-        """The kinds of the GPUs of each stage, in all replicas."""
-        kinds = self.ranks.kinds
-        # All groups of one kind: nothing to look up.
-        if len(self.ranks.kind_counts) == 1:
-            return (kinds[:1],) * self.num_stages
-        return tuple(
-            tuple(sorted({kinds[i] for d in range(self.num_replicas) for i in self._groups(d, p)}))
-            for p in range(self.num_stages)
-        )
+    def kinds_of(
+        self, cluster: Cluster, replicas: Iterable[int], p: int
+    ) -> dict[int, Node]:
+        """Return the kinds of the GPUs of stage `p` of some replicas, each with a node."""
+        units, kinds = self.ranks.units, self.ranks.kinds
+        # One group of each kind, then its node.
+        found = {kinds[i]: units[i] for d in replicas for i in self._groups(d, p)}
+        return {kind: cluster.node_by_name[unit.node] for kind, unit in found.items()}
 
     @property
     def replica_patterns(self) -> tuple[tuple[object, ...], ...]:

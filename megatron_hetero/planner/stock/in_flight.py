@@ -70,7 +70,8 @@ def most_kept(
     # More groups of micro-batches repeat what the first ones keep.
     number = min(num_micro_batches, _PERIODS * num_stages)
     kept = _kept_chunks(num_stages, chunks.shape[1], number)[p]
-    return np.asarray((chunks @ kept.T).max(axis=1) / chunks.sum(axis=1))
+    # No layers keep nothing.
+    return np.asarray((chunks @ kept.T).max(axis=1) / np.maximum(chunks.sum(axis=1), 1))
 
 
 @lru_cache(maxsize=64)

@@ -20,13 +20,16 @@ class StockLimits:
     num_grids: int = 200_000
     """Grids that are bounded."""
     num_cases: int = 50_000
-    """Grids with bounded divisions, counted for each number of chunks."""
+    """Grids with bounded divisions; half as many of interleaved stages, whose schedules take longer
+    to order."""
     num_made: int = 1_000_000
     """Grids bounded with links."""
     num_bounded: int = 2_000_000
     num_simulated: int = 2_000
     num_messages: int = 10**9
-    """Messages of all simulated steps."""
+    """Messages of all steps that are simulated whole."""
+    num_short_messages: int = 10**9
+    """Messages of all short steps that stand for longer ones."""
     most_chunks: int = 4
     tolerance: float = 0.0
     """Part of the best step by which the result may be slower."""
@@ -40,27 +43,31 @@ class StockLimits:
 
 BESIDE_A_PLAN = StockLimits(
     num_orders=100,
-    num_grids=3_000,
-    num_cases=32,
+    num_grids=4_000,
+    num_cases=64,
     num_made=2_400,
-    num_bounded=20_000,
-    num_simulated=3,
+    num_bounded=60_000,
+    num_simulated=8,
     num_messages=6_000,
+    num_short_messages=24_000,
     tolerance=0.002,
-    num_climbs=3,
+    num_climbs=16,
     climbs=False,
     few_divisions=300,
 )
-"""About a second, on a thousand GPUs a few."""
+"""About a second, with many experts a few, on a thousand GPUs about ten."""
 _FEW_GPUS = 8
+_MANY_GPUS = 64
 
 
 def limits_beside_a_plan(num_gpus: int) -> StockLimits:
     """Return the limits of a search for a plan to be compared with.
 
     Steps of few GPUs are simulated quickly, and divisions on few stages are few: for few GPUs more
-    steps and more cases are looked at, which gives better plans.
+    steps and more cases are looked at, which gives better plans.  On many each case takes long.
     """
+    if num_gpus > _MANY_GPUS:
+        return replace(BESIDE_A_PLAN, num_made=800, num_cases=32)
     if num_gpus > _FEW_GPUS:
         return BESIDE_A_PLAN
     return replace(BESIDE_A_PLAN, num_simulated=12, num_cases=128)

@@ -18,14 +18,11 @@ NEVER = maxsize
 
 
 @dataclass(frozen=True)
-class StockPlace:
-    """A stage of a replica, as straight lines over the layers."""
+class StageMemories:
+    """The memory of a stage and the seconds of its update, as straight lines over the layers."""
 
-    times: tuple[PassTimes, PassTimes]
-    """Without layers, and what each adds."""
-    recomputed_s: float
-    """Seconds added to a backward pass by each recomputed layer."""
     update_s: tuple[float, float]
+    """Without layers, and what each adds."""
     memory: StageMemory
     recomputed: StageMemory | None
     """With all layers recomputed; None where none may be."""
@@ -33,11 +30,6 @@ class StockPlace:
     """With a single micro-batch kept."""
     model_layers: int
     """Layers of the model."""
-
-    def total_s(self, num_layers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Forward and backward of one micro-batch without recompute by blocks."""
-        base, each = self.times
-        return np.asarray(base.total_s + num_layers * each.total_s)
 
     def holds(
         self, num_layers: NDArray[np.int64], kept: NDArray[np.float64]
@@ -74,3 +66,26 @@ class StockPlace:
         base, each = self.memory.updating_line
         updates = base + layers * each <= self.memory.capacity_bytes
         return np.where((found > 0) & updates & (least <= layers), least, found)
+
+
+@dataclass(frozen=True)
+class StockPlace:
+    """A stage of a replica."""
+
+    times: tuple[PassTimes, PassTimes]
+    """Without layers, and what each adds."""
+    recomputed_s: float
+    """Seconds added to a backward pass by each recomputed layer."""
+    memories: StageMemories
+
+    def totals_s(self, num_recomputed: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return forward and backward of one micro-batch with 0, 1, 2 ... layers, shape [layers].
+
+        Args:
+            num_recomputed: of each number of layers, those recomputed by blocks.
+        """
+        base, each = self.times
+        layers = np.arange(len(num_recomputed))
+        return np.asarray(
+            base.total_s + layers * each.total_s + num_recomputed * self.recomputed_s
+        )

@@ -38,12 +38,18 @@ _RECOMPUTE_FLAGS: Mapping[Recompute, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) -> Plan:
+def stock_plan(
+    case: StockCase,
+    division: Sequence[int],
+    num_recomputed: int,
+    num_micro_batches: int | None = None,
+) -> Plan:
     """Return the plan of one division.
 
     Args:
         division: layers of each virtual stage.
         num_recomputed: layers of every stage, with recompute as needed.
+        num_micro_batches: of each replica, for a part of a step; by default those of a step.
     """
     problem, settings = case.problem, case.settings
     # Layers of each stage over its chunks, and the one recompute of all.
@@ -60,8 +66,9 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
     workload = with_settings(problem.workload, settings.micro_batch_size, recompute)
     if settings.dispatcher != workload.training.token_dispatcher:
         workload = with_dispatcher(workload, settings.dispatcher)
+    number = num_micro_batches or case.num_micro_batches
     replicas = tuple(
-        Replica(_stages(case, chain, division, some), case.num_micro_batches)
+        Replica(_stages(case, chain, division, some), number)
         for chain in case.grid.chains
     )
     # Hosts in the order of Megatron's ranks.
@@ -77,7 +84,7 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
     )
     # Chunks have Megatron's interleaved order.
     if settings.num_chunks > 1:
-        schedule = interleaved(tuple(range(depth)) * settings.num_chunks, case.num_micro_batches)
+        schedule = interleaved(tuple(range(depth)) * settings.num_chunks, number)
         for r in range(len(replicas)):
             plan = with_schedule(plan, r, schedule, "interleaved")
     return plan

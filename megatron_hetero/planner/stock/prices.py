@@ -1,27 +1,36 @@
 """Prices of stages of stock Megatron, the same for all cases with like stages.
 
-Stages are alike whose GPUs are of like kinds and lie on nodes in the same way, together with those
-among whom experts are dealt out: a search has far fewer kinds of stages than stages.
+Stages are alike whose GPUs are of like kinds and have like links, together with those among whom
+experts are dealt out: a search has far fewer kinds of stages than stages.  Times are worked out
+first, as they rank what is searched; memory only for what they leave.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import cast
 
 from megatron_hetero.cost.memory.stage import StageMemory, updated_bytes
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedExperts, PlacedStage
-from megatron_hetero.cost.work.compute import update_time_s
-from megatron_hetero.cost.work.pieces import PieceTimes
+from megatron_hetero.cost.network.experts import ExpertLinks
+from megatron_hetero.cost.share import TensorShare
+from megatron_hetero.cost.work.compute import PassTimes, update_time_s
+from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.grids import StockGrid
 from megatron_hetero.planner.stock.in_flight import num_in_flight, with_times_kept
-from megatron_hetero.planner.stock.place import StockPlace
+from megatron_hetero.planner.stock.links import StageLinks, stage_links
+from megatron_hetero.planner.stock.place import StageMemories, StockPlace
 from megatron_hetero.planner.stock.settings import StockSettings
 from megatron_hetero.schedule.network import crossing
 from megatron_hetero.schedule.simulator.relaxed import BoundarySeconds
+
+PieceSeconds = tuple[PassTimes, PassTimes, PassTimes]
+"""Passes of a layer, of the embedding and of the head."""
 
 
 class StockPrices:
@@ -33,80 +42,135 @@ class StockPrices:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._pieces: dict[tuple[object, ...], PieceTimes] = {}
-        self._places: dict[tuple[object, ...], StockPlace] = {}
+        self.problem = problem
+        self._links: dict[tuple[object, ...], StageLinks] = {}
+        self._pieces: dict[tuple[object, ...], PieceSeconds] = {}
+        self._memories: dict[tuple[object, ...], StageMemories] = {}
         self._crossings: dict[tuple[object, ...], BoundarySeconds] = {}
+        self._shares: dict[tuple[object, ...], TensorShare | None] = {}
 
     def of(self, grid: StockGrid, settings: StockSettings) -> GridPrices:
         """Return the prices of a grid under some settings."""
         # By blocks, stages begin without recompute and get as much as they need.
-        costs = self._problem.costs
+        costs = self.problem.costs
         plain = costs.dispatched(settings.dispatcher).variant(
             micro_batch_size=settings.micro_batch_size, recompute=settings.least_recompute
         )
-        holders = None
-        if self._problem.workload.training.use_distributed_optimizer:
-            holders = grid.state_holders
-        rows = costs.vocab_rows([grid.width])
-        return GridPrices(self, grid, settings, plain, holders, rows)
+        key = grid.width, grid.context_parallel, settings.expert_groups
+        if key not in self._shares:
+            model = self.problem.workload.model
+            self._shares[key] = settings.share(model, grid.width, grid.context_parallel)
+        # Memory is the same with both dispatchers.
+        memories = costs.variant(
+            micro_batch_size=settings.micro_batch_size, recompute=settings.least_recompute
+        )
+        return GridPrices(self, grid, settings, plain, memories, self._shares[key])
 
-    def place(self, prices: GridPrices, d: int, p: int) -> StockPlace:
-        """Return the times and the memory of a stage of a replica."""
-        grid, settings, costs = prices.grid, prices.settings, prices.plain
+    def quickest(
+        self, grid: StockGrid, settings: StockSettings, dispatchers: Sequence[TokenDispatcher]
+    ) -> list[StockSettings]:
+        """Return settings with each dispatcher of tokens that is the quickest on some stage; with
+        the job's own where no token travels."""
+        own = self.problem.workload.training.token_dispatcher
+        groups = settings.expert_groups
+        # Within one rank no token travels, so that the dispatcher does not matter.
+        if groups is None or groups[0] == 1:
+            return [replace(settings, dispatcher=own)]
+        every = [replace(settings, dispatcher=dispatcher) for dispatcher in dispatchers]
+        if len(every) == 1:
+            return every
+        found: dict[StockSettings, None] = {}
+        # The exchange is all that the dispatcher changes.
+        prices = [self.of(grid, one) for one in every]
+        for d, p in product(prices[0].replicas, range(grid.num_stages)):
+            experts = self.links(prices[0], d, p).experts
+            seconds = [one.exchange_s(experts) for one in prices]
+            found[every[seconds.index(min(seconds))]] = None
+        return list(found)
+
+    def links(self, prices: GridPrices, d: int, p: int) -> StageLinks:
+        """Return the links of a stage of a replica."""
+        grid, groups = prices.grid, prices.settings.expert_groups
+        own = ("links", d, p, groups, *grid.shape)
+        known = grid.ranks.known
+        if own not in known:
+            key = (*prices.pattern(d, p), groups)
+            if key not in self._links:
+                self._links[key] = self._links_of(prices, d, p)
+            known[own] = self._links[key]
+        return cast(StageLinks, known[own])
+
+    def pieces(self, prices: GridPrices, links: StageLinks, costs: CostModel) -> PieceSeconds:
+        """Return the passes of the model's pieces on a stage, under a price list."""
+        grid = prices.grid
+        key = links, id(costs), grid.width, grid.context_parallel, prices.settings.expert_groups
+        if key not in self._pieces:
+            pieces = links.pieces(costs, prices.share, grid.width)
+            self._pieces[key] = pieces.layer, pieces.embedding, pieces.head
+        return self._pieces[key]
+
+    def memories(self, prices: GridPrices, links: StageLinks, p: int) -> StageMemories:
+        """Return the memory of stages `p` with such links, and the seconds of their update."""
+        grid, settings = prices.grid, prices.settings
         kept = num_in_flight(grid.num_stages, p, settings.num_chunks, prices.num_micro_batches)
         ends = p == 0, p + 1 == grid.num_stages
-        pattern = prices.pattern(d, p)
-        key = (pattern, id(costs), settings.recompute, settings.expert_groups, prices.holders)
-        if (own := (*key, *ends, *kept)) not in self._places:
-            self._places[own] = self._priced(prices, (d, p), pattern, ends, kept)
-        return self._places[own]
+        key = (
+            *(links.kinds, id(prices.memories), settings.recompute, settings.expert_groups),
+            *(grid.width, grid.context_parallel, prices.holders, ends, kept),
+        )
+        if key not in self._memories:
+            self._memories[key] = self._memories_of(prices, links, ends, kept)
+        return self._memories[key]
 
     def crossing_s(self, prices: GridPrices, d: int, p: int, to: int) -> BoundarySeconds:
         """Return the seconds of a message from a stage to another of the same replica."""
-        key = prices.links_pattern(d, p, to), id(prices.plain)
-        if key not in self._crossings:
-            waits = self._problem.workload.training.stock_waits
-            sender, receiver = (prices.grid.stage(d, place).stage for place in (p, to))
-            made = crossing(prices.plain, sender, receiver, waits)
-            self._crossings[key] = made.serialisation_s, made.latency_s
-        return self._crossings[key]
+        grid, size = prices.grid, prices.settings.micro_batch_size
+        own, known = ("crossing", d, p, to, size, *grid.shape), grid.ranks.known
+        # Like links once for all grids, and then each boundary of a grid once.
+        if own not in known:
+            key = prices.links_pattern(d, p, to), size
+            if key not in self._crossings:
+                waits = self.problem.workload.training.stock_waits
+                sender, receiver = (grid.stage(d, place).stage for place in (p, to))
+                made = crossing(prices.plain, sender, receiver, waits)
+                self._crossings[key] = made.serialisation_s, made.latency_s
+            known[own] = self._crossings[key]
+        return cast(BoundarySeconds, known[own])
 
-    def _priced(
+    def _links_of(self, prices: GridPrices, d: int, p: int) -> StageLinks:
+        grid, groups, cluster = prices.grid, prices.settings.expert_groups, self.problem.cluster
+        # Experts lie on the stages of all replicas of the block.
+        peers = prices.peers(d) if groups is not None else range(d, d + 1)
+        units = [grid.stage(r, p) for r in peers]
+        experts = None
+        if groups is not None:
+            experts = groups, [device for unit in units for device in unit.devices]
+        return stage_links(
+            cluster, grid.width, grid.stage(d, p).devices, grid.kinds_of(cluster, peers, p), experts
+        )
+
+    def _memories_of(
         self,
         prices: GridPrices,
-        at: tuple[int, int],
-        pattern: tuple[object, ...],
+        links: StageLinks,
         ends: tuple[bool, bool],
         kept: tuple[int, float],
-    ) -> StockPlace:
+    ) -> StageMemories:
         width, rows = prices.grid.width, prices.rows
-        plain, (first, last), (in_flight, times) = prices.plain, ends, kept
+        plain, (first, last), (in_flight, times) = prices.memories, ends, kept
         # The smallest memory of the stage's nodes decides.
-        names = {device.node for device in prices.grid.stage(*at).devices}
-        nodes = [self._problem.cluster.node_by_name[name] for name in sorted(names)]
-        node = min(nodes, key=lambda n: n.gpu_type.memory_bytes)
-        grid, model = prices.grid, self._problem.workload.model
-        share = prices.settings.share(model, width, grid.context_parallel)
+        node = min(links.nodes, key=lambda n: n.gpu_type.memory_bytes)
 
-        # Pieces and memory under some recompute.
-        def priced(own: CostModel) -> tuple[PieceTimes, StageMemory]:
+        def memory_of(own: CostModel) -> StageMemory:
             costs = own if prices.holders is None else own.variant(holders=prices.holders)
-            memory = costs.memory(node, width, first, last, in_flight, rows, None, share)
-            key = pattern, id(own), prices.settings.expert_groups
-            if key not in self._pieces:
-                self._pieces[key] = own.stage_pieces(prices.stage(*at), rows)
-            return self._pieces[key], memory
+            return costs.memory(node, width, first, last, in_flight, rows, None, prices.share)
 
         # Without recompute, and with it where it is as needed.
-        pieces, memory = priced(plain)
-        each = pieces.layer
-        recomputed, recomputed_s = None, 0.0
+        memory, recomputed = memory_of(plain), None
         if prices.settings.recompute == "as needed":
-            again, recomputed = priced(plain.variant(recompute="full"))
-            recomputed_s = again.layer.backward_s - each.backward_s
+            recomputed = memory_of(plain.variant(recompute="full"))
         # Seconds of the update without layers, and for one layer more.
-        gpu_types = {node.gpu_type.name: node.gpu_type for node in nodes}
+        gpu_types = {own.gpu_type.name: own.gpu_type for own in links.nodes}
         holders = prices.holders or plain.holders
         zero_s, one_s = (
             max(
@@ -114,14 +178,12 @@ class StockPrices:
             )
             for n in (0, 1)
         )
-        return StockPlace(
-            (pieces.stage(0, first, last), each),
-            recomputed_s,
+        return StageMemories(
             (zero_s, one_s - zero_s),
             with_times_kept(memory, times),
             recomputed,
             with_times_kept(memory, 1 / in_flight),
-            self._problem.num_layers,
+            self.problem.num_layers,
         )
 
 
@@ -134,10 +196,21 @@ class GridPrices:
     settings: StockSettings
     plain: CostModel
     """The price list, of whole optimizer states."""
-    holders: StateHolders | None
-    """Devices that divide the states; None without the distributed optimizer."""
-    rows: int
-    """Rows of the padded vocabulary."""
+    memories: CostModel
+    """The same without the dispatcher."""
+    share: TensorShare | None
+    """Contents of each GPU; None is a plain equal part."""
+
+    @property
+    def holders(self) -> StateHolders | None:
+        """Devices that divide the states; None without the distributed optimizer."""
+        divided = self.plain.workload.training.use_distributed_optimizer
+        return self.grid.state_holders if divided else None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the padded vocabulary."""
+        return self.plain.vocab_rows([self.grid.width])
 
     @property
     def whole(self) -> CostModel:
@@ -165,7 +238,7 @@ class GridPrices:
 
     def pattern(self, d: int, p: int) -> tuple[object, ...]:
         """Return what is equal for like stages."""
-        peers = self._peers(d) if self.together > 1 else ()
+        peers = self.peers(d) if self.together > 1 else ()
         return self._pattern([d, *peers], [p])
 
     def links_pattern(self, d: int, p: int, to: int) -> tuple[object, ...]:
@@ -180,25 +253,41 @@ class GridPrices:
             found = tuple(d for r in replicas for p in stages for d in grid.stage(r, p).devices)
         return (*found, grid.width, grid.context_parallel)
 
-    def stage(self, d: int, p: int) -> PlacedStage:
-        """Return a stage with a layer, for pricing."""
-        groups, own = self.settings.expert_groups, self.grid.stage(d, p).stage
-        if groups is None:
-            return own
-        # Experts lie on the stages of all replicas of the block.
-        units = [self.grid.stage(r, p) for r in self._peers(d)]
-        devices = [device for unit in units for device in unit.devices]
-        return replace(own, experts=PlacedExperts(groups, tuple(devices)))
+    @cached_property
+    def replicas(self) -> tuple[int, ...]:
+        """The first replica of each pattern."""
+        return self.distinct_replicas()
 
-    def places(self, d: int) -> Sequence[StockPlace]:
-        """Return all stages of a replica."""
-        return [self.prices.place(self, d, p) for p in range(self.grid.num_stages)]
+    def exchange_s(self, experts: ExpertLinks | None) -> float:
+        """Return the seconds of a layer's exchange of tokens with their experts in a pass."""
+        if experts is None or self.share is None:
+            return 0.0
+        model, training = self.plain.workload.model, self.plain.workload.training
+        return experts.pass_s(model, training, self.share.own_tokens(model, training))
+
+    def pieces(self, d: int, p: int) -> PieceSeconds:
+        """Return the passes of the model's pieces on a stage, without recompute by blocks."""
+        return self.prices.pieces(self, self.prices.links(self, d, p), self.plain)
+
+    def place(self, d: int, p: int) -> StockPlace:
+        """Return the times and the memory of a stage of a replica."""
+        links = self.prices.links(self, d, p)
+        layer, embedding, head = self.prices.pieces(self, links, self.plain)
+        base = PassTimes(0.0, 0.0)
+        base = base + embedding if p == 0 else base
+        base = base + head if p + 1 == self.grid.num_stages else base
+        recomputed_s = 0.0
+        if self.settings.recompute == "as needed":
+            again = self.prices.pieces(self, links, self.plain.variant(recompute="full"))[0]
+            recomputed_s = again.backward_s - layer.backward_s
+        memories = self.prices.memories(self, links, p)
+        return StockPlace((base, layer), recomputed_s, memories)
 
     def crossing_s(self, d: int, p: int, to: int) -> BoundarySeconds:
         """Return the seconds of a message from stage `p` to another of replica `d`."""
         return self.prices.crossing_s(self, d, p, to)
 
-    def _peers(self, d: int) -> range:
+    def peers(self, d: int) -> range:
         """Return the replicas that share experts with replica `d`: they come in blocks."""
         first = d // self.together * self.together
         return range(first, first + self.together)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.spec import Cluster, Limits, Link
 from megatron_hetero.model.spec import Workload
@@ -60,6 +62,40 @@ def test_the_faster_cards_are_those_of_the_shorter_layer_not_of_the_higher_peak(
     assert gpus_of_rows(make_cluster(*nodes), job)[both] == {"A100-80GB", "L40S"}
     job = make_workload(num_layers=8, hidden_size=2048, global_batch_size=64, seq_length=4096)
     assert both not in gpus_of_rows(make_cluster(*nodes), job)
+
+
+@pytest.mark.parametrize(
+    ("cards", "fast"),
+    [
+        (("A100-40GB", "A100-80GB"), None),
+        (("H100-80GB", "H200"), None),
+        (("A100-40GB", "A100-80GB", "L4"), {"A100-40GB", "A100-80GB"}),
+        (("H100-80GB", "H200", "A100-40GB", "A100-80GB"), {"H100-80GB", "H200"}),
+        (("H100-80GB", "A100-80GB"), {"H100-80GB"}),
+    ],
+)
+def test_cards_of_nearly_the_same_layer_are_not_told_apart(
+    cards: tuple[str, ...], fast: set[str] | None
+) -> None:
+    cluster = make_cluster(*((f"n{i}", gpu_type(name), 4) for i, name in enumerate(cards)))
+    job = make_workload(num_layers=8, hidden_size=2048, global_batch_size=48, seq_length=4096)
+    assert gpus_of_rows(cluster, job).get("by hand: without the slower cards") == fast
+
+
+def test_a_slower_card_is_cut_from_a_tenth_of_a_layer_on() -> None:
+    found = set()
+    for percent in (4, 8, 20, 40):
+        more = 1 + percent / 100
+        peaks = {of: peak and peak / more for of, peak in FAST.peak_flops.items()}
+        bytes_per_s = FAST.memory_bytes_per_s / more
+        slower = replace(FAST, name="SLOWER", peak_flops=peaks, memory_bytes_per_s=bytes_per_s)
+        cluster = make_cluster(("a", FAST, 2), ("b", slower, 2))
+        problem = make_problem(cluster, JOB)
+        fast_s, slow_s = (problem.costs.pieces(n, 1, 1024).layer.total_s for n in problem.nodes)
+        is_cut = "by hand: without the slower cards" in gpus_of_rows(cluster, JOB)
+        assert is_cut == (slow_s > 1.1 * fast_s)
+        found.add(is_cut)
+    assert found == {True, False}
 
 
 def test_a_card_without_the_jobs_precision_counts_as_the_slowest() -> None:

@@ -1,0 +1,295 @@
+"""No bound of stock's search is above what it bounds: of forms, grids, whole layers, divisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import strategies as st
+
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cost.choices import dispatchers, expert_groups
+from megatron_hetero.cost.network.experts import expert_links
+from megatron_hetero.cost.placement import PlacedExperts
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.stock.best import StockBest
+from megatron_hetero.planner.stock.case import StockCase
+from megatron_hetero.planner.stock.divisions import divisions_in_time
+from megatron_hetero.planner.stock.forms import contexts, forms, groups_fit_grid
+from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of, stock_ranks
+from megatron_hetero.planner.stock.least_experts import KindLinks, least_expert_links
+from megatron_hetero.planner.stock.limits import StockLimits
+from megatron_hetero.planner.stock.plan import stock_plan
+from megatron_hetero.planner.stock.prices import StockPrices
+from megatron_hetero.planner.stock.rates import GroupForm, StockRates
+from megatron_hetero.planner.stock.settings import StockSettings
+from megatron_hetero.schedule.simulator.step import simulate_plan
+from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
+from tests.planner.strategies import clusters
+
+SLACK = 1 + 1e-9
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """A few GPUs and a model with experts, or long sequences."""
+    cluster = draw(clusters(max_gpus=8, limits=FREE))
+    num_experts = draw(st.sampled_from([0, 4, 8]))
+    workload = make_workload(
+        num_layers=draw(st.integers(2, 6)),
+        global_batch_size=draw(st.sampled_from([4, 8, 16])),
+        seq_length=draw(st.sampled_from([256, 1024])),
+        num_experts=num_experts,
+        moe_router_topk=2,
+        moe_ffn_hidden_size=512,
+        vocab_size=draw(st.sampled_from([1000, 32000])),
+        sequence_parallel=num_experts > 0 or draw(st.booleans()),
+        use_distributed_optimizer=draw(st.booleans()),
+        flash_attention=True,
+        per_token_loss=True,
+        grouped_experts=True,
+    )
+    return make_problem(cluster, workload)
+
+
+def drawn_case(problem: Problem, data: st.DataObject) -> tuple[StockRanks, StockCase]:
+    """Any grid that Megatron takes, with any way to deal experts out."""
+    every, _ = stock_ranks(problem, 100)
+    ranks = data.draw(st.sampled_from(every))
+    context = data.draw(st.sampled_from(contexts(problem, ranks)))
+    batch = problem.workload.training.global_batch_size
+    grids = [g for g in grids_of(problem, ranks, context) if batch % g.num_replicas == 0]
+    grids = [g for g in grids if g.num_stages <= problem.num_layers]
+    assume(grids)
+    grid = data.draw(st.sampled_from(grids))
+    num_gpus = len(ranks.units) * ranks.width
+    groups = [
+        one
+        for one in (None, *expert_groups(problem.costs, ranks.width, num_gpus))
+        if groups_fit_grid(grid, one)
+    ]
+    assume(groups)
+    sequences = batch // grid.num_replicas
+    size = data.draw(st.sampled_from([n for n in (1, 2, 4) if sequences % n == 0]))
+    number, depth = sequences // size, grid.num_stages
+    may_cut = depth > 1 and number % depth == 0
+    most = problem.num_layers // depth if may_cut else 1
+    chunks = data.draw(st.integers(1, min(most, 3)))
+    own = StockSettings(
+        size,
+        data.draw(st.sampled_from(["as needed"] if chunks == 1 else ["none", "full"])),
+        chunks,
+        data.draw(st.sampled_from(groups)),
+        data.draw(st.sampled_from(dispatchers(problem.costs))),
+    )
+    return ranks, StockCase(problem, grid, own, StockPrices(problem))
+
+
+def divisions_of(case: StockCase) -> np.ndarray:
+    found, is_all = divisions_in_time(case, float("inf"), 5000)
+    assert is_all
+    return found
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problems(), st.data())
+def test_each_bound_is_at_most_the_next(problem: Problem, data: st.DataObject) -> None:
+    assume(problem.nodes)
+    ranks, case = drawn_case(problem, data)
+    rates = StockRates(problem, stock_ranks(problem, 100)[0])
+    form = GroupForm(case.grid.width, case.grid.context_parallel, case.settings)
+    plain = replace(case.settings, expert_groups=None)
+    bounds = {
+        "any dealing": rates.dealt_pace_s(ranks, replace(form, settings=plain)),
+        "form": rates.pace_s(ranks, form),
+        "pace": case.pace_s(),
+        "any chunks": case.quick_s(4),
+        "quick": case.quick_s(),
+        "whole layers": case.least_s(),
+    }
+    event(f"experts {case.settings.expert_groups is not None}, chunks {case.num_chunks}")
+    assert bounds["any dealing"] <= bounds["form"] * SLACK
+    assert bounds["form"] <= bounds["pace"] * SLACK
+    assert bounds["any chunks"] <= bounds["quick"] * SLACK
+    of = divisions_of(case)
+    if not len(of):
+        return
+    least = case.least_times_s(of)
+    for name, bound_s in bounds.items():
+        assert bound_s <= least.min() * SLACK, name
+    if not rates.may_fit(ranks, form):
+        assert np.isinf(least).all()
+    if np.isinf(least).all():
+        return
+    # The division of the lowest bound, as Megatron would run it.
+    best = int(np.argmin(least))
+    kept = int(case.layers_to_recompute(case.stages_of(of[best : best + 1]))[0])
+    plan = stock_plan(case, of[best].tolist(), kept)
+    step = simulate_plan(plan, problem.cluster, is_stock=True)
+    assert least[best] <= step.step_time_s * SLACK
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problems(), st.data())
+def test_stages_with_like_links_take_what_the_price_list_says(
+    problem: Problem, data: st.DataObject
+) -> None:
+    assume(problem.nodes)
+    _, case = drawn_case(problem, data)
+    grid, groups = case.grid, case.settings.expert_groups
+    prices = StockPrices(problem).of(grid, case.settings)
+    rows = prices.plain.vocab_rows([grid.width])
+    for d in range(grid.num_replicas):
+        for p in range(grid.num_stages):
+            stage = grid.stage(d, p).stage
+            if groups is not None:
+                units = [grid.stage(r, p) for r in prices.peers(d)]
+                devices = tuple(device for unit in units for device in unit.devices)
+                stage = replace(stage, experts=PlacedExperts(groups, devices))
+            expected = prices.plain.stage_pieces(stage, rows)
+            layer, embedding, head = prices.pieces(d, p)
+            assert layer == expected.layer
+            assert (embedding, head) == (expected.embedding, expected.head)
+
+
+NODES = [("a", FAST, 4), ("b", FAST, 4), ("c", SLOW, 2), ("d", SLOW, 2)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.permutations(range(12)),
+    st.sampled_from([(2, 1), (4, 1), (6, 1), (3, 2), (2, 2), (12, 1), (6, 2)]),
+    st.sampled_from([1e9, 1e11, 1e12]),
+)
+def test_no_group_of_experts_exchanges_faster_than_the_least(
+    order: list[int], sizes: tuple[int, int], inside: float
+) -> None:
+    """Of a group that lies anyhow, in pairs of one node where two ranks divide an expert."""
+    cluster = make_cluster(*NODES, between=Link(3e9, 2e-5), inside=Link(inside, 3e-6))
+    every = list(cluster.devices)
+    size, width = sizes
+    pairs = [every[i : i + width] for i in range(0, len(every), width)]
+    devices = [d for i in order if i < len(pairs) for d in pairs[i]][: size * width]
+    real = expert_links(cluster, devices, size, width)
+    workload = make_workload(num_experts=12, moe_router_topk=2, moe_ffn_hidden_size=512)
+    for node in {device.node for device in devices}:
+        own = cluster.node_by_name[node]
+        kind = KindLinks.of(cluster, own, own.num_gpus)
+        for dispatcher in ("allgather", "alltoall"):
+            training = replace(workload.training, token_dispatcher=dispatcher)
+            least = min(
+                links.pass_s(workload.model, training, 1000)
+                for links in least_expert_links(kind, width, size, width)
+            )
+            assert least <= real.pass_s(workload.model, training, 1000) * SLACK
+
+
+def test_the_exchange_of_experts_over_nodes_is_in_the_bound() -> None:
+    """Groups larger than a node pay for its network card."""
+    h100 = gpu_type("H100-80GB")
+    sizes = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 512}
+    job = make_workload(**sizes, seq_length=1024, sequence_parallel=True)
+    paces = []
+    for between in (Link(1e9, 1e-5), Link(1e11, 1e-5)):
+        cluster = make_cluster(("a", h100, 2), ("b", h100, 2), between=between, limits=FREE)
+        problem = make_problem(cluster, job)
+        (ranks,) = [r for r in stock_ranks(problem)[0] if r.width == 1 and len(r.units) == 4]
+        rates = StockRates(problem, [ranks])
+        paces.append(
+            [
+                rates.pace_s(ranks, GroupForm(1, 1, StockSettings(1, "none", 1, (size, 1))))
+                for size in (2, 4)
+            ]
+        )
+    # Two experts' ranks may lie on one node; four may not.
+    assert paces[0][0] == paces[1][0]
+    assert paces[0][1] > 2 * paces[1][1]
+
+
+def test_forms_that_have_a_shorter_like_are_left_out() -> None:
+    h100 = gpu_type("H100-80GB")
+    cluster = make_cluster(("a", h100, 8), limits=FREE)
+    workload = make_workload(
+        seq_length=4096, global_batch_size=8, flash_attention=True, per_token_loss=True
+    )
+    problem = make_problem(cluster, workload)
+    (ranks,) = [r for r in stock_ranks(problem)[0] if r.width == 1 and len(r.units) == 8]
+    found = {(f.context_parallel, f.settings.micro_batch_size) for f in forms(problem, ranks)}
+    assert found == {(1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (4, 1), (8, 1)}
+    # What is left out takes no less time than its like.
+    for context in (2, 4):
+        steps_s = []
+        for size, own in ((context, context), (1, 1)):
+            replicas = 8 // own // 2
+            (grid,) = [
+                g
+                for g in grids_of(problem, ranks, own)
+                if g.num_replicas == replicas and g.rank_order == "tp-dp-pp"
+            ]
+            case = StockCase(problem, grid, StockSettings(size, "as needed"))
+            steps_s.append(float(case.least_times_s(np.array([[2, 2]]))[0]))
+        assert steps_s[1] <= steps_s[0] * SLACK
+    held = replace(cluster, limits=replace(FREE, num_replicas=2))
+    every = {
+        (f.context_parallel, f.settings.micro_batch_size)
+        for f in forms(make_problem(held, workload), ranks)
+    }
+    assert (2, 2) in every
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_two_short_steps_tell_how_long_a_long_one_takes(chunks: int) -> None:
+    cluster = make_cluster(("a", FAST, 4), ("b", SLOW, 4), between=Link(3e9, 2e-5), limits=FREE)
+    workload = make_workload(
+        num_layers=8, global_batch_size=128, seq_length=1024, hidden_size=1024
+    )
+    problem = make_problem(cluster, workload)
+    grid: StockGrid = next(
+        grid
+        for ranks in stock_ranks(problem)[0]
+        if ranks.width == 1 and len(ranks.units) == 8
+        for grid in grids_of(problem, ranks, 1)
+        if grid.num_stages == 2 and grid.rank_order == "tp-dp-pp"
+    )
+    case = StockCase(problem, grid, StockSettings(1, "none", chunks))
+    division = (5, 3) if chunks == 1 else (3, 1, 2, 2)
+    whole, short = (
+        StockBest(problem, StockLimits(num_messages=number)) for number in (10**9, 10)
+    )
+    assert whole.try_division(case, division, 1.0) and short.try_division(case, division, 1.0)
+    exact, told = whole.result(True, 0), short.result(True, 0)
+    assert exact is not None and told is not None
+    assert exact.is_simulated and not told.is_simulated and exact.plan == told.plan
+    assert told.step_time_s == pytest.approx(exact.step_time_s, rel=0.01)
+    # Too many messages for two short steps as well: the bound stands.
+    none = StockBest(problem, StockLimits(num_messages=10, num_short_messages=10))
+    assert not none.try_division(case, division, 1.0)
+    left = none.result(True, 0)
+    assert left is not None and left.step_time_s == 1.0
+
+
+def cluster_with_room() -> Cluster:
+    return make_cluster(("a", FAST, 2), ("b", SLOW, 2), limits=FREE)
+
+
+def test_chunks_make_room_for_the_head() -> None:
+    workload = make_workload(num_layers=16, global_batch_size=8, vocab_size=120_000)
+    problem = make_problem(cluster_with_room(), workload)
+    grid = next(
+        grid
+        for ranks in stock_ranks(problem)[0]
+        if ranks.width == 1 and len(ranks.units) == 2
+        for grid in grids_of(problem, ranks, 1)
+        if grid.num_stages == 2
+    )
+    case = StockCase(problem, grid, StockSettings(1, "none", 2))
+    ways = case.chunks_of_stages()
+    assert {tuple(way[0, 7].tolist()) for way in ways} == {(4, 3), (3, 4)}
+    last = {tuple(way[1, 8].tolist()) for way in ways}
+    assert (4, 4) in last and any(own[1] < 4 for own in last)
+    for way in ways:
+        layers = np.arange(2, 17)
+        assert (way[:, 2:].sum(axis=2) == layers).all() and (way[:, 2:] >= 1).all()
