@@ -41,11 +41,21 @@ def answered_interrupts(say: Callable[[str], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def keep_from_collector() -> None:
+    """Keep the collector of cycles from all that there is: it would look through modules again and
+    again, and at the end through all that goes away anyway.
+
+    Not once torch is loaded: triton, which comes with it, reports as leaks what nobody collects.
+    """
+    if not {"torch", "triton"} & sys.modules.keys():
+        gc.freeze()
+
+
 def leave(code: int) -> NoReturn:
     """End the process.  After Ctrl-C without the interpreter's own clean-up, which takes seconds
     once torch is loaded."""
     if code != EXIT_INTERRUPTED:
-        gc.freeze()  # or the interpreter would look for cycles in all that goes away anyway
+        keep_from_collector()
         sys.exit(code)
     # `os._exit` writes out nothing that is still in buffers.
     sys.stdout.flush()

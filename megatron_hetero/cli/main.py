@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol, cast
 
 from megatron_hetero import __version__
-from megatron_hetero.cli.interrupts import answered_interrupts, leave
+from megatron_hetero.cli.interrupts import answered_interrupts, keep_from_collector, leave
 from megatron_hetero.cli.output import COLOR_CHOICES, Output, error_object
 from megatron_hetero.cli.own_stdout import own_stdout
 from megatron_hetero.errors import EXIT_INTERRUPTED, HeteroError, UsageError
@@ -209,7 +209,7 @@ def _load(name: str) -> Verb:
     try:
         return cast(Verb, importlib.import_module(f"megatron_hetero.cli.{name.replace('-', '_')}"))
     finally:
-        gc.freeze()
+        keep_from_collector()
         if was_enabled:
             gc.enable()
 
