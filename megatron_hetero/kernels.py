@@ -95,9 +95,12 @@ class Kernels(Protocol):
 def _load() -> Kernels | None:
     # An installation without a C compiler has no such module.
     try:
-        return cast(Kernels, import_module("megatron_hetero._kernels"))
+        module = import_module("megatron_hetero._kernels")
     except ImportError:
         return None
+    # A checkout may have one from before its newest loops.
+    loops = (name for name in vars(Kernels) if not name.startswith("_"))
+    return cast(Kernels, module) if all(hasattr(module, loop) for loop in loops) else None
 
 
 KERNELS = _load()
