@@ -24,6 +24,8 @@ MAX_ORDERS = 20_000
 """Orders of nodes and amounts that are tried; beyond the limit, every node gives all GPUs."""
 _MAX_KINDS = 4
 """Kinds of nodes whose orders are all looked at where there are too many of the nodes'."""
+_MAX_ORDERED_KINDS = 6
+"""Kinds among which these are chosen: more would have thousands of orders."""
 
 
 @dataclass(frozen=True)
@@ -305,24 +307,41 @@ def _num_orders(kinds: Sequence[Kind], width: int) -> int:
 
 
 def _whole_orders(kinds: Sequence[Kind], width: int) -> Iterator[_Order]:
-    """Yield orders of whole nodes, kind after kind: for every selection and order of kinds all
-    nodes, and the largest power of two."""
+    """Yield orders of whole nodes, kind after kind: of every selection in `_selections` all nodes,
+    and the largest power of two."""
     seen = set()
-    for size in range(1, min(len(kinds), _MAX_KINDS) + 1):
-        for chosen in permutations(kinds, size):
-            for is_round in (False, True):
-                order = tuple(
-                    (kind, index, kind.num_gpus // width)
-                    for kind in chosen
-                    # All nodes, or the largest power of two of them.
-                    for index in range(
-                        1 << len(kind.nodes).bit_length() - 1 if is_round else len(kind.nodes)
-                    )
+    for chosen in _selections(kinds):
+        for is_round in (False, True):
+            order = tuple(
+                (kind, index, kind.num_gpus // width)
+                for kind in chosen
+                # All nodes, or the largest power of two of them.
+                for index in range(
+                    1 << len(kind.nodes).bit_length() - 1 if is_round else len(kind.nodes)
                 )
-                key = tuple((id(kind), index) for kind, index, _ in order)
-                if key not in seen:
-                    seen.add(key)
-                    yield order
+            )
+            key = tuple((id(kind), index) for kind, index, _ in order)
+            if key not in seen:
+                seen.add(key)
+                yield order
+
+
+def _selections(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, ...]]:
+    """Yield kinds of nodes in order: every selection of a few and every order of these, all kinds
+    with GPUs of one type, and all kinds.
+
+    Nodes of one GPU type at a hundred sites are a hundred kinds; the few are those with most GPUs.
+    """
+    by_size = sorted(range(len(kinds)), key=lambda i: -kinds[i].num_gpus * len(kinds[i].nodes))
+    few = [kinds[i] for i in sorted(by_size[:_MAX_ORDERED_KINDS])]
+    for size in range(1, min(len(few), _MAX_KINDS) + 1):
+        yield from permutations(few, size)
+    # What the selections of a few cannot hold.
+    by_type: dict[str, list[Kind]] = {}
+    for kind in kinds:
+        by_type.setdefault(kind.nodes[0].gpu_type.name, []).append(kind)
+    yield from map(tuple, by_type.values())
+    yield tuple(kind for alike in by_type.values() for kind in alike)
 
 
 def _orders(kinds: Sequence[Kind], amounts: Sequence[Sequence[int]]) -> Iterator[_Order]:

@@ -11,7 +11,7 @@ from megatron_hetero.cluster.spec import Cluster, Limits, Link
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, places_by_rank
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock import grids as module
-from megatron_hetero.planner.stock.grids import StockGrid, stock_grids
+from megatron_hetero.planner.stock.grids import StockGrid, stock_grids, stock_ranks
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=4, global_batch_size=8)
@@ -132,3 +132,19 @@ def test_with_too_many_orders_every_node_gives_all_and_it_says_so(
     assert shapes(some) < shapes(every)
     singles = [grid for grid in some if grid.width == 1]
     assert {grid.num_gpus for grid in singles} == {2, 4}
+
+
+def test_among_many_kinds_of_nodes_orders_stay_few_and_all_gpus_are_in_one() -> None:
+    """A cluster of a hundred sites has hundreds of kinds, of four kinds a billion orders."""
+    types = [replace(SLOW, name=f"TYPE-{number % 3}") for number in range(200)]
+    problem = problem_of(*((f"n{i:03}", gpu, 1 + i // 3) for i, gpu in enumerate(types)))
+    ranks, is_complete = stock_ranks(problem, 100)
+    assert not is_complete
+    assert len(ranks) < 3_000
+    single = [found for found in ranks if found.width == 1]
+    total = sum(node.num_gpus for node in problem.nodes)
+    assert max(len(found.units) for found in single) == total
+    # Each type of GPU has an order of its own.
+    for name in ("TYPE-0", "TYPE-1", "TYPE-2"):
+        own = {node.name for node in problem.nodes if node.gpu_type.name == name}
+        assert any({unit.node for unit in found.units} == own for found in single)
