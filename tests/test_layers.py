@@ -71,4 +71,6 @@ def test_every_room_says_what_its_files_are() -> None:
         doc = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
         _, _, index = doc.partition("\n\n")
         named = {line.split()[0] for line in index.splitlines() if line.strip()}
-        assert named == files, f"the docstring of megatron_hetero/{room} lists other files"
+        # The rooms inside may be named too.
+        rooms = {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        assert files <= named <= files | rooms, f"megatron_hetero/{room}: the docstring lists others"

@@ -39,7 +39,7 @@ from typing import Any
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.serving.prices.engine import ENGINES
-from megatron_hetero.serving.prices.measured import MeasuredStep, profile_for
+from megatron_hetero.serving.prices.measured import EngineStep, profile_for
 from megatron_hetero.serving.prices.served import ServedModel
 from megatron_hetero.serving.prices.steps import ReplicaStage, stage_prices
 from megatron_hetero.serving.prices.work import StepWork
@@ -289,7 +289,7 @@ def price_errors(artifact: Artifact) -> list[dict[str, Any]]:
     return rows
 
 
-def layer_step(gpu: str, model: str, phase: str, size: int, seconds: float) -> MeasuredStep:
+def layer_step(gpu: str, model: str, phase: str, size: int, seconds: float) -> EngineStep:
     """Return a row of a table as a measured step of one layer.
 
     Args:
@@ -302,14 +302,14 @@ def layer_step(gpu: str, model: str, phase: str, size: int, seconds: float) -> M
     batch = max(1, round(size / MEAN_PROMPT)) if phase == "prompt" else size
     kind = "prefill" if phase == "prompt" else "decode"
     tokens, context = (size // batch, 0.0) if phase == "prompt" else (1, float(DECODE_CONTEXT))
-    return MeasuredStep(
+    return EngineStep(
         gpu, "vllm", "Helix", model, 1, "16-bit", "16-bit", kind,  # type: ignore[arg-type]
         tokens, context, batch, 1, seconds, f"{model}/{gpu}/{phase}",
     )  # fmt: skip
 
 
 def errors_of_steps(
-    served: ServedModel, steps: Sequence[MeasuredStep], given: Sequence[MeasuredStep]
+    served: ServedModel, steps: Sequence[EngineStep], given: Sequence[EngineStep]
 ) -> list[float]:
     """Return our prices of steps over their measured seconds, less 1.
 

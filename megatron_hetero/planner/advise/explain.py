@@ -248,12 +248,14 @@ def _causes(placement: Placement, cost: PlacementCost) -> tuple[BindingStage, Ti
     tensor_parallel_s = replica.num_micro_batches * stage_cost.tensor_parallel_s
     hops = replica_cost.forward_hops + replica_cost.backward_hops
     # The first micro-batch pays every hop once; what else the stage waits is bubble.
-    boundary_s = min(sum(h.total_s for h in hops), cost.pipelines_s - busy_s)
+    # Where nothing waits, rounding may leave less than nothing.
+    idle_s = max(cost.pipelines_s - busy_s, 0.0)
+    boundary_s = min(sum(h.total_s for h in hops), idle_s)
     causes = TimeByCause(
         compute_s=busy_s - tensor_parallel_s,
         tensor_parallel_s=tensor_parallel_s,
         boundary_s=boundary_s,
-        waiting_s=cost.pipelines_s - busy_s - boundary_s,
+        waiting_s=idle_s - boundary_s,
         gradient_sync_s=cost.gradient_sync_s,
         update_s=cost.update_s,
     )

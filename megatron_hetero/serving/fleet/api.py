@@ -25,7 +25,7 @@ from megatron_hetero.serving.fleet.pools import has_prices
 from megatron_hetero.serving.fleet.search import FoundFleet, search_fleet
 from megatron_hetero.serving.prices.basis import PriceBasis, price_basis
 from megatron_hetero.serving.prices.engine import ENGINES, Engine, EngineName
-from megatron_hetero.serving.prices.measured import MeasuredStep, profile_for
+from megatron_hetero.serving.prices.measured import EngineStep, profile_for
 from megatron_hetero.serving.prices.memory import weight_bytes
 from megatron_hetero.serving.prices.served import ServedModel
 from megatron_hetero.serving.prices.steps import ReplicaStage, stage_prices
@@ -42,7 +42,7 @@ def planned_fleet(
     gap: float = 5e-3,
     seed: int = 0,
     compares_engines: bool = False,
-    measured: Sequence[MeasuredStep] = (),
+    measured: Sequence[EngineStep] = (),
 ) -> tuple[ServingPlan, Fleet, FoundFleet]:
     """Plan a fleet; return the plan, the choices, and the choice made.
 
@@ -76,7 +76,7 @@ def planned_fleet(
     return _plan(fleet, found, goal, budget_per_hour, seed, other), fleet, found
 
 
-def _engine(name: EngineName, served: ServedModel, measured: Sequence[MeasuredStep]) -> Engine:
+def _engine(name: EngineName, served: ServedModel, measured: Sequence[EngineStep]) -> Engine:
     return replace(ENGINES[name], profile=profile_for(measured, name, served))
 
 

@@ -23,7 +23,7 @@ StepPhase = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True)
-class MeasuredStep:
+class EngineStep:
     """A step of an engine on GPUs that divide every layer.
 
     Attributes:
@@ -130,11 +130,11 @@ class StepProfile:
         steps: of one engine, precision and model.
     """
 
-    def __init__(self, steps: Sequence[MeasuredStep]) -> None:
+    def __init__(self, steps: Sequence[EngineStep]) -> None:
         self.steps = tuple(steps)
         self._known: dict[tuple[object, ...], StepRatios] = {}
 
-    def measured(self, gpu: str, width: int, phase: StepPhase) -> tuple[MeasuredStep, ...]:
+    def measured(self, gpu: str, width: int, phase: StepPhase) -> tuple[EngineStep, ...]:
         """Return the steps that price a phase on a GPU type: those of the nearest width."""
         steps = [step for step in self.steps if step.gpu == gpu and step.phase == phase]
         if not steps:
@@ -147,7 +147,7 @@ class StepProfile:
         gpu: str,
         width: int,
         case: tuple[object, ...],
-        ratio_of: Callable[[MeasuredStep], float],
+        ratio_of: Callable[[EngineStep], float],
     ) -> StepRatios:
         """Return how measured steps compare with modelled ones.
 
@@ -163,7 +163,7 @@ class StepProfile:
         return self._known[key]
 
     def _surface(
-        self, gpu: str, width: int, phase: StepPhase, ratio_of: Callable[[MeasuredStep], float]
+        self, gpu: str, width: int, phase: StepPhase, ratio_of: Callable[[EngineStep], float]
     ) -> LogSurface | None:
         steps = self.measured(gpu, width, phase)
         if not steps:
@@ -175,7 +175,7 @@ class StepProfile:
 
 
 def profile_for(
-    steps: Sequence[MeasuredStep], engine: str, served: ServedModel
+    steps: Sequence[EngineStep], engine: str, served: ServedModel
 ) -> StepProfile | None:
     """Choose the steps that count for an engine and a model; None of none.
 
@@ -213,7 +213,7 @@ def profile_for(
     return StepProfile(own)
 
 
-def _check(step: MeasuredStep, served: ServedModel) -> None:
+def _check(step: EngineStep, served: ServedModel) -> None:
     layers = served.model.num_layers
     if step.num_layers is not None and step.num_layers > layers:
         raise ProfileError(

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.errors import ClusterError, FileFormatError, ProfileError
 from megatron_hetero.files import read_json, read_text
-from megatron_hetero.serving.prices.measured import MeasuredStep, StepPhase
+from megatron_hetero.serving.prices.measured import EngineStep, StepPhase
 from megatron_hetero.serving.prices.served import KvFormat, WeightFormat
 
 COLUMNS = (
@@ -32,7 +32,7 @@ _METADATA = {"gpu": None, "width": "1", "version": None, "weights": "16-bit", "k
 
 def read_measured_steps(
     paths: Sequence[Path], own_types: Collection[str]
-) -> tuple[MeasuredStep, ...]:
+) -> tuple[EngineStep, ...]:
     """Read files of measured steps: `.json` is a result of `vllm bench serve`, any other our CSV.
 
     Args:
@@ -42,14 +42,14 @@ def read_measured_steps(
         FileFormatError: a file is not well-formed.
         ProfileError: a value that no measurement can give; with file and line.
     """
-    found: list[MeasuredStep] = []
+    found: list[EngineStep] = []
     for path in paths:
         of_bench = path.suffix == ".json"
         found += _of_bench(path, own_types) if of_bench else _of_csv(path, own_types)
     return tuple(found)
 
 
-def _of_csv(path: Path, own_types: Collection[str]) -> Iterator[MeasuredStep]:
+def _of_csv(path: Path, own_types: Collection[str]) -> Iterator[EngineStep]:
     reader = csv.reader(io.StringIO(read_text(path)))
     number = 0
     try:
@@ -88,7 +88,7 @@ def _columns() -> str:
     return f"the columns are {', '.join(COLUMNS)}, and, if you like, {', '.join(OPTIONAL)}"
 
 
-def _step(row: Mapping[str, str], where: str, own_types: Collection[str]) -> MeasuredStep:
+def _step(row: Mapping[str, str], where: str, own_types: Collection[str]) -> EngineStep:
     for name, allowed in _WORDS.items():
         if row[name] not in allowed:
             raise ProfileError(f'{where}: {name} "{row[name]}" is none of {", ".join(allowed)}')
@@ -107,7 +107,7 @@ def _step(row: Mapping[str, str], where: str, own_types: Collection[str]) -> Mea
         raise ProfileError(
             f"{where}: seconds {row['seconds']} is not above 0 and at most 3600, of one step"
         )
-    return MeasuredStep(
+    return EngineStep(
         _gpu(row["gpu"], where, own_types), row["engine"], row["version"], row["model"],
         _count(row, "width", where), row["weights"], row["kv"], row["phase"],  # type: ignore[arg-type]
         tokens, context, _count(row, "batch", where),
@@ -141,7 +141,7 @@ def _number(row: Mapping[str, str], name: str, where: str) -> float:
     return value
 
 
-def _of_bench(path: Path, own_types: Collection[str]) -> Iterator[MeasuredStep]:
+def _of_bench(path: Path, own_types: Collection[str]) -> Iterator[EngineStep]:
     """Read a result of `vllm bench serve --save-result --metadata gpu=... version=...`.
 
     Its requests must have been under way in a constant number (`--max-concurrency`): the median of
@@ -175,7 +175,7 @@ def _of_bench(path: Path, own_types: Collection[str]) -> Iterator[MeasuredStep]:
     row = {key: str(value) for key, value in told.items()}
     row |= {"engine": "vllm", "model": str(data.get("model_id", "")), "layers": ""}
 
-    def step(phase: str, tokens: float, context: float, key: str) -> MeasuredStep:
+    def step(phase: str, tokens: float, context: float, key: str) -> EngineStep:
         seconds = data.get(key)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise ProfileError(f"{path}:{line}: {key} {seconds!r} is no number")

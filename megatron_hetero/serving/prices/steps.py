@@ -19,7 +19,7 @@ from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.serving.prices.engine import ENGINES, Engine
 from megatron_hetero.serving.prices.kernels import CardSpeed, KernelSpeed, card_speed
 from megatron_hetero.serving.prices.matrices import Matrix, head_size, layer_matrices
-from megatron_hetero.serving.prices.measured import MeasuredStep, StepRatios
+from megatron_hetero.serving.prices.measured import EngineStep, StepRatios
 from megatron_hetero.serving.prices.served import ACTIVATION_BYTES, ServedModel
 from megatron_hetero.serving.prices.work import StepWork
 
@@ -73,7 +73,7 @@ class StagePrice:
             return 0.0
         return self._ratios.seconds(work, self._tables_s) if self._ratios else self._tables_s(work)
 
-    def _ratio_of(self, step: MeasuredStep) -> float:
+    def _ratio_of(self, step: EngineStep) -> float:
         """Return how many times as long as by tables the GPUs took for a measured step.
 
         Raises:

@@ -14,14 +14,14 @@ from megatron_hetero.cluster.spec import Link
 from megatron_hetero.errors import ProfileError, UsageError
 from megatron_hetero.serving.prices.basis import price_basis
 from megatron_hetero.serving.prices.engine import ENGINES, Engine
-from megatron_hetero.serving.prices.measured import LogSurface, MeasuredStep, profile_for
+from megatron_hetero.serving.prices.measured import EngineStep, LogSurface, profile_for
 from megatron_hetero.serving.prices.served import load_served
 from megatron_hetero.serving.prices.steps import PipelinePrice, ReplicaPipeline, ReplicaStage
 from megatron_hetero.serving.prices.work import StepWork
 
 SERVED = load_served(Path(__file__).resolve().parents[3] / "examples/serving", "16-bit", "16-bit")
 LINK = Link(20e9, 1e-5)
-DECODE = MeasuredStep(
+DECODE = EngineStep(
     "L4", "vllm", "0.32", "llama", 1, "16-bit", "16-bit", "decode", 1, 500.0, 8, None, 0.1, "p:2"
 )
 STEPS = (
@@ -31,7 +31,7 @@ STEPS = (
 )  # fmt: skip
 
 
-def _engine(*steps: MeasuredStep) -> Engine:
+def _engine(*steps: EngineStep) -> Engine:
     return replace(ENGINES["vllm"], profile=profile_for(steps, "vllm", SERVED))
 
 

@@ -172,7 +172,7 @@ class Transport(LinkHolder):
                 return start(exchange, bucket, flat, group, purpose, division)
             kind, each = self._exchanged
             # The messages of the plan, round by round, with the bytes of the real model.
-            plan = exchange.plan(bucket, flat.numel(), group, purpose, division)
+            plan = exchange.plan(bucket, flat.numel(), purpose, division)
 
             def real(is_async: bool) -> Any:
                 return start(exchange, bucket, flat, group, purpose, division)
