@@ -73,4 +73,4 @@ def test_every_room_says_what_its_files_are() -> None:
         named = {line.split()[0] for line in index.splitlines() if line.strip()}
         # The rooms inside may be named too.
         rooms = {path.parent.name for path in init.parent.glob("*/__init__.py")}
-        assert files <= named <= files | rooms, f"megatron_hetero/{room}: the docstring lists others"
+        assert files <= named <= files | rooms, f"{room}: the docstring lists other files"
