@@ -29,6 +29,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
+from megatron_hetero.collector import no_collector  # noqa: E402
 from megatron_hetero.errors import HeteroError  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import save_plan  # noqa: E402
@@ -42,7 +43,6 @@ from megatron_hetero.planner.evaluate.written import bare_plan  # noqa: E402
 from megatron_hetero.planner.moves import neighbours  # noqa: E402
 from megatron_hetero.planner.portfolio import (  # noqa: E402
     default_strategies,
-    no_collector,
     search,
 )
 from megatron_hetero.planner.problem import make_problem  # noqa: E402

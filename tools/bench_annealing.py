@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
+from megatron_hetero.collector import no_collector  # noqa: E402
 from megatron_hetero.cost.placement import Placement  # noqa: E402
 from megatron_hetero.cost.placing import placement_of  # noqa: E402
 from megatron_hetero.errors import InfeasiblePlanError  # noqa: E402
 from megatron_hetero.planner import plan_cluster  # noqa: E402
-from megatron_hetero.planner.portfolio import no_collector  # noqa: E402
 from megatron_hetero.planner.problem import Problem, make_problem  # noqa: E402
 from tools.drawn_clusters import DrawnJob, drawn_job, planner_commit, random_of  # noqa: E402
 from tools.referees.annealing.run import Annealing  # noqa: E402

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from megatron_hetero.collector import keep_from_collector
 from megatron_hetero.errors import EXIT_INTERRUPTED
 
 
@@ -39,16 +39,6 @@ def answered_interrupts(say: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def keep_from_collector() -> None:
-    """Keep the collector of cycles from all that there is: it would look through modules again and
-    again, and at the end through all that goes away anyway.
-
-    Not once torch is loaded: triton, which comes with it, reports as leaks what nobody collects.
-    """
-    if not {"torch", "triton"} & sys.modules.keys():
-        gc.freeze()
 
 
 def leave(code: int) -> NoReturn:

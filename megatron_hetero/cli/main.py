@@ -8,7 +8,6 @@ imported, so that `--help` answers at once and planning never loads torch.
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import os
 import sys
@@ -16,9 +15,10 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol, cast
 
 from megatron_hetero import __version__
-from megatron_hetero.cli.interrupts import answered_interrupts, keep_from_collector, leave
+from megatron_hetero.cli.interrupts import answered_interrupts, leave
 from megatron_hetero.cli.output import COLOR_CHOICES, Output, error_object
 from megatron_hetero.cli.own_stdout import own_stdout
+from megatron_hetero.collector import keep_from_collector, no_collector
 from megatron_hetero.errors import EXIT_INTERRUPTED, HeteroError, UsageError
 
 EXIT_BROKEN_PIPE = 141
@@ -204,14 +204,10 @@ def _take_megatron_flags(words: list[str], verb: Verb) -> tuple[list[str], list[
 def _load(name: str) -> Verb:
     """Import a verb's file.  What is made while modules are loaded stays, so that the collector of
     cycles would look through it again and again for nothing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return cast(Verb, importlib.import_module(f"megatron_hetero.cli.{name.replace('-', '_')}"))
-    finally:
+    with no_collector():
+        verb = importlib.import_module(f"megatron_hetero.cli.{name.replace('-', '_')}")
         keep_from_collector()
-        if was_enabled:
-            gc.enable()
+    return cast(Verb, verb)
 
 
 class _JsonParser(argparse.ArgumentParser):

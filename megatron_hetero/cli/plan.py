@@ -17,6 +17,7 @@ from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, r
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.collector import no_collector
 from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.errors import (
@@ -38,7 +39,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.faster_flags import faster_flags
-from megatron_hetero.planner.portfolio import STRATEGIES, no_collector, strategies_of
+from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
 from megatron_hetero.planner.request import Schedules
 from megatron_hetero.planner.restrictions.measured_sizes import (
     HeldCluster,

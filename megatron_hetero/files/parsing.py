@@ -174,7 +174,8 @@ def _json_tokens(builder: DocumentBuilder, text: str) -> Iterator[_Token]:
     position, line = 0, 1
     while True:
         match = _JSON_TOKEN.match(text, position)
-        assert match is not None  # the pattern matches the empty string
+        # The pattern matches the empty string, and always its white space.
+        assert match is not None and match.lastgroup is not None
         # Lines are counted in the white space: no other token of JSON has a line break.
         if match.end("space") > position:
             line += text.count("\n", position, match.end("space"))
@@ -188,10 +189,10 @@ def _json_tokens(builder: DocumentBuilder, text: str) -> Iterator[_Token]:
         elif form == "end":
             yield "end", None, line
         else:
-            yield "scalar", _json_scalar(builder, form, match[form or 0], line), line
+            yield "scalar", _json_scalar(builder, form, match[form], line), line
 
 
-def _json_scalar(builder: DocumentBuilder, form: str | None, text: str, line: int) -> Any:
+def _json_scalar(builder: DocumentBuilder, form: str, text: str, line: int) -> Any:
     """Return the value of a token that matched the group `form` of `_JSON_TOKEN`."""
     if form == "plain":
         return text

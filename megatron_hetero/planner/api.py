@@ -11,6 +11,7 @@ from megatron_hetero.bounds.effort import PROOF
 from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.bounds.step_time import Prove, bound_by_work, step_time_bound, thorough_bound
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.collector import no_collector
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.work.profile import Profile
@@ -31,7 +32,7 @@ from megatron_hetero.planner.found import best_or_error, stock_or_error
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.objectives.outcome import Outcome, outcome_of
 from megatron_hetero.planner.oracle.exact import EXACT_RELAXES
-from megatron_hetero.planner.portfolio import no_collector, search, strategies_of
+from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.request import Schedules, checked
 from megatron_hetero.planner.restrictions.one_library import for_each_library

@@ -199,13 +199,13 @@ class Loop:
             near.append((least_s, number, key, found))
         ranked = sorted(near, key=lambda entry: entry[:2])
         # The best few go on the heap.
-        for quick_s, _, key, found in ranked[: self.limits.num_whole]:
+        for least_s, _, key, found in ranked[: self.limits.num_whole]:
             self.seen.add(key)
             self.rungs.num += 1
             heappush(
                 heap,
                 Climber(
-                    (Standing(), quick_s * hope),
+                    (Standing(), least_s * hope),
                     self.rungs.num,
                     found,
                     None,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
+from megatron_hetero.collector import no_collector
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.dealt_search import DealtSearch
@@ -114,19 +113,6 @@ def _run(board: Scoreboard, strategies: Sequence[Strategy]) -> None:
     for strategy in strategies:
         if isinstance(strategy, StructureSearch | ShardedSearch):
             strategy.search(board)
-
-
-@contextmanager
-def no_collector() -> Iterator[None]:
-    """Stop Python's collector of cycles: a search keeps many small objects, in no cycles, and to
-    look through them again and again takes a sixth of its time, and of what is asked after it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _may_gain_from_fewer(board: Scoreboard) -> bool:

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.collector import no_collector
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.portfolio import (
     STRATEGIES,
     default_strategies,
-    no_collector,
     search,
     strategies_of,
 )

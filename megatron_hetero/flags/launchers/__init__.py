@@ -10,7 +10,7 @@ kept         the number of a job that a start script has kept
 running      status, logs and stop by the launcher's own tools
 torchrun     by hand
 ssh          one script for all nodes
-batch        options that batch systems share
+batch        what batch systems share: options, and the script that submits a job
 slurm        a heterogeneous job
 pbs          a job with a chunk for each node
 pod          pods of Kubernetes

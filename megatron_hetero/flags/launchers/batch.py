@@ -1,4 +1,5 @@
-"""Options that batch systems share: account, limit of time, cores and memory of a node."""
+"""What batch systems share: options (account, limit of time, cores and memory of a node), and the
+script that submits a job."""
 
 from __future__ import annotations
 
@@ -8,8 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.flags.launchers.job import BatchOptions, LaunchJob, by_kind, without_unused
+from megatron_hetero.flags.launchers.job import (
+    BatchOptions,
+    LaunchFile,
+    LaunchJob,
+    by_kind,
+    without_unused,
+)
 from megatron_hetero.flags.launchers.launcher import LaunchOption
+
+JOB_ID_NAME = "job.id"
+LOG_NAME = "job.log"
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*")
 """A name that may stand in a line of a job's script."""
@@ -17,6 +27,16 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*")
 _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED", re.ASCII)
 _CORES = re.compile("[1-9][0-9]*")
 _SIZE = re.compile("[0-9]+[KMGT]?")
+
+_START = """\
+#!/usr/bin/env bash
+# Submits the job and keeps its number:   bash start.sh     from this folder, on a shared disk
+set -euo pipefail
+cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")"
+job=$({submit})
+printf '%s\\n' "$job" >{job_id}
+echo "start.sh: submitted as job $job; its log is $PWD/{log}"
+"""
 
 BATCH_OPTIONS = (
     LaunchOption("--account", "account that the job is charged to", "ACCOUNT"),
@@ -35,6 +55,12 @@ BATCH_OPTIONS = (
     ),
 )
 """What `read_batch` reads; a batch system has them among its options."""
+
+
+def start_script(submit: str) -> LaunchFile:
+    """Return the script that submits a job and keeps its number; `submit` prints the number."""
+    text = _START.format(submit=submit, job_id=JOB_ID_NAME, log=LOG_NAME)
+    return LaunchFile("start.sh", text, executable=True)
 
 
 def check_name(option: str, value: str | None) -> None:

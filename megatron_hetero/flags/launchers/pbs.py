@@ -17,8 +17,11 @@ from typing import Any
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launchers.batch import (
     BATCH_OPTIONS,
+    JOB_ID_NAME,
+    LOG_NAME,
     check_name,
     read_batch,
+    start_script,
     without_unused_values,
 )
 from megatron_hetero.flags.launchers.job import (
@@ -39,8 +42,6 @@ from megatron_hetero.flags.launchers.launcher import (
 )
 from megatron_hetero.flags.launchers.node_script import node_script
 
-JOB_ID_NAME = "job.id"
-LOG_NAME = "job.log"
 _JOB_ID = re.compile(r"([0-9]+(?:\.[A-Za-z0-9_][\w.-]*)?)", re.ASCII)
 
 _BODY = """\
@@ -67,15 +68,6 @@ for _ in "${{nodes[@]}}"; do
     wait -n || {{ echo "job.pbs: a node failed; the others are stopped" >&2; exit 1; }}
 done
 """
-_START = """\
-#!/usr/bin/env bash
-# Submits the job and keeps its number:   bash start.sh     from this folder, on a shared disk
-set -euo pipefail
-cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")"
-job=$(qsub job.pbs)
-printf '%s\\n' "$job" >{job_id}
-echo "start.sh: submitted as job $job; its log is $PWD/{log}"
-"""
 
 
 def pbs_options(common: BatchOptions, queue: str | None = None) -> PbsOptions:
@@ -99,7 +91,7 @@ def pbs_options(common: BatchOptions, queue: str | None = None) -> PbsOptions:
 
 def pbs_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
     """Return `train.sh`, `job.pbs`, and the script that submits it."""
-    start = LaunchFile("start.sh", _START.format(job_id=JOB_ID_NAME, log=LOG_NAME), executable=True)
+    start = start_script("qsub job.pbs")
     return (node_script(job), LaunchFile("job.pbs", "".join(_parts(job))), start)
 
 

@@ -17,9 +17,12 @@ from typing import Any
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launchers.batch import (
     BATCH_OPTIONS,
+    JOB_ID_NAME,
+    LOG_NAME,
     NAME_PATTERN,
     batch_options,
     check_name,
+    start_script,
     without_unused_values,
 )
 from megatron_hetero.flags.launchers.job import (
@@ -42,8 +45,6 @@ from megatron_hetero.flags.launchers.launcher import (
 )
 from megatron_hetero.flags.launchers.node_script import BY_NAME, node_script
 
-JOB_ID_NAME = "job.id"
-LOG_NAME = "job.log"
 _JOB_ID = re.compile(r"([0-9]+)(?:;[\w.-]+)?")
 _MOUNTS = re.compile(r"/[^\s'\"$`\\;,:]*(:[^\s'\"$`\\;,]+)?(,/[^\s'\"$`\\;,]+)*")
 
@@ -54,15 +55,6 @@ set -euo pipefail
 cd -- "$SLURM_SUBMIT_DIR"
 exec srun{group} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --label \\
 {container}    bash train.sh {by_name}
-"""
-_START = """\
-#!/usr/bin/env bash
-# Submits the job and keeps its number:   bash start.sh     from this folder, on a shared disk
-set -euo pipefail
-cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")"
-job=$(sbatch --parsable job.sbatch)
-printf '%s\\n' "$job" >{job_id}
-echo "start.sh: submitted as job $job; its log is $PWD/{log}"
 """
 
 
@@ -111,7 +103,7 @@ def slurm_options(
 
 def slurm_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
     """Return `train.sh`, `job.sbatch`, and the script that submits it."""
-    start = LaunchFile("start.sh", _START.format(job_id=JOB_ID_NAME, log=LOG_NAME), executable=True)
+    start = start_script("sbatch --parsable job.sbatch")
     return (node_script(job), LaunchFile("job.sbatch", "".join(_parts(job))), start)
 
 

@@ -278,7 +278,8 @@ class Completer:
         if layers is None:
             return None
         chosen = tuple([of[n - 1] for n, (of, _) in zip(layers, options, strict=True)])
-        return self.with_options(tables, chain, layers, chosen, in_flight if has_counts else None)
+        counts = in_flight if has_counts else None
+        return self.with_options(tables, chain, layers, chosen, loads_s, counts)
 
     def with_options(
         self,
@@ -286,11 +287,11 @@ class Completer:
         chain: Chain,
         layers: tuple[int, ...],
         options: tuple[StageOption, ...],
+        loads_s: Sequence[float],
         counts: Sequence[int] | None,
     ) -> Filled:
         """Return a replica with given layers and options, [stage]; `counts` are launch counts of
-        its own."""
-        loads_s = self.loads_s(tables, chain)
+        its own, and `loads_s` as of the function of this name."""
         times_s = [option.time_s + load for option, load in zip(options, loads_s, strict=True)]
         fill_s, period_s = self.quick(tables, chain, times_s, counts is not None)
         own = None if counts is None else tuple(counts)

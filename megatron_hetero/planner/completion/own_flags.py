@@ -74,7 +74,8 @@ class OwnFlags:
             tables.options.whatever_memory(place, number)
             for place, number in zip(places, layers, strict=True)
         ]
-        return self.completer.with_options(tables, chain, layers, tuple(options), None)
+        loads_s = self.completer.loads_s(tables, chain)
+        return self.completer.with_options(tables, chain, layers, tuple(options), loads_s, None)
 
     def placement(self, chains: Sequence[Chain], filled: Sequence[Filled]) -> Placement | None:
         """Return replicas with micro-batches in proportion to speed; None where the batch or the

@@ -50,7 +50,7 @@ def least_expert_links(
 ) -> Iterator[ExpertLinks]:
     """Yield links of which one is no slower than those of any group with GPUs of the kind.
 
-    A node of the kind holds some GPUs of the group.  What they
+    A node of the kind holds some GPUs of the group.  What these
     send to the rest leaves over the node's network cards, and a GPU's part for the others of the
     node over its own port (`cost.network.experts.expert_links`): the slower of both counts, for the
     number of GPUs with which that is the least.

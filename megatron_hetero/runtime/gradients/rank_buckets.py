@@ -18,7 +18,7 @@ from megatron_hetero.runtime.gradients.groups.grouped import (
 )
 from megatron_hetero.runtime.gradients.memory import BucketViews, data
 from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction
-from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division, divide
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Division, division_by_rank
 from megatron_hetero.runtime.gradients.sharding.sharded_buckets import ShardedBucket
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shards import ParameterShard
@@ -72,7 +72,7 @@ class RankBuckets:
 
     def _division(self, bucket: Bucket) -> Division:
         weights = self.optimizer_weights or [1] * dist.get_world_size()
-        return divide(bucket, self.shards, [weights[rank] for rank in bucket.holders])
+        return division_by_rank(bucket, self.shards, weights)
 
     def _copies(self, views: BucketViews) -> list[tuple[int, int]]:
         """Return the ranges of a bucket that another rank of the group counts."""

@@ -52,7 +52,7 @@ from megatron_hetero.runtime.gradients.reduction import (
     check_gradients,
 )
 from megatron_hetero.runtime.gradients.room import RoomUnderWay, room_of_rank
-from megatron_hetero.runtime.gradients.sharding.optimizer_shards import divide
+from megatron_hetero.runtime.gradients.sharding.optimizer_shards import division_by_rank
 from megatron_hetero.runtime.gradients.sharding.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers
 from megatron_hetero.runtime.parallel.connecting import (
@@ -218,8 +218,7 @@ class GradientSync:
         for bucket in buckets:
             division = None
             if optimizer_weights is not None:
-                weights = [optimizer_weights[rank] for rank in holders]
-                division = divide(bucket, self.shards, weights)
+                division = division_by_rank(bucket, self.shards, optimizer_weights)
             pairs |= self._exchange.pairs(bucket, division)
         return Connections(pairs=frozenset(pairs))
 

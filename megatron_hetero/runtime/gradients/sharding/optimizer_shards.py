@@ -86,3 +86,10 @@ def divide(
             for own in rows
         ),
     )
+
+
+def division_by_rank(
+    bucket: Bucket, shards: Mapping[str, ParameterShard], weights: Sequence[int]
+) -> Division:
+    """Divide a bucket as `divide` does, by weights of all ranks of the job, [rank]."""
+    return divide(bucket, shards, [weights[rank] for rank in bucket.holders])
