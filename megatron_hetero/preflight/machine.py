@@ -38,5 +38,6 @@ class MachineFacts(BaseModel):
     megatron_core: Name | None = None
     transformer_engine: Name | None = None
     has_apex: bool = False
+    attention: Name | None = None
     gpu_architectures: tuple[Name, ...] = ()
     environment: dict[Name, Name] = {}

@@ -220,16 +220,37 @@ def kernels_are_installed(job: Job, facts: Facts) -> Iterator[Finding]:
                 "install it, or use --transformer-impl local --no-persist-layer-norm "
                 "--no-gradient-accumulation-fusion",
             )
-        needs_apex = not job.has("--no-persist-layer-norm") or not job.has(
-            "--no-gradient-accumulation-fusion"
-        )
-        if local and needs_apex and not fact.has_apex:
+        # The output layer is Megatron's own under Transformer Engine too, and fuses by Apex.
+        defaults = ["--no-persist-layer-norm"] if local else []
+        defaults += ["--no-gradient-accumulation-fusion"]
+        missing = [flag for flag in defaults if not job.has(flag)]
+        if missing and not fact.has_apex:
+            whose = "local layers" if local else "Megatron's output layer"
             yield Finding(
                 "apex-missing",
                 "error",
                 _place(job, fact),
-                "NVIDIA's Apex is not installed, and the defaults of local layers need it",
-                "add --no-persist-layer-norm --no-gradient-accumulation-fusion",
+                f"NVIDIA's Apex is not installed, and the defaults of {whose} need it",
+                f"add {' '.join(missing)}",
+            )
+
+
+def attention_is_fused(job: Job, facts: Facts) -> Iterator[Finding]:
+    """Find machines on which Transformer Engine would store the scores of attention, where the plan
+    counts on a fused kernel."""
+    workload = job.plan.workload
+    if workload is None or not workload.training.flash_attention:
+        return
+    for fact in facts:
+        if fact.attention == "unfused":
+            yield Finding(
+                "attention-unfused",
+                "warning",
+                _place(job, fact),
+                "Transformer Engine has no fused attention here for the job's heads and sequence "
+                "length: it stores the scores, which takes more memory and time than the plan says",
+                "install flash-attn or a cuDNN that fits (NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 prints "
+                "the reasons), or plan with --attention-backend unfused",
             )
 
 
@@ -299,6 +320,7 @@ CHECKS = (
     hosts_are_the_plans,
     memory_is_free,
     kernels_are_installed,
+    attention_is_fused,
     interfaces_exist,
 )
 

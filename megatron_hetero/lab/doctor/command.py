@@ -67,7 +67,7 @@ def examine_machines(
     """
     # All ranks bring the facts of their machines.
     meeting = _meet(plan, meet_s)
-    facts = collect_facts(meeting.rank)
+    facts = collect_facts(meeting.rank, None if plan.workload is None else plan.workload.model)
     meeting.publish("facts", facts.model_dump_json())
     texts = meeting.gather("facts", meet_s)
     found = tuple(MachineFacts.model_validate_json(texts[rank]) for rank in sorted(texts))

@@ -12,18 +12,25 @@ import torch
 
 from megatron_hetero.cluster.inventory.discovery import find_gpus
 from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.preflight.machine import MachineFacts
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks import bus
 from megatron_hetero.runtime.job.checks.machine import local_addresses
+from megatron_hetero.runtime.transformer_engine.attention import attention_kernel
 
 _STEERING = ("NCCL_", "RCCL_", "GLOO_", "CUDA_", "HIP_", "ROCR_", "HSA_", "TORCH_NCCL_")
 
 
-def collect_facts(rank: int) -> MachineFacts:
-    """Collect the facts of this rank; on a GPU this creates the CUDA context, as the job would."""
+def collect_facts(rank: int, model: ModelSpec | None = None) -> MachineFacts:
+    """Collect the facts of this rank; on a GPU this creates the CUDA context, as the job would.
+
+    `model`: the job's, for the attention kernel that Transformer Engine has for it here.
+    """
     name = socket.gethostname()
     gpu = _gpu_facts() if backend.cuda_is_usable() else {}
+    if gpu and model is not None:
+        gpu["attention"] = attention_kernel(model)
     return MachineFacts(
         rank=rank,
         host_names=tuple(dict.fromkeys((name, socket.getfqdn(), name.partition(".")[0]))),

@@ -30,7 +30,7 @@ from megatron_hetero.lab.kit.equality import try_case
 from megatron_hetero.lab.kit.forecast import Forecast, forecast
 from megatron_hetero.lab.kit.lost_rank import LAYOUT, LOSSES, lose
 from megatron_hetero.lab.kit.race import TEXT, race
-from megatron_hetero.lab.kit.shared_card import side_by_side
+from megatron_hetero.lab.kit.shared_card import apart, side_by_side
 from megatron_hetero.lab.kit.small_job import Machine
 from megatron_hetero.lab.verify.faults.catalogue import FAULTS
 from megatron_hetero.lab.verify.small.text import tokenizer_arguments
@@ -104,19 +104,43 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
     preload()
     # Imports do not belong to the seconds of the checks.
     began = time.monotonic()
+    checks: list[dict[str, Any]] = []
     # All checks, on as many ranks as the machine can hold.
     with side_by_side(machine.num_gpus) as sharing:
-        checks = []
+        data = _report(request, machine, sharing, checks, 0.0)
         for name, check in _checks(request, machine, lacking, on_progress):
             checks.append(_run(name, check, on_progress))
+            # A kit that is cut short leaves what it found until then.
+            data = _report(request, machine, sharing, checks, time.monotonic() - began)
+            write_json(request.output / REPORT, data)
             # A planted error has to be found once; further checks would only cost time.
             if request.fault is not None and not checks[-1]["ok"]:
                 break
-    data = {
+    return data
+
+
+def _report(
+    request: KitRequest,
+    machine: Machine,
+    sharing: str,
+    checks: list[dict[str, Any]],
+    seconds: float,
+) -> dict[str, Any]:
+    """Return what `REPORT` says after `checks`.
+
+    Args:
+        request: what was asked.
+        machine: the GPUs of the machine, or none.
+        sharing: how ranks share a card, in words.
+        checks: those made until now.
+        seconds: that they took.
+    """
+    has_profile = not request.is_short and request.fault is None
+    return {
         "ok": all(check["ok"] for check in checks),
         "checks": checks,
         "planted": None if request.fault is None else _planted(request.fault, checks),
-        "seconds": time.monotonic() - began,
+        "seconds": seconds,
         "machine": {
             "gpus": machine.num_gpus,
             "gpu": machine.gpu,
@@ -128,12 +152,8 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if machine.num_gpus else None,
             "megatron_core": importlib.metadata.version("megatron-core"),
         },
-        "profile": None
-        if request.is_short or request.fault is not None
-        else str(request.output / f"{PROFILE}.json"),
+        "profile": str(request.output / f"{PROFILE}.json") if has_profile else None,
     }
-    write_json(request.output / REPORT, data)
-    return data
 
 
 def _planted(fault: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -211,7 +231,8 @@ def _checks(
     for how in LOSSES if request.fault is None else ():
 
         def lost(how: str = how) -> Found:
-            found = lose(how, machine, folder / how)
+            with apart():
+                found = lose(how, machine, folder / how)
             return Found(found.ok, found.what, found.data)
 
         yield f"a rank that is {how} is named, and all leave ({LAYOUT})", lost
@@ -294,7 +315,10 @@ def judged(found: Forecast, machine: Machine, is_planted: bool) -> Found:
         f"a step of {found.step_s * 1e3:.1f} ms, {ratio:.2f} of the prediction ({1 / factor:.2f} "
         f"to {factor:.2f} allowed)"
     )
+    if found.attention is not None:
+        step += f"; {found.attention} attention"
     data = {
+        "attention": found.attention,
         "predicted_bytes": round(predicted),
         "held_bytes": found.held_bytes,
         "predicted_step_s": found.predicted_step_s,

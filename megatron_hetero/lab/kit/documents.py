@@ -31,6 +31,7 @@ from megatron_hetero.runtime.model.initial_weights import initialise
 from megatron_hetero.runtime.model.samples.provider import EveryRankProvider
 from megatron_hetero.runtime.sequences import steps
 from megatron_hetero.runtime.sequences.documents import document_datasets
+from megatron_hetero.runtime.transformer_engine import layers
 from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens
 
 NUM_RANKS = 3
@@ -59,7 +60,6 @@ _FLAGS = (
     "--eval-interval=1000000",
     "--log-interval=1",
     "--num-workers=0",
-    "--transformer-impl=local",
 )
 _CLUSTER = """\
 version: 1
@@ -120,7 +120,7 @@ def try_documents(machine: Machine, folder: Path, fault: str | None = None) -> d
     folder.mkdir(parents=True, exist_ok=True)
     cluster = folder / "cluster.yaml"
     cluster.write_text(_CLUSTER, encoding="utf-8")
-    flags = (*_FLAGS, f"--data-path={folder / 'text'}", *machine.flags)
+    flags = (*_FLAGS, f"--data-path={folder / 'text'}", *machine.flags_of(layers.LOCAL))
 
     # The plug-in's own entry, with the fixed deal in place of the search for a deal.
     def ranks(rank: int) -> None:

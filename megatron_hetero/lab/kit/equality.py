@@ -69,7 +69,6 @@ def try_case(
         optimizers=(case.optimizer,),
         precision=case.precision,
         fault=fault,
-        plan_flags=machine.flags_of(case.layers),
         limit_s=LIMIT_S,
     )
     # A case without a save is one verification.

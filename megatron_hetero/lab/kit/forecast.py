@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +40,7 @@ from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.transformer_engine import layers
+from megatron_hetero.runtime.transformer_engine.attention import attention_kernel
 from megatron_hetero.schedule.estimate import estimate_plan
 
 _LAYOUT = "tp1:4 @4"
@@ -54,12 +55,14 @@ _CPU = GpuType(
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes and seconds, predicted and measured; `parts` are (predicted, measured) by name."""
+    """Bytes and seconds, predicted and measured; `parts` are (predicted, measured) by name, and
+    `attention` is Transformer Engine's kernel on a GPU."""
 
     predicted_bytes: int
     held_bytes: int
     predicted_step_s: float
     step_s: float
+    attention: str | None
     parts: dict[str, tuple[int, int]]
 
 
@@ -88,8 +91,8 @@ def forecast(
     asked = ProbeRequest(workload, machine.gpu, (1,), (1,), 4, seconds, profile, 1)
     probe(replace(asked, limit_s=_LIMIT_S), on_progress)
     on_progress("training with what was measured")
-    plan, estimate = _predicted(machine, workload, profile)
-    measured = _train(plan, machine, flags, folder)
+    measured = _train(machine, workload, folder)
+    plan, estimate = _predicted(machine, workload, profile, measured["attention"])
     parts = {
         name: (estimate.parts_bytes[name], measured["parts"][name]) for name in measured["parts"]
     }
@@ -102,11 +105,21 @@ def forecast(
     if held is None:
         predicted, held = (sum(side) for side in zip(*parts.values(), strict=True))
     assert plan.estimates is not None
-    return Forecast(predicted, held, plan.estimates.step_time_s, measured["step_s"], parts)
+    step_s = plan.estimates.step_time_s
+    return Forecast(predicted, held, step_s, measured["step_s"], measured["attention"], parts)
 
 
-def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Plan, DeviceEstimate]:
-    """Return the plan on a single device with the device's estimate."""
+def _predicted(
+    machine: Machine, workload: Workload, profile: Path, attention: str | None
+) -> tuple[Plan, DeviceEstimate]:
+    """Return the plan on a single device with the device's estimate.
+
+    Args:
+        machine: the GPUs of the machine, or none.
+        workload: what trains.
+        profile: the file of measurements.
+        attention: Transformer Engine's kernel here; None: not said.
+    """
     gpu = gpu_type(machine.gpu) if machine.num_gpus else _CPU
     # A single device sends nothing, so that any link serves; a reserve would hide an error.
     link = Link(1e9, 1e-5)
@@ -116,7 +129,7 @@ def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Pla
     training = workload.training
     if layers.names(workload.megatron_args) == layers.LOCAL or not machine.num_gpus:
         training = replace(training, fused_activation=False)
-    if layers.names(workload.megatron_args) == layers.LOCAL:
+    if layers.names(workload.megatron_args) == layers.LOCAL or attention == "unfused":
         training = replace(training, flash_attention=False)
     priced = replace(workload, training=training)
     plan = place_in_order(plan_from_layout(parse_layout(_LAYOUT), priced), cluster)
@@ -126,14 +139,16 @@ def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Pla
     return plan, plan.estimates.devices["here:0"]
 
 
-def _train(plan: Plan, machine: Machine, flags: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Train on one rank of the own runtime; return the median step and the memory.
+def _train(machine: Machine, workload: Workload, folder: Path) -> dict[str, Any]:
+    """Train on one rank of the own runtime; return the median step, the memory and, on a GPU, the
+    kernel of attention.
 
     The memory is torch's peak on a GPU, else the live bytes by part.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    save_plan(plan_from_layout(plan.layout), folder / "plan.json")
-    argv = (*flags, *TRAINING, f"--data-cache-path={folder / 'cache'}")
+    plan = plan_from_layout(parse_layout(_LAYOUT))
+    save_plan(plan, folder / "plan.json")
+    argv = (*workload.megatron_args, *TRAINING, f"--data-cache-path={folder / 'cache'}")
 
     # One run for the time, one for the bytes by part.
     def paced(rank: int) -> None:
@@ -144,7 +159,14 @@ def _train(plan: Plan, machine: Machine, flags: Sequence[str], folder: Path) -> 
         # The first difference begins at the end of the last step of the warm-up.
         steps = [b - a for a, b in pairwise(ends[_WARM_UP - 1 :])]
         peak = torch.cuda.max_memory_allocated() if machine.num_gpus else None
-        found = {"step_s": statistics.median(steps), "peak_bytes": peak}
+        # Local layers store scores, whatever Transformer Engine has.
+        is_asked = machine.num_gpus and layers.names(argv) != layers.LOCAL
+        attention = attention_kernel(workload.model) if is_asked else None
+        found = {
+            "step_s": statistics.median(steps),
+            "peak_bytes": peak,
+            "attention": attention,
+        }
         (folder / "step.json").write_text(json.dumps(found))
 
     def counted(rank: int) -> None:

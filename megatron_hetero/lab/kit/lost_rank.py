@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from megatron_hetero.lab.kit.small_job import Machine
 from megatron_hetero.lab.verify.command import default_flags
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
+from megatron_hetero.lab.verify.small.job_flags import job_flags
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
@@ -73,10 +74,12 @@ def lose(how: str, machine: Machine, folder: Path) -> Lost:
     drill, layout = LOSSES[how], parse_layout(LAYOUT)
     flags = (*default_flags(layout), "--transformer-impl=local")
     workload = load_workload(None, flags, is_planned=False)
-    given = (*machine.flags, f"--hetero-drill={drill}", f"--hetero-stall-limit={_STALL_S}")
+    given = (f"--hetero-drill={drill}", f"--hetero-stall-limit={_STALL_S}")
     options = Options(steps=_STEPS, optimizers=("adam",), plan_flags=given)
-    shrunk = shrink(plan_from_layout(layout, workload), workload)
-    jobs = VerifyJobs(shrunk, options, folder.resolve())
+    plan = plan_from_layout(layout, workload)
+    shrunk = shrink(plan, workload)
+    own = job_flags(replace(plan, workload=workload), workload, shrunk, _STEPS)
+    jobs = VerifyJobs(shrunk, options, folder.resolve(), own)
     # The plan's ranks read their first weights from this checkpoint.
     run_jobs([jobs.seed_job()], _SEED_LIMIT_S)
     job: LocalJob = jobs.plan_job("adam")

@@ -41,6 +41,17 @@ def side_by_side(num_gpus: int) -> Iterator[str]:
 
 
 @contextmanager
+def apart() -> Iterator[None]:
+    """Let the ranks of a `with` block share cards without MPS, by time slices: under MPS the death
+    of a rank ends the kernels of all others, on a card of their own too."""
+    kept = {name: os.environ.pop(name) for name in _FOLDERS if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ |= kept
+
+
+@contextmanager
 def _service(control: str) -> Iterator[str]:
     # A short path: the service makes sockets in the folder.
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:

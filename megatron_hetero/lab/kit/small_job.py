@@ -16,7 +16,6 @@ import torch
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.flags.gpu_needs import FP8_CAPABILITY
-from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.transformer_engine import layers
 
 
@@ -27,15 +26,11 @@ class Machine:
     gpu: str
     num_gpus: int
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Return the Megatron flags of local layers here; the runtime adds those of a CPU
-        itself."""
-        return () if self.num_gpus == 0 else backend.PLAIN_GPU_FLAGS
-
     def flags_of(self, named: str) -> tuple[str, ...]:
-        """Return the flags of a run with local layers or with Transformer Engine's."""
-        return self.flags if named == layers.LOCAL else ()
+        """Return the Megatron flags of a run with local layers or with Transformer Engine's; the
+        runtime adds those of a CPU itself."""
+        flag = f"--transformer-impl={named}"
+        return (flag, *layers.gpu_flags((flag,))) if self.num_gpus else (flag,)
 
     def lacks_transformer_engine(self) -> str | None:
         """Return the reason why Transformer Engine's layers cannot be tried; None if they can.
@@ -60,9 +55,9 @@ class Machine:
     def model(self, named: str = layers.LOCAL) -> tuple[str, ...]:
         """Return the flags of a GPT that takes some milliseconds a pass: in fp32 with local layers,
         in bf16 with Transformer Engine's."""
-        own = self.flags
+        own = self.flags_of(named)
         if named == layers.TRANSFORMER_ENGINE:
-            own = ("--bf16", f"--transformer-impl={named}")
+            own = (*own, "--bf16")
         # On a GPU a small model would only measure how fast the host launches kernels.
         hidden, heads, sequence = (192, 4, 128) if self.num_gpus == 0 else (1024, 16, 1024)
         return (

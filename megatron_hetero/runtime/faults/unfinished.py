@@ -48,6 +48,16 @@ def unfinished() -> list[str]:
     return [f"{MARK} {what}" for what in list(found)[:_MOST_LINES]]
 
 
+def card_waits() -> bool:
+    """Tell if this process's card is in an operation of NCCL.
+
+    A host that then synchronises with its card waits for other ranks, and no call of
+    `torch.distributed` on its stack shows it.
+    """
+    over_nccl = dist.is_initialized() and dist.get_backend() == dist.Backend.NCCL
+    return over_nccl and next(_recorded(), None) is not None
+
+
 def report_on_signal(number: signal.Signals) -> None:
     """Print `unfinished` to standard error whenever this process gets a signal, also while its main
     thread is inside of a library.  Call it on the main thread, and before anything else that is to

@@ -31,6 +31,7 @@ from megatron_hetero.runtime.faults.limits import LOST_S, PERIOD_S, StallLimits
 from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.store import launcher_serves
+from megatron_hetero.runtime.faults.unfinished import card_waits
 
 _VERDICT = "verdict"
 _STOPPED_S = 20.0
@@ -405,4 +406,6 @@ class Watch:
         # A recent stamp needs no look at the stack of the training thread.
         if age > PERIOD_S:
             waits, line = where(self._main)
+            # Asked of a rank that stands still alone: the record queries events of the card.
+            waits = waits or (age > self._limits.floor_s / 2 and card_waits())
         return Beat(self._number, stamp.step, phase, age, waits, line)

@@ -32,6 +32,7 @@ from megatron_hetero.errors import (
     HeteroError,
     InfeasiblePlanError,
 )
+from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE
 from megatron_hetero.runtime.faults import unfinished
 
 # Seconds between SIGTERM and SIGKILL.
@@ -267,6 +268,8 @@ def rank_environment(
         "MEGATRON_HETERO_STORE": store,
         "GLOO_SOCKET_IFNAME": "lo",
         **unfinished.RECORD,
+        # Megatron insists on one for tensor and context parallelism; a user's own choice stays.
+        **({CONNECTIONS_VARIABLE: os.environ.get(CONNECTIONS_VARIABLE, "1")} if num_cards else {}),
         **(_ON_A_SHARED_CARD | {"NCCL_HOSTID": f"rank-{rank}"} if shared else {}),
     }
 

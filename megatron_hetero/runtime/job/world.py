@@ -17,17 +17,22 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks import machine
 from megatron_hetero.runtime.job.one_machine import store_file
 
+LOCAL_STORE = "MEGATRON_HETERO_STORE"
+"""Variable with the path of the file through which the ranks of a local launch meet."""
+
 
 @dataclass(frozen=True)
 class World:
     """Place of this process in the job, as `torchrun` or the local launcher gives it.
 
-    `store_path` is a file through which the ranks meet, instead of a TCP port.
+    `store_path` is a file through which the ranks meet, instead of a TCP port.  `is_local`: forked
+    processes of one machine (`local_launch`) stand for the plan's devices, wherever these are.
     """
 
     rank: int
     size: int
     store_path: str | None = None
+    is_local: bool = False
 
     @staticmethod
     def from_environment() -> World:
@@ -35,7 +40,8 @@ class World:
         return World(
             int(os.environ.get("RANK", "0")),
             int(os.environ.get("WORLD_SIZE", "1")),
-            os.environ.get("MEGATRON_HETERO_STORE") or store_file(),
+            os.environ.get(LOCAL_STORE) or store_file(),
+            is_local=bool(os.environ.get(LOCAL_STORE)),
         )
 
     def store(self) -> dist.Store | None:
@@ -56,7 +62,8 @@ def check_world(plan: Plan, world: World) -> Position:
             f"(WORLD_SIZE). Start {len(table)} processes in all, as `megatron-hetero flags` "
             "prints them, or plan for the machines that are there."
         )
-    machine.check_binding(plan, world.rank, table[world.rank])
+    if not world.is_local:
+        machine.check_binding(plan, world.rank, table[world.rank])
     return table[world.rank]
 
 

@@ -24,7 +24,8 @@ _FLAG = "--transformer-impl"
 _MEGATRON = "megatron.core.extensions.transformer_engine"
 
 # With Transformer Engine the job's own choice counts: its kernels, and Apex's, have counterparts.
-_ONLY_LOCAL = ("--transformer-impl=local", "--no-gradient-accumulation-fusion")
+_UNFUSED_GRADIENTS = "--no-gradient-accumulation-fusion"
+_ONLY_LOCAL = ("--transformer-impl=local", _UNFUSED_GRADIENTS)
 
 _state: list[str | None] = []
 """The answer of `provide`, once it was asked: None, or the reason."""
@@ -115,12 +116,15 @@ def cpu_flags(megatron: Sequence[str]) -> tuple[str, ...]:
 
 
 def gpu_flags(megatron: Sequence[str]) -> tuple[str, ...]:
-    """Return the flags of one process of stock Megatron on a GPU: none with Transformer Engine's
-    layers, those of local ones where the job names them or there are no others."""
+    """Return the flags with which a job trains on a GPU whatever is installed: those of local
+    layers where the job names them or there are no others, and with Transformer Engine's layers the
+    flag without which Megatron's own output layer asks for Apex."""
     # On a GPU the compiled part has to be there, or the package has no kernels.
     if names(megatron) == LOCAL or importlib.util.find_spec("transformer_engine_torch") is None:
         return backend.PLAIN_GPU_FLAGS
-    return ()
+    # `ColumnParallelLinear` refuses to be built with the flag's default and without this module.
+    has_apex = importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
+    return () if has_apex else (_UNFUSED_GRADIENTS,)
 
 
 def said(megatron: Sequence[str]) -> str:

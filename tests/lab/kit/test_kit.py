@@ -257,7 +257,7 @@ def test_a_plan_and_a_kit_are_two_things(words: list[str]) -> None:
     ],
 )
 def test_a_forecast_holds_or_not(held: int, step_s: float, is_planted: bool, ok: bool) -> None:
-    found = judged(Forecast(1000, held, 1.0, step_s, {}), Machine("A100", 1), is_planted)
+    found = judged(Forecast(1000, held, 1.0, step_s, None, {}), Machine("A100", 1), is_planted)
     assert found.ok == ok
     assert ("too little is predicted" in found.what) == (held > 1030 or is_planted)
 

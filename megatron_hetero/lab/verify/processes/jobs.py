@@ -47,11 +47,13 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import in_one_precision, narrowest, stage_precisions
+from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob
 from megatron_hetero.runtime.megatron import checkpoint_metadata
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from megatron_hetero.runtime.parallel.boundary import always_send_parts
+from megatron_hetero.runtime.transformer_engine import layers
 from megatron_hetero.schedule.stock import is_stock
 
 _SAVED = "latest_checkpointed_iteration.txt"
@@ -345,6 +347,7 @@ class VerifyJobs:
         def train(rank: int) -> None:
             # A fault is planted in the forked ranks, before the entry takes hold of anything.
             always_send_parts()
+            here = layers.gpu_flags(argv) if backend.cuda_is_usable() else ()
             if self.options.fault is not None:
                 catalogue.plant(self.options.fault)
             save_without_a_server()
@@ -353,7 +356,7 @@ class VerifyJobs:
             # The record is written before the process may leave.
             leaving = None
             try:
-                entry.main(argv, recorder)
+                entry.main((*argv, *here), recorder)
             except SystemExit as left:
                 # Megatron ends a run at `--exit-interval` by leaving the process.
                 leaving = left
