@@ -50,6 +50,7 @@ def facts(**of_last_rank: Any) -> tuple[MachineFacts, ...]:
                 nccl="2.27.5",
                 megatron_core="0.19.2",
                 transformer_engine="2.8",
+                has_apex=True,
                 gpu_architectures=("sm_80", "sm_86", "sm_90", "compute_90"),
                 environment={"NCCL_ALGO": "Ring"},
             )
@@ -92,6 +93,7 @@ def test_a_planted_difference_is_found_and_nothing_else(id_: str, change: dict[s
 def test_missing_kernels_are_found() -> None:
     without = tuple(fact.model_copy(update={"transformer_engine": None}) for fact in facts())
     assert ids(JOB, without) == {"te-missing"}
+    without = tuple(fact.model_copy(update={"has_apex": False}) for fact in without)
     local = replace(JOB, plan=with_flags(PLAN, "--transformer-impl=local"))
     assert ids(local, without) == {"apex-missing"}
     plain = with_flags(
@@ -101,6 +103,30 @@ def test_missing_kernels_are_found() -> None:
         "--no-gradient-accumulation-fusion",
     )
     assert ids(replace(JOB, plan=plain), without) == set()
+
+
+def test_the_output_layer_needs_apex_beside_transformer_engine_too() -> None:
+    """It is Megatron's own `ColumnParallelLinear`, whose default refuses to be built without."""
+    without = tuple(fact.model_copy(update={"has_apex": False}) for fact in facts())
+    (found, *_) = check_machines(JOB, without)
+    assert found.id == "apex-missing" and found.remedy == "add --no-gradient-accumulation-fusion"
+    plain = with_flags(PLAN, "--no-gradient-accumulation-fusion")
+    assert ids(replace(JOB, plan=plain), without) == set()
+
+
+def test_stored_scores_are_found_where_the_plan_counts_on_a_fused_kernel() -> None:
+    unfused = tuple(fact.model_copy(update={"attention": "unfused"}) for fact in facts())
+    assert PLAN.workload is not None
+    training = PLAN.workload.training
+
+    def job(flash_attention: bool) -> Job:
+        other = replace(training, flash_attention=flash_attention)
+        return replace(JOB, plan=replace(PLAN, workload=replace(PLAN.workload, training=other)))
+
+    assert ids(job(True), unfused) == {"attention-unfused"}
+    assert ids(job(False), unfused) == set()
+    known = tuple(fact.model_copy(update={"attention": "fused"}) for fact in facts())
+    assert ids(job(True), known) == set()
 
 
 def test_a_release_known_to_return_wrong_sums_is_found() -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from megatron_hetero.errors import MegatronVersionError, UsageError
+from megatron_hetero.errors import UsageError
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.transformer_engine import bridges, finder, installed
@@ -85,8 +85,8 @@ def _provide() -> str | None:
     os.environ.setdefault("NVTE_UNFUSED_FP8_UPDATE", "1")
     try:
         importlib.import_module("transformer_engine.pytorch")
-    # Local layers remain, as if the package were not there.
-    except (ImportError, MegatronVersionError) as error:
+    # Local layers remain, as if the package were not there; a broken one may raise anything.
+    except Exception as error:
         finder.remove()
         installed.hide()
         return str(error)

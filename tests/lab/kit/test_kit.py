@@ -19,7 +19,7 @@ from megatron_hetero.lab.kit.equality import try_case
 from megatron_hetero.lab.kit.forecast import Forecast
 from megatron_hetero.lab.kit.lost_rank import LOSSES, Lost, lose
 from megatron_hetero.lab.kit.race import Race
-from megatron_hetero.lab.kit.shared_card import CONTROL, side_by_side
+from megatron_hetero.lab.kit.shared_card import CONTROL, apart, side_by_side
 from megatron_hetero.lab.kit.small_job import Machine
 from megatron_hetero.report.text.trials.kit import kit_report
 from megatron_hetero.runtime.transformer_engine.layers import LOCAL, TRANSFORMER_ENGINE
@@ -160,6 +160,10 @@ def test_the_service_runs_in_a_folder_of_its_own_and_ends(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with side_by_side(1) as how:
         folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+        # A rank that dies under the service would end the kernels of all others.
+        with apart():
+            assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+        assert os.environ.get("CUDA_MPS_PIPE_DIRECTORY") == folder
         assert how == ("time slices: MPS refused (no device)" if refuses else "MPS")
         assert (folder is None) == refuses
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ

@@ -18,6 +18,7 @@ from megatron_hetero.errors import (
     InfeasiblePlanError,
     UsageError,
 )
+from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE
 from megatron_hetero.runtime.job.local_launch import (
     LocalJob,
     RankFailedError,
@@ -163,3 +164,15 @@ def test_ranks_share_the_cards_of_a_machine_that_has_too_few() -> None:
     for num_cards in (0, 3, 8):
         alone = rank_environment(2, 3, "store", num_cards)
         assert alone["LOCAL_RANK"] == "2" and "NCCL_HOSTID" not in alone
+
+
+def test_ranks_on_cards_have_one_connection_unless_the_user_says_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Megatron refuses tensor and context parallelism with any other number before Blackwell."""
+    monkeypatch.delenv(CONNECTIONS_VARIABLE, raising=False)
+    assert CONNECTIONS_VARIABLE not in rank_environment(0, 2, "store", num_cards=0)
+    for num_cards in (1, 2):
+        assert rank_environment(0, 2, "store", num_cards)[CONNECTIONS_VARIABLE] == "1"
+    monkeypatch.setenv(CONNECTIONS_VARIABLE, "8")
+    assert rank_environment(0, 2, "store", num_cards=1)[CONNECTIONS_VARIABLE] == "8"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.transformer_engine import layers
 from megatron_hetero.runtime.transformer_engine.installed import hide_if_broken
 from tests.runtime.test_refusals import MODEL
 
@@ -82,3 +84,49 @@ def test_a_job_starts_beside_a_broken_package(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
     assert "lm loss" in done.stdout
+
+
+def test_a_gpu_without_apex_gets_the_flag_that_megatrons_output_layer_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Megatron's own words: `gradient_accumulation_fusion` without Apex's module is refused."""
+    from megatron.core.tensor_parallel import layers as megatron_layers
+
+    has = {"transformer_engine_torch": True}
+    monkeypatch.setattr(
+        layers.importlib.util, "find_spec", lambda name: object() if has.get(name) else None
+    )
+    assert not megatron_layers._grad_accum_fusion_available
+    assert layers.gpu_flags(()) == ("--no-gradient-accumulation-fusion",)
+    assert layers.gpu_flags(("--transformer-impl=local",)) == backend.PLAIN_GPU_FLAGS
+    has["fused_weight_gradient_mlp_cuda"] = True
+    assert layers.gpu_flags(()) == ()
+    has["transformer_engine_torch"] = False
+    assert layers.gpu_flags(()) == backend.PLAIN_GPU_FLAGS
+
+
+def test_the_kernel_of_attention_is_that_which_transformer_engine_names() -> None:
+    """Its own `get_attention_backend` answers, here over the CPU's bridge."""
+    program = (
+        "from megatron_hetero.runtime import backend\n"
+        "from megatron_hetero.runtime.transformer_engine import layers\n"
+        "print(layers.provide())\n"
+        "backend.activate_cpu_backend()\n"
+        "from megatron_hetero.runtime.transformer_engine.attention import attention_kernel\n"
+        "from tests.cost.builders import make_workload\n"
+        "print(attention_kernel(make_workload().model))\n"
+    )
+    said = {}
+    # The variable takes Transformer Engine's choice of cuDNN away.
+    for value in ("1", "0"):
+        env = {**os.environ, "NVTE_FUSED_ATTN": value, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            env=env, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        said[value] = done.stdout.splitlines()
+    if said["1"][0] != "None":
+        assert said["1"][-1] == "None"  # no Transformer Engine, and so no answer
+        return
+    assert (said["1"][-1], said["0"][-1]) == ("fused", "unfused")
