@@ -99,9 +99,9 @@ def on_this_backend(function: Callable[[int], None]) -> Callable[[int], None]:
         # Without a driver even the count of GPUs marks the process.
         if torch.cuda.is_available() and torch.cuda._is_in_bad_fork():
             raise EnvironmentMismatchError(
-                "the process that started this rank had already used CUDA, which no fork survives. "
-                "Start `megatron-hetero doctor --train` in a process of its own, with "
-                "PYTORCH_NVML_BASED_CUDA_CHECK=1."
+                "the process that started this rank had already used CUDA, which no fork survives; "
+                "a package that Megatron imports may do so. Start `megatron-hetero doctor --train` "
+                "in a process of its own, with PYTORCH_NVML_BASED_CUDA_CHECK=1."
             )
         function(rank)
 

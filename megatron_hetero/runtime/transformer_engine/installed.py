@@ -15,6 +15,8 @@ from importlib.util import find_spec
 
 import torch
 
+from megatron_hetero.runtime.transformer_engine.cards_at_import import answered_by_the_driver
+
 PACKAGES = ("transformer_engine", "transformer_engine_torch")
 HIDDEN_BEFORE = "it was hidden, because it cannot be imported"
 NO_GPU = "there is no GPU"
@@ -58,7 +60,8 @@ def hide_if_broken() -> str | None:
     if find_spec("transformer_engine") is None:
         return "it is not installed"
     try:
-        importlib.import_module("transformer_engine.pytorch")
+        with answered_by_the_driver():
+            importlib.import_module("transformer_engine.pytorch")
     except Exception as error:  # what a broken build raises is anybody's guess
         hide()
         return f"it cannot be imported ({type(error).__name__}: {error})"

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.transformer_engine import layers
+from megatron_hetero.runtime.transformer_engine.cards_at_import import answered_by_the_driver
 from megatron_hetero.runtime.transformer_engine.installed import hide_if_broken
 from tests.runtime.test_refusals import MODEL
 
@@ -130,3 +132,35 @@ def test_the_kernel_of_attention_is_that_which_transformer_engine_names() -> Non
         assert said["1"][-1] == "None"  # no Transformer Engine, and so no answer
         return
     assert (said["1"][-1], said["0"][-1]) == ("fused", "unfused")
+
+
+@pytest.mark.parametrize("capability", ["9.0", "[N/A]"])
+def test_the_driver_answers_at_import_so_that_cuda_does_not_start(
+    capability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside flash-attn Transformer Engine asks at import, and a started CUDA survives no fork."""
+    (tmp_path / "flash_attn.py").write_text("")
+    program = tmp_path / "nvidia-smi"
+    line = f"0, NVIDIA H100 80GB HBM3, 81559, {capability}, 00000000:01:00.0, Disabled, 10, 5, 16"
+    program.write_text(f'#!/bin/sh\necho "{line}"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def start_cuda() -> None:
+        raise RuntimeError("CUDA starts")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", start_cuda)
+    own = torch.cuda.get_device_properties
+    # Nobody is asked without flash-attn.
+    with answered_by_the_driver():
+        assert torch.cuda.get_device_properties is own
+    monkeypatch.syspath_prepend(tmp_path)
+    with answered_by_the_driver():
+        if capability == "9.0":
+            found = torch.cuda.get_device_properties(torch.cuda.current_device())
+            assert (found.major, found.minor) == (9, 0)
+            with pytest.raises(RuntimeError, match="CUDA starts"):
+                _ = found.multi_processor_count
+        else:
+            assert torch.cuda.get_device_properties is own
+    assert torch.cuda.get_device_properties is own
