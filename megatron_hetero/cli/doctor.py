@@ -149,9 +149,6 @@ def _run_training(arguments: argparse.Namespace, output: Output) -> int:
             "no Megatron flags (`verify` trains a plan's)"
         )
     require_runtime()
-    # Ranks are forked, which a process that has used CUDA forbids: torch is to ask NVML instead.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asks for it
     # Before Megatron, which looks for Transformer Engine once; on a GPU nothing is to be provided.
     importlib.import_module("megatron_hetero.runtime.transformer_engine.layers").provide()
     command = importlib.import_module("megatron_hetero.lab.kit.command")

@@ -35,6 +35,10 @@ from megatron_hetero.errors import (
 from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE
 from megatron_hetero.runtime.faults import unfinished
 
+# A parent that asks whether there are GPUs must not start CUDA by that, which survives no fork:
+# torch then asks the driver (NVML).
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 # Seconds between SIGTERM and SIGKILL.
 _KILL_AFTER_FAILURE_S = 2.0
 # Seconds between two looks at the children.
@@ -268,9 +272,17 @@ def rank_environment(
         "MEGATRON_HETERO_STORE": store,
         "GLOO_SOCKET_IFNAME": "lo",
         **unfinished.RECORD,
-        # Megatron insists on one for tensor and context parallelism; a user's own choice stays.
-        **({CONNECTIONS_VARIABLE: os.environ.get(CONNECTIONS_VARIABLE, "1")} if num_cards else {}),
+        **(_on_cards() if num_cards else {}),
         **(_ON_A_SHARED_CARD | {"NCCL_HOSTID": f"rank-{rank}"} if shared else {}),
+    }
+
+
+def _on_cards() -> Mapping[str, str]:
+    return {
+        # Megatron insists on one for tensor and context parallelism; a user's own choice stays.
+        CONNECTIONS_VARIABLE: os.environ.get(CONNECTIONS_VARIABLE, "1"),
+        # fp32 is to be fp32: Transformer Engine asks cuBLAS for TF32 (`cublaslt_gemm.cu`).
+        "NVIDIA_TF32_OVERRIDE": "0",
     }
 
 

@@ -62,11 +62,11 @@ def provide() -> str | None:
 
 
 def _provide() -> str | None:
-    if _MEGATRON in sys.modules:
-        return "Megatron was imported without it in this process"
-    # Hidden for any other reason than the missing GPU, the package stays hidden.
+    # On a GPU it is as it was found: usable, or hidden for a reason.
     if installed.REASON != installed.NO_GPU:
         return installed.REASON
+    if _MEGATRON in sys.modules:
+        return "Megatron was imported without it in this process"
     try:
         found = version("transformer-engine")
     except PackageNotFoundError:
@@ -128,8 +128,11 @@ def gpu_flags(megatron: Sequence[str]) -> tuple[str, ...]:
 
 
 def said(megatron: Sequence[str]) -> str:
-    """Say with which layers a job trains on this CPU."""
+    """Say with which layers a job trains on this machine."""
     reason = why_local(megatron)
     if reason is not None:
         return f"Megatron's local ones ({reason})"
+    # Nothing stands against the package where it has a GPU and its own kernels.
+    if installed.REASON is None:
+        return f"Transformer Engine {version('transformer-engine')}'s own"
     return f"Transformer Engine {bridges.VERSION}'s own, its kernels in plain torch"
