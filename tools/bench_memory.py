@@ -84,7 +84,9 @@ def row(name: str, cluster: Cluster, workload: Workload) -> list[str]:
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    folders = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
+    found = (path for path in (ROOT / "examples").iterdir() if path.is_dir())
+    # Examples with a workload serve, they do not train.
+    folders = sorted(path for path in found if not (path / "workload.yaml").exists())
     parser.add_argument("--clusters", nargs="+", type=Path, default=folders, metavar="FOLDER")
     rows = [row(*job) for job in jobs(parser.parse_args().clusters)]
     print(Table(COLUMNS, rows).markdown(), end="")

@@ -18,13 +18,11 @@ from typing import Any
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import CHOICES, Cluster
+from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.planner.evaluate.rescore import Rescorer
-from megatron_hetero.planner.evaluate.written import bare_plan
-from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.api import plan_and_explain
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +37,9 @@ FOLDERS = tuple(
         "benchmarks/settings/case-study-13b",
     )
 )
-SETTINGS = ("recompute", "micro_batch_size", "optimizer_share", "shares")
+SETTINGS = (
+    "recompute", "micro_batch_size", "optimizer_share", "shares", "exchange", "context_parallel"
+)  # fmt: skip
 """Those of `CHOICES` that the search sets."""
 
 
@@ -55,14 +55,14 @@ def planned(cluster: Cluster, workload: Workload, free: tuple[str, ...]) -> dict
     none fits."""
     held = tuple(name for name in CHOICES if name not in free)
     cluster = replace(cluster, limits=replace(cluster.limits, as_given=held))
-    problem = make_problem(cluster, workload)
-    best = Rescorer(search(problem)).best()
-    if best is None:
+    try:
+        plan, _ = plan_and_explain(cluster, workload)
+    except InfeasiblePlanError:
         return None
-    plan = bare_plan(problem, best, {})
+    assert plan.estimates is not None
     return {
-        "predicted_s": best.step_time_s,
-        "simulated_s": simulate_plan(plan, problem.cluster).step_time_s,
+        "predicted_s": plan.estimates.step_time_s,
+        "simulated_s": simulate_plan(plan, cluster).step_time_s,
         "layout": format_layout(plan.layout),
     }
 

@@ -258,6 +258,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         summary["notes"] = [
             *plan_notes(plan, workload, _places(arguments)),
             *(words for words in (held.words, unmeasured) if words),
+            *map(str, cluster.doubts),
         ]
         summary["chosen_precision"] = chosen.words or None
         summary["interrupted"] = explanation.interrupted
@@ -270,7 +271,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     outcome_part = [] if outcome is None else outcome_lines(outcome)
     faster = faster_flag_lines(faster_flags(plan, cluster, profile))
     lines = plan_report(plan, utilization, in_full=False)
-    chosen_for_you = [words for words in (chosen.words, held.words, unmeasured) if words]
+    said = (chosen.words, held.words, unmeasured, *map(str, cluster.doubts))
+    chosen_for_you = [words for words in said if words]
     notes = note_lines(plan, workload, _places(arguments))
     output.show(lines, "", *chosen_for_you, *outcome_part, *beside, *notes, *faster)
     # A wide gap may be the plan's or the bound's.

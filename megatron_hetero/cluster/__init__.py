@@ -11,5 +11,6 @@ lines         capacities that several paths share
 nics          which GPU of a machine sends over which network card
 graph         the cluster as a networkx graph
 site_tour     the order in which rings visit sites
+doubt         statements of a file that it contradicts itself
 names         host names, and names of cards and islands
 """

@@ -8,6 +8,7 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
+from megatron_hetero.cluster.doubt import Doubt
 from megatron_hetero.cluster.lines import Line as Line
 from megatron_hetero.cluster.lines import SitePair, node_uplink
 from megatron_hetero.cluster.link_classes import LinkClasses, classify_links
@@ -192,6 +193,8 @@ class Cluster:
     source: str = ""
     prices_per_gb: Mapping[tuple[str, str], float] = field(default_factory=dict)
     site_lines: Mapping[SitePair, tuple[Line, ...]] = field(default_factory=dict)
+    doubts: tuple[Doubt, ...] = field(default=(), compare=False)
+    """Statements of the file that it contradicts itself; `plan` and `doctor` show them."""
     kept_to: Library | None = None
     """Library to which a search keeps, if the limits leave the choice open."""
 

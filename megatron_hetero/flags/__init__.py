@@ -10,6 +10,7 @@ environment      environment variables, each with its reason
 other_objective  settings that make another objective of the job
 growing_batches  batches that a plan cannot divide
 notes            what a plan leaves out of a script, and what it changes
+unpriced         flags that change a step and that no price counts
 needed           flags that a job cannot start without
 job_script       a commented script of a whole job
 """

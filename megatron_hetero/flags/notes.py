@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from megatron_hetero.flags.environment import exports_left, job_settings, script_exports
 from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.support.lookup import refused_options
+from megatron_hetero.flags.unpriced import unpriced_words
 from megatron_hetero.model.spec import Unread, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import recompute
@@ -156,6 +157,9 @@ def _notes(
     changed = changed_settings(plan, job)
     if changed:
         yield f"the plan changes settings of the job: {changed}; `flags` follows the plan"
+    unpriced = unpriced_words(plan, job)
+    if unpriced:
+        yield unpriced
     yield from unmet_needs(plan, places)
     parts = unread_parts(plan)
     yield from unread_lines(parts, most_unread)

@@ -53,6 +53,7 @@ def check_figures(job: Job, profile: Profile | None) -> tuple[Finding, ...]:
     """Check memory, and that the plan was made for this cluster file."""
     return (
         *plan_checks.figures_are_fresh(job.plan, job.cluster),
+        *plan_checks.file_contradicts_itself(job.cluster),
         *plan_checks.memory_suffices(job.plan, job.cluster, profile, job.environment),
     )
 

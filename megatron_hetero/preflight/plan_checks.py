@@ -46,6 +46,12 @@ def figures_are_fresh(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         )
 
 
+def file_contradicts_itself(cluster: Cluster) -> Iterator[Finding]:
+    """Find statements of the cluster file that others of it overrule."""
+    for doubt in cluster.doubts:
+        yield Finding("cluster-file-doubt", "warning", *doubt)
+
+
 def operations_end(plan: Plan) -> Iterator[Finding]:
     """Find ranks that would deadlock under NCCL's rules."""
     if plan.workload is None:

@@ -10,10 +10,6 @@ from megatron_hetero.serving.fleet.plan import PlannedReplica, ServingPlan
 
 _FLASH, _FP8 = 8.0, 8.9
 """Least compute capability for FlashAttention, and for fp8 in tensor cores."""
-_THROTTLED = {"L4": 1.55, "T4": 1.9}
-"""Cards of about 70 W, which hold the data sheet's peak for an instant only: seconds of prompts as
-measured over those planned, means over two models of Helix's measured steps
-(`tools/referees/helix.py`, `benchmarks/results/serving-helix.json`)."""
 # 10 Gb/s: a hand-over of keys and values over a slower link is worth a warning.
 _SLOW_HAND_OVER = 1.25e9
 
@@ -37,7 +33,7 @@ def check_fleet(plan: ServingPlan, cluster: Cluster) -> tuple[Finding, ...]:
     # One finding for each type of GPU, not for each GPU.
     for name in sorted({gpu.name for gpu in gpus.values()}):
         gpu = next(g for g in gpus.values() if g.name == name)
-        found += [*_formats(plan, gpu), *_power(gpu)]
+        found += _formats(plan, gpu)
     found += _hand_over(plan, gpus)
     found += _hand_over_links(plan, cluster)
     # Errors first; `sorted` keeps the order otherwise.
@@ -97,17 +93,6 @@ def _formats(plan: ServingPlan, gpu: GpuType) -> Iterator[Finding]:
             f"compute capability {capability:g} has no FlashAttention; engines take another "
             "backend, which is slower than planned",
             "measure the engine on this card before the plan counts on it",
-        )  # fmt: skip
-
-
-def _power(gpu: GpuType) -> Iterator[Finding]:
-    late = _THROTTLED.get(gpu.name)
-    if late:
-        yield Finding(
-            "serve-power", "warning", gpu.name,
-            f"its power limit holds long prompts below the data sheet: steps that others measured "
-            f"took {late:g} times as long as planned",
-            "expect first tokens as much later on this card, or keep it to decoding",
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from megatron_hetero.cluster.doubt import Doubt
 from megatron_hetero.cluster.spec import Cluster, Limits, Link
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.support.lookup import refused_options
@@ -109,6 +110,11 @@ def across_sites() -> tuple[Plan, Cluster]:
 
 UNLIKE = partial(with_width, (("a", "A100-80GB", 2), ("b", "A100-80GB", 1)), "tp2:8 @12 | tp1:8 @4")
 
+def with_doubt() -> tuple[Plan, Cluster]:
+    plan, cluster = A100S()
+    return plan, replace(cluster, doubts=(Doubt("cluster.yaml:8", "too fast", "write less"),))
+
+
 FAULTS: tuple[
     tuple[str, Job, tuple[str, ...]], ...
 ] = (
@@ -168,6 +174,7 @@ FAULTS: tuple[
     ("interface-inside-machine", A100S, ("b:GLOO_SOCKET_IFNAME=docker0",)),
     ("interface-inside-machine", A100S, ("NCCL_SOCKET_IFNAME=^docker0",)),
     ("plan-not-for-cluster", of_another_cluster, ()),
+    ("cluster-file-doubt", with_doubt, ()),
     ("plan-out-of-date",
      lambda: (replace(A100S()[0], inputs={"cluster": "0" * 64}), A100S()[1]), ()),
     ("memory-exceeded", lambda: on_smaller_memory(-0.05), ()),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import combinations, permutations
 from math import inf
 
+from megatron_hetero.cluster.doubt import Doubt
 from megatron_hetero.cluster.file.islands import Island
 from megatron_hetero.cluster.file.references import References
-from megatron_hetero.cluster.file.schema import NodeSection
+from megatron_hetero.cluster.file.schema import LinkSection, LinksSection, NodeSection
 from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.nics import Nics, near_in_order
 from megatron_hetero.cluster.node_links import Link, NodeLinks
+from megatron_hetero.units import format_bandwidth
 
 
 def nics_of(place: int, section: NodeSection, references: References) -> Nics | None:
@@ -121,3 +123,68 @@ def capacity_of(section: NodeSection, nics: Nics | None) -> float:
     """Return the bytes/s between a machine and all others: the uplink, at most the sum of the
     NICs."""
     return min(section.uplink or inf, inf if nics is None else nics.total_bytes_per_s)
+
+
+def nics_below_links(
+    links: LinksSection,
+    nodes: Sequence[NodeSection],
+    nics: Mapping[str, Nics],
+    references: References,
+) -> Iterator[Doubt]:
+    """Find links inside sites that are faster than the NICs of any two machines there.
+
+    A link that some machines are too slow for, and others are not, is what the network carries.
+
+    Args:
+        links: the file's.
+        nodes: the file's machines.
+        nics: by the name of the machine, for machines that describe several.
+    """
+    if not nics:
+        return
+    # Site -> the NICs of its machines; two of a kind stand for all of the kind.
+    of_site: dict[str, list[Nics | None]] = {}
+    for node in nodes:
+        kinds, own = of_site.setdefault(node.site, []), nics.get(node.name)
+        if kinds.count(own) < 2:
+            kinds.append(own)
+    # One link for all sites, or one by site.
+    between, root = links.between_nodes, ("links", "between_nodes")
+    classes = between.items() if isinstance(between, dict) else [(None, between)]
+    for site, link in classes:
+        found = [
+            _carried(one, other)
+            for own, kinds in of_site.items()
+            for one, other in combinations(kinds, 2)
+            if site in (None, own)
+        ]
+        if link is not None and found and max(found) < link.bandwidth:
+            yield _doubt(root if site is None else (*root, site), link, max(found), references)
+    # Measured pairs, but for those between sites, which are one path for all NICs.
+    site_of = {node.name: node.site for node in nodes}
+    for place, measured in enumerate(links.measured):
+        a, b = measured.nodes
+        most = _carried(nics.get(a), nics.get(b))
+        if site_of[a] == site_of[b] and most < measured.bandwidth:
+            yield _doubt(("links", "measured", place), measured, most, references)
+
+
+def _carried(one: Nics | None, other: Nics | None) -> float:
+    """Return the most that a link between two machines can be: what one pair of GPUs gets, or all
+    GPUs where one machine has a single NIC for all."""
+    if one is not None and other is not None:
+        return min(one.bytes_per_s, other.bytes_per_s)
+    known = one or other
+    return inf if known is None else known.total_bytes_per_s
+
+
+def _doubt(
+    keypath: Sequence[str | int], link: LinkSection, most: float, references: References
+) -> Doubt:
+    said, carried = (format_bandwidth(speed) for speed in (link.bandwidth, most))
+    return Doubt(
+        references.place((*keypath, "bandwidth")),
+        f"{said} is more than the `nics` of any two machines carry, {carried}, which counts",
+        "a link is what one pair of GPUs sees, over one NIC at each end, and side by side NICs "
+        f"multiply it: write {carried} here, or the right bandwidth into `nics`",
+    )

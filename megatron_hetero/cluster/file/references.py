@@ -20,9 +20,12 @@ class References:
 
     def fail(self, keypath: Sequence[str | int], message: str) -> NoReturn:
         """Raise `ClusterError` as `file:line: key: message`."""
-        where = self.document.locate(keypath)
+        raise ClusterError(f"{self.place(keypath)}: {message}")
+
+    def place(self, keypath: Sequence[str | int]) -> str:
+        """Return `file:line: key`, of the part of a key path that the file has."""
         key = format_keypath(self.document.existing(keypath))
-        raise ClusterError(f"{where}: {key + ': ' if key else ''}{message}")
+        return f"{self.document.locate(keypath)}{': ' + key if key else ''}"
 
     def check(
         self, keypath: Sequence[str | int], kind: str, name: str, known: Iterable[str]

@@ -203,9 +203,16 @@ class Calibration:
         else:
             part = kin.part or usual
         # A board of few watts does not keep it up.
-        if kin.part_for_watts and gpu.watts_per_flop:
-            part = min(part, self._slack * kin.part_for_watts * gpu.watts_per_flop)
-        return part
+        kept_up = self.most_for_watts(gpu)
+        return part if kept_up is None else min(part, kept_up)
+
+    def most_for_watts(self, gpu: GpuType) -> float | None:
+        """Return the most of its 16-bit peak that a board's watts keep up, by measured types of its
+        compute capability; None where there are none, or its watts are unknown."""
+        kin = self._by_capability.get(gpu.compute_capability, _NO_KIN)
+        if kin.part_for_watts is None or gpu.watts_per_flop is None:
+            return None
+        return self._slack * kin.part_for_watts * gpu.watts_per_flop
 
     @cached_property
     def _part_of_best(self) -> float | None:

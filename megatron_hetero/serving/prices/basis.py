@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.serving.prices.engine import Engine
-from megatron_hetero.serving.prices.kernels import table_of
+from megatron_hetero.serving.prices.kernels import card_speed, table_of
 from megatron_hetero.serving.prices.measured import StepPhase
 
 
@@ -36,6 +36,17 @@ def _words(gpu: GpuType, width: int, engine: Engine, phase: StepPhase) -> str:
         number = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
         return f"{number} measured{at} ({first.engine} {first.version})"
     table = table_of(gpu.name, engine.name)
-    if table is None:
-        return "data sheet, at the median card's part of it"
-    return "table of kernels" if table == gpu.name else f"table of kernels of {table}"
+    if table == gpu.name:
+        return "table of kernels"
+    words = "data sheet, at the median card's part of it"
+    if table is not None:
+        words = f"table of kernels of {table}"
+    # Decode reads memory, which watts hardly slow.
+    return f"{words}, as far as its watts go" if phase == "prefill" and _is_held(gpu) else words
+
+
+def _is_held(gpu: GpuType) -> bool:
+    """Return whether the watts of its board slow a card's products."""
+    precision = "fp16" if gpu.peak_flops["bf16"] is None else "bf16"
+    speed = card_speed(gpu, precision).products
+    return speed.flops_per_s < (gpu.peak_flops[precision] or 0.0)

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.errors import ProfileError
 from megatron_hetero.files import read_json, validate_document
+from megatron_hetero.serving.prices.watts import part_kept_up
 
 _DEFAULT = "default"
 _USUAL_SIZE = 128
@@ -153,7 +154,10 @@ def card_speed(
     def speed(kind: str, flops_per_s: float) -> KernelSpeed:
         # Without either, the curve that holds for cards on the whole.
         curves = _curves()[kind][own]
-        return KernelSpeed(flops_per_s, gpu.memory_bytes_per_s, curves.get(name, curves[_DEFAULT]))
+        curve = curves.get(name, curves[_DEFAULT])
+        if gpu.name not in curves:
+            flops_per_s *= part_kept_up(gpu, curve.peak)
+        return KernelSpeed(flops_per_s, gpu.memory_bytes_per_s, curve)
 
     return CardSpeed(
         speed("products", eight_bits or peak),

@@ -111,3 +111,46 @@ def test_nics_that_cannot_be_are_refused_with_their_place(
         read(tmp_path, f", nics: {nics}")
     message = str(refused.value)
     assert said in message and "cluster.yaml:3" in message and "nics" in message
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "link", "measured", "said"),
+    [
+        (FOUR, FOUR, "10 GB/s", "", None),
+        (FOUR, FOUR, "8 GB/s", "", None),
+        (FOUR, FOUR, "10.1 GB/s", "", "8: links.between_nodes.bandwidth: 10.1 GB/s is more than"),
+        (FOUR, FOUR, "400 Gb/s", "", "any two machines carry, 10 GB/s, which counts"),
+        # Half of the machines are too slow: no pair is as fast as the link all the same.
+        (FOUR, ", nics: {count: 4, bandwidth: 50 GB/s}", "50 GB/s", "", "50 GB/s is more"),
+        # A single NIC for all of a machine may carry what all NICs of the other do.
+        (FOUR, "", "40 GB/s", "", None),
+        (FOUR, "", "41 GB/s", "", "carry, 40 GB/s"),
+        ("", "", "400 GB/s", "", None),
+        # Pairs that were measured, but for those between sites.
+        (FOUR, FOUR, "10 GB/s", "[a, b], bandwidth: 11 GB/s", "10: links.measured[0].bandwidth"),
+        (FOUR, FOUR, "10 GB/s", "[a, far], bandwidth: 11 GB/s", None),
+    ],
+)
+def test_a_link_that_no_two_machines_have_nics_for_is_said_with_its_place(
+    a: str, b: str, link: str, measured: str, said: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    more = f"  measured: [{{nodes: {measured}, latency: 9 us}}]\n" if measured else ""
+    path.write_text(FILE.format(a=a, b=b, far=FOUR.replace("4", "2"), link=link) + more)
+    doubts = [str(doubt) for doubt in load_cluster(path).doubts]
+    assert len(doubts) == (said is not None)
+    if said is not None:
+        assert said in doubts[0] and str(path) in doubts[0]
+
+
+def test_a_link_as_fast_as_the_fastest_machines_of_some_site_is_the_networks(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    fast = "  - {{name: c, gpu: A100-40GB, count: 2, nics: {{count: 2, bandwidth: 20 GB/s}}{}}}\n"
+    for site, num_doubts in ((", site: far", 0), ("", 1)):
+        nodes = fast.format(site) + "  - {name: far,"
+        far = ", nics: {count: 2, bandwidth: 20 GB/s}"
+        text = FILE.format(a=FOUR, b=FOUR, far=far, link="20 GB/s")
+        path.write_text(text.replace("  - {name: far,", nodes))
+        assert len(load_cluster(path).doubts) == num_doubts

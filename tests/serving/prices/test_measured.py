@@ -104,7 +104,7 @@ def test_a_phase_card_or_width_that_was_not_measured() -> None:
     assert wide == pytest.approx(0.1 / _seconds(tables, DECODE.work), rel=0.02)
     told = price_basis(gpu_type("L4"), 4, only)
     assert told.decode == "1 step measured at tp1 (vllm 0.32)"
-    assert told.prefill == "table of kernels of L40S"
+    assert told.prefill == "table of kernels of L40S, as far as its watts go"
     assert price_basis(gpu_type("L40S"), 1, tables).prefill == "table of kernels"
     assert "median" in price_basis(gpu_type("V100-16GB"), 1, tables).decode
 
