@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from megatron_hetero.model.blocks import blocks
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.divisions import Divisions, even_chunks
-from megatron_hetero.planner.stock.exchange import ExchangeLines, exchange_lines
+from megatron_hetero.planner.stock.exchange import ExchangeLines, Line, exchange_lines
 from megatron_hetero.planner.stock.grids import StockGrid
 from megatron_hetero.planner.stock.in_flight import most_kept, stock_schedule
+from megatron_hetero.planner.stock.least_exchange import least_exchange
 from megatron_hetero.planner.stock.place import NEVER, StockPlace
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockSettings
@@ -123,6 +124,13 @@ class StockCase:
         )
         return layer_flops, head_flops
 
+    @cached_property
+    def _least_exchange(self) -> Sequence[Line]:
+        """Lines below the seconds of each stage's exchange of gradients and new weights."""
+        prices = self._prices
+        groups = self.settings.expert_groups
+        return least_exchange(self.grid, prices.plain, prices.rows, groups)
+
     def quick_s(self, most_chunks: int | None = None) -> float:
         """Return what no division falls below: of `pace_s` and the fill of each replica's pipeline.
 
@@ -136,7 +144,8 @@ class StockCase:
     def _fill_s(self, d: int, chunks: int, times: Sequence[tuple[float, float]]) -> float:
         """Bound by starts: stage i begins when a forward has come through those before it, works m
         times t_i, and then a backward goes back through them: T >= m t_i + sum of (t_j + hops) over
-        j < i, with t_j of the first chunks alone.  A stage that waits for its sends has them in t.
+        j < i, with t_j of the first chunks alone, and then the first stage exchanges gradients and
+        weights.  A stage that waits for its sends has them in t.
 
         A weighted mean of these holds too; the weights (not negative) make a layer count for at
         least one wherever it lies.
@@ -145,15 +154,18 @@ class StockCase:
         # From the last stage to the first, so that a stage knows the weights behind it.
         weights = fixed_s = 0.0
         number, is_whole = self.num_micro_batches, chunks == 1
-        both = zip(reversed(times), reversed(hops_s), strict=True)
-        for (base_s, each_s), (own_s, before_s) in both:
+        both = zip(reversed(times), reversed(hops_s), self._stages[::-1], strict=True)
+        for (base_s, each_s), (own_s, before_s), p in both:
+            # After all that comes the exchange of the first stage, whatever stage it is behind.
+            zero_s, more_s = self._least_exchange[0] if p == 0 else (0.0, 0.0)
             # As much weight as makes a layer of this stage count for one, beside the later weights.
-            later = 1 / each_s - weights / chunks
-            weight = max(0.0, later / number)
+            left = 1 - weights * (each_s / chunks + more_s)
+            weight = max(0.0, left / (number * each_s + more_s))
             # The ends of the model may lie on other chunks than the first.
             fixed_s += (base_s + own_s) * number * weight + is_whole * base_s * weights
             fixed_s += before_s * weight
             weights += weight
+            fixed_s += zero_s * weights
         return (self.num_layers + fixed_s) / weights
 
     def _hops_s(self, d: int, chunks: int) -> list[tuple[float, float]]:
@@ -173,19 +185,18 @@ class StockCase:
         return found
 
     def pace_s(self) -> float:
-        """Return the work of all stages, in fractions of layers."""
+        """Return the work of all stages, and the least exchange of each, in fractions of layers."""
         slowness, offset = [], 0.0
         longest_s = 0.0
-        for p in self._stages:
+        for p, (zero_s, more_s) in zip(self._stages, self._least_exchange, strict=True):
             # Replicas run the same division: the slowest layer and the least base of any of them.
-            each_s = max(times[p][1] for times in self._times)
-            base_s = min(times[p][0] for times in self._times)
+            each_s = self.num_micro_batches * max(times[p][1] for times in self._times) + more_s
+            base_s = self.num_micro_batches * min(times[p][0] for times in self._times) + zero_s
             slowness.append(1 / each_s)
             offset += base_s / each_s
             longest_s = max(longest_s, base_s + self.num_chunks * each_s)
         # As if layers could be cut: all stages equally long.
-        period_s = (self.num_layers + offset) / sum(slowness)
-        return self.num_micro_batches * max(period_s, longest_s)
+        return max((self.num_layers + offset) / sum(slowness), longest_s)
 
     def least_s(self) -> float:
         """Return what no division falls below in whole layers that fit, with the recompute that
@@ -220,19 +231,20 @@ class StockCase:
 
     @cached_property
     def _ends_s(self) -> NDArray[np.float64]:
-        """Passes of the slowest replica with the least recompute, and the update, [stage, layers];
-        infinite where the stage does not fit."""
+        """Passes of the slowest replica with the least recompute, the least exchange and the
+        update, [stage, layers]; infinite where the stage does not fit."""
         again = np.where(self._kept < NEVER, self._kept, 0)
         layers = np.arange(self.num_layers + 1)
         found = np.full(again.shape, np.inf)
-        for p in self._stages:
+        for p, (zero_s, more_s) in zip(self._stages, self._least_exchange, strict=True):
             own = [
                 self.num_micro_batches * places[p].totals_s(again[p])
                 + places[p].memories.update_s[0]
                 + places[p].memories.update_s[1] * layers
                 for places in self._places
             ]
-            found[p] = np.where(self._kept[p] < NEVER, np.max(own, axis=0), np.inf)
+            ends_s = np.max(own, axis=0) + zero_s + more_s * layers
+            found[p] = np.where(self._kept[p] < NEVER, ends_s, np.inf)
         return found
 
     @cached_property

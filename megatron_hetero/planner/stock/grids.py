@@ -70,9 +70,9 @@ class StockGrid:
 
     def stage(self, d: int, p: int) -> Unit:
         """Return stage `p` of replica `d`."""
-        return self._unit(self._groups(d, p))
+        return self._unit(self.groups(d, p))
 
-    def _groups(self, d: int, p: int) -> range:
+    def groups(self, d: int, p: int) -> range:
         """Return the positions of the groups of a stage."""
         # Position of the stage among all of them: replicas first, or stages first.
         if self.rank_order == "tp-dp-pp":
@@ -106,7 +106,7 @@ class StockGrid:
         """Return the kinds of the GPUs of stage `p` of some replicas, each with a node."""
         units, kinds = self.ranks.units, self.ranks.kinds
         # One group of each kind, then its node.
-        found = {kinds[i]: units[i] for d in replicas for i in self._groups(d, p)}
+        found = {kinds[i]: units[i] for d in replicas for i in self.groups(d, p)}
         return {kind: cluster.node_by_name[unit.node] for kind, unit in found.items()}
 
     @property
@@ -158,7 +158,7 @@ class StockGrid:
             (kinds[i], numbers.setdefault(units[i].node, len(numbers)))
             for d in replicas
             for p in (range(self.num_stages) if stages is None else stages)
-            for i in self._groups(d, p)
+            for i in self.groups(d, p)
         )
 
     @property
