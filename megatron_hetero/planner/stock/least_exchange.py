@@ -47,6 +47,15 @@ def least_exchange(
         rows: rows of the padded vocabulary.
         expert_groups: as of `StageShape`.
     """
+    key = "least exchange", expert_groups, *grid.shape
+    if key not in grid.ranks.known:
+        grid.ranks.known[key] = _priced(grid, costs, rows, expert_groups)
+    return cast(Sequence[Line], grid.ranks.known[key])
+
+
+def _priced(
+    grid: StockGrid, costs: CostModel, rows: int, expert_groups: tuple[int, int] | None
+) -> Sequence[Line]:
     training, model = costs.workload.training, costs.workload.model
     is_alone = grid.num_replicas == 1 and grid.context_parallel == 1
     # What overlaps is left out, as in `exchange_lines`.

@@ -35,6 +35,7 @@ from megatron_hetero.planner.stock.best import StockBest, StockResult
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import Divisions, divisions_in_time, moves
 from megatron_hetero.planner.stock.forms import forms, groups_fit_grid
+from megatron_hetero.planner.stock.grid_bounds import GridBounds
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of, stock_ranks
 from megatron_hetero.planner.stock.limits import StockLimits, limits_beside_a_plan
 from megatron_hetero.planner.stock.prices import StockPrices
@@ -75,6 +76,15 @@ class _Form:
 
 
 @dataclass(frozen=True)
+class _Laid:
+    """A form on a grid, with each of these numbers of chunks."""
+
+    grid: StockGrid
+    form: GroupForm
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class _Grid:
     """A case of each of these numbers of chunks."""
 
@@ -93,7 +103,7 @@ class _Ready:
     place: int = 0
 
 
-_Item = tuple[StockRanks, GroupForm] | _Form | _Grid | StockCase | _Ready
+_Item = tuple[StockRanks, GroupForm] | _Form | _Laid | _Grid | StockCase | _Ready
 
 
 class _StockSearch:
@@ -103,6 +113,7 @@ class _StockSearch:
         self._problem, self._limits = problem, limits
         self._ranks, self._is_exact = stock_ranks(problem, limits.num_orders)
         self._rates = StockRates(problem, self._ranks)
+        self._bounds = GridBounds(problem, self._rates)
         self._prices = StockPrices(problem)
         self._best = StockBest(problem, limits)
         self._num_grids = self._num_made = self._num_bounded = self._num_climbs = 0
@@ -178,9 +189,10 @@ class _StockSearch:
                 self._price(item)
             case _Grid():
                 self._make_cases(item)
+            case _Laid():
+                self._make_grid(item)
             case _Form():
-                if self._rates.may_fit(item.ranks, item.form):
-                    self._make_grids(item.ranks, item.form)
+                self._lay(item.ranks, item.form)
             case (ranks, form):
                 # Experts as they lie, and each way to deal them out.
                 num_gpus, costs = len(ranks.units) * ranks.width, self._problem.costs
@@ -188,7 +200,8 @@ class _StockSearch:
                     own = replace(form, settings=replace(form.settings, expert_groups=groups))
                     self._push(self._rates.pace_s(ranks, own), _Form(ranks, own))
 
-    def _make_grids(self, ranks: StockRanks, form: GroupForm) -> None:
+    def _lay(self, ranks: StockRanks, form: GroupForm) -> None:
+        """Bound a form on each of its grids."""
         batch = self._problem.workload.training.global_batch_size
         for grid in grids_of(self._problem, ranks, form.context_parallel):
             sequences, rest = divmod(batch, grid.num_replicas)
@@ -201,16 +214,22 @@ class _StockSearch:
                 for number in range(1, self._limits.most_chunks + 1)
                 if self._can_interleave(grid, form, number, sequences // size)
             )
+            if not chunks:
+                continue
+            bound_s = self._bounds.bound_s(grid, form, chunks[0])
             # Like grids differ only in the names of their nodes.
             key = grid.width, grid.context_parallel, grid.num_stages, grid.content, form.settings
-            if not chunks or key in self._seen:
-                continue
-            self._seen.add(key)
-            settings = replace(form.settings, num_chunks=chunks[0])
-            for case in self._prices.quickest(grid, settings, dispatchers(self._problem.costs)):
-                made = StockCase(self._problem, grid, case, self._prices)
-                self._num_grids += 1
-                self._push(made.quick_s(chunks[-1]), _Grid(made, chunks))
+            if self._best.may_win(bound_s) and key not in self._seen:
+                self._seen.add(key)
+                self._push(bound_s, _Laid(grid, form, chunks))
+
+    def _make_grid(self, item: _Laid) -> None:
+        """Bound a grid with the links of its stages, under each dispatcher that may be best."""
+        settings = replace(item.form.settings, num_chunks=item.chunks[0])
+        for own in self._prices.quickest(item.grid, settings, dispatchers(self._problem.costs)):
+            made = StockCase(self._problem, item.grid, own, self._prices)
+            self._num_grids += 1
+            self._push(made.quick_s(item.chunks[-1]), _Grid(made, item.chunks))
 
     def _can_interleave(self, grid: StockGrid, form: GroupForm, chunks: int, number: int) -> bool:
         """Check as Megatron demands of micro-batches and layers; recompute by blocks is not for
