@@ -265,9 +265,13 @@ class StockCase:
         kept = [self._kept[p][stages[:, p]] for p in self._stages]
         return np.asarray(np.max(kept, axis=0), dtype=np.int64)
 
-    def least_times_s(self, divisions: Divisions) -> Seconds:
+    def least_times_s(self, divisions: Divisions, is_quick: bool = False) -> Seconds:
         """Return a step of each division in seconds, paths that are shared left out; `inf` where
-        it does not fit."""
+        it does not fit.
+
+        Args:
+            is_quick: with the least exchange of gradients and new weights, not with their own.
+        """
         stages = self.stages_of(divisions)
         recomputed = self.layers_to_recompute(stages)
         fits = recomputed < NEVER
@@ -275,10 +279,13 @@ class StockCase:
             fits &= self._holds_chunks(divisions)
         found = np.full(len(divisions), np.inf)
         if fits.any():
-            found[fits] = self._times_s(divisions[fits], stages[fits], recomputed[fits])
+            own = divisions[fits], stages[fits], recomputed[fits]
+            found[fits] = self._times_s(*own, is_quick)
         return found
 
-    def _times_s(self, divisions: Divisions, stages: Divisions, recomputed: Divisions) -> Seconds:
+    def _times_s(
+        self, divisions: Divisions, stages: Divisions, recomputed: Divisions, is_quick: bool
+    ) -> Seconds:
         # Pricing many divisions at once: each pass is an array over divisions.
         run = _relaxed_run(
             self.grid.num_stages, self.num_chunks, self.num_micro_batches, self.sends
@@ -291,7 +298,10 @@ class StockCase:
             ]
             ends.append(run.stage_ends_s(times, there, back))
         # After the pipelines come the exchange of gradients and the optimizer.
-        return self._after_exchange(ends, stages) + self._update_s(stages)
+        nothing = [(0.0, 0.0)] * self.grid.num_stages
+        lines = ExchangeLines(self._least_exchange, nothing, ())
+        lines = lines if is_quick else self._exchange_lines
+        return self._after_exchange(ends, stages, lines) + self._update_s(stages, lines)
 
     def _holds_chunks(self, divisions: Divisions) -> NDArray[np.bool_]:
         """Return whether the stages hold what their chunks keep, which may be unlike."""
@@ -368,13 +378,14 @@ class StockCase:
             found.append((forward_s * held / total, backward_s * held / total))
         return found
 
-    def _after_exchange(self, ends: Sequence[NDArray[np.float64]], stages: Divisions) -> Seconds:
+    def _after_exchange(
+        self, ends: Sequence[NDArray[np.float64]], stages: Divisions, lines: ExchangeLines
+    ) -> Seconds:
         """Return when all gradients are reduced.
 
         Each stage's all-reduce by itself, then those of tied embeddings; what overlaps with the
         last backward passes is left out.
         """
-        lines = self._exchange_lines
         slowest_s = np.max(ends, axis=0)
         # [stage]: when its gradients are reduced, after its last backward pass in any replica.
         last_s = [
@@ -385,11 +396,11 @@ class StockCase:
         both_s = np.maximum(last_s[0], last_s[-1])
         return np.asarray(np.max([*last_s, *(both_s + s for s in lines.tied_s)], axis=0))
 
-    def _update_s(self, stages: Divisions) -> Seconds:
+    def _update_s(self, stages: Divisions, lines: ExchangeLines) -> Seconds:
         """Return seconds of the optimizer, and with the distributed one the new weights, of the
         slowest stage."""
         found = []
-        for p, (zero_s, each_s) in enumerate(self._exchange_lines.weights):
+        for p, (zero_s, each_s) in enumerate(lines.weights):
             for places in self._places:
                 own_zero_s, own_each_s = places[p].memories.update_s
                 found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])

@@ -100,6 +100,8 @@ class _Ready:
     case: StockCase
     divisions: Divisions
     bounds_s: np.ndarray
+    is_quick: bool
+    """The bounds have the least exchange, not the case's own."""
     place: int = 0
 
 
@@ -183,6 +185,9 @@ class _StockSearch:
 
     def _look_at(self, item: _Item) -> None:
         match item:
+            case _Ready(is_quick=True):
+                # Like the links before, a case's own exchange is priced when it comes to it.
+                self._push_ready(item.case, item.divisions, is_quick=False)
             case _Ready():
                 self._next_division(item)
             case StockCase():
@@ -265,16 +270,25 @@ class _StockSearch:
         self._is_exact &= is_complete
         if not len(divisions):
             return
-        batches = range(0, len(divisions), _BATCH)
-        bounds_s = np.concatenate([case.least_times_s(divisions[b : b + _BATCH]) for b in batches])
         self._num_bounded += len(divisions)
+        ready = self._push_ready(case, divisions, is_quick=True)
+        if ready is not None:
+            self._num_cases[case.settings.num_chunks > 1] += 1
+            self._climb(case, ready.divisions[0], float(ready.bounds_s[0]))
+
+    def _push_ready(
+        self, case: StockCase, divisions: Divisions, is_quick: bool
+    ) -> _Ready | None:
+        """Bound divisions and put them in the queue; None where none fits."""
+        batches = [divisions[b : b + _BATCH] for b in range(0, len(divisions), _BATCH)]
+        bounds_s = np.concatenate([case.least_times_s(own, is_quick) for own in batches])
         # Lowest bound first, as `_Ready` has them.
         order = np.argsort(bounds_s, kind="stable")
-        bounds_s = bounds_s[order]
-        if np.isfinite(bounds_s[0]):
-            self._num_cases[case.settings.num_chunks > 1] += 1
-            self._push(float(bounds_s[0]), _Ready(case, divisions[order], bounds_s))
-            self._climb(case, divisions[order[0]], float(bounds_s[0]))
+        if not np.isfinite(bounds_s[order[0]]):
+            return None
+        ready = _Ready(case, divisions[order], bounds_s[order], is_quick)
+        self._push(float(ready.bounds_s[0]), ready)
+        return ready
 
     def _climb(self, case: StockCase, division: np.ndarray, start_s: float) -> None:
         """Move layers between the chunks of an interleaved case while that lowers the bound."""
@@ -291,14 +305,14 @@ class _StockSearch:
             moved = np.array(list(moves(division.tolist())), dtype=np.int64)
             if not len(moved):
                 break
-            bounds_s = case.least_times_s(moved)
+            bounds_s = case.least_times_s(moved, is_quick=True)
             self._num_bounded += len(moved)
             best = int(np.argmin(bounds_s))
             if not below(float(bounds_s[best]), own_s):
                 break
             division, own_s = moved[best], float(bounds_s[best])
         if below(own_s, start_s):
-            self._push(own_s, _Ready(case, division[None], np.array([own_s])))
+            self._push(own_s, _Ready(case, division[None], np.array([own_s]), is_quick=True))
 
     def _next_division(self, item: _Ready) -> None:
         """Simulate the division with the lowest bound; the next one may follow."""
