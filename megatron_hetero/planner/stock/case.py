@@ -138,8 +138,11 @@ class StockCase:
             most_chunks: as a bound for so many chunks too; by default for its own number alone.
         """
         chunks = most_chunks or self.num_chunks
-        replicas = zip(self._replicas, self._times, strict=True)
-        return max(self.pace_s(), *(self._fill_s(d, chunks, own) for d, own in replicas))
+        return max(self.pace_s(), *(self._fill_s(d, chunks, own) for d, own in self._replica_times))
+
+    @property
+    def _replica_times(self) -> list[tuple[int, list[tuple[float, float]]]]:
+        return list(zip(self._replicas, self._times, strict=True))
 
     def _fill_s(self, d: int, chunks: int, times: Sequence[tuple[float, float]]) -> float:
         """Bound by starts: stage i begins when a forward has come through those before it, works m
@@ -170,19 +173,32 @@ class StockCase:
 
     def _hops_s(self, d: int, chunks: int) -> list[tuple[float, float]]:
         """Return for each stage of a replica the seconds for which it waits for its own sends of a
-        micro-batch, and those of the boundaries before it, there and back, without these waits."""
-        waits = self._waits and chunks == 1
+        micro-batch, and those of the boundaries before it, there and back, without these waits; for
+        its own number of chunks up to so many."""
         there_s, back_s = [0.0], [0.0]
         for here, there in pairwise(self._stages):
             there_s.append(sum(self._prices.crossing_s(d, here, there)))
             back_s.append(sum(self._prices.crossing_s(d, there, here)))
+        there_s.append(0.0)
         found, before_s = [], 0.0
         for p in self._stages:
             # A message there belongs to the stage before, one back to this stage.
             before_s += there_s[p] + back_s[p]
-            own_s = back_s[p] + (there_s[p + 1] if p + 1 < len(there_s) else 0.0)
-            found.append((own_s, before_s - back_s[p]) if waits else (0.0, before_s))
+            if self.sends == "waited" and chunks == 1:
+                found.append((there_s[p + 1] + back_s[p], before_s - back_s[p]))
+            else:
+                found.append((self._chunk_waits_s(d, p), before_s))
         return found
+
+    def _chunk_waits_s(self, d: int, p: int) -> float:
+        """Return the seconds of a micro-batch for which an interleaved stage waits for what its
+        forward passes send; its backward passes go on."""
+        if self.sends != "overlapped":
+            return 0.0
+        # The last stage sends back to the first what all chunks but its last one make.
+        is_last = p + 1 == self.grid.num_stages
+        to, number = (0, self.num_chunks - 1) if is_last else (p + 1, self.num_chunks)
+        return number * sum(self._prices.crossing_s(d, p, to))
 
     def pace_s(self) -> float:
         """Return the work of all stages, and the least exchange of each, in fractions of layers."""
@@ -231,20 +247,36 @@ class StockCase:
 
     @cached_property
     def _ends_s(self) -> NDArray[np.float64]:
-        """Passes of the slowest replica with the least recompute, the least exchange and the
-        update, [stage, layers]; infinite where the stage does not fit."""
+        """Passes of the slowest replica with the least recompute, what comes before and after them
+        at least, and the update, [stage, layers]; infinite where the stage does not fit."""
         again = np.where(self._kept < NEVER, self._kept, 0)
         layers = np.arange(self.num_layers + 1)
         found = np.full(again.shape, np.inf)
+        fills_s = [self._least_fills_s(d, own) for d, own in self._replica_times]
         for p, (zero_s, more_s) in zip(self._stages, self._least_exchange, strict=True):
-            own = [
-                self.num_micro_batches * places[p].totals_s(again[p])
-                + places[p].memories.update_s[0]
-                + places[p].memories.update_s[1] * layers
-                for places in self._places
-            ]
-            ends_s = np.max(own, axis=0) + zero_s + more_s * layers
-            found[p] = np.where(self._kept[p] < NEVER, ends_s, np.inf)
+            exchange_s = zero_s + more_s * layers
+            own = []
+            for places, fills in zip(self._places, fills_s, strict=True):
+                wait_s, fill_s = fills[p]
+                # After the passes its own exchange, or the way back through the stages before.
+                ends_s = self.num_micro_batches * (places[p].totals_s(again[p]) + wait_s)
+                update_s, layer_update_s = places[p].memories.update_s
+                ends_s += update_s + layer_update_s * layers + np.maximum(exchange_s, fill_s)
+                own.append(ends_s)
+            found[p] = np.where(self._kept[p] < NEVER, np.max(own, axis=0), np.inf)
+        return found
+
+    def _least_fills_s(
+        self, d: int, times: Sequence[tuple[float, float]]
+    ) -> list[tuple[float, float]]:
+        """Return for each stage of a replica its waits for a micro-batch, and the least time in
+        which the first micro-batch comes to it and the last one goes back."""
+        found, passes_s = [], 0.0
+        hops_s = self._hops_s(d, self.num_chunks)
+        for (base_s, each_s), (own_s, before_s) in zip(times, hops_s, strict=True):
+            found.append((own_s, before_s + passes_s))
+            # The first chunk of each stage before has a layer.
+            passes_s += each_s + (base_s if self.num_chunks == 1 else 0.0)
         return found
 
     @cached_property
