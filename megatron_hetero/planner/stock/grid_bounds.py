@@ -51,32 +51,52 @@ class GridBounds:
         self._problem, self._rates = problem, rates
         self._rooms: dict[tuple[object, ...], _Room] = {}
 
-    def bound_s(self, grid: StockGrid, form: GroupForm, num_chunks: int = 1) -> float:
-        """Return a lower bound for a form on a grid, with so many chunks a stage or more; infinite
-        where it does not fit."""
-        problem, settings = self._problem, form.settings
-        batch = problem.workload.training.global_batch_size
-        number = batch // grid.num_replicas // settings.micro_batch_size
-        rows = problem.costs.vocab_rows([grid.width])
-        exchange = least_exchange(grid, problem.costs, rows, settings.expert_groups)
-        depth, kinds = grid.num_stages, grid.kinds_of_stages
+    def pace_s(self, grid: StockGrid, form: GroupForm, num_chunks: int = 1) -> float:
+        """Return a lower bound for a form on a grid, with so many chunks a stage or more, as if
+        memory had no end."""
+        most = [self._problem.num_layers] * grid.num_stages
+        return _shortest_s(self._stages(grid, form, most), self._problem.num_layers, num_chunks)
+
+    def fitting_s(self, grid: StockGrid, form: GroupForm, num_chunks: int = 1) -> float:
+        """Return what `pace_s` does, with the layers that fit; infinite where there are too few."""
+        most = self._most_layers(grid, form)
+        if min(most) < num_chunks:
+            return inf
+        return _shortest_s(self._stages(grid, form, most), self._problem.num_layers, num_chunks)
+
+    def _stages(
+        self, grid: StockGrid, form: GroupForm, most: list[int]
+    ) -> list[tuple[float, float, int]]:
+        """Return of each stage the seconds without layers, those of each layer, and `most`."""
+        costs, groups = self._problem.costs, form.settings.expert_groups
+        exchange = least_exchange(grid, costs, costs.vocab_rows([grid.width]), groups)
+        number = self._num_micro_batches(grid, form)
+        found = []
+        for kinds, (zero_s, more_s), own in zip(grid.kinds_of_stages, exchange, most, strict=True):
+            layer_s = max(self._rates.layer_s(kind, form) for kind in kinds)
+            found.append((zero_s, number * layer_s + more_s, own))
+        return found
+
+    def _num_micro_batches(self, grid: StockGrid, form: GroupForm) -> int:
+        batch = self._problem.workload.training.global_batch_size
+        return batch // grid.num_replicas // form.settings.micro_batch_size
+
+    def _most_layers(self, grid: StockGrid, form: GroupForm) -> list[int]:
+        """Return the most layers that each stage has room for."""
+        depth, number = grid.num_stages, self._num_micro_batches(grid, form)
         rooms: dict[tuple[int, bool, bool], _Room] = {}
-        # Of each stage: seconds without layers, of each layer, and the most layers.
-        stages: list[tuple[float, float, int]] = []
-        for p, (zero_s, more_s) in enumerate(exchange):
-            ends, most = (p == 0, p + 1 == depth), problem.num_layers
-            for kind in kinds[p]:
-                key = kind, *ends
+        found = []
+        for p, kinds in enumerate(grid.kinds_of_stages):
+            most = self._problem.num_layers
+            for kind in kinds:
+                key = kind, p == 0, p + 1 == depth
                 if key not in rooms:
                     rooms[key] = self._room(*key, form, grid.state_holders)
                 # 1F1B keeps as many micro-batches as there are stages from this one on; chunks
                 # keep no fewer.
                 most = min(most, rooms[key].most_layers(min(depth - p, number)))
-            if most < num_chunks:
-                return inf
-            each_s = number * max(self._rates.layer_s(kind, form) for kind in kinds[p]) + more_s
-            stages.append((zero_s, each_s, most))
-        return _shortest_s(stages, problem.num_layers, num_chunks)
+            found.append(most)
+        return found
 
     def _room(
         self, kind: int, first: bool, last: bool, form: GroupForm, holders: StateHolders

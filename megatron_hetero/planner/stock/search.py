@@ -82,6 +82,8 @@ class _Laid:
     grid: StockGrid
     form: GroupForm
     chunks: tuple[int, ...]
+    fits: bool = False
+    """The bound has the memory of its GPUs in it."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,10 @@ class _StockSearch:
                 self._price(item)
             case _Grid():
                 self._make_cases(item)
+            case _Laid(fits=False):
+                # Memory first: where it decides, no link need be looked at.
+                bound_s = self._bounds.fitting_s(item.grid, item.form, item.chunks[0])
+                self._push(bound_s, replace(item, fits=True))
             case _Laid():
                 self._make_grid(item)
             case _Form():
@@ -221,7 +227,7 @@ class _StockSearch:
             )
             if not chunks:
                 continue
-            bound_s = self._bounds.bound_s(grid, form, chunks[0])
+            bound_s = self._bounds.pace_s(grid, form, chunks[0])
             # Like grids differ only in the names of their nodes.
             key = grid.width, grid.context_parallel, grid.num_stages, grid.content, form.settings
             if self._best.may_win(bound_s) and key not in self._seen:
