@@ -86,9 +86,11 @@ def test_tokens_are_those_that_megatron_gives_a_rank(size: int, tmp_path: Path) 
         import torch.distributed as dist
         from megatron.core.utils import get_batch_on_this_cp_rank
 
-        whole = torch.arange(24).unsqueeze(0)
+        # Every sequence of a micro-batch is cut alike, however many there are.
+        whole = torch.arange(24).repeat(size, 1)
         batch = get_batch_on_this_cp_rank({"tokens": whole}, False, cp_group=dist.group.WORLD)
-        assert torch.equal(batch["tokens"][0], ContextPlace((24 // size,) * size, rank).positions())
+        own = ContextPlace((24 // size,) * size, rank).positions()
+        assert torch.equal(batch["tokens"], own.repeat(size, 1))
 
     in_world(f"tp{size}:1 @1", check, tmp_path)
 

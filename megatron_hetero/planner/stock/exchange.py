@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.ring import ring_key
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.placing import with_expert_groups
 from megatron_hetero.planner.stock.grids import StockGrid
@@ -57,10 +59,13 @@ def _priced(
     if is_alone and not (model.copies_words and waits):
         return ExchangeLines(nothing, nothing, [])
 
+    like = _first_likes(grid, costs.cluster)
+    stages = sorted(set(like))
+
     def collectives(num_layers: int) -> tuple[tuple[Collective, ...], ...]:
-        """Return the collectives of gradients and of new weights, with so many layers on every
-        stage."""
-        frame = _frame(grid, num_layers, expert_groups)
+        """Return the collectives of gradients and of new weights, with so many layers on each of
+        the unlike stages."""
+        frame = _frame(grid, stages, num_layers, expert_groups)
         return GradientExchange(costs, frame, rows, {}, {}).stock()
 
     # Prices with one layer and with two give the line: what a layer adds, and what is left.
@@ -71,27 +76,48 @@ def _priced(
         tied_s = []
     if training.overlap_grad_reduce or not waits:
         return ExchangeLines(nothing, nothing, tied_s)
-    gradients, weights = (
-        [
-            (2 * a - b, b - a)
-            for a, b in zip(
-                _of_stages_s(of_one, num_stages), _of_stages_s(of_two, num_stages), strict=True
-            )
-        ]
-        for of_one, of_two in zip(one, collectives(2), strict=True)
-    )
+    found = []
+    for of_one, of_two in zip(one, collectives(2), strict=True):
+        seconds = (_of_stages_s(own, len(stages)) for own in (of_one, of_two))
+        lines = {
+            p: (2 * a - b, b - a) for p, a, b in zip(stages, *seconds, strict=True)
+        }
+        found.append([lines[p] for p in like])
+    gradients, weights = found
     return ExchangeLines(gradients, weights, tied_s)
 
 
-def _frame(grid: StockGrid, num_layers: int, expert_groups: tuple[int, int] | None) -> Placement:
-    """Return the grid with so many layers on every stage; the number of micro-batches does not
-    matter here."""
+def _first_likes(grid: StockGrid, cluster: Cluster) -> list[int]:
+    """Return for each stage the first one with an equal exchange for as many layers: with groups of
+    the same kinds, whose nodes follow each other alike in rings.  The ends of the model are like no
+    other stage."""
+    units, kinds, last = grid.ranks.units, grid.ranks.kinds, grid.num_stages - 1
+    first: dict[object, int] = {}
+    found = []
+    for p in range(grid.num_stages):
+        places = [i for d in range(grid.num_replicas) for i in grid.groups(d, p)]
+        nodes = {units[i].node for i in places}
+        in_ring = sorted(nodes, key=lambda node: ring_key(cluster, Device(node, 0)))
+        number = {node: i for i, node in enumerate(in_ring)}
+        key: object = tuple((kinds[i], number[units[i].node]) for i in places)
+        # Several network cards of a machine are near some of its GPUs each.
+        is_alone = p in (0, last) or cluster.has_nics
+        found.append(first.setdefault(p if is_alone else key, p))
+    return found
+
+
+def _frame(
+    grid: StockGrid, stages: Sequence[int], num_layers: int, expert_groups: tuple[int, int] | None
+) -> Placement:
+    """Return some stages of the grid with so many layers on each; the number of micro-batches does
+    not matter here."""
     frame = Placement(
         tuple(
             PlacedReplica(
-                tuple(replace(u.stage, num_layers=num_layers) for u in chain), grid.num_stages
+                tuple(replace(grid.stage(d, p).stage, num_layers=num_layers) for p in stages),
+                grid.num_stages,
             )
-            for chain in grid.chains
+            for d in range(grid.num_replicas)
         )
     )
     return frame if expert_groups is None else with_expert_groups(frame, expert_groups)

@@ -26,12 +26,16 @@ _STOCK_DIVIDES_WITH = frozenset(
     {"--moe-expert-capacity-factor", "--qk-clip", "--log-max-attention-logit"}
 )
 """Flags with which Megatron can divide sequences but the plug-in cannot."""
+
+
 def forms(problem: Problem, ranks: StockRanks) -> Iterator[GroupForm]:
     """Yield every form of groups on some ranks, of one chunk a stage and undealt experts.
 
-    Left out are forms that have a shorter like: where context-parallel size and micro-batch size
-    have a common divisor c, c times as many replicas on the same GPUs, with micro-batches of one
-    c-th, have as many tokens on each GPU and as many micro-batches, and less to exchange.
+    Left out are forms that stock Megatron runs but that have a quicker like: where context-parallel
+    size and micro-batch size have a common divisor c, c times as many replicas, with micro-batches
+    of one c-th, have as many tokens on each GPU and as many micro-batches, and shorter rings of
+    keys and values.  In the order `tp-dp-pp` the like has each stage on the same GPUs, in
+    `tp-pp-dp` on as many of the same nodes.
     """
     sizes = _sizes(problem, problem.workload.training.global_batch_size)
     kinds = kinds_of_recompute(problem)

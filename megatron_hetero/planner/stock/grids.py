@@ -70,9 +70,9 @@ class StockGrid:
 
     def stage(self, d: int, p: int) -> Unit:
         """Return stage `p` of replica `d`."""
-        return self._unit(self._groups(d, p))
+        return self._unit(self.groups(d, p))
 
-    def _groups(self, d: int, p: int) -> range:
+    def groups(self, d: int, p: int) -> range:
         """Return the positions of the groups of a stage."""
         # Position of the stage among all of them: replicas first, or stages first.
         if self.rank_order == "tp-dp-pp":
@@ -93,7 +93,7 @@ class StockGrid:
         (own, *beyond) = indices.items()
         return Unit(*own, self.context_parallel, tuple(beyond))
 
-    @property
+    @cached_property
     def state_holders(self) -> StateHolders:
         """Return how many GPUs divide the states of the distributed optimizer; tied ends have
         twice as many."""
@@ -106,8 +106,17 @@ class StockGrid:
         """Return the kinds of the GPUs of stage `p` of some replicas, each with a node."""
         units, kinds = self.ranks.units, self.ranks.kinds
         # One group of each kind, then its node.
-        found = {kinds[i]: units[i] for d in replicas for i in self._groups(d, p)}
+        found = {kinds[i]: units[i] for d in replicas for i in self.groups(d, p)}
         return {kind: cluster.node_by_name[unit.node] for kind, unit in found.items()}
+
+    @cached_property
+    def kinds_of_stages(self) -> tuple[tuple[int, ...], ...]:
+        """The kinds of groups of each stage in all replicas, ascending."""
+        kinds = self.ranks.kinds
+        return tuple(
+            tuple(sorted({kinds[i] for d in range(self.num_replicas) for i in self.groups(d, p)}))
+            for p in range(self.num_stages)
+        )
 
     @property
     def replica_patterns(self) -> tuple[tuple[object, ...], ...]:
@@ -141,7 +150,7 @@ class StockGrid:
             self.ranks.known[key] = hash(frozenset(counts.items())), len(counts)
         return self.ranks.known[key]
 
-    @property
+    @cached_property
     def shape(self) -> tuple[object, ...]:
         """All but its groups."""
         return self.num_replicas, self.num_stages, self.rank_order, self.context_parallel
@@ -158,7 +167,7 @@ class StockGrid:
             (kinds[i], numbers.setdefault(units[i].node, len(numbers)))
             for d in replicas
             for p in (range(self.num_stages) if stages is None else stages)
-            for i in self._groups(d, p)
+            for i in self.groups(d, p)
         )
 
     @property
@@ -223,14 +232,21 @@ def stock_ranks(
     return tuple(found), is_complete
 
 
-def grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Iterator[StockGrid]:
-    """Yield every way to fill replicas and stages with all groups.
+def grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Sequence[StockGrid]:
+    """Return every way to fill replicas and stages with all groups, the same for every form.
 
     Args:
         problem: whose limits are kept.
         ranks: the groups.
         context_parallel: of them to a stage.
     """
+    key = "grids", context_parallel
+    if key not in ranks.known:
+        ranks.known[key] = tuple(_grids_of(problem, ranks, context_parallel))
+    return cast(tuple[StockGrid, ...], ranks.known[key])
+
+
+def _grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Iterator[StockGrid]:
     num_units, rest = divmod(len(ranks.units), context_parallel)
     if rest:
         # More replicas than groups, and replica counts only rise.

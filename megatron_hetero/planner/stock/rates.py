@@ -14,7 +14,6 @@ from functools import cached_property
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.choices import dispatchers
-from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.share import TensorShare, even_share_or_none
@@ -77,7 +76,7 @@ class StockRates:
         num_batches = training.global_batch_size / form.settings.micro_batch_size
         counts = ranks.kind_counts.items()
         # Layers a second of all groups, as if they worked without a pause.
-        speed = sum(n / self._of(kind, form) for kind, n in counts)
+        speed = sum(n / self.layer_s(kind, form) for kind, n in counts)
         return num_batches * self._problem.num_layers * form.context_parallel / speed
 
     def dealt_pace_s(self, ranks: StockRanks, form: GroupForm) -> float:
@@ -91,26 +90,12 @@ class StockRates:
             found.append(self.pace_s(ranks, own))
         return min(found)
 
-    def may_fit(self, ranks: StockRanks, form: GroupForm) -> bool:
-        """Return whether all groups together hold the model's layers, each with one micro-batch and
-        the least of the optimizer's states, and a layer at least."""
-        settings, num_groups = form.settings, len(ranks.units)
-        recompute = "full" if settings.recompute == "as needed" else settings.recompute
-        costs = self._costs(settings).variant(recompute=recompute)
-        if costs.workload.training.use_distributed_optimizer:
-            costs = costs.variant(holders=StateHolders(num_groups, 2 * num_groups))
-        share = settings.share(costs.workload.model, form.width, form.context_parallel)
-        rows, total = costs.vocab_rows([form.width]), 0.0
-        for kind, number in ranks.kind_counts.items():
-            asked = self._kinds[kind].node, form.width, False, False, 1, rows, None, share
-            most = costs.memory(*asked).max_layers
-            if most < 1:
-                return False
-            total += most * number / form.context_parallel
-        return total >= self._problem.num_layers
+    def node_of(self, kind: int) -> Node:
+        """Return a node of a kind."""
+        return self._kinds[kind].node
 
-    def _of(self, kind: int, form: GroupForm) -> float:
-        """Return the seconds of a layer, forward and backward."""
+    def layer_s(self, kind: int, form: GroupForm) -> float:
+        """Return the seconds of a layer on a group of a kind, forward and backward."""
         key = kind, *form.price_key
         if key not in self._layer_s:
             self._layer_s[key] = self._priced(kind, form)

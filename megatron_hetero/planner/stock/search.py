@@ -35,6 +35,7 @@ from megatron_hetero.planner.stock.best import StockBest, StockResult
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import Divisions, divisions_in_time, moves
 from megatron_hetero.planner.stock.forms import forms, groups_fit_grid
+from megatron_hetero.planner.stock.grid_bounds import GridBounds
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of, stock_ranks
 from megatron_hetero.planner.stock.limits import StockLimits, limits_beside_a_plan
 from megatron_hetero.planner.stock.prices import StockPrices
@@ -75,6 +76,17 @@ class _Form:
 
 
 @dataclass(frozen=True)
+class _Laid:
+    """A form on a grid, with each of these numbers of chunks."""
+
+    grid: StockGrid
+    form: GroupForm
+    chunks: tuple[int, ...]
+    fits: bool = False
+    """The bound has the memory of its GPUs in it."""
+
+
+@dataclass(frozen=True)
 class _Grid:
     """A case of each of these numbers of chunks."""
 
@@ -90,10 +102,12 @@ class _Ready:
     case: StockCase
     divisions: Divisions
     bounds_s: np.ndarray
+    is_quick: bool
+    """The bounds have the least exchange, not the case's own."""
     place: int = 0
 
 
-_Item = tuple[StockRanks, GroupForm] | _Form | _Grid | StockCase | _Ready
+_Item = tuple[StockRanks, GroupForm] | _Form | _Laid | _Grid | StockCase | _Ready
 
 
 class _StockSearch:
@@ -103,6 +117,7 @@ class _StockSearch:
         self._problem, self._limits = problem, limits
         self._ranks, self._is_exact = stock_ranks(problem, limits.num_orders)
         self._rates = StockRates(problem, self._ranks)
+        self._bounds = GridBounds(problem, self._rates)
         self._prices = StockPrices(problem)
         self._best = StockBest(problem, limits)
         self._num_grids = self._num_made = self._num_bounded = self._num_climbs = 0
@@ -172,15 +187,23 @@ class _StockSearch:
 
     def _look_at(self, item: _Item) -> None:
         match item:
+            case _Ready(is_quick=True):
+                # Like the links before, a case's own exchange is priced when it comes to it.
+                self._push_ready(item.case, item.divisions, is_quick=False)
             case _Ready():
                 self._next_division(item)
             case StockCase():
                 self._price(item)
             case _Grid():
                 self._make_cases(item)
+            case _Laid(fits=False):
+                # Memory first: where it decides, no link need be looked at.
+                bound_s = self._bounds.fitting_s(item.grid, item.form, item.chunks[0])
+                self._push(bound_s, replace(item, fits=True))
+            case _Laid():
+                self._make_grid(item)
             case _Form():
-                if self._rates.may_fit(item.ranks, item.form):
-                    self._make_grids(item.ranks, item.form)
+                self._lay(item.ranks, item.form)
             case (ranks, form):
                 # Experts as they lie, and each way to deal them out.
                 num_gpus, costs = len(ranks.units) * ranks.width, self._problem.costs
@@ -188,7 +211,8 @@ class _StockSearch:
                     own = replace(form, settings=replace(form.settings, expert_groups=groups))
                     self._push(self._rates.pace_s(ranks, own), _Form(ranks, own))
 
-    def _make_grids(self, ranks: StockRanks, form: GroupForm) -> None:
+    def _lay(self, ranks: StockRanks, form: GroupForm) -> None:
+        """Bound a form on each of its grids."""
         batch = self._problem.workload.training.global_batch_size
         for grid in grids_of(self._problem, ranks, form.context_parallel):
             sequences, rest = divmod(batch, grid.num_replicas)
@@ -201,16 +225,22 @@ class _StockSearch:
                 for number in range(1, self._limits.most_chunks + 1)
                 if self._can_interleave(grid, form, number, sequences // size)
             )
+            if not chunks:
+                continue
+            bound_s = self._bounds.pace_s(grid, form, chunks[0])
             # Like grids differ only in the names of their nodes.
             key = grid.width, grid.context_parallel, grid.num_stages, grid.content, form.settings
-            if not chunks or key in self._seen:
-                continue
-            self._seen.add(key)
-            settings = replace(form.settings, num_chunks=chunks[0])
-            for case in self._prices.quickest(grid, settings, dispatchers(self._problem.costs)):
-                made = StockCase(self._problem, grid, case, self._prices)
-                self._num_grids += 1
-                self._push(made.quick_s(chunks[-1]), _Grid(made, chunks))
+            if self._best.may_win(bound_s) and key not in self._seen:
+                self._seen.add(key)
+                self._push(bound_s, _Laid(grid, form, chunks))
+
+    def _make_grid(self, item: _Laid) -> None:
+        """Bound a grid with the links of its stages, under each dispatcher that may be best."""
+        settings = replace(item.form.settings, num_chunks=item.chunks[0])
+        for own in self._prices.quickest(item.grid, settings, dispatchers(self._problem.costs)):
+            made = StockCase(self._problem, item.grid, own, self._prices)
+            self._num_grids += 1
+            self._push(made.quick_s(item.chunks[-1]), _Grid(made, item.chunks))
 
     def _can_interleave(self, grid: StockGrid, form: GroupForm, chunks: int, number: int) -> bool:
         """Check as Megatron demands of micro-batches and layers; recompute by blocks is not for
@@ -246,16 +276,25 @@ class _StockSearch:
         self._is_exact &= is_complete
         if not len(divisions):
             return
-        batches = range(0, len(divisions), _BATCH)
-        bounds_s = np.concatenate([case.least_times_s(divisions[b : b + _BATCH]) for b in batches])
         self._num_bounded += len(divisions)
+        ready = self._push_ready(case, divisions, is_quick=True)
+        if ready is not None:
+            self._num_cases[case.settings.num_chunks > 1] += 1
+            self._climb(case, ready.divisions[0], float(ready.bounds_s[0]))
+
+    def _push_ready(
+        self, case: StockCase, divisions: Divisions, is_quick: bool
+    ) -> _Ready | None:
+        """Bound divisions and put them in the queue; None where none fits."""
+        batches = [divisions[b : b + _BATCH] for b in range(0, len(divisions), _BATCH)]
+        bounds_s = np.concatenate([case.least_times_s(own, is_quick) for own in batches])
         # Lowest bound first, as `_Ready` has them.
         order = np.argsort(bounds_s, kind="stable")
-        bounds_s = bounds_s[order]
-        if np.isfinite(bounds_s[0]):
-            self._num_cases[case.settings.num_chunks > 1] += 1
-            self._push(float(bounds_s[0]), _Ready(case, divisions[order], bounds_s))
-            self._climb(case, divisions[order[0]], float(bounds_s[0]))
+        if not np.isfinite(bounds_s[order[0]]):
+            return None
+        ready = _Ready(case, divisions[order], bounds_s[order], is_quick)
+        self._push(float(ready.bounds_s[0]), ready)
+        return ready
 
     def _climb(self, case: StockCase, division: np.ndarray, start_s: float) -> None:
         """Move layers between the chunks of an interleaved case while that lowers the bound."""
@@ -272,14 +311,14 @@ class _StockSearch:
             moved = np.array(list(moves(division.tolist())), dtype=np.int64)
             if not len(moved):
                 break
-            bounds_s = case.least_times_s(moved)
+            bounds_s = case.least_times_s(moved, is_quick=True)
             self._num_bounded += len(moved)
             best = int(np.argmin(bounds_s))
             if not below(float(bounds_s[best]), own_s):
                 break
             division, own_s = moved[best], float(bounds_s[best])
         if below(own_s, start_s):
-            self._push(own_s, _Ready(case, division[None], np.array([own_s])))
+            self._push(own_s, _Ready(case, division[None], np.array([own_s]), is_quick=True))
 
     def _next_division(self, item: _Ready) -> None:
         """Simulate the division with the lowest bound; the next one may follow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from megatron_hetero.cost.placement import PlacedExperts
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.best import StockBest
 from megatron_hetero.planner.stock.case import StockCase
-from megatron_hetero.planner.stock.divisions import divisions_in_time
+from megatron_hetero.planner.stock.divisions import divisions_in_time, stage_divisions
 from megatron_hetero.planner.stock.forms import contexts, forms, groups_fit_grid
+from megatron_hetero.planner.stock.grid_bounds import GridBounds
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of, stock_ranks
 from megatron_hetero.planner.stock.least_experts import KindLinks, least_expert_links
 from megatron_hetero.planner.stock.limits import StockLimits
@@ -105,6 +107,8 @@ def test_each_bound_is_at_most_the_next(problem: Problem, data: st.DataObject) -
     bounds = {
         "any dealing": rates.dealt_pace_s(ranks, replace(form, settings=plain)),
         "form": rates.pace_s(ranks, form),
+        "grid": GridBounds(problem, rates).pace_s(case.grid, form, case.num_chunks),
+        "fitting": GridBounds(problem, rates).fitting_s(case.grid, form, case.num_chunks),
         "pace": case.pace_s(),
         "any chunks": case.quick_s(4),
         "quick": case.quick_s(),
@@ -113,6 +117,7 @@ def test_each_bound_is_at_most_the_next(problem: Problem, data: st.DataObject) -
     event(f"experts {case.settings.expert_groups is not None}, chunks {case.num_chunks}")
     assert bounds["any dealing"] <= bounds["form"] * SLACK
     assert bounds["form"] <= bounds["pace"] * SLACK
+    assert bounds["grid"] <= bounds["fitting"] * SLACK
     assert bounds["any chunks"] <= bounds["quick"] * SLACK
     of = divisions_of(case)
     if not len(of):
@@ -120,8 +125,6 @@ def test_each_bound_is_at_most_the_next(problem: Problem, data: st.DataObject) -
     least = case.least_times_s(of)
     for name, bound_s in bounds.items():
         assert bound_s <= least.min() * SLACK, name
-    if not rates.may_fit(ranks, form):
-        assert np.isinf(least).all()
     if np.isinf(least).all():
         return
     # The division of the lowest bound, as Megatron would run it.
@@ -238,6 +241,43 @@ def test_forms_that_have_a_shorter_like_are_left_out() -> None:
         for f in forms(make_problem(held, workload), ranks)
     }
     assert (2, 2) in every
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problems(), st.data())
+def test_a_form_that_is_left_out_is_no_quicker_than_its_like(
+    problem: Problem, data: st.DataObject
+) -> None:
+    """On any nodes, with experts dealt out or not."""
+    assume(problem.nodes)
+    batch = problem.workload.training.global_batch_size
+    cases = []
+    for ranks in stock_ranks(problem, 100)[0]:
+        for context in contexts(problem, ranks):
+            for grid in grids_of(problem, ranks, context):
+                sequences, rest = divmod(batch, grid.num_replicas)
+                sizes = [n for n in (2, 4) if gcd(n, context) > 1 and sequences % n == 0]
+                is_laid = grid.rank_order == "tp-dp-pp" and grid.num_stages <= problem.num_layers
+                cases += [(grid, n) for n in sizes if not rest and is_laid]
+    assume(cases)
+    grid, size = data.draw(st.sampled_from(cases))
+    num_gpus = len(grid.ranks.units) * grid.width
+    every = (None, *expert_groups(problem.costs, grid.width, num_gpus))
+    groups = data.draw(st.sampled_from([own for own in every if groups_fit_grid(grid, own)]))
+    divisor = gcd(grid.context_parallel, size)
+    (like,) = [
+        one
+        for one in grids_of(problem, grid.ranks, grid.context_parallel // divisor)
+        if one.num_stages == grid.num_stages and one.rank_order == "tp-dp-pp"
+    ]
+    assume(groups_fit_grid(like, groups))
+    prices = StockPrices(problem)
+    case, other = (
+        StockCase(problem, one, StockSettings(number, "as needed", 1, groups), prices)
+        for one, number in ((grid, size), (like, size // divisor))
+    )
+    of = stage_divisions(problem.num_layers, [range(1, problem.num_layers + 1)] * grid.num_stages)
+    assert (other.least_times_s(of) <= case.least_times_s(of) * SLACK).all()
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

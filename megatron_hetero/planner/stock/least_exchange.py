@@ -1,0 +1,151 @@
+"""The least exchange of gradients and new weights that stages of stock Megatron can have.
+
+Quicker than the exchange itself (`planner.stock.exchange`), so that a grid can be left out by it:
+each ring of holders counts by the nodes that it leads over, without latencies, additions, senders
+to one receiver and lines that other nodes share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.memory.states import state_bytes
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.ring import ring_key
+from megatron_hetero.cost.parameters import layer_params, stage_params
+from megatron_hetero.cost.share import even_share
+from megatron_hetero.planner.stock.exchange import Line
+from megatron_hetero.planner.stock.grids import StockGrid
+from megatron_hetero.schedule.exchange.stock_buckets import routed_params
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """Seconds of one byte of a buffer on its way round.
+
+    Attributes:
+        slowest_s: on the slowest hop.
+        hops_s: between nodes, by the two nodes.
+    """
+
+    slowest_s: float
+    hops_s: dict[tuple[str, str], float]
+
+
+def least_exchange(
+    grid: StockGrid, costs: CostModel, rows: int, expert_groups: tuple[int, int] | None
+) -> Sequence[Line]:
+    """Return for each stage a line below the seconds of its gradients and new weights together.
+
+    Args:
+        costs: knows the links.
+        rows: rows of the padded vocabulary.
+        expert_groups: as of `StageShape`.
+    """
+    key = "least exchange", expert_groups, *grid.shape
+    if key not in grid.ranks.known:
+        grid.ranks.known[key] = _priced(grid, costs, rows, expert_groups)
+    return cast(Sequence[Line], grid.ranks.known[key])
+
+
+def _priced(
+    grid: StockGrid, costs: CostModel, rows: int, expert_groups: tuple[int, int] | None
+) -> Sequence[Line]:
+    training, model = costs.workload.training, costs.workload.model
+    is_alone = grid.num_replicas == 1 and grid.context_parallel == 1
+    # What overlaps is left out, as in `exchange_lines`.
+    if is_alone or training.overlap_grad_reduce or not training.stock_waits:
+        return [(0.0, 0.0)] * grid.num_stages
+    states = state_bytes(training)
+    is_divided = training.use_distributed_optimizer
+    # Bytes of each parameter on every hop: reduced and gathered, or reduced everywhere.
+    num_bytes = states.gradient + states.weight if is_divided else 2 * states.gradient
+    share, last = even_share(model, 1), grid.num_stages - 1
+    routed = routed_params(model) if expert_groups is not None else 0
+    found = []
+    for p in range(grid.num_stages):
+        ends = num_bytes * stage_params(model, share, 0, p == 0, p == last, rows)
+        each = num_bytes * (layer_params(model, share) - routed)
+        typical = model.num_layers / grid.num_stages
+        lines = []
+        for dense_s, together, experts_s in _paths(grid, costs.cluster, p, expert_groups):
+            # Experts are divided among the replicas that hold them together.
+            of_experts = experts_s * num_bytes * (routed // together)
+            lines.append((dense_s * ends, dense_s * each + of_experts))
+        # Each path is a bound by itself; the one with most to carry counts.
+        found.append(max(lines, key=lambda line: line[0] + line[1] * typical))
+    return found
+
+
+_Path = tuple[float, int, float]
+"""Seconds of one byte of the dense buffer; replicas that hold experts together; seconds of one byte
+of the experts of each ring."""
+
+
+def _paths(
+    grid: StockGrid, cluster: Cluster, p: int, expert_groups: tuple[int, int] | None
+) -> Sequence[_Path]:
+    """Return the paths of a stage's rings: those that a replica waits for, and between nodes."""
+    own = grid.ranks_of_stage
+    whole = own if expert_groups is None else expert_groups[0] * expert_groups[1]
+    key = "least paths", p, whole, *grid.shape
+    known = grid.ranks.known
+    if key in known:
+        return cast(Sequence[_Path], known[key])
+    # [replica] -> node of each of the stage's tensor-parallel groups.
+    units, width = grid.ranks.units, grid.width
+    stages = [[units[i].node for i in grid.groups(d, p)] for d in range(grid.num_replicas)]
+    dense = _ring(grid, cluster, [node for nodes in stages for node in nodes], width)
+    # Replicas at the same place of their groups hold the same experts (`StockBuckets.of_experts`).
+    together, step = max(1, whole // own), min(whole, own)
+    firsts = [i // width for i in range(0, own, step)]
+    rings = [
+        _ring(grid, cluster, [nodes[i] for nodes in stages[turn::together] for i in firsts], step)
+        for turn in range(together if expert_groups is not None else 0)
+    ]
+    sums_s: Counter[tuple[str, str]] = Counter()
+    for ring in rings:
+        sums_s.update(ring.hops_s)
+    slowest_s = max((ring.slowest_s for ring in rings), default=0.0)
+    found = [(dense.slowest_s, together, slowest_s)]
+    found += [(dense.hops_s.get(ends, 0.0), together, own_s) for ends, own_s in sums_s.items()]
+    known[key] = found
+    return found
+
+
+def _ring(grid: StockGrid, cluster: Cluster, nodes: Sequence[str], width: int) -> _Ring:
+    """Return the ring over groups of so many ranks, each by the node of its first one."""
+    counts = Counter(nodes)
+    key = "least ring", width, frozenset(counts.items())
+    known = grid.ranks.known
+    if key not in known:
+        known[key] = _made(cluster, counts, width)
+    return cast(_Ring, known[key])
+
+
+def _made(cluster: Cluster, counts: Counter[str], width: int) -> _Ring:
+    share = (counts.total() - 1) / counts.total()
+    nodes = sorted(counts, key=lambda node: ring_key(cluster, Device(node, 0)))
+    # Between nodes the path carries all of a group's buffer, inside a node each port a rank's part.
+    hops_s = {
+        ends: share / _bytes_per_s(cluster, *ends)
+        for ends in pairwise([*nodes, nodes[0]] if len(nodes) > 1 else [])
+    }
+    inside_s = [
+        share / width / cluster.node_by_name[node].link.bytes_per_s
+        for node, number in counts.items()
+        if number > 1
+    ]
+    return _Ring(max([*hops_s.values(), *inside_s], default=0.0), hops_s)
+
+
+def _bytes_per_s(cluster: Cluster, here: str, there: str) -> float:
+    """Return what a node can send to another at most."""
+    link = cluster.node_links[here, there]
+    nics = cluster.node_by_name[here].nics
+    return link.bytes_per_s if nics is None else max(link.bytes_per_s, nics.total_bytes_per_s)
