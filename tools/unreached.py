@@ -34,7 +34,6 @@ GIVEN = f"{PACKAGE}.runtime.transformer_engine.kernels."
 """Modules whose public names are given to Transformer Engine, which calls them."""
 FOR_TESTS = {
     "cost.memory.holdings.held_bytes": "what plans are compared by",
-    "flags.support.verification_table.CPU_CANNOT_RUN": "the only reasons that a table may have",
     "lab.verify.faults.newer.ONLY_RESUMED": "which faults need a job that resumes",
     "plan.file._AllOnLineOne": "of plan_from_data",
     "plan.file.plan_from_data": "plans that a test has edited",
