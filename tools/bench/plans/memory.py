@@ -77,7 +77,12 @@ def row(name: str, cluster: Cluster, workload: Workload) -> list[str]:
     ]
 
 
-EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
+EXAMPLES = sorted(
+    path
+    for path in (ROOT / "examples").iterdir()
+    # Examples with a workload serve, they do not train.
+    if path.is_dir() and not (path / "workload.yaml").exists()
+)
 OPTIONS = (option("--clusters", nargs="+", type=Path, default=EXAMPLES, metavar="FOLDER"),)
 
 

@@ -20,15 +20,13 @@ from megatron_hetero.cluster.spec import CHOICES, Cluster
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.planner.evaluate.rescore import Rescorer
-from megatron_hetero.planner.evaluate.written import bare_plan
-from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.schedule.simulator.step import simulate_plan
-from tools.bench.jobs import FOLDERS, files_of
+from tools.bench.jobs import FOLDERS, files_of, plan_or_none, step_s
 from tools.bench.show import Columns, is_chosen, only, option
 
-SETTINGS = ("recompute", "micro_batch_size", "optimizer_share", "shares")
+SETTINGS = (
+    "recompute", "micro_batch_size", "optimizer_share", "shares", "exchange", "context_parallel"
+)  # fmt: skip
 """Those of `CHOICES` that the search sets."""
 WAYS = {"none": (), **{name: (name,) for name in SETTINGS}, "all": SETTINGS}
 
@@ -38,14 +36,12 @@ def planned(cluster: Cluster, workload: Workload, free: tuple[str, ...]) -> dict
     none fits."""
     held = tuple(name for name in CHOICES if name not in free)
     cluster = replace(cluster, limits=replace(cluster.limits, as_given=held))
-    problem = make_problem(cluster, workload)
-    best = Rescorer(search(problem)).best()
-    if best is None:
+    plan = plan_or_none(cluster, workload)
+    if plan is None:
         return None
-    plan = bare_plan(problem, best, {})
     return {
-        "predicted_s": best.step_time_s,
-        "simulated_s": simulate_plan(plan, problem.cluster).step_time_s,
+        "predicted_s": step_s(plan),
+        "simulated_s": simulate_plan(plan, cluster).step_time_s,
         "layout": format_layout(plan.layout),
     }
 

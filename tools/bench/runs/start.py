@@ -191,7 +191,7 @@ def _resident_mib() -> float:
 
 COLUMNS = (
     "ranks", "communicators of a rank", "of the job", "NCCL buffers a channel",
-    "calls of a rank, before", "now", "seconds, before", "now ", "MiB of a rank",
+    "calls of a rank, before", "calls, now", "seconds, before", "seconds, now", "MiB of a rank",
     "store messages", "seconds", "MiB",
 )  # fmt: skip
 

@@ -86,7 +86,7 @@ def sync_actions(groups: RankGroups, plan: Plan, size: Size) -> tuple[Action, Ac
     buffer = SimpleNamespace(params=values, grad_data=gradients, extra_main_grads=[])
     buckets = plan_buckets(tables, stages)
     own = [b for b in buckets if rank in b.holders]
-    arrange([SimpleNamespace(buffers=[buffer])], own, parameters)
+    arrange([SimpleNamespace(buffers=[buffer], expert_parallel_buffers=[])], own, parameters)
     made: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for bucket in buckets:
         if bucket.holders not in made:
