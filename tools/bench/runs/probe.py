@@ -38,6 +38,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.runtime.job.local_launch import LocalJob, kept_folder, run_jobs
+from tools.bench.jobs import quoted
 from tools.bench.show import Columns, Failure, option
 
 MODEL = (
@@ -191,11 +192,10 @@ def train(
 
 
 COLUMNS = Columns({
-    "plan": "{layout}",
-    "predicted": lambda row: f"{row['predicted_step_time_s'] * 1e3:.1f} ms",
-    "measured": lambda row: f"{row['measured_step_time_s'] * 1e3:.1f} ms",
-    "error": "{error:+.1%}",
-    "of the rounds": lambda row: ", ".join(f"{error:+.1%}" for error in row["errors"]),
+    "plan": lambda row: f"{row['plan']}, {quoted(row['layout'])}",
+    "predicted": "{predicted_step_time_s:.2f} s", "trained": "{measured_step_time_s:.2f} s",
+    "error": lambda row: f"{100 * row['error']:+.1f} %",
+    "the rounds": lambda row: ", ".join(f"{100 * error:+.1f}" for error in row["errors"]),
 })  # fmt: skip
 
 
