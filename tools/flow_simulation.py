@@ -57,7 +57,8 @@ class FlowSimulation:
             if reduces:
                 key = there, at, start, stop
                 pieces[key] = pieces.get(key, 0) + 1
-        tree, found = self._tree, {}
+        tree = self._tree
+        found: dict[tuple[int, int], float] = {}
         for (holder, at, start, stop), count in pieces.items():
             seconds = (
                 num_bytes
@@ -138,8 +139,8 @@ class FlowSimulation:
             senders = active[(edges == edge).any(axis=1)]
             peers = self._tree.ancestors[self._source[senders], self._tree.depths[edge // 2]]
             own = peers < 0
-            count = len(np.unique(peers[~own])) + len(np.unique(self._source[senders][own]))
-            room[edge] /= 1 + slowdown * max(0, count - most)
+            fan_in = len(np.unique(peers[~own])) + len(np.unique(self._source[senders][own]))
+            room[edge] /= 1 + slowdown * max(0, fan_in - most)
         rates = np.zeros(len(active))
         is_free = np.ones(len(active), bool)
         while is_free.any():

@@ -1,4 +1,4 @@
-"""Print `docs/megatron-flags.md` from `flags/support/table.py`.
+"""Print `docs/megatron-flags.md` from `flags/support/support.json`.
 
 python tools/make_flags_page.py            # rewrites the page
 python tools/make_flags_page.py --check    # exit 1 if the page is out of date

@@ -3,7 +3,7 @@
     python tools/results.py                 which there are, with command, date and machine
     python tools/results.py gaps            run the command of benchmarks/results/gaps.json again
     python tools/results.py gaps --rows two-sites budget        the same for these rows (`--only`)
-    python tools/results.py gaps --tables jobs --kind measured -- python tools/bench_gaps.py
+    python tools/results.py gaps --tables jobs --kind measured -- python tools/bench gaps
 
 A file of `benchmarks/results` holds the tables and figures that pages show (`tools/pages.py` puts
 them there).  They are taken from the Markdown tables that the command prints, in that order.

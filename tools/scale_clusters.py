@@ -1,4 +1,4 @@
-"""Made-up clusters of any size for `bench_scale`: the same ones on every machine and every run.
+"""Made-up clusters of any size for benchmarks: the same ones on every machine and every run.
 
 Up to 4,096 GPUs one site of three types; above that a hundred sites of six types in five regions.
 Links are those of common hardware: NVLink or PCIe inside a node, InfiniBand or Ethernet between the
@@ -8,8 +8,11 @@ nodes of a site, leased fibre between sites.
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 from random import Random
 from typing import Any
+
+from megatron_hetero.files import canonical_json
 
 GPUS_PER_NODE = 8
 MAX_GPUS_OF_ONE_SITE = 4096
@@ -126,3 +129,11 @@ def _between_sites(sites: list[str]) -> list[dict[str, Any]]:
 
 def _node(number: int, gpu: str, site: str) -> dict[str, Any]:
     return {"name": f"n{number:04}", "gpu": gpu, "count": GPUS_PER_NODE, "site": site}
+
+
+def write_case(num_gpus: int, folder: Path) -> tuple[Path, Path]:
+    """Write cluster.yaml and model.flags of a size."""
+    cluster, flags = folder / f"cluster-{num_gpus}.yaml", folder / f"model-{num_gpus}.flags"
+    cluster.write_text(canonical_json(cluster_data(num_gpus)))  # JSON is YAML
+    flags.write_text(model_flags(num_gpus))
+    return cluster, flags

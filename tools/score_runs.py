@@ -121,18 +121,19 @@ def _score_run(run: Run, path: Path) -> Iterator[Score]:
     cluster = load_cluster(path.parent / run.cluster)
     plan = load_plan(path.parent / run.plan)
     profile = load_profile(path.parent / run.profile) if run.profile else None
-    if plan.workload is None:
+    workload = plan.workload
+    if workload is None:
         raise UsageError(f"{path}: run {run.name!r}: {run.plan} does not say which model it is for")
     plan = replace(plan, estimates=None)
     validate_plan(plan, cluster, run.plan)
     predicted = estimate_plan(plan, cluster, profile, bounded=False)
     types = sorted({cluster.gpu_type(device).name for device in cluster.devices
                     if device.name in predicted.devices})  # fmt: skip
-    training = plan.workload.training
+    training = workload.training
     groups = (
         ("card", " + ".join(types)),
         ("precision", f"fp8 beside {training.precision}" if training.fp8 else training.precision),
-        ("size", _size(plan.workload.model)),
+        ("size", _size(workload.model)),
         ("cause", run.cause or "none named"),
     )
     for term, where, a, b in _figures(run, predicted, path):
@@ -173,8 +174,8 @@ def _figures(run: Run, predicted: Estimates, path: Path) -> Iterator[tuple[str, 
         yield "bytes", device, predicted.devices[device].tensor_bytes, num_bytes
     for device, parts in measured.live_bytes.items():
         _check_device(run, device, predicted, "live_bytes", path)
-        of = predicted.devices[device].parts_bytes
-        yield "live bytes", device, sum(of.get(part, 0) for part in parts), sum(parts.values())
+        own = predicted.devices[device].parts_bytes
+        yield "live bytes", device, sum(own.get(part, 0) for part in parts), sum(parts.values())
 
 
 def _check_device(run: Run, device: str, predicted: Estimates, key: str, path: Path) -> None:

@@ -34,7 +34,6 @@ GIVEN = f"{PACKAGE}.runtime.transformer_engine.kernels."
 """Modules whose public names are given to Transformer Engine, which calls them."""
 FOR_TESTS = {
     "cost.memory.holdings.held_bytes": "what plans are compared by",
-    "flags.support.verification_table.CPU_CANNOT_RUN": "the only reasons that a table may have",
     "lab.verify.faults.newer.ONLY_RESUMED": "which faults need a job that resumes",
     "plan.file._AllOnLineOne": "of plan_from_data",
     "plan.file.plan_from_data": "plans that a test has edited",
@@ -51,8 +50,6 @@ FOR_TESTS = {
     "serving.compose.problem.faults": "solutions are proved",
 }
 """What tests look through at the package, and why it is there."""
-LEFT = {"model.shell.conditions._FILES", "serving.workload.schema.Part"}
-"""What is reached by nothing and is still to go."""
 _PLAIN_BASES = {"Protocol", "ABC", "Enum", "StrEnum", "NamedTuple", "Exception", "Generic"}
 _BY_NAME = {"getattr", "hasattr", "setattr", "attrgetter"}
 
@@ -123,7 +120,7 @@ class Names:
         tops = (name for name in self.tops if name not in self.reached and name[1] != "__all__")
         methods = (f"{m}.{c}.{name}" for name, of in self._methods.items() for m, c, _ in of)
         found = sorted([*(".".join(name) for name in tops), *methods])
-        asked = {f"{PACKAGE}.{name}" for name in LEFT.union(FOR_TESTS)}
+        asked = {f"{PACKAGE}.{name}" for name in FOR_TESTS}
         return tuple(name for name in found if name not in asked)
 
     def reach(self) -> None:

@@ -2,7 +2,7 @@
 
     python tools/verify_boxes.py [--only TEXT ...] [--rehearse TEXT ...] [--steps N] --keep FOLDER
 
-For every machine and model of `tools/bench_boxes.py` that a plan fits, `megatron-hetero verify`
+For every machine and model of `tools/bench boxes` that a plan fits, `megatron-hetero verify`
 trains the plan beside one process, each on a CPU with the model shrunk; `launch` writes the files
 of every launcher, which `tools/check_launch_files.py` checks; and `rehearse` runs those that are
 named, in the described times.  What is in the folder already is not run again.  Exit code 1: a plan
@@ -30,7 +30,7 @@ from megatron_hetero.errors import InfeasiblePlanError, UnsupportedError  # noqa
 from megatron_hetero.flags.launchers.registry import LAUNCHERS  # noqa: E402
 from megatron_hetero.plan.file import load_plan  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
-from tools.bench_boxes import jobs  # noqa: E402
+from tools.bench.plans.boxes import jobs  # noqa: E402
 from tools.check_launch_files import folder_faults  # noqa: E402
 from tools.verified_runs import worst_part  # noqa: E402
 

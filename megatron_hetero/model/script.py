@@ -40,14 +40,9 @@ class Script:
     unread: tuple[Unread, ...]
 
 
-def read_megatron_words(
-    path: Path,
-    text: str,
-    arguments: Sequence[str] = (),
-    given: Mapping[str, str | None] | None = None,
-) -> tuple[Word, ...]:
+def read_megatron_words(path: Path, text: str) -> tuple[Word, ...]:
     """Read the words alone of `read_script`."""
-    return read_script(path, text, arguments, given).words
+    return read_script(path, text).words
 
 
 def read_script(

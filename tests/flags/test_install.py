@@ -14,7 +14,7 @@ from megatron_hetero.flags.launchers.install import Wheel, find_wheel, install_s
 from megatron_hetero.flags.launchers.job import without_unused
 from megatron_hetero.flags.launchers.slurm import slurm_options
 from megatron_hetero.plan.file import save_plan
-from tests.flags.test_launchers import SHOW, files, job, mixed_plan, run_script, written
+from tests.flags.launch_jobs import SHOW, files, job, mixed_plan, run_script, written
 
 NAME = "megatron_hetero-0.1.0-py3-none-any.whl"
 URL = f"https://files.example/wheels/{NAME}"

@@ -22,7 +22,7 @@ from megatron_hetero.flags.launchers.pbs import pbs_options
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.slurm import slurm_options
 from megatron_hetero.plan.plan import Plan
-from tests.flags.test_launchers import files
+from tests.flags.launch_jobs import files
 from tests.flags.test_stock import placed
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,37 +16,18 @@ import pytest
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import HeteroError, UsageError
-from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob, of_kind, without_unused
+from megatron_hetero.flags.launchers.job import LaunchJob, of_kind, without_unused
 from megatron_hetero.flags.launchers.node_script import node_script
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
-from megatron_hetero.flags.launchers.replanning import OnLoss
 from megatron_hetero.flags.launchers.skypilot import sky_options, skypilot_files
-from megatron_hetero.flags.launchers.slurm import slurm_options
 from megatron_hetero.flags.launchers.ssh import ssh_files
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import Host, Plan
-from tests.plan.edits import PLAN
+from megatron_hetero.plan.plan import Host
+from tests.flags.launch_jobs import SHOW, files, job, mixed_plan, run_script, written
 
 GOLDEN = Path(__file__).parent / "golden"
-
-
-def mixed_plan() -> Plan:
-    """Return the other tests' plan on an A100 node and an RTX 4090 node with one idle GPU."""
-    a, b = PLAN.hosts
-    hosts = (replace(a, gpu_type="A100-80GB"), replace(b, gpu_type="RTX-4090"))
-    return replace(PLAN, hosts=hosts)
-
-
-def job(**changes: object) -> LaunchJob:
-    return replace(LaunchJob(mixed_plan(), image="registry.example/hetero:1"), **changes)
-
-
-def files(launcher: str, **changes: object) -> tuple[LaunchFile, ...]:
-    made = job(**changes)
-    made.check()
-    return LAUNCHERS[launcher].files(made)
 
 
 def golden_files(launcher: str) -> dict[str, str]:
@@ -97,37 +78,6 @@ def test_a_shell_accepts_every_script(launcher: str) -> None:
         if file.text.startswith("#!"):
             done = subprocess.run(["bash", "-n"], input=file.text.encode(), capture_output=True)
             assert done.returncode == 0, done.stderr
-
-
-def run_script(
-    folder: Path, name: str, *words: str, **environment: str
-) -> subprocess.CompletedProcess:
-    """Run a script of `folder`, where `torchrun`, `ssh` are those of `folder/bin`."""
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", str(folder / name), *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"PATH": path, **environment},
-    )
-
-
-def written(folder: Path, made: tuple[LaunchFile, ...], torchrun: str) -> Path:
-    for file in made:
-        (folder / file.name).write_text(file.text)
-    (folder / "bin").mkdir()
-    for name, text in (
-        ("torchrun", torchrun),
-        # What ssh does with its last argument on the other machine; -tt -o OPTION HOST COMMAND.
-        ("ssh", 'exec bash -c "$5"'),
-    ):
-        (folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (folder / "bin" / name).chmod(0o755)
-    return folder
-
-
-SHOW = 'printf "%s\\n" "$@" "gpus=$CUDA_VISIBLE_DEVICES p2p=${NCCL_P2P_DISABLE:-} $NCCL_ALGO"'
 
 
 def test_a_node_starts_its_own_part(tmp_path: Path) -> None:
@@ -238,97 +188,6 @@ def test_the_verb_writes_a_folder_and_never_over_one(tmp_path: Path, capsys) -> 
     assert "not an empty folder" in capsys.readouterr().err
 
 
-SAVING = ("--save", "ckpt", "--load", "ckpt", "--save-interval", "100")
-
-
-def replanned(**changes: object) -> LaunchJob:
-    machines = tuple((h.node, h.host) for h in mixed_plan().hosts)
-    given = {"replanning": OnLoss((*machines, ("spare", "spare.example")))}
-    return job(more_flags=SAVING, **given, **changes)
-
-
-# Machine b fails after a save; in a second life all is well.
-TRAIN = """\
-[ ! -e "$FOLDER/again" ] || exit 0
-[ "$1" = 1 ] || exec sleep 20
-mkdir -p "$FOLDER/ckpt"
-touch -d "1 hour" "$FOLDER/ckpt/latest_checkpointed_iteration.txt"
-touch "$FOLDER/again"
-exit 1
-"""
-PLANNER = """\
-printf '%s ' "$@" >>"$FOLDER/said"; echo >>"$FOLDER/said"
-while [ "$1" != -o ]; do shift; done
-case "$2" in
-*.json) touch "$2" ;;
-*) mkdir "$2"; cp "$FOLDER"/train.sh "$2"
-   printf 'echo "the new start"\\n' >"$2/start.sh"; touch "$2/plan.json" ;;
-esac
-"""
-
-
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_a_start_goes_on_without_a_lost_machine(is_lost: bool, tmp_path: Path) -> None:
-    """The words for the planner, and the new start in the place of the old one."""
-    folder = written(tmp_path, ssh_files(replanned(name="train")), "")
-    (folder / "train.sh").write_text(TRAIN)
-    (folder / "plan.json").touch()
-    down = '[ "${*: -2}" != "b.example true" ] || exit 255\n' if is_lost else ""
-    for name, text in (
-        ("ssh", down + 'exec bash -c "${@: -1}"'),
-        ("megatron-hetero", PLANNER),
-        ("sleep", '[ "$1" = 5 ] || exec /bin/sleep "$1"'),
-    ):
-        (folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (folder / "bin" / name).chmod(0o755)
-    done = run_script(folder, "start.sh", FOLDER=str(folder))
-    assert done.returncode == 0, done.stderr
-    if not is_lost:
-        assert "the same plan is started again" in done.stderr
-        assert "all nodes ended well" in done.stdout
-        return
-    assert "lost: b; planning for the others" in done.stderr
-    assert done.stdout.endswith("the new start\n")
-    plan, launch = (line.split() for line in (folder / "said").read_text().splitlines())
-    assert plan[:3] == ["plan", "--near", f"{folder}/plan.json"]
-    assert plan[-2:] == ["--without", "b"]
-    assert launch[:3] == ["launch", f"{folder}/next.json", "-o"]
-    assert launch[launch.index("--hetero-on-loss") + 1] == "replan"
-    assert launch[launch.index("--name") + 1] == "train"
-    assert tuple(launch[launch.index("--") + 1 :]) == SAVING
-    assert list(folder.glob("plan-before-*.json")) and list(folder.glob("logs-*"))
-
-
-def test_a_job_that_is_planned_again_keeps_to_our_runtime() -> None:
-    """Whatever plans come, each loads what the one before saved."""
-    text = node_script(replanned()).text
-    assert "--hetero-plan" in text and "--hetero-on-loss replan" in text
-    replanned().check()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"more_flags": ("--save", "ckpt")}, "--save-interval, and --save and --load with one"),
-        ({"more_flags": ("--save", "a", "--load", "b", "--save-interval", "9")}, "--load b"),
-        ({"replanning": OnLoss((("a", "elsewhere"),))}, "not in it; name the file"),
-    ],
-)
-def test_a_job_that_could_not_go_on_is_refused(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        replace(replanned(), **changes).check()
-
-
-def test_only_ssh_watches_over_all_machines(tmp_path: Path, capsys) -> None:
-    path = tmp_path / "plan.json"
-    save_plan(mixed_plan(), path)
-    words = ["launch", str(path), "--for", "slurm", "-o", str(tmp_path / "job")]
-    assert main([*words, "--hetero-on-loss", "replan"]) == 2
-    assert "plan again by hand" in capsys.readouterr().err
-    assert main([*words, "--cluster", "c.yaml"]) == 2
-    assert "go with --hetero-on-loss replan" in capsys.readouterr().err
-
-
 def test_an_interface_of_one_machine_is_its_own() -> None:
     plan = mixed_plan()
     second = plan.hosts[1].node
@@ -344,18 +203,6 @@ def test_an_interface_of_one_machine_is_its_own() -> None:
         LaunchJob(plan, interfaces=(("elsewhere", "ib0"),)).check()
 
 
-def test_slurm_runs_in_a_container_and_goes_back_into_the_queue() -> None:
-    options = slurm_options([], [], None, None, None, requeue=True, mounts="/data:/data,/home")
-    made = {f.name: f.text for f in files("slurm", image="nvcr.io#nvidia/x:1", slurm=options)}
-    said = made["job.sbatch"]
-    assert said.count("#SBATCH --requeue\n") == 2  # of each component
-    assert "--container-image='nvcr.io#nvidia/x:1' --container-mounts=" in said
-    assert '--container-mounts="$SLURM_SUBMIT_DIR",/data:/data,/home ' in said
-    assert "--container" not in {f.name: f.text for f in files("slurm", image=None)}["job.sbatch"]
-    with pytest.raises(UsageError, match="--container-mounts '/a b'"):
-        slurm_options([], [], None, None, None, mounts="/a b")
-
-
 def test_skypilot_keeps_where_machines_are_rented() -> None:
     options = sky_options(["A100-80GB=gcp/us-central1", "k8s/my-context"], is_spot=True)
     made = files("skypilot", sky=options, image="docker:registry.example/hetero:1")
@@ -365,45 +212,6 @@ def test_skypilot_keeps_where_machines_are_rented() -> None:
     assert all("image_id: docker:registry.example/hetero:1\n" in task for task in tasks)
     with pytest.raises(UsageError, match="--infra 'a b'"):
         sky_options(["a b"], is_spot=False)
-
-
-def test_slurm_takes_the_gpus_that_other_jobs_leave(tmp_path: Path) -> None:
-    options = slurm_options([], ["16"], None, None, None, shares_nodes=True, memory=["400G"])
-    made = {f.name: f.text for f in files("slurm", image=None, slurm=options)}
-    assert "--exclusive" not in made["job.sbatch"]
-    assert made["job.sbatch"].count("#SBATCH --mem=400G\n") == 2
-    # Slurm counts whole machines or its own cards: the plan's third GPU is its third.
-    plan = mixed_plan()
-    first = plan.hosts[0]
-    head, _, rest = made["train.sh"].partition(f"0)  # {first.node}")
-    start = head[head.index("IFS=,") :].partition("if [")[0]
-    line = next(line.strip() for line in rest.splitlines() if "CUDA_VISIBLE_DEVICES=" in line)
-    for given in ("4,5,6,7", "0,1,2,3"):
-        done = subprocess.run(
-            ["bash", "-c", f"set -eu\n{start}\n{line}\necho $CUDA_VISIBLE_DEVICES"],
-            env={"CUDA_VISIBLE_DEVICES": given}, capture_output=True, text=True,
-        )  # fmt: skip
-        wanted = [given.split(",")[i] for i in first.gpu_indices]
-        assert done.stdout.strip() == ",".join(wanted), done.stderr
-    done = subprocess.run(
-        ["bash", "-c", f"set -eu\n{start}\n{line}"], env={}, capture_output=True, text=True
-    )
-    assert done.returncode != 0 and "fewer GPUs than planned" in done.stderr
-
-
-def test_slurm_of_unlike_cards_is_not_shared() -> None:
-    plan = mixed_plan()
-    first = plan.hosts[0]
-    unlike = replace(first, gpu_types=("A100-80GB",) * (len(first.gpu_indices) - 1) + ("T4",))
-    given = {"partition": [], "cpus_per_task": [], "account": None, "qos": None, "time": None,
-             "requeue": False, "container_mounts": None, "share_nodes": True,
-             "mem": []}  # fmt: skip
-    read = LAUNCHERS["slurm"].read_options
-    assert read is not None
-    with pytest.raises(UsageError, match="has unlike GPUs"):
-        read(LaunchJob(replace(plan, hosts=(unlike, *plan.hosts[1:]))), given)
-    (note,) = read(LaunchJob(plan), given).notes
-    assert "give --cpus-per-task" in note
 
 
 def test_options_of_a_kind_of_gpu_reach_machines_that_have_it_beside_others() -> None:

@@ -21,7 +21,7 @@ from megatron_hetero.flags.launchers.launcher import ACTIONS
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.running import RECORD_NAME, commands_of, record_of
 from megatron_hetero.plan.file import save_plan
-from tests.flags.test_launchers import files, job, mixed_plan, run_script, written
+from tests.flags.launch_jobs import files, job, mixed_plan, run_script, written
 
 TOOLS = (
     "sbatch", "squeue", "sacct", "scancel", "qstat", "qdel", "kubectl", "sky", "ssh", "pkill",

@@ -79,3 +79,19 @@ def with_training(plan: Plan, **changes: Any) -> Plan:
 def with_model(plan: Plan, **changes: Any) -> Plan:
     assert plan.workload is not None
     return replace(plan, workload=replace(plan.workload, model=replace(MODEL, **changes)))
+
+
+def with_orders(order: str) -> Plan:
+    """The plan with one order on both stages of replica 0."""
+    return with_stage(with_stage(PLAN, 0, 0, order=order), 0, 1, order=order)
+
+
+def with_context(plan: Plan, size: int, shares: tuple[int, ...] | None = None) -> Plan:
+    """The plan without devices and fused attention, its first stage on `size` tensor-parallel
+    groups."""
+    bare = tuple(
+        replace(r, stages=tuple(replace(s, devices=()) for s in r.stages)) for r in plan.replicas
+    )
+    plan = replace(plan, replicas=bare, hosts=(), idle_devices=(), idle_reasons={}, estimates=None)
+    plan = with_training(plan, flash_attention=shares is None)
+    return with_shape(plan, 0, 0, context_parallel=size, context_shares=shares)

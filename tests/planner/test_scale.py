@@ -10,10 +10,12 @@ import pytest
 
 from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
 from megatron_hetero.plan.file import load_plan
-from tools import bench_plan, prove_planner
-from tools.bench_scale import run_once, write_case
+from tools import prove_planner
+from tools.bench.jobs import ROOT
+from tools.bench.search.plan import _FUNCTIONS, PARTS, bench
+from tools.bench.search.scale import run_once
 from tools.prove_determinism import EXAMPLE, permuted, plan_bytes, yaml_text
-from tools.scale_clusters import cluster_data
+from tools.scale_clusters import cluster_data, write_case
 
 
 def test_a_small_size_is_planned_and_measured(tmp_path: Path) -> None:
@@ -30,7 +32,7 @@ def test_a_small_size_is_planned_and_measured(tmp_path: Path) -> None:
 
 
 def test_every_timed_function_is_there() -> None:
-    for names in bench_plan._FUNCTIONS.values():
+    for names in _FUNCTIONS.values():
         for name in names:
             module, _, function = name.rpartition(".")
             assert callable(getattr(import_module(f"megatron_hetero.{module}"), function))
@@ -38,9 +40,9 @@ def test_every_timed_function_is_there() -> None:
 
 @pytest.mark.slow
 def test_the_parts_of_a_command_are_all_of_it(tmp_path: Path) -> None:
-    (run,), (again,) = bench_plan.bench(3, [bench_plan.ROOT, bench_plan.ROOT], 1, tmp_path)
+    (run,), (again,) = bench(3, [ROOT, ROOT], 1, tmp_path)
     assert run.plan == again.plan
-    assert set(run.parts) <= set(bench_plan.PARTS)
+    assert set(run.parts) <= set(PARTS)
     assert sum(run.parts.values()) == pytest.approx(run.cpu_s)
     assert all(seconds >= 0 for seconds in run.parts.values())
 

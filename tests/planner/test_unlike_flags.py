@@ -9,8 +9,8 @@ import pytest
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.planner import plan_cluster
-from tools import bench_flags
-from tools.bench_gaps import jobs
+from tools.bench.jobs import jobs
+from tools.bench.plans.flags import result_of
 
 
 def test_a_shape_is_found_that_lacks_memory_with_the_jobs_own_flags() -> None:
@@ -45,4 +45,4 @@ def test_flags_without_recompute_lead_to_a_plan_about_as_fast(name: str, worse: 
 def test_unlike_flags_lead_to_the_same_plan(name: str) -> None:
     """What had been found under other settings was filled anew only: up to 2.7 % slower."""
     (job,) = [job for job in jobs() if job.name == name]
-    assert bench_flags.result_of(job)["ratio"] < 1.001
+    assert result_of(job)["ratio"] < 1.001

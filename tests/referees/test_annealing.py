@@ -16,7 +16,7 @@ from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.problem import make_problem
 from tests.planner.naive import best_step_time_s
 from tests.planner.strategies import clusters, workloads
-from tools.bench_annealing import fitting_jobs, problem_of, result_of
+from tools.bench.search.annealing import fitting_jobs, problem_of, result_of
 from tools.drawn_clusters import MAX_GPUS, DrawnJob
 from tools.referees.annealing.run import Annealing
 

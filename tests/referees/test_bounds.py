@@ -16,7 +16,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 from tests.planner.naive import best_step_time_s
 from tests.referees.test_costs import placements, small_case
-from tools.bench_planners import CASES
+from tools.bench.search.planners import CASES
 from tools.referees.cases import load_case
 from tools.referees.hexiscale import Hexiscale, Shape
 from tools.referees.hexiscale_costs import HexiscaleCosts

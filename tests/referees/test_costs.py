@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from megatron_hetero.bounds.effort import QUICK
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.errors import FileFormatError, UnsupportedError
-from tools.bench_planners import CASES, RESULT_FIELDS
+from tools.bench.search.planners import CASES, RESULT_FIELDS
 from tools.referees.cases import Case, load_case
 from tools.referees.waiting.bound import referee_bound
 
@@ -187,11 +186,11 @@ def test_the_bench_from_end_to_end(tmp_path: Path) -> None:
         )
     files = [str(path) for path in paths]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "bench_planners.py"), "--json", "--cases", *files],
+        [sys.executable, "tools/bench", "planners", "--json", "--cases", *files],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)

@@ -106,7 +106,7 @@ def capped(
         for (a, b), link in links.site_links.items()
     }
     # Pairs slower than their sites' link, and measured pairs, each by their own uplinks.
-    pair_links = dict(_slower_pairs(links, nodes, uplinks, fastest, site_links))
+    pair_links = dict(_slower_pairs(nodes, uplinks, fastest, site_links))
     for (a, b), link in links.pair_links.items():
         sites = links.sites[a], links.sites[b]
         # Islands of one machine are joined inside it, where no uplink counts.
@@ -118,7 +118,6 @@ def capped(
 
 
 def _slower_pairs(
-    links: NodeLinks,
     nodes: Sequence[Island],
     uplinks: Mapping[str, float],
     fastest: Mapping[str, float],

@@ -1,4 +1,4 @@
-"""Kinds of treatment that an asymmetric plan gives to Megatron flags, for `flags.support.table`."""
+"""Kinds of treatment of Megatron's flags, on an asymmetric plan and in `verify`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MEANING: dict[Status, str] = {
 
 @dataclass(frozen=True)
 class Support:
-    """Treatment of some flags: `names` are flags and patterns (`*`), divided by spaces.
+    """Treatment of some flags on an asymmetric plan; `names` are flags and patterns (with `*`).
 
     `neutral` gives, for flags that are passed on, the class of reasons why a plan trains the same
     as one process. `by_presence` flags are refused wherever they are given; other refusals depend
@@ -47,9 +47,32 @@ class Support:
     """
 
     status: Status
-    names: str
+    names: tuple[str, ...]
     note: str = ""
     neutral: Neutral | None = None
     by_presence: bool = False
     asked_by: str = ""
     followed: tuple[str, ...] = ()
+
+
+Treatment = Literal[
+    "kept", "kept by the plan", "kept in half precision", "shrunk", "no effect", "left out",
+    "refused",
+]  # fmt: skip
+"""Kept: given to the plan's ranks and the one process as it stands; by the plan: to its ranks
+alone, since it says how ranks work together; in half precision: to both in bf16 or fp16.  Shrunk:
+another value is used, and both are shown.  Left out: a CPU cannot run it.  Refused: as the runtime
+does, or because nothing could be compared."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Treatment of some flags in `verify`: `names` are flags and patterns (with `*`).
+
+    `note` is the class or reason. An entry with `values` holds for these values alone.
+    """
+
+    treatment: Treatment
+    names: tuple[str, ...]
+    note: str = ""
+    values: tuple[str, ...] = ()

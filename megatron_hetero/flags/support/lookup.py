@@ -1,6 +1,6 @@
 """Treatment of a Megatron flag on an asymmetric plan.
 
-The first entry of `table.SUPPORT` that names a flag, by itself or by a pattern, decides. Every flag
+The first entry of `support.json` that names a flag, by itself or by a pattern, decides. Every flag
 has to be named by an entry, so that no flag of a new Megatron release is overlooked. The runtime
 (`runtime.job.checks.support`) refuses all entries with the status `refused`, and followed flags in
 part (with some values, or beside others; `IN_PART` of its test lists these); tests compare the two.
@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 
 from megatron_hetero.flags.support.kinds import Status, Support
-from megatron_hetero.flags.support.table import SUPPORT
+from megatron_hetero.flags.support.tables import support_table
 from megatron_hetero.model.flag_table import Flag, Option, flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import is_stock
@@ -28,10 +28,10 @@ def support_of(flag: Flag) -> Support:
     Raises:
         LookupError: no entry names it.
     """
-    for entry in SUPPORT:
-        if any(_names(pattern, name) for pattern in entry.names.split() for name in flag.names):
+    for entry in support_table():
+        if any(_names(pattern, name) for pattern in entry.names for name in flag.names):
             return entry
-    raise LookupError(f"{flag.names[0]} is in no entry of SUPPORT")
+    raise LookupError(f"{flag.names[0]} is in no entry of support.json")
 
 
 def _names(pattern: str, name: str) -> bool:
@@ -66,11 +66,12 @@ def refused_among(megatron: Sequence[str]) -> tuple[Option, ...]:
     table = flag_table()
     # Longest name -> the last occurrence.
     given = {o.flag.names[0]: o for o in last_of_each(table.split(megatron))}
-    for entry in SUPPORT:
+    for entry in support_table():
         # The flag's default holds where it is not given, and may be refused beside another flag.
-        if entry.followed and entry.asked_by in given and entry.names not in given:
-            flag = table.by_name[entry.names]
-            given[entry.names] = Option(flag, entry.names, (str(flag.default),))
+        if entry.followed and entry.asked_by in given:
+            for name in entry.names:
+                flag = table.by_name[name]
+                given.setdefault(name, Option(flag, name, (str(flag.default),)))
     return tuple(option for option in given.values() if _is_refused(option, given))
 
 

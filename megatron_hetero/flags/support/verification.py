@@ -1,5 +1,10 @@
 """Treatment of a job's flags in `verify`, which compares a small model on CPUs with a single
-process."""
+process.
+
+The first entry of `verification.json` that names a flag decides. A flag that no entry names follows
+from its status on an asymmetric plan (`OF_STATUS`); for a status without such a rule (flags that a
+plan follows), a test demands an entry.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,18 @@ from fnmatch import fnmatchcase
 from functools import cache
 
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.flags.support.kinds import Entry, Status, Treatment
 from megatron_hetero.flags.support.lookup import support_of
-from megatron_hetero.flags.support.verification_table import OF_STATUS, TABLE, Entry, Treatment
+from megatron_hetero.flags.support.tables import verification_table
 from megatron_hetero.model.flag_table import Flag, Option
+
+OF_STATUS: dict[Status, Entry] = {
+    "the plan's": Entry("kept by the plan", (), "the plan says it"),
+    "refused": Entry("refused", (), "verify cannot train such a job"),
+    "elsewhere": Entry("no effect", (), "another kind of job, or a feature that is not used"),
+}
+FP8 = "fp8 products with a scale for each tensor"
+"""Note of flags that are kept only where the layers and the small model's sizes have them."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +44,11 @@ def treatments_of(flag: Flag) -> tuple[Entry, ...]:
     """Return the entries that decide about a flag: those of some values, then the general one.
 
     Raises:
-        LookupError: no entry names the flag, and its status in `flags.support.table` implies none.
+        LookupError: no entry names the flag, and its status on a plan implies none.
     """
     found = []
-    for entry in TABLE:
-        names = entry.names.split()
-        if any(fnmatchcase(name, pattern) for pattern in names for name in flag.names):
+    for entry in verification_table():
+        if any(fnmatchcase(name, pattern) for pattern in entry.names for name in flag.names):
             found.append(entry)
             # An entry for all values ends the search.
             if not entry.values:
@@ -43,7 +56,7 @@ def treatments_of(flag: Flag) -> tuple[Entry, ...]:
     # Without a general entry the flag's status in the runtime decides.
     status = support_of(flag).status
     if status not in OF_STATUS:
-        raise LookupError(f"{flag.names[0]} is in no entry of verification_table.TABLE")
+        raise LookupError(f"{flag.names[0]} is in no entry of verification.json")
     return (*found, OF_STATUS[status])
 
 

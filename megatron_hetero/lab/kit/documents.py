@@ -165,20 +165,17 @@ def try_documents(machine: Machine, folder: Path, fault: str | None = None) -> d
     }
 
 
-def write_documents(
-    prefix: Path, lengths: Sequence[int], end: int, seed: int = 0
-) -> list[numpy.ndarray]:
+def write_documents(prefix: Path, lengths: Sequence[int], end: int) -> list[numpy.ndarray]:
     """Write an indexed data set of random documents; return them.
 
     Args:
         prefix: of its files.
         lengths: of the documents, in tokens, their end included.
         end: the token that ends each, above all others.
-        seed: of the tokens.
     """
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-    drawn = numpy.random.default_rng(seed)
+    drawn = numpy.random.default_rng(0)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=DType.optimal_dtype(end + 1))
     written = []
     for length in lengths:

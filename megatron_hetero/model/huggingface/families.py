@@ -39,7 +39,6 @@ class Family:
         activations: values of `hidden_act` that Megatron has for it.
         qkv_bias: queries, keys and values have biases: never, always, or as the file says.
         qk_norm: likewise the norms of queries and keys, over the channels of a head.
-        output_bias: a bias of attention is one of its output too.
         windows: which layers a window of attention holds for, where no list of layers says it.
         experts: the form of the keys of its experts.
         fixed: values that the other properties rest on.
@@ -54,7 +53,6 @@ class Family:
     biased: bool = False
     qkv_bias: Literal["never", "always", "as said"] = "never"
     qk_norm: Literal["never", "always", "as said"] = "never"
-    output_bias: bool = False
     windows: Literal["all", "behind", "alternate", "none"] = "none"
     experts: Literal["", "mixtral", "qwen", "routed", "gpt_oss"] = ""
     interleaved: bool = False

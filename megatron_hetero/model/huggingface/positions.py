@@ -41,6 +41,8 @@ _KNOWN = {
 }
 _SAME_BASE = 1e-5
 """Part by which a base may differ: StarCoder2's is 999999.4420358813."""
+_THETA = 10000.0
+"""Base of a file that says none, as in transformers."""
 _ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
@@ -57,16 +59,13 @@ class Rotary:
     scaling: Mapping[str, Any]
 
 
-def read_rotary(
-    writer: FlagWriter, config: RotaryKeys, share: float = 1.0, theta: float = 10000.0
-) -> Rotary:
+def read_rotary(writer: FlagWriter, config: RotaryKeys, share: float = 1.0) -> Rotary:
     """Read rotary positions in either form.
 
     Args:
         writer: for the place of a refusal.
         config: the keys.
         share: of each head's channels, the family's where the file says none.
-        theta: base, likewise.
     Raises:
         UnsupportedError: a scaling, or a number of one, that Megatron has not.
     """
@@ -99,7 +98,7 @@ def read_rotary(
     # Numbers within `rope_parameters` win over those at the top of the file.
     own_theta, own_share = parameters.get("rope_theta"), parameters.get("partial_rotary_factor")
     return Rotary(
-        own_theta or config.rope_theta or theta,
+        own_theta or config.rope_theta or _THETA,
         ("rope_parameters", "rope_theta") if own_theta else "rope_theta",
         own_share or config.partial_rotary_factor or share,
         ("rope_parameters", "partial_rotary_factor") if own_share else "partial_rotary_factor",

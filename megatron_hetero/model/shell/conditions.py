@@ -30,7 +30,6 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "-ge": lambda a, b: a >= b,
 }
 _TEXTS = ("=", "==", "!=", "<", ">")
-_FILES = ("-nt", "-ot", "-ef")
 _UNARY = re.compile("-[a-zA-Z]")
 _REGEX = re.compile(r"(?:[\w^$.*+?|() ,:/-]|\[[\w^.-]+\]|\\.)*")
 """Regular expressions that mean the same here."""

@@ -75,7 +75,7 @@ def expansion(shell: Shell, node: Node, is_quoted: bool) -> Iterator[WordPiece]:
         return
     values = _values(shell, name, index, found, node)
     if prefix == "#":
-        yield WordPiece(_length(shell, values, index, not_read), is_quoted)
+        yield WordPiece(_length(shell, values, index), is_quoted)
         return
     if rest:
         operator = rest[0].type
@@ -143,7 +143,7 @@ def _values(
     return (found.words[place] if inside else Word("", shell.where),)
 
 
-def _length(shell: Shell, values: Sequence[Word], index: str, not_read: Word) -> Word:
+def _length(shell: Shell, values: Sequence[Word], index: str) -> Word:
     if index in ("@", "*"):
         # An element that may be none or several leaves the number of elements open.
         hidden = [word for word in values if word.is_conditional or word.may_split or word.subject]

@@ -2,6 +2,7 @@
 
 sync              the gradient sync of one rank
 buckets           slices, holders and buckets, in one order on all ranks
+bucket_groups     process groups in which buckets are exchanged
 memory            places of slices in this rank's memory
 rank_buckets      the buckets of one rank, each of its class
 reduction         one bucket, all-reduced or reduced to its owners

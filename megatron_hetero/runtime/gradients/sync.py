@@ -23,12 +23,11 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS
-from megatron_hetero.cost.sync.communicators import summing_pairs
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.gradients.bucket_groups import BucketGroups
 from megatron_hetero.runtime.gradients.buckets import (
-    Bucket,
     depth,
     layer_number,
     local_slices,
@@ -52,15 +51,8 @@ from megatron_hetero.runtime.gradients.reduction import (
     check_gradients,
 )
 from megatron_hetero.runtime.gradients.room import RoomUnderWay, room_of_rank
-from megatron_hetero.runtime.gradients.sharding.optimizer_shards import division_by_rank
 from megatron_hetero.runtime.gradients.sharding.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayers, sharded_numbers
-from megatron_hetero.runtime.parallel.connecting import (
-    ALL_TO_ALL,
-    COLLECTIVES,
-    Connections,
-    make_group,
-)
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.shard_tables import all_shards
 from megatron_hetero.runtime.parallel.shards import global_parameters, shard_of
@@ -104,7 +96,7 @@ class GradientSync:
         self.shards = {
             name: shard_of(name, parameter, config) for name, parameter in self.parameters.items()
         }
-        self._exchange = exchange_of(plan)
+        exchange = exchange_of(plan)
         self._places = [
             (p.replica, p.stage, p.context_rank, p.tensor_rank) for p in rank_table(plan)
         ]
@@ -112,35 +104,11 @@ class GradientSync:
         stages = [place[:3] for place in self._places]
         tables = all_shards(self.shards)
         rank = dist.get_rank()
-        # One group for each set of holders; every rank makes all groups, in the order of the
-        # buckets.
-        own: list[tuple[Bucket, dist.ProcessGroup]] = []
-        # Sharded layers have groups of their own: their collectives come in another order.
-        group_of: dict[tuple[tuple[int, ...], bool], dist.ProcessGroup] = {}
-        sharded: dict[int, list[tuple[Bucket, dist.ProcessGroup]]] = {}
         buckets = plan_buckets(tables, stages, max_bucket_elements, numbers)
-        for bucket in buckets:
-            key = bucket.holders, bucket.layer is not None
-            if key not in group_of:
-                alike = [b for b in buckets if (b.holders, b.layer is not None) == key]
-                connections = self._connections(alike, optimizer_weights)
-                group_of[key] = make_group(
-                    bucket.holders, groups.timeout, "gradients", connections
-                )
-            # Keep the buckets of this rank: whole weights by order, sharded layers by layer.
-            if rank not in bucket.holders:
-                continue
-            if bucket.layer is None:
-                own.append((bucket, group_of[key]))
-            else:
-                sharded.setdefault(bucket.layer, []).append((bucket, group_of[key]))
-        # Exchanges by groups of machines sum pairs of ranks with a group of their own.
-        if self._exchange is not None and optimizer_weights is None:
-            pairs = summing_pairs(plan, [b.holders for b in buckets if b.layer is None])
-            for pair in pairs:
-                if (pair, False) not in group_of:
-                    group_of[pair, False] = make_group(pair, groups.timeout, "gradients")
-            self._exchange.use_pairs({p: group_of[p, False] for p in pairs if rank in p})
+        made = BucketGroups(
+            plan, buckets, self.shards, exchange, optimizer_weights, groups.timeout
+        )
+        own, sharded = made.own, made.sharded
         # Lay the gradients out by bucket; local slices are in no bucket.
         self.buckets = tuple(bucket for bucket, _ in own)
         arrange(model, self.buckets, self.parameters)
@@ -162,7 +130,7 @@ class GradientSync:
             self.parameters,
             self.traffic,
             self._ddp_config,
-            self._exchange,
+            exchange,
             optimizer_weights,
         )
         self._reductions = [made_of.reduction(bucket, group) for bucket, group in own]
@@ -188,10 +156,12 @@ class GradientSync:
         if config.calculate_per_token_loss:
             self._weight = 1.0
         # Sharded layers exchange within the passes.
-        made = {
-            number: [made_of.sharded(*pair) for pair in pairs] for number, pairs in sharded.items()
-        }
-        self.sharded = ShardedLayers(model, made, self._weight, overlaps=overlaps_gathers)
+        self.sharded = ShardedLayers(
+            model,
+            {at: [made_of.sharded(*pair) for pair in pairs] for at, pairs in sharded.items()},
+            self._weight,
+            overlaps=overlaps_gathers,
+        )
         # Each chunk's DDP reports complete gradients, which may start buckets.
         self._chunks = [
             ChunkGradients(chunk, self.launch_ready, self.sharded.zero_gradients) for chunk in model
@@ -201,26 +171,6 @@ class GradientSync:
             # Buckets are in the order of the backward pass.
             forward = [(r.parameters, partial(r.gather, data)) for r in reversed(self.divided)]
             self.weights_under_way = ParameterGather(model, forward)
-
-    def _connections(
-        self, buckets: Sequence[Bucket], optimizer_weights: Sequence[int] | None
-    ) -> Connections:
-        """Return the connections of the group that exchanges some buckets."""
-        holders, is_sharded = buckets[0].holders, buckets[0].layer is not None
-        is_divided = optimizer_weights is not None
-        if is_sharded or self._exchange is None or not self._exchange.crosses(buckets[0]):
-            return ALL_TO_ALL if is_divided or is_sharded else COLLECTIVES
-        # Other ranks do not know the shapes, and connect nothing.
-        if dist.get_rank() not in holders:
-            return COLLECTIVES
-        # Who sends to whom depends on a bucket's size and its owners.
-        pairs: set[tuple[int, int]] = set()
-        for bucket in buckets:
-            division = None
-            if optimizer_weights is not None:
-                division = division_by_rank(bucket, self.shards, optimizer_weights)
-            pairs |= self._exchange.pairs(bucket, division)
-        return Connections(pairs=frozenset(pairs))
 
     def _count_early(self, aligned: bool) -> int:
         """Count this rank's buckets that may start within its passes; collective.

@@ -5,6 +5,7 @@ entry         `python -m megatron_hetero.pretrain_gpt`
 hook          a plan in a script of the user's own
 steps         the three steps of every job: parse, configure, train
 asymmetric    a job on an asymmetric plan
+flags_on_plan  flags of such a job, parsed and checked
 flexible_sequences  a job that deals documents to groups of GPUs at each step
 attachments   additions of such a job to Megatron, in order
 stock         a job that stock Megatron runs alone

@@ -376,9 +376,9 @@ def _log(job: LocalJob, rank: int) -> Path:
     return job.directory / f"rank-{rank}.log"
 
 
-def _tail(job: LocalJob, rank: int, num_lines: int = 12) -> str:
+def _tail(job: LocalJob, rank: int) -> str:
     try:
         lines = _log(job, rank).read_text(errors="replace").splitlines()
     except OSError as error:
         return f"(no log: {error})"
-    return "\n".join("  " + line for line in lines[-num_lines:])
+    return "\n".join("  " + line for line in lines[-12:])

@@ -35,7 +35,7 @@ from megatron_hetero.runtime.parallel.traffic import BoundaryTraffic
 
 LED_BELOW_BYTES = 1 << 19
 """Over gloo, smaller activations go between the first ranks of both groups, and the receiver
-broadcasts (`tools/bench_boundary.py`). Over NCCL, not yet measured, all ranks send parts."""
+broadcasts (`tools/bench boundary`). Over NCCL, not yet measured, all ranks send parts."""
 
 
 def always_send_parts() -> None:

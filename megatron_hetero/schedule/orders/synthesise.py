@@ -59,7 +59,7 @@ def synthesise(
     if len(pipeline.chain) == pipeline.num_stages:
         launched = _one_f_one_b(pipeline, caps, counts, budget)
         found += launched
-        starts = [_counts(launched[0], pipeline), _counts(launched[-1], pipeline), caps]
+        starts = [_counts(launched[0]), _counts(launched[-1]), caps]
     # Which lists to try: whole or split backward passes, and groups of micro-batches with chunks.
     policies = [replace(p, split=False, patience=0.0) for p in POLICIES if not p.patience]
     if split:
@@ -181,7 +181,7 @@ def _climb(
     return best
 
 
-def _counts(listed: Listed, pipeline: TimedPipeline) -> Counts:
+def _counts(listed: Listed) -> Counts:
     """Count the forwards before each stage's first backward in a 1F1B schedule, the launch counts.
     """
     counts = []

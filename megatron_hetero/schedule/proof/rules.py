@@ -79,7 +79,6 @@ class _Machines:
         self.last_wait = [-1] * size
         self.waits_before: list[dict[int, int]] = [{} for _ in range(size)]
         self.computed = [-1] * size
-        self.num_started = [0] * size
         # Operations: of each rank those that are done, and the messages that still miss a partner.
         self.is_done: list[list[bool]] = [[] for _ in range(size)]
         self.missing: list[dict[int, int]] = [{} for _ in range(size)]

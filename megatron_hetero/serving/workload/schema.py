@@ -15,7 +15,6 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Rate = Annotated[
     float, Field(gt=0, le=1e6, strict=False, description="Requests per second, on average.")
 ]
-Part = Annotated[float, Field(ge=0, le=1, strict=False)]
 
 
 class _Section(BaseModel):

@@ -16,8 +16,8 @@ from megatron_hetero.flags.launchers.job import LaunchJob
 from megatron_hetero.flags.launchers.kubernetes import kubernetes_files
 from megatron_hetero.flags.launchers.node_script import node_script
 from megatron_hetero.plan.file import plan_from_data
+from tests.flags.launch_jobs import files, job, mixed_plan
 from tests.flags.launchers.test_pytorchjob import hosts_of, plan_on
-from tests.flags.test_launchers import files, job, mixed_plan
 
 
 def documents(made: LaunchJob) -> tuple[dict[str, Any], list[dict[str, Any]]]:

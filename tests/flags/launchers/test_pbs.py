@@ -11,7 +11,7 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launchers.batch import batch_options
 from megatron_hetero.flags.launchers.job import LaunchJob
 from megatron_hetero.flags.launchers.pbs import PBS, pbs_files, pbs_options, walltime
-from tests.flags.test_launchers import SHOW, job, mixed_plan, run_script, written
+from tests.flags.launch_jobs import SHOW, job, mixed_plan, run_script, written
 
 # Runs a command as PBS does: in another folder, with a PATH of its own.
 TMRSH = 'cd /; echo "$1" >>"$CALLS"; PATH=/usr/bin:/bin; shift; exec "$@"'

@@ -14,7 +14,7 @@ from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.flags.launchers.job import LaunchJob
 from megatron_hetero.flags.launchers.pytorchjob import pytorchjob_files
 from megatron_hetero.plan.plan import Plan
-from tests.flags.test_launchers import job, mixed_plan
+from tests.flags.launch_jobs import job, mixed_plan
 from tests.flags.test_stock import placed
 
 

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from megatron_hetero.errors import ClusterError, UsageError
 from megatron_hetero.flags.launchers.registry import LAUNCHERS
 from megatron_hetero.flags.launchers.sky_tasks import yaml_value
-from tests.flags.test_launchers import job
+from tests.flags.launch_jobs import job
 
 GPUS = "A100-80GB:4"  # what the plan's first machine has
 

@@ -15,7 +15,7 @@ from megatron_hetero.flags.support.lookup import (
     support_of,
     without_effect,
 )
-from megatron_hetero.flags.support.table import SUPPORT
+from megatron_hetero.flags.support.tables import support_table
 from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout
@@ -25,6 +25,7 @@ from tests.cost.builders import make_workload
 sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 import make_flags_page
 
+SUPPORT = support_table()
 NAMES = {name for flag in flag_table().flags for name in flag.names}
 
 
@@ -51,14 +52,14 @@ def test_every_class_has_a_reason_and_flags() -> None:
 
 
 def test_every_name_is_a_flag() -> None:
-    named = [name for entry in SUPPORT for name in entry.names.split()]
+    named = [name for entry in SUPPORT for name in entry.names]
     assert [n for n in named if not any(fnmatchcase(flag, n) for flag in NAMES)] == []
     assert [n for n in named if "*" not in n and named.count(n) > 1] == []
 
 
 def test_no_pattern_takes_everything() -> None:
     """Else a flag of a new Megatron would pass unseen."""
-    patterns = [name for entry in SUPPORT for name in entry.names.split()]
+    patterns = [name for entry in SUPPORT for name in entry.names]
     assert not any(fnmatchcase("--a-flag-of-tomorrow", pattern) for pattern in patterns)
 
 

@@ -27,7 +27,7 @@ from megatron_hetero.plan.plan import (
     Stage,
     StageShape,
 )
-from tests.plan.broken_plans import BROKEN, BROKEN_FOR_CLUSTER
+from tests.plan.broken import BROKEN, BROKEN_FOR_CLUSTER
 from tests.plan.edits import (
     CLUSTER,
     PLAN,

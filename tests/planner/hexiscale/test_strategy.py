@@ -16,7 +16,7 @@ from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import make_problem
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
-from tools.bench_planners import CASES
+from tools.bench.search.planners import CASES
 from tools.referees.cases import load_case
 
 

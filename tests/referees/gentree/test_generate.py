@@ -10,7 +10,7 @@ import pytest
 from megatron_hetero.exchange.check import faults
 from megatron_hetero.exchange.plan import Owned
 from megatron_hetero.exchange.shares import balanced_shares
-from tools.bench_exchange import BYTES, KINDS, gains
+from tools.bench.schedules.exchange import BYTES, KINDS, gains
 from tools.random_trees import random_tree, star
 from tools.referees.gentree.baselines import baselines
 from tools.referees.gentree.capacities import Capacities

@@ -11,7 +11,7 @@ from megatron_hetero.cluster.node_links import Incast, Link
 from megatron_hetero.exchange.baselines import parameter_servers, ring
 from megatron_hetero.exchange.check import faults
 from megatron_hetero.exchange.groups.grouping import even, grouped_plan
-from tools.bench_exchange import correlation
+from tools.bench.schedules.exchange import correlation
 from tools.flow_simulation import FlowSimulation
 from tools.random_trees import random_tree, star, two_levels
 from tools.referees.gentree.baselines import baselines, double_binary_tree, hierarchical_ring

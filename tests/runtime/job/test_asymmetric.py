@@ -15,7 +15,8 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.arguments import split_arguments
-from megatron_hetero.runtime.job.asymmetric import AsymmetricJob, optimizer_weights
+from megatron_hetero.runtime.job.asymmetric import AsymmetricJob
+from megatron_hetero.runtime.job.flags_on_plan import optimizer_weights
 from megatron_hetero.runtime.job.steps import job_of
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.megatron import straggler_port

@@ -57,9 +57,9 @@ SMALL = (
 )  # fmt: skip
 
 
-def write_documents(prefix: Path, lengths: Sequence[int], seed: int = 0) -> list[numpy.ndarray]:
+def write_documents(prefix: Path, lengths: Sequence[int]) -> list[numpy.ndarray]:
     """Write an indexed data set of random documents, each with an end; return them."""
-    return write_indexed(prefix, lengths, EOD, seed)
+    return write_indexed(prefix, lengths, EOD)
 
 
 def write_cluster(path: Path, between: str = "10 us", **nodes: tuple[str, int]) -> Path:

@@ -1,7 +1,7 @@
 """Flags of a verification: those of the job, each treated as the small model needs it.
 
 Which flags are kept, shrunk, without effect, left out or refused is data
-(`flags.support.verification_table`); this file has the values that replace the shrunk ones.
+(`flags/support/verification.json`); this file has the values that replace the shrunk ones.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from math import gcd
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.emit import check_user_flags, tokens_of
 from megatron_hetero.flags.support.lookup import refused_options, support_of
-from megatron_hetero.flags.support.verification import treat
-from megatron_hetero.flags.support.verification_table import FP8
+from megatron_hetero.flags.support.verification import FP8, treat
 from megatron_hetero.lab.verify.small.shrink import RECOMPUTE_FLAGS, Shrunk, decides_recompute
 from megatron_hetero.model.flag_table import Option
 from megatron_hetero.model.spec import Precision, Workload
