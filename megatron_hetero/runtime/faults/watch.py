@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -28,23 +27,17 @@ import torch.distributed as dist
 from megatron_hetero.errors import EXIT_RANK_DIED, HeteroError
 from megatron_hetero.runtime.faults.beat import Beat, is_lost_connection, where
 from megatron_hetero.runtime.faults.limits import LOST_S, PERIOD_S, StallLimits
+from megatron_hetero.runtime.faults.others import GRACE_S, Others
 from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.store import launcher_serves
 from megatron_hetero.runtime.faults.unfinished import card_waits
 
 _VERDICT = "verdict"
-_STOPPED_S = 20.0
-"""A process of this machine that Linux calls stopped for so long does not go on by itself."""
 # Seconds between two looks at the store or at a process, while this rank waits.
 _LOOK_S = 0.05
-_SILENT_S = 3 * PERIOD_S
-"""A rank that published nothing for so long, while all others wait, is what these wait for."""
 _TOLD_S = 4 * PERIOD_S
 """Limit on the wait of the store's server until all ranks have read a verdict."""
-_GRACE_S = 2.0
-"""Seconds for a dying process to be dead, since connections close earlier, and for the reason to
-arrive."""
 
 
 class Watch:
@@ -69,13 +62,7 @@ class Watch:
         self._limits, self._saves_on_sigterm = limits, saves_on_sigterm
         # Number of this rank's newest beat.
         self._number = 0
-        # Rank -> (number of the newest beat seen, when it was first seen, by this rank's clock).
-        self._seen: dict[int, tuple[int, float]] = {}
-        # (what, rank) -> since when it has been so, by this rank's clock (`_lasts`).
-        self._odd_since: dict[tuple[str, int], float] = {}
-        # Rank -> number of its beat when all ranks were first found waiting.
-        self._numbers: dict[int, int] = {}
-        self._places: list[Place] = []
+        self._others = Others(store, place, num_ranks, limits)
         self._main = threading.main_thread().ident
         # Signals wake the thread through a pipe: Python runs handlers on the training thread alone,
         # which may stand in a collective.
@@ -93,8 +80,7 @@ class Watch:
         """
         try:
             self._store.set(f"place/{self._own.rank}", self._own.text())
-            for rank in range(self._num_ranks):
-                self._places.append(Place.of(self._store.get(f"place/{rank}").decode()))
+            self._others.meet()
         except dist.DistNetworkError as gone:
             self._end(self._without_store(gone))
         PROGRESS.listen(self._limits.learn)
@@ -126,8 +112,7 @@ class Watch:
         # A rank that hangs at its end does not hold up rank 0 for longer.
         deadline = time.monotonic() + 30.0
         while time.monotonic() < deadline:
-            beats = [self._newest(rank) for rank in range(self._num_ranks)]
-            if all(beat is not None and beat.phase is Phase.END for beat in beats):
+            if self._others.all_are_done():
                 return
             time.sleep(_LOOK_S)
 
@@ -146,7 +131,7 @@ class Watch:
         # A lost connection may have its cause on another machine, whose silence takes longer to
         # see.
         lost = is_lost_connection(error)
-        deadline = time.monotonic() + (LOST_S + 4 * PERIOD_S if lost else _GRACE_S / 2)
+        deadline = time.monotonic() + (LOST_S + 4 * PERIOD_S if lost else GRACE_S / 2)
         try:
             if isinstance(error, HeteroError):
                 # All ranks may refuse the same, each with the status of the error.
@@ -156,9 +141,7 @@ class Watch:
             # Meanwhile look for a verdict, or a dead neighbour on this machine.
             while time.monotonic() < deadline:
                 self._end_if_told()
-                for place in self._places:
-                    if place.machine == self._own.machine and place.rank != self._own.rank:
-                        self._end_if_dead(place)
+                self._end_if_one_is_dead()
                 time.sleep(_LOOK_S)
             said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             # Nobody is dead, so the network is.
@@ -177,43 +160,24 @@ class Watch:
         if self._store.check([_VERDICT]):
             self._end(self._store.get(_VERDICT).decode())
 
-    def _end_if_dead(self, place: Place) -> None:
-        if place.is_alive():
-            return
-        fault = self._fault_of_dead(place.rank)
-        if fault is not None:
-            self._accuse(place.rank, fault)
-
-    def _fault_of_dead(self, rank: int) -> str | None:
-        """Return what ended a process; None if it was done, or may still be said to be."""
-        beat = self._newest(rank)
-        if beat is not None and beat.phase is Phase.END:
-            return None
-        if self._store.check([f"left/{rank}"]):
-            # All ranks may be leaving for the same reason, each with its own words.
-            is_old = self._lasts("left", rank, True, 2 * _GRACE_S)
-            return self._store.get(f"left/{rank}").decode() if is_old else None
-        return "is dead"
-
-    def _lasts(self, what: str, rank: int, is_so: bool, seconds: float) -> bool:
-        """Tell if something about a rank has been so for `seconds`."""
-        if not is_so:
-            self._odd_since.pop((what, rank), None)
-            return False
-        since = self._odd_since.setdefault((what, rank), time.monotonic())
-        return time.monotonic() - since > seconds
+    def _end_if_one_is_dead(self) -> None:
+        """Look at the processes of this machine."""
+        for place in self._others.on_this_machine():
+            fault = None if place.is_alive() else self._others.fault_of_dead(place.rank)
+            if fault is not None:
+                self._accuse(place.rank, fault)
 
     def _without_store(self, error: RuntimeError) -> str:
         """Return what the loss of the store says: its server was on the machine of rank 0."""
         own = "Start the job again with --load to go on from its newest complete checkpoint."
-        if not self._places:
+        if not self._others.places:
             host = os.environ.get("MASTER_ADDR")
             gone = "or its launcher, is gone, with the ranks' store"
             return f"rank 0 on {host}, {gone} ({error}). {own}"
-        first = self._places[0]
+        first = self._others.places[0]
         # Where rank 0 serves the store and is on this machine, its death shows after a moment.
         if not launcher_serves():
-            deadline = time.monotonic() + _GRACE_S
+            deadline = time.monotonic() + GRACE_S
             while first.machine == self._own.machine and time.monotonic() < deadline:
                 if not first.is_alive():
                     return f"{first} is dead. All ranks stop. {own}"
@@ -248,93 +212,17 @@ class Watch:
         beat = self._beat(PROGRESS.current.phase)
         self._store.set(f"beat/{self._own.rank}", beat.text())
         self._end_if_told()
-        for rank in self._looked_at():
-            fault = self._fault_of(rank)
+        for rank in self._others.looked_at():
+            fault = self._others.fault_of(rank)
             if fault is not None:
                 self._accuse(rank, fault)
         # This rank's own training thread stands in its phase for longer than the phase may take.
         if beat.age_s > self._limits.of(beat.phase, beat.step):
-            self._look_for_the_cause()
+            cause = self._others.cause_of_stall()
+            if cause is not None:
+                self._accuse(*cause)
         else:
-            # Training goes on: forget what an earlier wait has left.
-            self._lasts("waiting", self._own.rank, False, 0.0)
-            self._numbers = {}
-
-    def _looked_at(self) -> Sequence[int]:
-        """The next rank of this machine; and for one rank of it all of the next machine."""
-        # Machines in the order of their first ranks, the same on all ranks.
-        machines = list(dict.fromkeys(place.machine for place in self._places))
-        here = [p.rank for p in self._places if p.machine == self._own.machine]
-        # Every rank of a machine is looked at by the rank before, in a ring.
-        found = [here[(here.index(self._own.rank) + 1) % len(here)]]
-        # One rank of each machine looks at all ranks of the next machine, in a ring too.
-        if here[0] == self._own.rank and len(machines) > 1:
-            following = machines[(machines.index(self._own.machine) + 1) % len(machines)]
-            found += [p.rank for p in self._places if p.machine == following]
-        return [rank for rank in found if rank != self._own.rank]
-
-    def _fault_of(self, rank: int) -> str | None:
-        place, beat = self._places[rank], self._newest(rank)
-        if beat is not None and beat.phase is Phase.END:
-            return None
-        # A process of this machine can be asked itself; of other machines only the beats tell.
-        is_here = place.machine == self._own.machine
-        if is_here and not place.is_alive():
-            # It may have said that it is done, and ended, since its beat was read.
-            return self._fault_of_dead(rank)
-        if is_here and self._lasts("stopped", rank, place.is_stopped(), _STOPPED_S):
-            return f"is frozen: its process has been stopped for {_STOPPED_S:.0f} s"
-        # A beat newer than the one seen last: the process runs.
-        number = 0 if beat is None else beat.number
-        before, since = self._seen.get(rank, (-1, 0.0))
-        if number != before:
-            self._seen[rank] = number, time.monotonic()
-            return None
-        silent = time.monotonic() - since
-        phase = Phase.SETUP if beat is None else beat.phase
-        # A machine is gone only when none of its ranks is heard of any more.
-        if place.machine != self._own.machine:
-            others = [p.rank for p in self._places if p.machine == place.machine]
-            is_lost = silent > LOST_S and not self._limits.is_announced(phase)
-            if is_lost and all(self._silence(r) > LOST_S for r in others):
-                return f"is gone, with its machine: nothing came from it for {silent:.0f} s"
-        # The process lives, but even its watch does not run.
-        elif silent > self._limits.silence_of(phase):
-            return f"is frozen: its process has not run for {silent:.0f} s"
-        return None
-
-    def _silence(self, rank: int) -> float:
-        before, since = self._seen.get(rank, (-1, time.monotonic()))
-        beat = self._newest(rank)
-        return time.monotonic() - since if beat is None or beat.number == before else 0.0
-
-    def _look_for_the_cause(self) -> None:
-        """Accuse the stalled rank that waits for no other; if there is none, the rank stalled
-        longest."""
-        # All stalled ranks, also those that have stood for less time than this rank.
-        beats = {r: self._newest(r) for r in range(self._num_ranks)}
-        still = {
-            rank: beat
-            for rank, beat in beats.items()
-            if beat is not None and beat.age_s > self._limits.floor_s / 2
-        }
-        if not still:
-            return
-        if all(beat.waits for beat in still.values()):
-            # For a rank that has stopped, perhaps, and whose newest beat is of when it went on.
-            numbers = {rank: beat.number for rank, beat in beats.items() if beat is not None}
-            if self._lasts("waiting", self._own.rank, True, _SILENT_S):
-                silent = [r for r, n in numbers.items() if self._numbers.get(r) == n]
-                for rank in (r for r in silent if r != self._own.rank):
-                    self._accuse(rank, "is frozen: all others wait, and nothing comes from it")
-            else:
-                self._numbers = self._numbers or numbers
-                return
-        # First ranks that wait for nobody, then the earliest step, then the longest stand.
-        cause = min(still, key=lambda r: (still[r].waits, still[r].step, -still[r].age_s, r))
-        beat = still[cause]
-        how = "waits for others, as all do" if beat.waits else "stands still"
-        self._accuse(cause, f"{how}, at {beat.line}")
+            self._others.training_goes_on()
 
     def _accuse(self, rank: int, fault: str) -> None:
         text = self._accusation(rank, fault)
@@ -343,7 +231,7 @@ class Watch:
 
     def _accusation(self, rank: int, fault: str) -> str:
         place = Place.of(self._store.get(f"place/{rank}").decode())
-        beat = self._newest(rank)
+        beat = self._others.newest(rank)
         when = ""
         if beat is not None:
             when = f" It was last in step {beat.step}, phase {beat.phase}, for {beat.age_s:.0f} s."
@@ -355,12 +243,10 @@ class Watch:
     def _terminated(self) -> None:
         """SIGTERM: a launcher that ends all because one is dead deserves the reason."""
         # A launcher ends all ranks when one has died: look a moment for the dead one.
-        deadline = time.monotonic() + (0.0 if self._saves_on_sigterm else _GRACE_S / 2)
+        deadline = time.monotonic() + (0.0 if self._saves_on_sigterm else GRACE_S / 2)
         while True:
             self._end_if_told()
-            for place in self._places:
-                if place.machine == self._own.machine:
-                    self._end_if_dead(place)
+            self._end_if_one_is_dead()
             if time.monotonic() >= deadline:
                 break
             time.sleep(_LOOK_S)
@@ -386,18 +272,13 @@ class Watch:
         if not self._serves:
             return
         # All others have to say that they know, except for dead processes of this machine.
-        waits = [p for p in self._places if p.rank != 0]
+        waits = [p for p in self._others.places if p.rank != 0]
         deadline = time.monotonic() + _TOLD_S
         while waits and time.monotonic() < deadline:
             waits = [p for p in waits if not self._store.check([f"told/{p.rank}"])]
             here = self._own.machine
             waits = [p for p in waits if p.machine != here or p.is_alive()]
             time.sleep(_LOOK_S)
-
-    def _newest(self, rank: int) -> Beat | None:
-        key = f"beat/{rank}"
-        # `get` of a key that is not there would block.
-        return Beat.of(self._store.get(key).decode()) if self._store.check([key]) else None
 
     def _beat(self, phase: Phase) -> Beat:
         stamp = PROGRESS.current
