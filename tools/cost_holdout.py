@@ -39,7 +39,8 @@ from calibration_tables import (
     operator_points,
     table_workload,
 )
-from make_calibration import fit, fit_launch, fit_link, predict, with_launches
+from layer_fits import fit_launch, fit_link, predict, with_launches
+from make_calibration import fit
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cost.network.collectives import ring_all_reduce_s
