@@ -25,7 +25,7 @@ import grimp
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "megatron_hetero"
 DOORS = ("__main__", "api", "hook", "launch", "pretrain_gpt")
-MAKERS = ("calibration_tables", "export_schemas", "make_*", "serve_trace")
+MAKERS = ("calibration_tables", "export_schemas", "layer_fits", "make_*", "serve_trace")
 """Tools that make data and pages of the package from its own code."""
 _IN_PAGES = re.compile(rf"(?:from|import) ({PACKAGE}(?:\.\w+)*)")
 _NAMED_IN_PAGES = re.compile(rf"from ({PACKAGE}[\w.]*) import ([\w, ]+)|({PACKAGE}(?:\.\w+)+)")
@@ -44,6 +44,7 @@ FOR_TESTS = {
     "runtime.backend.deactivate_cpu_backend": "leaves torch as it was",
     "runtime.faults.progress.PhaseStamps.pause": "a rest that is no hang",
     "runtime.gradients.sharding.parameter_gather.ParameterGather.num_under_way": "of the next",
+    "runtime.gradients.sync.GradientSync.num_started": "overlap as it happens",
     "runtime.gradients.sync.GradientSync.num_weights_under_way": "overlap as it happens",
     "serving.compose.problem._shared_faults": "of faults",
     "serving.compose.problem._sum_of": "of faults",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.plan.checks.violation import stages
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.explain import Explanation
 from megatron_hetero.report.content import Content
 from megatron_hetero.report.page.figure import (
@@ -119,7 +120,7 @@ def time_bar(explanation: Explanation) -> Figure:
     return Figure("time", "Where the time of a step goes", y + 12, "".join(parts))
 
 
-def busy_bars(simulation: StepSimulation) -> Figure:
+def busy_bars(plan: Plan, simulation: StepSimulation) -> Figure:
     """Draw the part of the step in which the GPUs of each stage compute."""
 
     def part_of(stage: StageTimeline) -> float:

@@ -48,7 +48,7 @@ def figures(content: Content) -> tuple[Figure, ...]:
         timeline(content.timelines),
         close_up(content.timelines),
         time_bar(content.explanation),
-        busy_bars(content.simulation),
+        busy_bars(content.plan, content.simulation),
         link_bars(content.simulation),
         exchange_tree(content.plan, content.cluster, content.simulation),
         memory_bars(content),
@@ -68,7 +68,7 @@ def page(content: Content) -> str:
             *_where(content, drawn),
             *_timeline(content, drawn),
             *_time(content, drawn),
-            *_memory(drawn),
+            *_memory(content, drawn),
             *_comparison(content, drawn),
             *_what_if(drawn),
             *_run(content),
@@ -193,7 +193,7 @@ def _time(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
         yield scrolled(drawn["exchange"])
 
 
-def _memory(drawn: dict[str, Figure]) -> Iterator[str]:
+def _memory(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     yield section(
         "Memory",
         "Predicted peak on the fullest GPU of each stage; the line at the end is what the GPU has. "

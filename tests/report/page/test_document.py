@@ -328,9 +328,9 @@ def test_forty_near_equal_rows_fold(content: Content, layout: str, boxes: int) -
     assert len(re.findall(r"<title>(?:stages? )?\d", drawn.body)) == boxes
     step = timeline((LaneGroup("predicted", simulation.step_time_s, lanes),))
     assert len(shapes(step, "lane")) <= 16
-    assert len(shapes(busy_bars(simulation), "lane")) <= 4
+    assert len(shapes(busy_bars(plan, simulation), "lane")) <= 4
     assert len(shapes(memory_bars(changed), "room")) <= 20
-    for figure in (drawn, step, busy_bars(simulation), memory_bars(changed)):
+    for figure in (drawn, step, busy_bars(plan, simulation), memory_bars(changed)):
         assert "alike" in figure.body or figure is drawn
 
 

@@ -48,11 +48,15 @@ def send_straight(groups: RankGroups, num_elements: int, led_below: int) -> Acti
             boundary.finish_sends()
         else:
             boundary.post_receive((num_elements,))
-            arrived = boundary.take()
-            if float(arrived[0]) != 0.0 or float(arrived[-1]) != float(tensor[-1]):
-                raise RuntimeError("the activation did not arrive whole")
+            require_arrived(boundary.take())
 
     return exchange
+
+
+def require_arrived(tensor: torch.Tensor) -> None:
+    """Refuse a tensor that has not come whole: its elements count from 0."""
+    if float(tensor[0]) != 0.0 or float(tensor[-1]) != float(tensor.numel() - 1):
+        raise RuntimeError("the activation did not arrive whole")
 
 
 COLUMNS = (

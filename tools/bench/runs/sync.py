@@ -31,12 +31,12 @@ from megatron_hetero.plan.sharding.shards import shard_edges
 from megatron_hetero.runtime.gradients.buckets import plan_buckets
 from megatron_hetero.runtime.gradients.memory import BucketViews, arrange, main_grad
 from megatron_hetero.runtime.gradients.reduction import Reduction
-from megatron_hetero.runtime.parallel.boundary import Boundary
 from megatron_hetero.runtime.parallel.groups import RankGroups, build_groups
 from megatron_hetero.runtime.parallel.shards import ParameterShard
 from megatron_hetero.runtime.parallel.traffic import RankTraffic
 from tools.bench.jobs import quoted
 from tools.bench.ranks import Action, links, on_ranks, timed
+from tools.bench.runs.boundary import require_arrived, send_straight
 from tools.bench.show import Columns, option
 
 SYNC_LAYOUTS = ("tp2:{L} @1 | tp1:{L} @1", "tp3:{L} @1 | tp2:{L} @1", "tp2:{L} @1 | tp2:{L} @1")
@@ -168,43 +168,24 @@ def _box(shard: ParameterShard) -> list[tuple[int, int]]:
 def boundary_actions(groups: RankGroups, plan: Plan, size: Size) -> tuple[Action, Action, float]:
     """Make two sends of an activation from a stage to the next: straight, and from leader to
     leader."""
-    stage = groups.pipeline.stage
-    hop = groups.hops[0]
-    shape = (int(size.boundary_mib * 2**18),)
-    config = SimpleNamespace(sequence_parallel=False, pipeline_dtype=torch.float32)
-    peers = groups.stage_ranks[1 - stage]
-    ways = (hop.forward, hop.backward) if stage == 0 else (hop.backward, hop.forward)
-    boundary = Boundary(groups, peers, *ways, config)
-    tensor = torch.arange(shape[0], dtype=torch.float32) if stage == 0 else torch.empty(shape)
-
-    def straight() -> None:
-        boundary.begin()
-        if stage == 0:
-            boundary.send(tensor)
-            boundary.finish_sends()
-        else:
-            boundary.post_receive(shape)
-            _require_arrived(boundary.take())
+    stage, way = groups.pipeline.stage, groups.hops[0].forward[0]
+    number = int(size.boundary_mib * 2**18)
+    peer = groups.stage_ranks[1 - stage].ranks[0]
+    tensor = torch.arange(number, dtype=torch.float32) if stage == 0 else torch.empty(number)
 
     def through_leaders() -> None:
         leads = groups.tensor.rank() == 0
         if stage == 0:
             if leads:
-                dist.send(tensor, peers.ranks[0], group=hop.forward[0])
+                dist.send(tensor, peer, group=way)
             return
         if leads:
-            dist.recv(tensor, peers.ranks[0], group=hop.forward[0])
+            dist.recv(tensor, peer, group=way)
         if groups.tensor.size() > 1:
             dist.broadcast(tensor, group=groups.tensor, group_src=0)
-        _require_arrived(tensor)
+        require_arrived(tensor)
 
-    return straight, through_leaders, tensor.nbytes / 2**20
-
-
-def _require_arrived(tensor: torch.Tensor) -> None:
-    last = tensor.numel() - 1
-    if float(tensor[0]) != 0.0 or float(tensor[last]) != float(last):
-        raise RuntimeError("the activation did not arrive whole")
+    return send_straight(groups, number, 0), through_leaders, tensor.nbytes / 2**20
 
 
 Actions = Callable[[RankGroups, Plan, Size], tuple[Action, Action, float]]
