@@ -13,6 +13,11 @@ and has sent back no more gradients than that; but the sender, with P unanswered
 k + 1 - P of them, and k + 1 - P > k - 2W.  The same holds of gradients, which are at most as many
 as the activations before them.
 
+Torch has 32 streams for its communicators, and two that share one can hang a job.  So W is never
+more than 6: two neighbours with two directions each, and eight groups beside them.  A sender that
+is more than twelve messages ahead then waits for its receiver, and the proof of the plan's operations
+(`schedule.proof`), which counts W, says whether all of them end.
+
 Where a message is announced (its shape goes ahead of it) receivers post for it when they take it,
 none ahead, and W is P.
 """
@@ -22,6 +27,9 @@ from __future__ import annotations
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.order import parse_order
 from megatron_hetero.plan.plan import Plan, Replica
+
+_MOST = 6
+"""Communicators of a direction: of torch's 32 streams four directions leave eight to groups."""
 
 
 def messages_under_way(plan: Plan, replica: int, announced: bool = False) -> tuple[int, ...]:
@@ -41,7 +49,7 @@ def messages_under_way(plan: Plan, replica: int, announced: bool = False) -> tup
 def num_communicators(unanswered: int) -> int:
     """Return W, the communicators of each direction of a boundary with so many unanswered
     micro-batches at most."""
-    return -(-unanswered // 2)
+    return min(-(-unanswered // 2), _MOST)
 
 
 def _unanswered(replica: Replica, announced: bool) -> list[int]:
