@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -197,7 +198,7 @@ def written(kernels: Mapping[str, Mapping[str, Mapping[str, Fitted]]]) -> dict[s
     """Return what `kernels.json` says: constants and ratios by kind, engine and card."""
     return {
         "source": SOURCE,
-        "grids": {kind: grid.model_dump() for kind, grid in GRIDS.items()},
+        "grids": {kind: asdict(grid) for kind, grid in GRIDS.items()},
         "kernels": {
             kind: {e: {c: f.curve.model_dump() for c, f in own.items()} for e, own in fits.items()}
             for kind, fits in kernels.items()

@@ -42,9 +42,9 @@ _MOST_GROUP, _MOST_GROUPS = 16, 16
 """Queries for a key-value head, and key-value heads on a GPU, of models that are served."""
 GRIDS = {
     # Rows, columns and depth.
-    "products": SizeGrid(first=[0, 4, 4], counts=[8, 5, 5]),
+    "products": SizeGrid((0, 4, 4), (8, 5, 5)),
     # Tokens that a request attends to, and key-value heads of all requests.
-    "decode_attention": SizeGrid(first=[0, 0], counts=[10, 9]),
+    "decode_attention": SizeGrid((0, 0), (10, 9)),
 }
 """Nodes around all rows of the tables."""
 

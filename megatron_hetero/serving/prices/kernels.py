@@ -58,12 +58,19 @@ class KernelCurve(BaseModel):
     size_power: float = 0.0
 
 
+class _Grid(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    first: list[int]
+    counts: list[int]
+
+
 class _KernelTables(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str
     kernels: dict[str, dict[str, dict[str, KernelCurve]]]
-    grids: dict[str, SizeGrid]
+    grids: dict[str, _Grid]
     ratio_logs: dict[str, dict[str, dict[str, list[float]]]]
 
 
@@ -199,7 +206,8 @@ def _ratios(kind: str, engine: str, card: str) -> SizeRatios | None:
     tables = _tables()
     if kind not in tables.grids:
         return None
-    return SizeRatios(tables.grids[kind], tables.ratio_logs[kind][engine][card])
+    grid = SizeGrid(tuple(tables.grids[kind].first), tuple(tables.grids[kind].counts))
+    return SizeRatios(grid, tables.ratio_logs[kind][engine][card])
 
 
 @cache

@@ -8,30 +8,36 @@ seconds are kept at nodes a factor of four apart in each size, and their logarit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import exp, log, prod
 
-from pydantic import BaseModel, ConfigDict
-
-_STEP = 4.0
+_PER_LOG = 1.0 / log(4.0)
 _MOST_KNOWN = 100_000
 
 
-class SizeGrid(BaseModel):
+@dataclass(frozen=True)
+class SizeGrid:
     """Nodes at whole powers of four of each size of a call.
 
-    `first`: the exponent of the lowest node of each size.  `counts`: nodes of each size, at least
-    two.
+    Attributes:
+        first: exponent of the lowest node of each size.
+        counts: nodes of each size, at least two.
     """
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
-
-    first: list[int]
-    counts: list[int]
+    first: tuple[int, ...]
+    counts: tuple[int, ...]
 
     @property
     def num_nodes(self) -> int:
         """Return the number of nodes of all sizes together."""
         return prod(self.counts)
+
+    @cached_property
+    def _axes(self) -> list[tuple[float, int, int]]:
+        # The lowest size, its exponent and the number of nodes, of each size.
+        pairs = zip(self.first, self.counts, strict=True)
+        return [(4.0**first, first, count) for first, count in pairs]
 
     def around(self, sizes: Sequence[float]) -> list[tuple[int, float]]:
         """Return the nodes around a call and their weights, which add up to 1.
@@ -40,21 +46,14 @@ class SizeGrid(BaseModel):
         edge.
         """
         found = [(0, 1.0)]
-        for size, first, count in zip(sizes, self.first, self.counts, strict=True):
+        for size, (lowest, first, count) in zip(sizes, self._axes, strict=True):
             # Nothing at all, too, is below the lowest node.
-            place = log(max(size, _STEP**first)) / log(_STEP) - first
-            place = min(max(place, 0.0), count - 1.0)
+            place = log(size) * _PER_LOG - first if size > lowest else 0.0
             low = min(int(place), count - 2)
-            part = place - low
+            part = min(place - low, 1.0)
             # Every node so far is divided between its two neighbours along this size.
-            found = [
-                pair
-                for node, weight in found
-                for pair in (
-                    (node * count + low, weight * (1.0 - part)),
-                    (node * count + low + 1, weight * part),
-                )
-            ]
+            lower = [(node * count + low, weight * (1.0 - part)) for node, weight in found]
+            found = lower + [(node * count + low + 1, weight * part) for node, weight in found]
         return found
 
 
@@ -76,6 +75,6 @@ class SizeRatios:
         if sizes not in self._known:
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
-            logs = (self._logs[node] * weight for node, weight in self._grid.around(sizes))
+            logs = [self._logs[node] * weight for node, weight in self._grid.around(sizes)]
             self._known[sizes] = exp(sum(logs))
         return self._known[sizes]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.serving.prices.sizes import SizeGrid, SizeRatios
 
-GRID = SizeGrid(first=[0, 2], counts=[3, 2])
+GRID = SizeGrid((0, 2), (3, 2))
 SIZES = st.tuples(st.floats(0.0, 1e6), st.floats(0.0, 1e6))
 
 
