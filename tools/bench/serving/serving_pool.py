@@ -34,8 +34,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from serving_in_order import dealt, fleets_in_order
-
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster, Link
