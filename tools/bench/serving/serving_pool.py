@@ -52,6 +52,7 @@ from megatron_hetero.serving.prices.work import StepWork
 from megatron_hetero.serving.simulate.router import Policy
 from megatron_hetero.serving.workload.requests import RequestClass, RequestMix, TokenLengths
 from tools.bench.show import Columns, option
+from tools.serving_in_order import dealt, fleets_in_order
 
 MACHINES = (
     ("RTX-A6000", 8, 2, "d"), ("RTX-A5000", 8, 1, "d"), ("A40", 4, 1, "d"),
@@ -252,7 +253,7 @@ def deadline_scales(
 
 COLUMNS = Columns(
     {"way of serving": "{way}", "requests/s": "{requests_per_s:g}"}
-    | {kind: f"{{deadline_scale[{kind}]}}" for kind in KINDS}
+    | {kind: f"{{deadline_scale[{kind}]}}" for kind in (*IN_ORDER, *KINDS)}
     | {"best": lambda row: ", ".join(row["best"])}
 )
 
