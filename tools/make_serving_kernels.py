@@ -109,7 +109,7 @@ def held_out(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
             "own": fit([table], kind),
             "version_left_out": fit(same, kind) if same else None,
             "engine_left_out": _of(kind, engines, whole, by_engine),
-            "card_left_out": _of(kind, cards, whole, by_engine),
+            "card_left_out": _without_ratios(_of(kind, cards, whole, by_engine)),
         }
         found.append({
             "kind": kind, "card": card, "engine": engine, "version": table.version,
@@ -118,6 +118,11 @@ def held_out(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
             "constants": {w: error(Fitted(own.curve), table) for w, own in fits.items() if own},
         })  # fmt: skip
     return found
+
+
+def _without_ratios(fitted: Fitted | None) -> Fitted | None:
+    """Return the constants alone, as cards without a table are priced."""
+    return Fitted(fitted.curve) if fitted else None
 
 
 def _of(
@@ -205,7 +210,9 @@ def written(kernels: Mapping[str, Mapping[str, Mapping[str, Fitted]]]) -> dict[s
         },
         "ratio_logs": {
             kind: {
-                engine: {c: f.ratio_logs.tolist() for c, f in own.items()}
+                engine: {
+                    c: f.ratio_logs.tolist() for c, f in own.items() if f.ratio_logs is not None
+                }
                 for engine, own in kernels[kind].items()
             }
             for kind in GRIDS
@@ -222,7 +229,7 @@ def fits_of(kind: str, tables: Sequence[Table]) -> dict[str, dict[str, Fitted]]:
             card: fit([table for table in own if table.card == card], kind)
             for card in sorted({table.card for table in own})
         }
-        found[engine]["default"] = middle(kind, list(found[engine].values()), own)
+        found[engine]["default"] = Fitted(middle(kind, list(found[engine].values()), own).curve)
     return found
 
 

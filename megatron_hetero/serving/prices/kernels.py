@@ -7,7 +7,7 @@ on alone.  Products and attention of decode have ratios beside, by their sizes (
 Constants and ratios are fitted to AIConfigurator's tables of single kernels, for each engine and
 card: `kernels.json` names the source, `tools/make_serving_kernels.py` makes the file and says how
 far off tables are that were left out.  A card without a table takes the median of the others' parts
-of the sheet, and the ratios that are best for all of them together.
+of the sheet, without ratios.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def card_speed(
         curve = curves[card]
         if gpu.name not in curves:
             flops_per_s *= part_kept_up(gpu, curve.peak)
-        ratios = _ratios(kind, own, card)
+        # Which sizes fill a chip is a matter of the chip itself.
+        ratios = _ratios(kind, own, card) if gpu.name in curves else None
         return KernelSpeed(flops_per_s, gpu.memory_bytes_per_s, curve, ratios)
 
     return CardSpeed(
