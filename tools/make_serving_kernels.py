@@ -4,13 +4,13 @@
 
 TABLES is `aic-core/src/aiconfigurator_core/systems/data` of ai-dynamo/aiconfigurator (Apache-2.0).
 It needs pyarrow, which nothing else here does.  For each table (card, engine, version) the mean
-error of its rows is found five times: by its own constants; by the engine's other versions on the
-card, as constants and, where they measured the same shape, as measured (no constants can do better
-than that on average); by the other engines on the card; by the other cards.  FILE gets all of them.
+error of its rows is found five times: by its own constants and ratios; by those of the engine's
+other versions on the card, and, where they measured the same shape, as measured (nothing that is
+fitted to them can do better than that on average); by the other engines on the card; by the other
+cards.  FILE gets all of them, and what constants alone say (`constants`).  Attention of prompts has
+no ratios: its versions differ by their kernels more than by sizes, and ratios made tables of
+engines that were left out worse.
 
-Two kinds of rows say nothing of a step and are left out: attention of decode whose keys and values
-lie in the card's cache, which those of a step never do (each layer has others; tables repeat one
-call), and kernels that an engine takes only when asked to (`_ASKED_FOR`) where it has another.
 Tables that even their own constants miss by more than half are named by their errors, and a second
 summary is without them.
 """
@@ -20,48 +20,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
+from serving_ratios import TOLERANCE, Fitted, predict, with_ratios
+from serving_tables import CARDS, FILES, GRIDS, LEAST_ROWS, Table, joined, read
 
-from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.files import write_json
-from megatron_hetero.serving.prices.kernels import KernelCurve, kernel_seconds
+from megatron_hetero.serving.prices.kernels import KernelCurve
 
-CARDS = {
-    "a100_sxm": "A100-80GB", "h100_sxm": "H100-80GB", "h200_sxm": "H200", "l40s": "L40S",
-    "b200_sxm": "B200", "b300_sxm": "B300", "gb200": "GB200", "gb300": "GB300",
-    "rtx_pro_6000_server": "RTX-PRO-6000-Server",
-}  # fmt: skip
-_CACHE_MB = {
-    "A100-80GB": 40, "H100-80GB": 50, "H200": 50, "L40S": 96, "B200": 126, "B300": 126,
-    "GB200": 126, "GB300": 126, "RTX-PRO-6000-Server": 128,
-}  # fmt: skip
-"""The second-level cache, of NVIDIA's white papers of the architectures."""
-_SMALL = 64
-"""A call that reads this part of the cache takes the fixed cost, wherever its data lie."""
-FILES = {
-    "products": "gemm/*/*/gemm_perf.parquet",
-    "decode_attention": "attention/*/*/generation_attention_perf.parquet",
-    "prefill_attention": "attention/*/*/context_attention_perf.parquet",
-}
 ENGINES = ("vllm", "sglang")
 """Engines that plans are made for; tables of TensorRT-LLM are held against them, and not fitted."""
-_ASKED_FOR = ("triton", "vllm_flash_attn_fa4")
 SOURCE = (
     "ai-dynamo/aiconfigurator@095f58a51 (2026-08-21), Apache-2.0: systems/data/<system>/"
     "{gemm,attention}; bf16 rows of vLLM and SGLang, all versions; made by "
     "tools/make_serving_kernels.py"
 )
 TARGET = Path(__file__).resolve().parent.parent / "megatron_hetero/serving/prices/kernels.json"
-MOST_ROWS = 700
-_LEAST_ROWS = 50
-_MOST_GROUP, _MOST_GROUPS = 16, 16
-"""Queries for a key-value head, and key-value heads on a GPU, of models that are served."""
 _START = {"peak": 0.6, "bandwidth": 0.8, "fixed_s": 1.2e-5, "exposed": 0.5}
 _RANGE = {
     "peak": (0.02, 1.2), "bandwidth": (0.05, 2.5), "fixed_s": (1e-7, 1e-3), "exposed": (0.02, 1.0),
@@ -69,95 +48,8 @@ _RANGE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of an engine's version on a card, as columns.
-
-    `flops_s` and `bytes_s` are of the sheet; `block_s` is of a block of 128 queries at the card's
-    peak; `size` is the channels of a head over 128; `shape` is a number for each shape.
-    """
-
-    card: str
-    engine: str
-    version: str
-    flops_s: np.ndarray
-    bytes_s: np.ndarray
-    block_s: np.ndarray
-    size: np.ndarray
-    seconds: np.ndarray
-    shape: np.ndarray
-
-
-def read(path: Path, kind: str, card: str) -> Table | None:
-    """Read the rows of a table that count, at most 700 of them, all tables the same shapes as far
-    as they have them; None of too few."""
-    import pyarrow.parquet as parquet
-
-    read_in = parquet.read_table(path)
-    table: dict[str, Any] = {c: read_in.column(c).to_numpy() for c in read_in.column_names}
-    gpu = gpu_type(card)
-    peak = gpu.peak_flops["bf16"] or 1.0
-    latency = table["latency"].astype(float)
-    kept = np.isfinite(latency) & (latency > 0)
-    size, block = np.ones(len(latency)), np.zeros(len(latency))
-    if kind == "products":
-        m, n, k = (table[name].astype(float) for name in "mnk")
-        kept &= (table["gemm_dtype"] == "bfloat16") & (n >= 512) & (k >= 512) & (m <= 8192)
-        kept &= (n <= 65536) & (k <= 65536)
-        flops, moved = 2 * m * n * k, 2 * (m * n + m * k + n * k)
-        shape = _number(m, n, k)
-    else:
-        kept &= (table["kv_cache_dtype"] == "bfloat16") & (table["attn_dtype"] == "bfloat16")
-        kept &= np.nan_to_num(table.get("window_size", np.zeros(len(latency)))) == 0
-        sources = table["kernel_source"].astype(str)
-        usual = ~np.isin(sources, _ASKED_FOR)
-        kept &= usual if (kept & usual).sum() >= _LEAST_ROWS else True
-        batch, size = table["batch_size"].astype(float), table["head_dim"].astype(float)
-        heads, groups = table["num_heads"].astype(float), table["num_key_value_heads"].astype(float)
-        kept &= (heads <= _MOST_GROUP * groups) & (groups <= _MOST_GROUPS)
-        tokens, before = table["isl"].astype(float), table["step"].astype(float)
-        if kind == "decode_attention":
-            tokens = tokens + before
-            flops, moved = 4 * batch * tokens * heads * size, 4 * batch * tokens * groups * size
-            cache = _CACHE_MB[card] * 1e6
-            kept &= (moved >= cache) | (moved <= cache / _SMALL)
-            kept &= batch * tokens >= 2048
-        else:
-            kept &= (before == 0) & (tokens >= 256)
-            flops = 2 * batch * tokens**2 * heads * size
-            moved = batch * tokens * 2 * size * (2 * heads + 2 * groups)
-            block = 4 * 128 * tokens * size / peak
-        shape = _number(batch, tokens, heads, groups, size)
-    places = np.flatnonzero(kept)
-    if len(places) < _LEAST_ROWS:
-        return None
-    places = places[np.argsort(shape[places], kind="stable")][:MOST_ROWS]
-    return Table(
-        card, *path.parts[-3:-1], flops[places] / peak, moved[places] / gpu.memory_bytes_per_s,
-        block[places], size[places] / 128 if kind != "products" else size[places],
-        latency[places] * 1e-3, shape[places],
-    )  # fmt: skip
-
-
-def _number(*columns: np.ndarray) -> np.ndarray:
-    """Return a number for each row that looks like chance, equal for equal rows."""
-    found = np.zeros(len(columns[0]), dtype=np.uint64)
-    for column in columns:
-        found = (found ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        found ^= found >> np.uint64(29)
-    return found
-
-
-def predict(curve: KernelCurve, table: Table) -> np.ndarray:
-    """Return the seconds of each row."""
-    found: np.ndarray = kernel_seconds(
-        curve, table.flops_s, table.bytes_s, table.block_s, table.size, np.maximum, np.minimum
-    )
-    return found
-
-
-def fit(tables: Sequence[Table], kind: str) -> KernelCurve:
-    """Fit the constants by relative errors, those of outliers counted less."""
+def fit(tables: Sequence[Table], kind: str) -> Fitted:
+    """Fit the constants by relative errors, those of outliers counted less, and then the ratios."""
     start = dict(_START)
     if kind == "prefill_attention":
         start |= {"block": 40.0, "size_power": 0.3}
@@ -166,34 +58,27 @@ def fit(tables: Sequence[Table], kind: str) -> KernelCurve:
 
     def errors(logs: np.ndarray) -> np.ndarray:
         curve = KernelCurve(**dict(zip(names, np.exp(logs).tolist(), strict=True)))
-        return np.log(predict(curve, rows) / rows.seconds)
+        return np.log(predict(Fitted(curve), rows) / rows.seconds)
 
     low, high = (np.log([_RANGE[name][i] for name in names]) for i in (0, 1))
     found = least_squares(
-        errors, np.log(list(start.values())), bounds=(low, high), loss="soft_l1", f_scale=0.1
+        errors, np.log(list(start.values())), bounds=(low, high), loss="soft_l1", f_scale=TOLERANCE
     )
     constants = zip(names, np.exp(found.x), strict=True)
-    return KernelCurve(**{name: float(f"{value:.3g}") for name, value in constants})
+    curve = KernelCurve(**{name: float(f"{value:.3g}") for name, value in constants})
+    return with_ratios(kind, curve, tables)
 
 
-def joined(tables: Sequence[Table]) -> Table:
-    """Return the rows of several tables as one."""
-    parts = [
-        np.concatenate([getattr(table, name) for table in tables])
-        for name in ("flops_s", "bytes_s", "block_s", "size", "seconds", "shape")
-    ]
-    return Table(tables[0].card, "", "", *parts)
+def middle(kind: str, fits: Sequence[Fitted], tables: Sequence[Table]) -> Fitted:
+    """Return the median of each constant, and the ratios that fit all tables with it."""
+    curves, names = [f.curve for f in fits], list(KernelCurve.model_fields)
+    constants = {n: float(f"{median(getattr(c, n) for c in curves):.3g}") for n in names}
+    return with_ratios(kind, KernelCurve(**constants), tables)
 
 
-def middle(curves: Sequence[KernelCurve]) -> KernelCurve:
-    """Return the median of each constant."""
-    names = list(KernelCurve.model_fields)
-    return KernelCurve(**{n: float(f"{median(getattr(c, n) for c in curves):.3g}") for n in names})
-
-
-def error(curve: KernelCurve, table: Table) -> float:
+def error(fitted: Fitted, table: Table) -> float:
     """Return the mean absolute error, relative to what was measured."""
-    return float(np.mean(np.abs(predict(curve, table) / table.seconds - 1)))
+    return float(np.mean(np.abs(predict(fitted, table) / table.seconds - 1)))
 
 
 def same_shapes(table: Table, others: Sequence[Table]) -> float | None:
@@ -205,7 +90,7 @@ def same_shapes(table: Table, others: Sequence[Table]) -> float | None:
             measured.setdefault(shape, []).append(seconds)
     rows = zip(table.shape.tolist(), table.seconds.tolist(), strict=True)
     errors = [abs(median(measured[s]) / own - 1) for s, own in rows if s in measured]
-    return mean(errors) if len(errors) >= _LEAST_ROWS else None
+    return mean(errors) if len(errors) >= LEAST_ROWS else None
 
 
 def held_out(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
@@ -216,18 +101,41 @@ def held_out(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
     whole = {key: fit(own, kind) for key, own in by_engine.items()}
     found = []
     for table in tables:
-        same = [t for t in by_engine[table.card, table.engine] if t is not table]
-        engines = [c for (card, e), c in whole.items() if card == table.card and e != table.engine]
-        cards = [c for (card, e), c in whole.items() if card != table.card and e == table.engine]
+        card, engine = table.card, table.engine
+        same = [t for t in by_engine[card, engine] if t is not table]
+        engines = [key for key in by_engine if key[0] == card and key[1] != engine]
+        cards = [key for key in by_engine if key[0] != card and key[1] == engine]
+        fits = {
+            "own": fit([table], kind),
+            "version_left_out": fit(same, kind) if same else None,
+            "engine_left_out": _of(kind, engines, whole, by_engine),
+            "card_left_out": _without_ratios(_of(kind, cards, whole, by_engine)),
+        }
         found.append({
-            "kind": kind, "card": table.card, "engine": table.engine, "version": table.version,
-            "own": error(fit([table], kind), table),
-            "version_left_out": error(fit(same, kind), table) if same else None,
+            "kind": kind, "card": card, "engine": engine, "version": table.version,
             "other_versions_measured": same_shapes(table, same),
-            "engine_left_out": error(middle(engines), table) if engines else None,
-            "card_left_out": error(middle(cards), table) if cards else None,
+            **{way: error(own, table) if own else None for way, own in fits.items()},
+            "constants": {w: error(Fitted(own.curve), table) for w, own in fits.items() if own},
         })  # fmt: skip
     return found
+
+
+def _without_ratios(fitted: Fitted | None) -> Fitted | None:
+    """Return the constants alone, as cards without a table are priced."""
+    return Fitted(fitted.curve) if fitted else None
+
+
+def _of(
+    kind: str,
+    keys: Sequence[tuple[str, str]],
+    whole: Mapping[tuple[str, str], Fitted],
+    tables: Mapping[tuple[str, str], Sequence[Table]],
+) -> Fitted | None:
+    """Return what others say on the whole; None of no others."""
+    if not keys:
+        return None
+    own = [table for key in keys for table in tables[key]]
+    return middle(kind, [whole[key] for key in keys], own)
 
 
 WAYS = (
@@ -239,9 +147,12 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return the mean and the median over tables of each way to be predicted."""
     found = {}
     for way in WAYS:
-        errors = [row[way] for row in rows if row[way] is not None]
-        if errors:
+        own = [row for row in rows if row[way] is not None]
+        if own:
+            errors = [row[way] for row in own]
             found[way] = {"mean": mean(errors), "median": median(errors), "tables": len(errors)}
+        if own and way in own[0]["constants"]:
+            found[way]["constants_mean"] = mean(row["constants"][way] for row in own)
     return found
 
 
@@ -252,7 +163,7 @@ def main() -> int:
     parser.add_argument("--check-only", action="store_true", help="write no constants")
     parser.add_argument("--errors", type=Path, help="file for the errors of every table")
     arguments = parser.parse_args()
-    kernels: dict[str, dict[str, dict[str, Any]]] = {}
+    kernels: dict[str, dict[str, dict[str, Fitted]]] = {}
     rows: list[dict[str, Any]] = []
     summaries = {}
     for kind, pattern in FILES.items():
@@ -279,29 +190,47 @@ def main() -> int:
                 f"{way} mean {e['mean']:.1%}, median {e['median']:.1%} of {e['tables']}"
                 for way, e in found.items()
             ))  # fmt: skip
-        kernels[kind] = curves_of(kind, tables)
+        kernels[kind] = fits_of(kind, tables)
     if arguments.errors:
         about = {"source": SOURCE, "summary": summaries, "tables": rows}
         write_json(arguments.errors, _rounded(about))
     if not arguments.check_only:
-        write_json(TARGET, {"source": SOURCE, "kernels": kernels})
+        write_json(TARGET, written(kernels))
     return 0
 
 
-def curves_of(kind: str, tables: Sequence[Table]) -> dict[str, dict[str, Any]]:
-    """Return the constants of each engine on each card, and of cards without tables."""
-    found: dict[str, dict[str, KernelCurve]] = {}
-    for engine in ENGINES:
-        cards = sorted({t.card for t in tables if t.engine == engine})
-        found[engine] = {
-            card: fit([t for t in tables if (t.card, t.engine) == (card, engine)], kind)
-            for card in cards
-        }
-        found[engine]["default"] = middle(list(found[engine].values()))
+def written(kernels: Mapping[str, Mapping[str, Mapping[str, Fitted]]]) -> dict[str, Any]:
+    """Return what `kernels.json` says: constants and ratios by kind, engine and card."""
     return {
-        engine: {card: curve.model_dump() for card, curve in curves.items()}
-        for engine, curves in found.items()
+        "source": SOURCE,
+        "grids": {kind: asdict(grid) for kind, grid in GRIDS.items()},
+        "kernels": {
+            kind: {e: {c: f.curve.model_dump() for c, f in own.items()} for e, own in fits.items()}
+            for kind, fits in kernels.items()
+        },
+        "ratio_logs": {
+            kind: {
+                engine: {
+                    c: f.ratio_logs.tolist() for c, f in own.items() if f.ratio_logs is not None
+                }
+                for engine, own in kernels[kind].items()
+            }
+            for kind in GRIDS
+        },
     }
+
+
+def fits_of(kind: str, tables: Sequence[Table]) -> dict[str, dict[str, Fitted]]:
+    """Return the fits of each engine on each card, and of cards without tables."""
+    found: dict[str, dict[str, Fitted]] = {}
+    for engine in ENGINES:
+        own = [table for table in tables if table.engine == engine]
+        found[engine] = {
+            card: fit([table for table in own if table.card == card], kind)
+            for card in sorted({table.card for table in own})
+        }
+        found[engine]["default"] = Fitted(middle(kind, list(found[engine].values()), own).curve)
+    return found
 
 
 def _rounded(value: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from megatron_hetero.files.document import Document, format_keypath
 
@@ -28,10 +29,31 @@ def describe_faults(
             continue
         # A schema's own labels, such as branches of a union, are not in the file.
         keypath = document.existing(fault["loc"])
+        if fault["type"] in _WRONG_FORMS and any(
+            _is_other_form(keypath, document.existing(other["loc"]), other, fault)
+            for other in found
+        ):
+            continue
         key = format_keypath(keypath)
         text = _fault_text(dict(fault), document, model_class)
         faults.append((document.line(keypath), f"{key}: {text}" if key else text))
     return [f"{document.path}:{line}: {text}" for line, text in sorted(faults)]
+
+
+_WRONG_FORMS = {"int_type", "tuple_type", "list_type", "dict_type", "model_type", "string_type"}
+"""Faults of a value that another form of the value does not have."""
+
+
+def _is_other_form(
+    keypath: Sequence[str | int],
+    of_other: Sequence[str | int],
+    other: ErrorDetails,
+    fault: ErrorDetails,
+) -> bool:
+    """Return whether a value, or an entry of it, has a fault in the form that its author chose."""
+    if other is fault or (other["type"] in _WRONG_FORMS and of_other == keypath):
+        return False
+    return tuple(of_other[: len(keypath)]) == tuple(keypath)
 
 
 def _is_consequence(location: Sequence[str | int], others: Sequence[Sequence[str | int]]) -> bool:

@@ -23,6 +23,7 @@ from megatron_hetero.serving.fleet.plan import (
 )
 from megatron_hetero.serving.fleet.pools import has_prices
 from megatron_hetero.serving.fleet.search import FoundFleet, search_fleet
+from megatron_hetero.serving.fleet.unserved import refuse_unserved
 from megatron_hetero.serving.prices.basis import PriceBasis, price_basis
 from megatron_hetero.serving.prices.engine import ENGINES, Engine, EngineName
 from megatron_hetero.serving.prices.measured import EngineStep, profile_for
@@ -68,6 +69,7 @@ def planned_fleet(
             "--budget and --goal cost out"
         )
     fleet = make_fleet(cluster, served, _engine(engine, served, measured), mix)
+    refuse_unserved(fleet)
     found = search_fleet(fleet, goal, budget_per_hour, gap, seed)
     other = None
     if compares_engines and engine != "any":

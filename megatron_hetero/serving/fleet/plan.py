@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.plan.checks.devices import is_host_name
 from megatron_hetero.serving.prices.basis import PriceBasis
 from megatron_hetero.serving.prices.engine import EngineName
 
 Goal = Literal["throughput", "cost", "goodput"]
 Phase = Literal["both", "prefill", "decode"]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
+_DEVICE = re.compile(r"\S+:[0-9]{1,4}\Z")
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,7 @@ def check_plan(plan: ServingPlan, source: str = "plan") -> None:
     Raises:
         PlanFormatError: names the replica and the rule.
     """
-    faults = []
+    faults = _unsound_names(plan)
     # Every GPU is in one stage of one replica.
     used = Counter(d for r in plan.replicas for s in r.stages for d in s.devices)
     for device, count in used.items():
@@ -196,3 +200,26 @@ def check_plan(plan: ServingPlan, source: str = "plan") -> None:
         faults.append("there are no replicas")
     if faults:
         raise PlanFormatError("\n".join(f"{source}: {fault}" for fault in faults))
+
+
+def _unsound_names(plan: ServingPlan) -> list[str]:
+    """List names that files, commands and addresses of a launch could not be made of."""
+    names = [("replica", replica.name) for replica in plan.replicas]
+    names += [("class", kind.name) for kind in plan.classes]
+    faults = [
+        f"{what} {name!r}: allowed are 1 to 63 letters, digits and . _ -, the first a letter or "
+        "digit"
+        for what, name in names if not _NAME.match(name)
+    ]  # fmt: skip
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            if not is_host_name(stage.host):
+                faults.append(
+                    f"{replica.name}: host {stage.host!r} is no host name; allowed are RFC 1123 "
+                    "names and IP addresses"
+                )
+            faults += [
+                f"{replica.name}: device {device!r} is not machine:index, such as h100-0:3"
+                for device in stage.devices if not _DEVICE.match(device)
+            ]  # fmt: skip
+    return faults

@@ -3,15 +3,16 @@
 A kernel computes and moves data.  The shorter of both is hidden by the longer one but for a part,
 and a call has a fixed cost.  Attention of prompts has two things more: heads of few channels reach
 less of the peak, and a call lasts as long as a block of 128 queries, which one multiprocessor works
-on alone.  The constants of products, of attention in prefill and in decode, are fitted to
-AIConfigurator's tables of single kernels, for each engine and card: `kernels.json` names the
-source, `tools/make_serving_kernels.py` makes the file and says how far off tables are that were
-left out.  A card without a table takes the median of the others' parts of the sheet.
+on alone.  Products and attention of decode have ratios beside, by their sizes (`sizes.py`).
+Constants and ratios are fitted to AIConfigurator's tables of single kernels, for each engine and
+card: `kernels.json` names the source, `tools/make_serving_kernels.py` makes the file and says how
+far off tables are that were left out.  A card without a table takes the median of the others' parts
+of the sheet, without ratios.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.errors import ProfileError
 from megatron_hetero.files import read_json, validate_document
+from megatron_hetero.serving.prices.sizes import SizeGrid, SizeRatios
 from megatron_hetero.serving.prices.watts import part_kept_up
 
 _DEFAULT = "default"
@@ -56,11 +58,20 @@ class KernelCurve(BaseModel):
     size_power: float = 0.0
 
 
+class _Grid(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    first: list[int]
+    counts: list[int]
+
+
 class _KernelTables(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str
     kernels: dict[str, dict[str, dict[str, KernelCurve]]]
+    grids: dict[str, _Grid]
+    ratio_logs: dict[str, dict[str, dict[str, list[float]]]]
 
 
 def kernel_seconds(
@@ -93,14 +104,21 @@ def kernel_seconds(
 
 @dataclass(frozen=True)
 class KernelSpeed:
-    """Speed of a kind of kernel on a GPU: the sheet's FLOPs and bytes per second, and a curve."""
+    """Speed of a kind of kernel on a GPU: the sheet's FLOPs and bytes per second, a curve, and the
+    ratios by sizes of kinds that have them."""
 
     flops_per_s: float
     bytes_per_s: float
     curve: KernelCurve
+    ratios: SizeRatios | None = None
 
     def seconds(
-        self, flops: float, num_bytes: float, length: float = 0.0, size: float = _USUAL_SIZE
+        self,
+        flops: float,
+        num_bytes: float,
+        length: float = 0.0,
+        size: float = _USUAL_SIZE,
+        sizes: tuple[float, ...] = (),
     ) -> float:
         """Time one kernel; nothing at all takes no time.
 
@@ -109,6 +127,8 @@ class KernelSpeed:
             num_bytes: that it moves.
             length: tokens that the last query of a prompt attends to.
             size: channels of a head.
+            sizes: of a product, rows, columns and depth; of attention in decode, tokens that a
+                request attends to and key-value heads of all requests.
         """
         if not flops and not num_bytes:
             return 0.0
@@ -118,7 +138,7 @@ class KernelSpeed:
             self.curve, flops / self.flops_per_s, num_bytes / self.bytes_per_s, block_s,
             size / _USUAL_SIZE,
         )  # fmt: skip
-        return found
+        return found * self.ratios.at(sizes) if self.ratios else found
 
 
 @dataclass(frozen=True)
@@ -152,12 +172,15 @@ def card_speed(
     own = _tables_of(engine)
 
     def speed(kind: str, flops_per_s: float) -> KernelSpeed:
-        # Without either, the curve that holds for cards on the whole.
-        curves = _curves()[kind][own]
-        curve = curves.get(name, curves[_DEFAULT])
+        # Without either, what holds for cards on the whole.
+        curves = _tables().kernels[kind][own]
+        card = name if name in curves else _DEFAULT
+        curve = curves[card]
         if gpu.name not in curves:
             flops_per_s *= part_kept_up(gpu, curve.peak)
-        return KernelSpeed(flops_per_s, gpu.memory_bytes_per_s, curve)
+        # Which sizes fill a chip is a matter of the chip itself.
+        ratios = _ratios(kind, own, card) if gpu.name in curves else None
+        return KernelSpeed(flops_per_s, gpu.memory_bytes_per_s, curve, ratios)
 
     return CardSpeed(
         speed("products", eight_bits or peak),
@@ -171,7 +194,7 @@ def table_of(gpu_name: str, engine: str) -> str | None:
     """Return the GPU type whose tables price another: itself, or one of its chip; None where the
     curve of all cards does."""
     name = _TWIN.get(gpu_name, gpu_name)
-    return name if name in _curves()["products"][_tables_of(engine)] else None
+    return name if name in _tables().kernels["products"][_tables_of(engine)] else None
 
 
 def _tables_of(engine: str) -> str:
@@ -180,6 +203,15 @@ def _tables_of(engine: str) -> str:
 
 
 @cache
-def _curves() -> Mapping[str, Mapping[str, Mapping[str, KernelCurve]]]:
+def _ratios(kind: str, engine: str, card: str) -> SizeRatios | None:
+    tables = _tables()
+    if kind not in tables.grids:
+        return None
+    grid = SizeGrid(tuple(tables.grids[kind].first), tuple(tables.grids[kind].counts))
+    return SizeRatios(grid, tables.ratio_logs[kind][engine][card])
+
+
+@cache
+def _tables() -> _KernelTables:
     with resources.as_file(resources.files(__package__) / "kernels.json") as path:
-        return validate_document(read_json(Path(path)), _KernelTables, ProfileError).kernels
+        return validate_document(read_json(Path(path)), _KernelTables, ProfileError)

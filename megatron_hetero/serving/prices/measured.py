@@ -196,7 +196,8 @@ def profile_for(
         there = sorted({f"{s.engine} with {s.weights} weights, {s.keys_values} KV" for s in steps})
         raise UsageError(
             f"--profile: no step is of {name} with {formats[0]} weights and {formats[1]} KV; the "
-            f"steps are of {some_of(there, '; ')}"
+            f"steps are of {some_of(there, '; ')}; plan with the --engine, --weights and --kv of "
+            "the steps, or leave --profile out"
         )
     # Steps of unlike runs are no profile of one.
     models = sorted({step.model for step in own})

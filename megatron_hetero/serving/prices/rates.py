@@ -79,6 +79,10 @@ class PhaseRates:
             left, done = left - chunk, done + chunk
         return total
 
+    def alone_between_s(self, kind: RequestClass) -> float:
+        """Return the seconds between the tokens of a request that decodes alone."""
+        return self._decoding(kind, 1.0)[1]
+
     def _prefill_per_s(self, kind: RequestClass) -> float:
         """Return the prompts per second in steps full of prompts."""
         # As many prompts as fill a step; a long one takes several steps.

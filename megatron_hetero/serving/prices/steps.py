@@ -122,9 +122,12 @@ class StagePrice:
         rows = tokens * matrix.active
         flops = 2.0 * rows * matrix.depth * matrix.columns
         # Weights of the experts that some token reaches are read once.
-        read = matrix.touched(tokens) * matrix.depth * matrix.columns * weight_bytes
+        touched = matrix.touched(tokens)
+        read = touched * matrix.depth * matrix.columns * weight_bytes
         moved = rows * (matrix.depth + matrix.columns) * ACTIVATION_BYTES
-        return speed.seconds(flops, read + moved)
+        # An expert's matrix meets its own part of the rows.
+        sizes = rows / max(1.0, touched), float(matrix.columns), float(matrix.depth)
+        return speed.seconds(flops, read + moved, sizes=sizes)
 
     def _attention_s(self, work: StepWork) -> float:
         model, width = self.served.model, self.stage.width
@@ -133,13 +136,23 @@ class StagePrice:
         prefill_s = self._prompts_s(work, heads, query, value)
         if not work.context:
             return prefill_s
-        # Latent attention scores the latents themselves.
-        size = query + value
+        # Latent attention scores the latents themselves, which all heads share.
+        size, kv_heads = query + value, self._kv_heads
         if model.kv_lora_rank:
-            size = 2 * model.kv_lora_rank + model.qk_pos_emb_head_dim
+            size, kv_heads = 2 * model.kv_lora_rank + model.qk_pos_emb_head_dim, 1.0
+        # A request that decodes attends to its part of the tokens, once for each key-value head.
+        decoding = max(1.0, work.decoding)
+        sizes = max(1.0, work.context / decoding), decoding * kv_heads
         return prefill_s + self._speed.decode_attention.seconds(
-            2.0 * work.context * heads * size, work.context * self.served.kv_bytes(width)
-        )
+            2.0 * work.context * heads * size, work.context * self.served.kv_bytes(width),
+            sizes=sizes,
+        )  # fmt: skip
+
+    @cached_property
+    def _kv_heads(self) -> float:
+        """Key-value heads of a layer on a GPU."""
+        model, width = self.served.model, self.stage.width
+        return min(model.num_attention_heads / width, -(-model.num_query_groups // width))
 
     def _prompts_s(self, work: StepWork, heads: float, query: int, value: int) -> float:
         """Time attention of the step's chunks of prompts."""
@@ -148,8 +161,7 @@ class StagePrice:
         tokens = max(1.0, work.tokens - work.decoding)
         mean_length = work.pairs / tokens
         # Keys and values of grouped queries are read once for the group.
-        groups = min(heads, -(-self.served.model.num_query_groups // self.stage.width))
-        moved = tokens * (query + value) * (heads + groups) * ACTIVATION_BYTES
+        moved = tokens * (query + value) * (heads + self._kv_heads) * ACTIVATION_BYTES
         return self._speed.prefill_attention.seconds(
             2.0 * work.pairs * heads * (query + value), moved, 2.0 * mean_length,
             (query + value) / 2,

@@ -32,6 +32,11 @@ _COLUMNS: Mapping[str, tuple[str, str, str]] = {
     "mooncake": ("timestamp", "input_length", "output_length"),
 }
 
+_MOMENTS = {
+    "csv": "a number of seconds", "burstgpt": "a number of seconds",
+    "azure": "a moment such as 2023-11-16 18:15:46.6805900", "mooncake": "a number of milliseconds",
+}  # fmt: skip
+
 
 def read_trace(path: Path | str, kind: str) -> tuple[Row, ...]:
     """Read a trace.  Requests that failed there (no output) are left out.
@@ -50,11 +55,18 @@ def read_trace(path: Path | str, kind: str) -> tuple[Row, ...]:
     factor = 1e-3 if kind == "mooncake" else 1.0
     rows = []
     for number, (when, num_input, num_output) in lines:
+        column, cell = _COLUMNS[kind][0], when
         try:
             arrival_s = factor * reads(str(when))
-            tokens = int(str(num_input)), int(str(num_output))
-        except ValueError as error:
-            raise FileFormatError(f"{path}:{number}: {error}") from None
+            column, cell = _COLUMNS[kind][1], num_input
+            tokens = int(str(num_input)), 0
+            column, cell = _COLUMNS[kind][2], num_output
+            tokens = tokens[0], int(str(num_output))
+        except ValueError:
+            wanted = _MOMENTS[kind] if column == _COLUMNS[kind][0] else "a whole number of tokens"
+            raise FileFormatError(
+                f"{path}:{number}: {column} is {str(cell)[:40]!r}; it has to be {wanted}"
+            ) from None
         if not math.isfinite(arrival_s):
             raise FileFormatError(f"{path}:{number}: the time {when} is not finite")
         # A request without output has failed where the trace was taken.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.serving.prices.kernels import KernelCurve, card_speed, kernel_seconds
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results/serving-kernels.json"
@@ -45,3 +46,28 @@ def test_errors_of_what_was_left_out_are_those_of_the_tables_listed() -> None:
             errors = [r[way] for r in rows if r[way] is not None]
             assert len(errors) == found["tables"]
             assert sum(errors) / len(errors) == pytest.approx(found["mean"], abs=2e-4)
+
+
+def test_more_rows_never_take_a_product_less_time_on_any_card() -> None:
+    """Ratios by size are fitted so, at the precision of the tables."""
+    cards = [gpu_type(name) for name in gpu_type_names()]
+    for gpu in (card for card in cards if card.peak_flops["bf16"]):
+        products = card_speed(gpu, "bf16").products
+        for columns, depth in ((6144, 4096), (28672, 8192), (1024, 14336)):
+            times = []
+            for rows in (2.0**part for part in range(-1, 15)):
+                moved = 2.0 * (columns * depth + rows * (columns + depth))
+                sizes = rows, columns, depth
+                times.append(products.seconds(2.0 * rows * columns * depth, moved, sizes=sizes))
+            assert all(later >= earlier * 0.999 for earlier, later in pairwise(times)), gpu.name
+
+
+def test_ratios_by_size_bring_tables_that_were_left_out_nearer() -> None:
+    """Of the committed errors: over all tables, and with a version or an engine left out."""
+    told = json.loads(RESULTS.read_text(encoding="utf-8"))["summary"]
+    usual = "vLLM and SGLang, tables that own constants describe"
+    for kind in ("products", "decode_attention"):
+        for way in ("own", "version_left_out", "engine_left_out"):
+            found = told[kind][usual][way]
+            assert found["mean"] < found["constants_mean"]
+    assert told["products"][usual]["version_left_out"]["mean"] < 0.1

@@ -52,6 +52,21 @@ def test_faults_have_file_and_key(tmp_path: Path, text: str, message: str) -> No
         load_request_mix(_write(tmp_path / "workload.yaml", text))
 
 
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("-3", "output: input should be greater than or equal to 1; it is -3"),
+        ("[{tokens: 1, weight: -1}]", "weight: input should be greater than 0; it is -1"),
+    ],
+)
+def test_a_value_of_either_form_has_one_fault(tmp_path: Path, output: str, message: str) -> None:
+    """A number of tokens, or a list: faults of the form that was not written stay unsaid."""
+    text = f"version: 1\nclasses:\n  - {{name: a, rate: 1, input: 1, output: {output}}}\n"
+    with pytest.raises(FileFormatError, match=message) as raised:
+        load_request_mix(_write(tmp_path / "workload.yaml", text))
+    assert len(str(raised.value).splitlines()) == 1
+
+
 TRACES = {
     "csv": "arrival_s,input_tokens,output_tokens\n0,10,5\n1.5,20,7\n",
     "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -75,14 +90,14 @@ def test_published_formats_give_the_same_requests(tmp_path: Path, kind: str) -> 
     ("kind", "text", "message"),
     [
         ("csv", "a,b\n1,2\n", r":1: there is no column \"arrival_s\""),
-        ("csv", "arrival_s,input_tokens,output_tokens\n1,x,2\n", r":2: .*'x'"),
+        ("csv", "arrival_s,input_tokens,output_tokens\n1,x,2\n", r":2: input_tokens is 'x'; it "),
         ("csv", "arrival_s,input_tokens,output_tokens\n1\n", r":2: 1 columns are too few"),
         ("csv", "arrival_s,input_tokens,output_tokens\ninf,1,2\n", r":2: the time inf"),
         ("csv", "arrival_s,input_tokens,output_tokens\n1,-4,2\n", r":2: -4 input"),
         ("csv", "arrival_s,input_tokens,output_tokens\n1,4,2\n", "1 requests"),
         ("mooncake", '{"timestamp": 0}\n', r':1: there is no "input_length"'),
         ("mooncake", '{"timestamp": \n', ":1: "),
-        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\nnever,1,2\n", ":2: "),
+        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\nnever,1,2\n", ":2: TIMESTAMP is 'n"),
     ],
 )
 def test_a_malformed_trace_is_named(tmp_path: Path, kind: str, text: str, message: str) -> None:

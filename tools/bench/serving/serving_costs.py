@@ -3,12 +3,12 @@
     python tools/bench serving-costs [--budget 30] [--out FILE]
 
 Llama-3.1-8B, three classes of requests in three mixes, three lists of prices of a GPU-hour, each
-with its date, two of them unverified (`SOURCES`).  For each list and mix, in rates and by our
-prices: what another fleet serves within the budget, and what ours serves for the same money.
-Others are the best of each type of GPU; the best symmetric fleet, whose replicas all have one
-width and get the same mix
-of requests; and, of the two types that AIConfigurator has tables of, its own answer, a single type
-and shape, against our fleet of the same two types in **its** rates
+row with its source; two rows of the first list are unverified (`PRICES`).  For each list and mix,
+in rates and by our prices: what another fleet serves within the budget, and what ours serves for
+the same money.  Others are the best of each type of GPU; the best symmetric fleet, whose replicas
+all have one width and get the same mix of requests; and, of the two types that AIConfigurator has
+tables of, its own answer, a single type and shape, against our fleet of the same two types in
+**its** rates
 (`benchmarks/tables/aiconfigurator-serving.json`).
 """
 
@@ -34,26 +34,35 @@ from megatron_hetero.serving.workload.requests import RequestClass, RequestMix, 
 from tools.bench.jobs import ROOT
 from tools.bench.show import Columns, option
 
+_MELANGE = "melange/config/example.json of tyler-griggs/melange-release at d46ab43"
+_CATALOGUE = (
+    "1x_{}_SECURE of catalogs/v6/runpod/vms.csv of skypilot-org/skypilot-catalog at 098741e, the "
+    "same in all eight regions"
+)
+_PAGE = "deploybase.ai/articles/runpod-gpu-pricing of 2026-03-10, third-party, on demand: {}"
 PRICES = {
-    "2024-04, after Melange, half unverified": {
-        "L4": 0.70, "A10G": 1.01, "A100-80GB": 3.67, "H100-80GB": 7.516,
+    "2024-04, after Melange": {
+        "L4": (0.70, "unverified: written from memory of the paper (arXiv 2404.14527); "
+        "lillytechsystems.com has 0.70 on Google Cloud in a table of 2025"),
+        "A10G": (1.01, _MELANGE),
+        "A100-80GB": (3.67, _MELANGE),
+        "H100-80GB": (7.516, "unverified: written from memory of the paper (arXiv 2404.14527)"),
     },
-    "2025-02, after the cost-efficient serving paper, unverified": {
-        "RTX-4090": 0.53, "L40": 0.83, "A100-80GB": 1.75, "H100-80GB": 2.99,
+    "RunPod, of SkyPilot's catalogue": {
+        "RTX-4090": (0.74, _CATALOGUE.format("RTX4090")),
+        "L40": (1.14, _CATALOGUE.format("L40")),
+        "A100-80GB": (2.29, _CATALOGUE.format("A100-80GB-SXM")),
+        "H100-80GB": (4.69, _CATALOGUE.format("H100-SXM")),
     },
-    "2026-03, third-party on-demand pages": {
-        "RTX-4090": 0.60, "L40": 1.22, "A100-80GB": 2.45, "H100-80GB": 4.76,
+    "RunPod, 2026-03": {
+        "RTX-4090": (0.60, _PAGE.format("RTX 4090")),
+        "L40": (1.22, _PAGE.format("L40")),
+        "A100-80GB": (2.45, _PAGE.format("A100 SXM")),
+        "H100-80GB": (4.76, _PAGE.format("H100 SXM")),
     },
 }  # fmt: skip
-SOURCES = {
-    "2024-04, after Melange, half unverified": "A10G and A100 as in "
-    "melange/config/example.json of tyler-griggs/melange-release at d46ab43; L4 and H100 were "
-    "written from memory of the paper (arXiv 2404.14527): no copy of its table could be read",
-    "2025-02, after the cost-efficient serving paper, unverified": "written from memory of "
-    "the paper (arXiv 2502.00722): no copy of its table could be read",
-    "2026-03, third-party on-demand pages": "third-party pages of that month, not authoritative",
-}
-"""What stands behind each list of prices."""
+"""Price of a GPU-hour in US dollars and where it stands, by list and card.  The catalogue's commit
+could be read without its day."""
 CLASSES = {"chat": (824, 253, 2.0, 0.1), "documents": (2455, 250, 5.0, 0.15),
            "writing": (300, 1000, 2.0, 0.1)}  # fmt: skip
 MIXES = {"talk": (0.7, 0.1, 0.2), "read": (0.2, 0.7, 0.1), "write": (0.2, 0.1, 0.7)}
@@ -171,7 +180,8 @@ def theirs(prices: Mapping[str, float], mix: RequestMix, budget: float) -> dict[
 
 def row(prices_name: str, mix_name: str, budget: float, folder: Path) -> dict[str, Any]:
     """Return the figures of a list of prices and a mix: requests per dollar."""
-    prices, mix = PRICES[prices_name], mix_of(MIXES[mix_name])
+    prices = {gpu: price for gpu, (price, _) in PRICES[prices_name].items()}
+    mix = mix_of(MIXES[mix_name])
     served = load_served(ROOT / "examples" / "serving", "16-bit", "16-bit")
     fleet = make_fleet(cluster_of(prices, folder), served, ENGINES["vllm"], mix)
     problem = fleet.composing(budget)
@@ -198,7 +208,7 @@ COLUMNS = Columns({
 
 OPTIONS = (
     option("--budget", type=float, default=30.0),
-    option("--out", type=Path, metavar="FILE", help="rows, means and sources as JSON"),
+    option("--out", type=Path, metavar="FILE", help="rows, means and prices as JSON"),
 )
 
 
@@ -221,7 +231,7 @@ def run(given: argparse.Namespace) -> Iterator[Columns | dict[str, Any] | str]:
     yield json.dumps(means)
     if given.out:
         told = {
-            "budget_per_hour": given.budget, "sources_of_prices": SOURCES, "means": means,
+            "budget_per_hour": given.budget, "prices": PRICES, "means": means,
             "rows": rows,
         }  # fmt: skip
         given.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")

@@ -12,12 +12,14 @@ process.
 The deadline scale is the 99th of a hundred of the seconds of whole requests in simulation, over
 the seconds of a request that 8 A100 serve alone: the tightest deadline, in its unit, that 99 % of
 the requests keep.  Two ways of serving: `continuous batching`, as vLLM does; and `one at a time`,
-as HexGen's engine does, whose scheduler has one request on each stage.  Fleets: `one shape`: all
-replicas have the same width and number of even stages, each on one kind of machine; `even`: each
-replica has one width, even layers and one kind of machine, but replicas differ; `vllm`: what vLLM
-runs, uneven layers and two kinds of machines in a pipeline; `any`: unlike widths too.  For each
-kind of fleet the programme's answers for several deadlines between tokens are simulated, and the
-best one counts.
+as HexGen's engine does, whose scheduler has one request on each stage.  Fleets: `in turn`: all
+machines in their order in replicas of one symmetric shape that get equally many requests, which is
+what HexGen calls symmetric (`serving_in_order.py`); `in order`: the same, each by its speed and
+load; `one shape`: all replicas have the same width and number of even stages, each on one kind of
+machine; `even`: each replica has one width, even layers and one kind of machine, but replicas
+differ; `vllm`: what vLLM runs, uneven layers and two kinds of machines in a pipeline; `any`: unlike
+widths too.  For each kind of fleet the programme's answers for several deadlines between tokens are
+simulated, and the best one counts.
 """
 
 from __future__ import annotations
@@ -47,14 +49,16 @@ from megatron_hetero.serving.prices.rates import NOTHING, PhaseRates
 from megatron_hetero.serving.prices.served import ServedModel, load_served
 from megatron_hetero.serving.prices.steps import PipelinePrice, ReplicaPipeline, ReplicaStage
 from megatron_hetero.serving.prices.work import StepWork
+from megatron_hetero.serving.simulate.router import Policy
 from megatron_hetero.serving.workload.requests import RequestClass, RequestMix, TokenLengths
 from tools.bench.show import Columns, option
+from tools.serving_in_order import dealt, fleets_in_order
 
 MACHINES = (
-    ("RTX-3090-Ti", 8, 2, "a"), ("RTX-3090-Ti", 3, 2, "b"), ("RTX-A5000", 8, 1, "c"),
     ("RTX-A6000", 8, 2, "d"), ("RTX-A5000", 8, 1, "d"), ("A40", 4, 1, "d"),
+    ("RTX-3090-Ti", 8, 2, "a"), ("RTX-3090-Ti", 3, 2, "b"), ("RTX-A5000", 8, 1, "c"),
 )  # fmt: skip
-"""GPU, number in a machine, machines, site."""
+"""GPU, number in a machine, machines, site, in the order of HexGen's `genetic_algorithm.py`."""
 LLAMA_70B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192,
     "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80,
@@ -66,6 +70,7 @@ INPUT, OUTPUT = 128, 64
 RATES = {"continuous batching": (4.0, 12.0, 20.0), "one at a time": (0.5, 1.0, 2.0, 3.0, 4.0)}
 ENGINE_NAMES: tuple[EngineName, ...] = ("vllm", "any")
 KINDS = ("one shape", "even", "vllm", "any")
+IN_ORDER: dict[str, Policy] = {"in turn": "turns", "in order": "least-load"}
 BETWEEN_SCALES = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 15.0, 30.0)
 """Deadlines between tokens of the fleets that are tried, over those of 8 A100."""
 ALONE = ROUTES[:1]
@@ -198,6 +203,25 @@ def p99_s(fleet: Fleet, rate: float, between_s: float) -> tuple[float, list[str]
     return outcome.overall.total_s.p99, names
 
 
+def p99_in_order_s(fleets: list[Fleet], rate: float, kind: str) -> float:
+    """Return the same of the best of the fleets in the order of machines; infinite where none of
+    them has the rate.
+
+    Args:
+        fleets: one for each shape.
+        rate: requests per second.
+        kind: one of `IN_ORDER`.
+    """
+    best = inf
+    for fleet in fleets:
+        left = with_mix(fleet, mix_of(rate))
+        found = dealt(left, rate, by_speed=kind == "in order")
+        if found is not None:
+            outcome, _ = simulate(left, found, 1.0, policy=IN_ORDER[kind])
+            best = min(best, outcome.overall.total_s.p99)
+    return best
+
+
 def deadline_scales(
     cluster: Cluster, served: ServedModel, way: str
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
@@ -209,8 +233,12 @@ def deadline_scales(
         make_fleet(cluster, served, served_by(way, name), mix_of(1.0)) for name in ENGINE_NAMES
     )
     sets = {kind: list(choices(kind, vllm, unlike)) for kind in KINDS}
+    in_order = list(fleets_in_order(vllm))
     for rate in RATES[way]:
         found: dict[str, float | None] = {}
+        for kind in IN_ORDER:
+            theirs_s = p99_in_order_s(in_order, rate, kind)
+            found[kind] = round(theirs_s / whole_s, 3) if theirs_s < inf else None
         # A kind with more choices has those of the kinds before it too.
         best: tuple[float, list[str]] = inf, []
         for kind in KINDS:
@@ -225,7 +253,7 @@ def deadline_scales(
 
 COLUMNS = Columns(
     {"way of serving": "{way}", "requests/s": "{requests_per_s:g}"}
-    | {kind: f"{{deadline_scale[{kind}]}}" for kind in KINDS}
+    | {kind: f"{{deadline_scale[{kind}]}}" for kind in (*IN_ORDER, *KINDS)}
     | {"best": lambda row: ", ".join(row["best"])}
 )
 

@@ -1,0 +1,61 @@
+"""Why no replica serves a class of requests: its length, or which of its deadlines."""
+
+from __future__ import annotations
+
+from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.serving.compose.problem import ROUTES
+from megatron_hetero.serving.fleet.offers import Fleet
+from megatron_hetero.serving.fleet.shapes import shapes_of
+from megatron_hetero.serving.prices.rates import PhaseRates
+from megatron_hetero.serving.prices.steps import PipelinePrice
+from megatron_hetero.serving.workload.requests import RequestClass
+from megatron_hetero.units import format_duration
+
+
+def refuse_unserved(fleet: Fleet) -> None:
+    """Refuse a workload with a class that no replica serves, and say what of it is too much.
+
+    Raises:
+        InfeasiblePlanError: a class whose longest request fits no replica, or with a deadline that
+            the quickest replica misses with a single request.
+    """
+    for number, kind in enumerate(fleet.mix.classes):
+        phases = {o.phase for o in fleet.offered.values() if o.by_class[number].per_s > 0}
+        if not any(phases.issuperset(route) for route in ROUTES):
+            reason = _reason(fleet, kind)
+            raise InfeasiblePlanError(
+                f'no replica on these GPUs can serve class "{kind.name}": {reason}'
+            )
+
+
+def _reason(fleet: Fleet, kind: RequestClass) -> str:
+    every = [
+        PhaseRates(PipelinePrice(shape.pipeline, fleet.served, fleet.engine))
+        for shape in shapes_of(fleet.cluster, fleet.pools, fleet.served, fleet.engine)
+    ]
+    most = max(rates.kv_tokens for rates in every)
+    if kind.most_tokens > most:
+        return (
+            f"its longest request has {kind.most_tokens:,} tokens, and the largest replica holds "
+            f"keys and values of {most:,} beside the weights; shorten input or output, take --kv "
+            "fp8 or fewer bytes for a weight (--weights), or larger GPUs"
+        )
+    # Deadlines, each by the replica that is quickest with one request.
+    roomy = [rates for rates in every if rates.kv_tokens >= kind.most_tokens]
+    first_s = min(rates.first_token_s(kind) for rates in roomy)
+    if first_s > kind.first_token_s:
+        return _too_tight("first_token", kind.first_token_s, first_s)
+    between_s = min(rates.alone_between_s(kind) for rates in roomy)
+    if between_s > kind.between_tokens_s:
+        return _too_tight("between_tokens", kind.between_tokens_s, between_s)
+    return (
+        "one replica keeps first_token and another between_tokens, but none both, and engines "
+        "hand no keys and values over between these; give one of the two more time"
+    )
+
+
+def _too_tight(key: str, deadline_s: float, least_s: float) -> str:
+    return (
+        f"{key} is {format_duration(deadline_s)}, and a request that is alone takes "
+        f"{format_duration(least_s)} on the quickest replica; give it more time, or faster GPUs"
+    )

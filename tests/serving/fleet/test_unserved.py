@@ -1,0 +1,48 @@
+"""What is said of a class that no replica serves: its length, or the deadline that is too tight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.serving.fleet.offers import make_fleet
+from megatron_hetero.serving.fleet.unserved import refuse_unserved
+from megatron_hetero.serving.prices.engine import ENGINES
+from megatron_hetero.serving.prices.served import load_served
+from megatron_hetero.serving.workload.load import load_request_mix
+from megatron_hetero.serving.workload.requests import TokenLengths
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/serving"
+CLUSTER = load_cluster(EXAMPLE / "cluster.yaml")
+SERVED = load_served(EXAMPLE, "16-bit", "16-bit")
+MIX = load_request_mix(EXAMPLE / "workload.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_tokens": TokenLengths(((30_000_000, 1.0),))}, "30,000,253 tokens, and the"),
+        ({"first_token_s": 1e-6}, r"first_token is 1 us, and .* alone takes \d+"),
+        ({"between_tokens_s": 1e-6}, r"between_tokens is 1 us, and .* alone takes \d"),
+    ],
+)
+def test_it_says_which_of_length_and_deadlines_is_too_much(
+    changes: dict[str, Any], message: str
+) -> None:
+    chat, documents = MIX.classes
+    mix = replace(MIX, classes=(documents, replace(chat, **changes)))
+    fleet = make_fleet(CLUSTER, SERVED, ENGINES["vllm"], mix)
+    with pytest.raises(InfeasiblePlanError, match=f'class "chat": .*{message}'):
+        refuse_unserved(fleet)
+
+
+def test_a_class_without_deadlines_is_served() -> None:
+    classes = tuple(replace(c, first_token_s=inf, between_tokens_s=inf) for c in MIX.classes)
+    mix = replace(MIX, classes=classes)
+    refuse_unserved(make_fleet(CLUSTER, SERVED, ENGINES["vllm"], mix))
