@@ -15,8 +15,8 @@ as the activations before them.
 
 Torch has 32 streams for its communicators, and two that share one can hang a job.  So W is never
 more than 6: two neighbours with two directions each, and eight groups beside them.  A sender that
-is more than twelve messages ahead then waits for its receiver, and the proof of the plan's operations
-(`schedule.proof`), which counts W, says whether all of them end.
+is more than twelve messages ahead then waits for its receiver, and the proof of the plan's
+operations (`schedule.proof`), which counts W, says whether all of them end.
 
 Where a message is announced (its shape goes ahead of it) receivers post for it when they take it,
 none ahead, and W is P.
