@@ -27,6 +27,7 @@ from math import isfinite
 
 import numpy as np
 
+from megatron_hetero.collector import no_collector
 from megatron_hetero.cost.choices import dispatchers, expert_groups
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.problem import Problem, make_problem
@@ -34,9 +35,9 @@ from megatron_hetero.planner.restrictions.mixture import in_one_precision
 from megatron_hetero.planner.stock.best import StockBest, StockResult
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import Divisions, divisions_in_time, moves
-from megatron_hetero.planner.stock.forms import forms, groups_fit_grid
+from megatron_hetero.planner.stock.forms import forms
 from megatron_hetero.planner.stock.grid_bounds import GridBounds
-from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of, stock_ranks
+from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, stock_ranks
 from megatron_hetero.planner.stock.limits import StockLimits, limits_beside_a_plan
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates
@@ -56,6 +57,7 @@ def stock_beside_a_plan(problem: Problem) -> StockResult | None:
     return best_stock_plan(problem, limits_beside_a_plan(len(problem.cluster.devices)))
 
 
+@no_collector()
 def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> StockResult | None:
     """Return the fastest fitting plan for stock Megatron, in a single precision; None if there is
     none."""
@@ -214,23 +216,20 @@ class _StockSearch:
     def _lay(self, ranks: StockRanks, form: GroupForm) -> None:
         """Bound a form on each of its grids."""
         batch = self._problem.workload.training.global_batch_size
-        for grid in grids_of(self._problem, ranks, form.context_parallel):
-            sequences, rest = divmod(batch, grid.num_replicas)
-            size = form.settings.micro_batch_size
-            # Each replica has whole micro-batches, and each group of experts is complete.
-            if rest or sequences % size or not groups_fit_grid(grid, form.settings.expert_groups):
+        may_be_whole = form.settings.recompute in ("as needed", "selective")
+        for grid, bound_s in self._bounds.paces_s(ranks, form, 1 if may_be_whole else 2):
+            # Each replica has whole micro-batches.
+            number, rest = divmod(batch // grid.num_replicas, form.settings.micro_batch_size)
+            if rest or not self._best.may_win(bound_s):
                 continue
             chunks = tuple(
-                number
-                for number in range(1, self._limits.most_chunks + 1)
-                if self._can_interleave(grid, form, number, sequences // size)
+                chunks
+                for chunks in range(1, self._limits.most_chunks + 1)
+                if self._can_interleave(grid, form, chunks, number)
             )
-            if not chunks:
-                continue
-            bound_s = self._bounds.pace_s(grid, form, chunks[0])
             # Like grids differ only in the names of their nodes.
             key = grid.width, grid.context_parallel, grid.num_stages, grid.content, form.settings
-            if self._best.may_win(bound_s) and key not in self._seen:
+            if chunks and key not in self._seen:
                 self._seen.add(key)
                 self._push(bound_s, _Laid(grid, form, chunks))
 
