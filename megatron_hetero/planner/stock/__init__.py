@@ -11,10 +11,12 @@ links          links of a stage's GPUs, and of those who hold experts for it
 place          a stage's times and memory as straight lines
 in_flight      micro-batches that stages keep for their backward passes
 exchange       exchanges of gradients and new weights, as straight lines
+least_exchange the same, below them and quicker
 divisions      divisions of layers over stages and chunks
 grids          grids of ranks over a cluster
 forms          widths, context parallelism, experts and settings of their groups
 rates          what no case falls below, from the prices of single kinds of GPUs
+grid_bounds    the same on a grid, with its least exchange and its memory
 least_experts  the least exchange of experts of a kind
 plan           a division of a case as a plan
 """

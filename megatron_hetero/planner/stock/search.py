@@ -10,10 +10,12 @@ stages without a layer, recompute by blocks with interleaved stages, uniform rec
 layers at a time.
 
 What is minimised is the simulated step (`schedule.simulator.step`), as stock Megatron runs it.
-Bounds come first, from the cheapest on: of a form of groups on any grid (`StockRates.pace_s`), of a
-grid as if layers could be cut (`StockCase.quick_s`) and of whole layers that fit
-(`StockCase.least_s`), of each division of its layers (`StockCase.least_times_s`, which leaves
-shared paths out).  What has the lowest is looked at more closely, until none is below the best
+Bounds come first, from the cheapest on: of a form of groups on any grid (`StockRates.pace_s`), on
+each grid with the least exchange of gradients (`GridBounds.paces_s`) and with the memory
+(`GridBounds.fitting_s`), of a grid with its links as if layers could be cut (`StockCase.quick_s`)
+and of whole layers that fit (`StockCase.least_s`), of each division of its layers
+(`StockCase.least_times_s`, which leaves shared paths out), with the least exchange and with its
+own.  What has the lowest is looked at more closely, until none is below the best
 simulated step: nothing else is ever worked out.  So the answer is the minimum of the space, unless
 a limit of work was met, which the result says.
 """
