@@ -123,6 +123,7 @@ class _StockSearch:
         self._rates = StockRates(problem, self._ranks)
         self._bounds = GridBounds(problem, self._rates)
         self._prices = StockPrices(problem)
+        self._dispatchers = dispatchers(problem.costs)
         self._best = StockBest(problem, limits)
         self._num_grids = self._num_made = self._num_bounded = self._num_climbs = 0
         self._num_cases = [0, 0]  # of one chunk a stage, and of several
@@ -238,7 +239,7 @@ class _StockSearch:
     def _make_grid(self, item: _Laid) -> None:
         """Bound a grid with the links of its stages, under each dispatcher that may be best."""
         settings = replace(item.form.settings, num_chunks=item.chunks[0])
-        for own in self._prices.quickest(item.grid, settings, dispatchers(self._problem.costs)):
+        for own in self._prices.quickest(item.grid, settings, self._dispatchers):
             made = StockCase(self._problem, item.grid, own, self._prices)
             self._num_grids += 1
             self._push(made.quick_s(item.chunks[-1]), _Grid(made, item.chunks))
