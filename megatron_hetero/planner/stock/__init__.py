@@ -1,10 +1,12 @@
 """The best plan that stock Megatron can run.
 
 search         all that its flags can say
+items          what waits in the search, with its bound
 limits         limits of the search's work
 best           simulated steps, and the best of them
 by_hand        what people do without a planner
 case           one way to set its flags but for the layers
+case_pace      bounds of a case as if layers could be cut
 settings       the flags of a case outside the grid of ranks
 prices         times and memory of stages, like stages once
 links          links of a stage's GPUs, and of those who hold experts for it
