@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.choices import expert_groups
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.exchange import exchange_lines
@@ -15,6 +15,7 @@ from megatron_hetero.planner.stock.forms import groups_fit_grid
 from megatron_hetero.planner.stock.grids import StockGrid, grids_of, stock_ranks
 from megatron_hetero.planner.stock.least_exchange import least_exchange
 from tests.cost.builders import FREE, make_cluster, make_workload
+from tests.cost.network.test_nics import several
 from tests.planner.stock.test_bounds import SLACK, problems
 
 
@@ -52,6 +53,42 @@ def test_the_least_exchange_is_no_longer_than_the_real_one(
             assert 0 <= least_s <= real_s * SLACK
 
 
+def four_nodes(latency_s: float) -> Cluster:
+    nodes = [(f"n{i}", gpu_type("H100-80GB"), 4) for i in range(4)]
+    inside = Link(3e11, latency_s)
+    return make_cluster(*nodes, between=Link(5e9, latency_s), inside=inside, limits=FREE)
+
+
+JOB = make_workload(
+    num_layers=8,
+    num_experts=8,
+    moe_router_topk=2,
+    moe_ffn_hidden_size=512,
+    global_batch_size=16,
+    use_distributed_optimizer=True,
+    sequence_parallel=True,
+)
+
+
+@pytest.mark.parametrize("groups", [None, (2, 1), (8, 1)])
+@pytest.mark.parametrize("num_nics", [1, 2, 4])
+def test_network_cards_of_a_machine_carry_no_more_than_all_together(
+    groups: tuple[int, int] | None, num_nics: int
+) -> None:
+    problem = make_problem(several(four_nodes(1e-5), num_nics), JOB)
+    grids = [
+        grid
+        for ranks in stock_ranks(problem, 100)[0]
+        if len(ranks.units) in (8, 16)
+        for grid in grids_of(problem, ranks, 1)
+        if groups_fit_grid(grid, groups)
+    ]
+    pairs = [pair for grid in grids for pair in seconds(problem, grid, groups, 2)]
+    assert all(least_s <= real_s * SLACK for least_s, real_s in pairs)
+    # The cards are what takes longest, and they are in the bound.
+    assert max(least_s / real_s for least_s, real_s in pairs if real_s) > 0.9
+
+
 @pytest.mark.parametrize("groups", [None, (2, 1), (8, 1), (4, 2)])
 @pytest.mark.parametrize("order", ["tp-dp-pp", "tp-pp-dp"])
 @pytest.mark.parametrize("width", [1, 2])
@@ -59,20 +96,7 @@ def test_without_latencies_both_are_equal(
     groups: tuple[int, int] | None, order: str, width: int
 ) -> None:
     """Rings over nodes, of the experts of one replica and of several."""
-    h100 = gpu_type("H100-80GB")
-    nodes = [(f"n{i}", h100, 4) for i in range(4)]
-    cluster = make_cluster(
-        *nodes, between=Link(5e9, 0.0), inside=Link(3e11, 0.0), limits=FREE
-    )
-    sizes = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 512}
-    job = make_workload(
-        **sizes,
-        num_layers=8,
-        global_batch_size=16,
-        use_distributed_optimizer=True,
-        sequence_parallel=True,
-    )
-    problem = make_problem(cluster, job)
+    problem = make_problem(four_nodes(0.0), JOB)
     grids = [
         grid
         for ranks in stock_ranks(problem, 100)[0]
