@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from megatron_hetero.model.blocks import blocks
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.stock.case_pace import CasePace
 from megatron_hetero.planner.stock.divisions import Divisions, even_chunks
-from megatron_hetero.planner.stock.exchange import ExchangeLines, Line, exchange_lines
+from megatron_hetero.planner.stock.exchange import ExchangeLines, exchange_lines
 from megatron_hetero.planner.stock.grids import StockGrid
 from megatron_hetero.planner.stock.in_flight import most_kept, stock_schedule
-from megatron_hetero.planner.stock.least_exchange import least_exchange
 from megatron_hetero.planner.stock.place import NEVER, StockPlace
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockSettings
@@ -56,27 +56,12 @@ class StockCase:
         self._waits = problem.workload.training.stock_waits
         self.num_micro_batches = self._prices.num_micro_batches
         self._replicas = self._prices.distinct_replicas()
+        self._pace = CasePace(self._prices, self.sends)
 
     @cached_property
     def _places(self) -> list[list[StockPlace]]:
         """Times and memory, [replica][stage]."""
         return [[self._prices.place(d, p) for p in self._stages] for d in self._replicas]
-
-    @cached_property
-    def _times(self) -> list[list[tuple[float, float]]]:
-        """Seconds of a micro-batch on each stage without layers, and what each layer adds,
-        [replica][stage]."""
-        last = self.grid.num_stages - 1
-        found = []
-        for d in self._replicas:
-            pieces = [self._prices.pieces(d, p) for p in self._stages]
-            found.append(
-                [
-                    (embedding.total_s * (p == 0) + head.total_s * (p == last), layer.total_s)
-                    for p, (layer, embedding, head) in enumerate(pieces)
-                ]
-            )
-        return found
 
     @property
     def num_layers(self) -> int:
@@ -124,95 +109,13 @@ class StockCase:
         )
         return layer_flops, head_flops
 
-    @cached_property
-    def _least_exchange(self) -> Sequence[Line]:
-        """Lines below the seconds of each stage's exchange of gradients and new weights."""
-        prices = self._prices
-        groups = self.settings.expert_groups
-        return least_exchange(self.grid, prices.plain, prices.rows, groups)
-
     def quick_s(self, most_chunks: int | None = None) -> float:
-        """Return what no division falls below: of `pace_s` and the fill of each replica's pipeline.
-
-        Args:
-            most_chunks: as a bound for so many chunks too; by default for its own number alone.
-        """
-        chunks = most_chunks or self.num_chunks
-        return max(self.pace_s(), *(self._fill_s(d, chunks, own) for d, own in self._replica_times))
-
-    @property
-    def _replica_times(self) -> list[tuple[int, list[tuple[float, float]]]]:
-        return list(zip(self._replicas, self._times, strict=True))
-
-    def _fill_s(self, d: int, chunks: int, times: Sequence[tuple[float, float]]) -> float:
-        """Bound by starts: stage i begins when a forward has come through those before it, works m
-        times t_i, and then a backward goes back through them: T >= m t_i + sum of (t_j + hops) over
-        j < i, with t_j of the first chunks alone, and then the first stage exchanges gradients and
-        weights.  A stage that waits for its sends has them in t.
-
-        A weighted mean of these holds too; the weights (not negative) make a layer count for at
-        least one wherever it lies.
-        """
-        hops_s = self._hops_s(d, chunks)
-        # From the last stage to the first, so that a stage knows the weights behind it.
-        weights = fixed_s = 0.0
-        number, is_whole = self.num_micro_batches, chunks == 1
-        both = zip(reversed(times), reversed(hops_s), self._stages[::-1], strict=True)
-        for (base_s, each_s), (own_s, before_s), p in both:
-            # After all that comes the exchange of the first stage, whatever stage it is behind.
-            zero_s, more_s = self._least_exchange[0] if p == 0 else (0.0, 0.0)
-            # As much weight as makes a layer of this stage count for one, beside the later weights.
-            left = 1 - weights * (each_s / chunks + more_s)
-            weight = max(0.0, left / (number * each_s + more_s))
-            # The ends of the model may lie on other chunks than the first.
-            fixed_s += (base_s + own_s) * number * weight + is_whole * base_s * weights
-            fixed_s += before_s * weight
-            weights += weight
-            fixed_s += zero_s * weights
-        return (self.num_layers + fixed_s) / weights
-
-    def _hops_s(self, d: int, chunks: int) -> list[tuple[float, float]]:
-        """Return for each stage of a replica the seconds for which it waits for its own sends of a
-        micro-batch, and those of the boundaries before it, there and back, without these waits; for
-        its own number of chunks up to so many."""
-        there_s, back_s = [0.0], [0.0]
-        for here, there in pairwise(self._stages):
-            there_s.append(sum(self._prices.crossing_s(d, here, there)))
-            back_s.append(sum(self._prices.crossing_s(d, there, here)))
-        there_s.append(0.0)
-        found, before_s = [], 0.0
-        for p in self._stages:
-            # A message there belongs to the stage before, one back to this stage.
-            before_s += there_s[p] + back_s[p]
-            if self.sends == "waited" and chunks == 1:
-                found.append((there_s[p + 1] + back_s[p], before_s - back_s[p]))
-            else:
-                found.append((self._chunk_waits_s(d, p), before_s))
-        return found
-
-    def _chunk_waits_s(self, d: int, p: int) -> float:
-        """Return the seconds of a micro-batch for which an interleaved stage waits for what its
-        forward passes send; its backward passes go on."""
-        if self.sends != "overlapped":
-            return 0.0
-        # The last stage sends back to the first what all chunks but its last one make.
-        is_last = p + 1 == self.grid.num_stages
-        to, number = (0, self.num_chunks - 1) if is_last else (p + 1, self.num_chunks)
-        return number * sum(self._prices.crossing_s(d, p, to))
+        """Return what no division falls below (`CasePace.quick_s`)."""
+        return self._pace.quick_s(most_chunks or self.num_chunks)
 
     def pace_s(self) -> float:
-        """Return the work of all stages, and the least exchange of each, in fractions of layers."""
-        slowness, offset = [], 0.0
-        longest_s = 0.0
-        for p, (zero_s, more_s) in zip(self._stages, self._least_exchange, strict=True):
-            # Replicas run the same division: the slowest layer and the least base of any of them.
-            each_s = self.num_micro_batches * max(times[p][1] for times in self._times) + more_s
-            base_s = self.num_micro_batches * min(times[p][0] for times in self._times) + zero_s
-            slowness.append(1 / each_s)
-            offset += base_s / each_s
-            longest_s = max(longest_s, base_s + self.num_chunks * each_s)
-        # As if layers could be cut: all stages equally long.
-        return max((self.num_layers + offset) / sum(slowness), longest_s)
+        """Return the work of all stages (`CasePace.pace_s`)."""
+        return self._pace.pace_s()
 
     def least_s(self) -> float:
         """Return what no division falls below in whole layers that fit, with the recompute that
@@ -252,8 +155,8 @@ class StockCase:
         again = np.where(self._kept < NEVER, self._kept, 0)
         layers = np.arange(self.num_layers + 1)
         found = np.full(again.shape, np.inf)
-        fills_s = [self._least_fills_s(d, own) for d, own in self._replica_times]
-        for p, (zero_s, more_s) in zip(self._stages, self._least_exchange, strict=True):
+        fills_s = self._pace.least_fills_s()
+        for p, (zero_s, more_s) in zip(self._stages, self._pace.least_exchange, strict=True):
             exchange_s = zero_s + more_s * layers
             own = []
             for places, fills in zip(self._places, fills_s, strict=True):
@@ -264,19 +167,6 @@ class StockCase:
                 ends_s += update_s + layer_update_s * layers + np.maximum(exchange_s, fill_s)
                 own.append(ends_s)
             found[p] = np.where(self._kept[p] < NEVER, np.max(own, axis=0), np.inf)
-        return found
-
-    def _least_fills_s(
-        self, d: int, times: Sequence[tuple[float, float]]
-    ) -> list[tuple[float, float]]:
-        """Return for each stage of a replica its waits for a micro-batch, and the least time in
-        which the first micro-batch comes to it and the last one goes back."""
-        found, passes_s = [], 0.0
-        hops_s = self._hops_s(d, self.num_chunks)
-        for (base_s, each_s), (own_s, before_s) in zip(times, hops_s, strict=True):
-            found.append((own_s, before_s + passes_s))
-            # The first chunk of each stage before has a layer.
-            passes_s += each_s + (base_s if self.num_chunks == 1 else 0.0)
         return found
 
     @cached_property
@@ -331,7 +221,7 @@ class StockCase:
             ends.append(run.stage_ends_s(times, there, back))
         # After the pipelines come the exchange of gradients and the optimizer.
         nothing = [(0.0, 0.0)] * self.grid.num_stages
-        lines = ExchangeLines(self._least_exchange, nothing, ())
+        lines = ExchangeLines(self._pace.least_exchange, nothing, ())
         lines = lines if is_quick else self._exchange_lines
         return self._after_exchange(ends, stages, lines) + self._update_s(stages, lines)
 

@@ -6,14 +6,21 @@ long an exchange, or have too little memory, whatever their links are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+from numpy.typing import NDArray
+
 from megatron_hetero.cost.memory.states import StateHolders
+from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.stock.grids import StockGrid
+from megatron_hetero.planner.stock.forms import groups_fit_grid
+from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
 from megatron_hetero.planner.stock.least_exchange import least_exchange
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates
+from megatron_hetero.planner.stock.settings import StockSettings
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,36 @@ class _Room:
         return min(free // (self.layer_bytes + num_kept * self.layer_kept_bytes), self.most_updated)
 
 
+@dataclass(frozen=True, eq=False)
+class _Grids:
+    """Grids with their stages one after the other.
+
+    Attributes:
+        grids: them.
+        starts: the first stage of each grid.
+        zero_s, layer_s: least exchange of gradients and weights: without layers, and what a layer
+            adds, [stage].
+        kinds_of_stages: index into `kinds`, [stage].
+        kinds: distinct kinds of GPUs of a stage.
+        sequences: of a replica in a step, [stage].
+    """
+
+    grids: tuple[StockGrid, ...]
+    starts: NDArray[np.int64]
+    zero_s: NDArray[np.float64]
+    layer_s: NDArray[np.float64]
+    kinds_of_stages: NDArray[np.int64]
+    kinds: tuple[tuple[int, ...], ...]
+    sequences: NDArray[np.float64]
+
+
+_Place = tuple[int, bool, bool, float, float]
+"""Kind of GPU, whether it is the first stage and the last, and how many GPUs hold the states of a
+layer and of a tied embedding."""
+Paces = Sequence[tuple[StockGrid, float]]
+"""Grids and bounds in seconds."""
+
+
 class GridBounds:
     """Bounds of forms on grids, from cached prices.
 
@@ -49,72 +86,117 @@ class GridBounds:
 
     def __init__(self, problem: Problem, rates: StockRates) -> None:
         self._problem, self._rates = problem, rates
-        self._rooms: dict[tuple[object, ...], _Room] = {}
+        self._rooms: dict[tuple[object, ...], dict[_Place, _Room]] = {}
+        # The ranks of a search live as long as its bounds.
+        self._grids: dict[tuple[int, int], tuple[StockGrid, ...]] = {}
+        self._tables: dict[tuple[object, ...], _Grids] = {}
 
-    def pace_s(self, grid: StockGrid, form: GroupForm, num_chunks: int = 1) -> float:
-        """Return a lower bound for a form on a grid, with so many chunks a stage or more, as if
-        memory had no end."""
-        most = [self._problem.num_layers] * grid.num_stages
-        return _shortest_s(self._stages(grid, form, most), self._problem.num_layers, num_chunks)
+    def paces_s(self, ranks: StockRanks, form: GroupForm, num_chunks: int = 1) -> Paces:
+        """Return each grid on which a form can be, with a lower bound for so many chunks a stage or
+        more, as if memory had no end."""
+        table = self._table(ranks, form)
+        if not table.grids:
+            return []
+        each_s = self._layers_s(table, form)
+        step_s = _shortest_s(table, each_s, self._problem.num_layers, num_chunks)
+        return list(zip(table.grids, step_s.tolist(), strict=True))
 
     def fitting_s(self, grid: StockGrid, form: GroupForm, num_chunks: int = 1) -> float:
-        """Return what `pace_s` does, with the layers that fit; infinite where there are too few."""
+        """Return the bound of `paces_s` with the layers that fit; infinite where there are too few.
+        """
         most = self._most_layers(grid, form)
-        if min(most) < num_chunks:
+        if min(most) < num_chunks or sum(most) < self._problem.num_layers:
             return inf
-        return _shortest_s(self._stages(grid, form, most), self._problem.num_layers, num_chunks)
+        table = self._table_of([grid], form)
+        each_s = self._layers_s(table, form)
+        longest_s = float((table.zero_s + num_chunks * each_s).max())
+        given = table.zero_s, each_s, np.array(most), self._problem.num_layers
+        return max(longest_s, _with_room_s(*given))
 
-    def _stages(
-        self, grid: StockGrid, form: GroupForm, most: list[int]
-    ) -> list[tuple[float, float, int]]:
-        """Return of each stage the seconds without layers, those of each layer, and `most`."""
+    def _table(self, ranks: StockRanks, form: GroupForm) -> _Grids:
+        """Return the grids on which a form can be, whatever its micro-batches are."""
+        groups, of_ranks = form.settings.expert_groups, (id(ranks), form.context_parallel)
+        if (*of_ranks, groups) not in self._tables:
+            if of_ranks not in self._grids:
+                every = grids_of(self._problem, ranks, form.context_parallel)
+                self._grids[of_ranks] = tuple(
+                    grid for grid in every if self._batch % grid.num_replicas == 0
+                )
+            grids = [grid for grid in self._grids[of_ranks] if groups_fit_grid(grid, groups)]
+            self._tables[*of_ranks, groups] = self._table_of(grids, form)
+        return self._tables[*of_ranks, groups]
+
+    def _table_of(self, grids: Sequence[StockGrid], form: GroupForm) -> _Grids:
         costs, groups = self._problem.costs, form.settings.expert_groups
-        exchange = least_exchange(grid, costs, costs.vocab_rows([grid.width]), groups)
-        number = self._num_micro_batches(grid, form)
-        found = []
-        for kinds, (zero_s, more_s), own in zip(grid.kinds_of_stages, exchange, most, strict=True):
-            layer_s = max(self._rates.layer_s(kind, form) for kind in kinds)
-            found.append((zero_s, number * layer_s + more_s, own))
-        return found
+        rows = costs.vocab_rows([form.width])
+        lines = [line for g in grids for line in least_exchange(g, costs, rows, groups)]
+        stages = [kinds for grid in grids for kinds in grid.kinds_of_stages]
+        numbers: dict[tuple[int, ...], int] = {}
+        kinds = [numbers.setdefault(own, len(numbers)) for own in stages]
+        depths = np.array([grid.num_stages for grid in grids], dtype=np.int64)
+        replicas = np.array([grid.num_replicas for grid in grids], dtype=np.int64)
+        return _Grids(
+            tuple(grids),
+            np.concatenate([[0], np.cumsum(depths)[:-1]]).astype(np.int64),
+            np.array([zero_s for zero_s, _ in lines]),
+            np.array([more_s for _, more_s in lines]),
+            np.array(kinds, dtype=np.int64),
+            tuple(numbers),
+            self._batch / np.repeat(replicas, depths),
+        )
+
+    def _layers_s(self, table: _Grids, form: GroupForm) -> NDArray[np.float64]:
+        """Return the seconds that each layer of a stage takes in a step, [stage]."""
+        layer_s = [max(self._rates.layer_s(k, form) for k in kinds) for kinds in table.kinds]
+        passes_s = np.array(layer_s)[table.kinds_of_stages]
+        number = table.sequences / form.settings.micro_batch_size
+        return np.asarray(number * passes_s + table.layer_s)
+
+    @property
+    def _batch(self) -> int:
+        return self._problem.workload.training.global_batch_size
 
     def _num_micro_batches(self, grid: StockGrid, form: GroupForm) -> int:
-        batch = self._problem.workload.training.global_batch_size
-        return batch // grid.num_replicas // form.settings.micro_batch_size
+        return self._batch // grid.num_replicas // form.settings.micro_batch_size
 
     def _most_layers(self, grid: StockGrid, form: GroupForm) -> list[int]:
         """Return the most layers that each stage has room for."""
         depth, number = grid.num_stages, self._num_micro_batches(grid, form)
-        rooms: dict[tuple[int, bool, bool], _Room] = {}
+        holders, rooms = grid.state_holders, self._rooms_of(form)
         found = []
         for p, kinds in enumerate(grid.kinds_of_stages):
             most = self._problem.num_layers
             for kind in kinds:
-                key = kind, p == 0, p + 1 == depth
+                place = kind, p == 0, p + 1 == depth
+                key = *place, holders.layers, holders.tied_embedding
                 if key not in rooms:
-                    rooms[key] = self._room(*key, form, grid.state_holders)
+                    rooms[key] = self._room(*place, form, holders)
                 # 1F1B keeps as many micro-batches as there are stages from this one on; chunks
                 # keep no fewer.
                 most = min(most, rooms[key].most_layers(min(depth - p, number)))
             found.append(most)
         return found
 
+    def _rooms_of(self, form: GroupForm) -> dict[_Place, _Room]:
+        """Return what is known of the memory of forms that keep as much."""
+        settings = form.settings
+        return self._rooms.setdefault(
+            (
+                *(form.width, form.context_parallel, settings.micro_batch_size),
+                *(_least_kept(settings), settings.expert_groups),
+            ),
+            {},
+        )
+
     def _room(
         self, kind: int, first: bool, last: bool, form: GroupForm, holders: StateHolders
     ) -> _Room:
         """Price the memory of a GPU of a stage, with all layers recomputed that may be."""
-        settings = form.settings
-        again = "full" if settings.recompute == "as needed" else settings.recompute
-        key = (
-            *(kind, first, last, form.width, form.context_parallel, holders),
-            *(settings.micro_batch_size, again, settings.expert_groups),
-        )
-        if key in self._rooms:
-            return self._rooms[key]
-        costs = self._problem.costs
+        settings, costs = form.settings, self._problem.costs
         is_divided = costs.workload.training.use_distributed_optimizer
         costs = costs.variant(
             micro_batch_size=settings.micro_batch_size,
-            recompute=again,
+            recompute=_least_kept(settings),
             holders=holders if is_divided else None,
         )
         share = settings.share(costs.workload.model, form.width, form.context_parallel)
@@ -126,37 +208,59 @@ class GridBounds:
         if memory.has_copies:
             update, layer_update = memory.updating_line
             most = min(most, (memory.capacity_bytes - update) // layer_update)
-        self._rooms[key] = _Room(
+        return _Room(
             memory.capacity_bytes - (memory.base_bytes - base),
             memory.bytes_per_layer - each,
             base,
             each,
             most,
         )
-        return self._rooms[key]
 
 
-def _shortest_s(stages: list[tuple[float, float, int]], num_layers: int, least: int) -> float:
-    """Return the least time in which stages take all layers, as if layers could be cut; infinite
-    where they have no room.
+def _least_kept(settings: StockSettings) -> Recompute:
+    """Return the recompute with which stages keep least."""
+    return "full" if settings.recompute == "as needed" else settings.recompute
+
+
+def _shortest_s(
+    table: _Grids, each_s: NDArray[np.float64], num_layers: int, least: int
+) -> NDArray[np.float64]:
+    """Return for each grid the least time in which the stages take all layers, as if layers could
+    be cut.
 
     Args:
-        stages: seconds without layers, of each layer, and the most layers.
+        each_s: seconds of each layer, [stage].
         num_layers: of the model.
         least: layers of each stage.
     """
-    if sum(most for *_, most in stages) < num_layers:
-        return inf
-    longest_s = max(zero_s + least * each_s for zero_s, each_s, _ in stages)
-    left, open_stages = float(num_layers), stages
+    # All stages equally long: T = zero + each n for each, and the layers add up.
+    slowness = np.add.reduceat(1 / each_s, table.starts)
+    offset = np.add.reduceat(table.zero_s / each_s, table.starts)
+    longest_s = np.maximum.reduceat(table.zero_s + least * each_s, table.starts)
+    return np.asarray(np.maximum((num_layers + offset) / slowness, longest_s))
+
+
+def _with_room_s(
+    zero_s: NDArray[np.float64],
+    each_s: NDArray[np.float64],
+    most: NDArray[np.int64],
+    num_layers: int,
+) -> float:
+    """Return the least time in which the stages of a grid take all layers, no more than have room
+    on each.
+
+    Args:
+        zero_s, each_s: seconds without layers, and of each layer, [stage].
+        most: layers that have room, [stage].
+        num_layers: of the model.
+    """
+    is_open = np.full(len(most), True)
     while True:
-        # All stages equally long: T = zero + each n for each, and the layers add up.
-        slowness = sum(1 / each_s for _, each_s, _ in open_stages)
-        offset = sum(zero_s / each_s for zero_s, each_s, _ in open_stages)
-        step_s = (left + offset) / slowness
-        # Stages without room for their part are full, and the others take the rest.
-        kept = [own for own in open_stages if own[0] + own[1] * own[2] > step_s]
-        if len(kept) == len(open_stages) or not kept:
-            return max(step_s, longest_s)
-        left -= sum(own[2] for own in open_stages) - sum(own[2] for own in kept)
-        open_stages = kept
+        # The open stages are equally long; those without room for their part are full.
+        slowness = float((1 / each_s[is_open]).sum())
+        offset = float((zero_s[is_open] / each_s[is_open]).sum())
+        step_s = (num_layers - int(most[~is_open].sum()) + offset) / slowness
+        still = is_open & (zero_s + each_s * most > step_s)
+        if still.sum() == is_open.sum() or not still.any():
+            return step_s
+        is_open = still

@@ -232,21 +232,14 @@ def stock_ranks(
     return tuple(found), is_complete
 
 
-def grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Sequence[StockGrid]:
-    """Return every way to fill replicas and stages with all groups, the same for every form.
+def grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Iterator[StockGrid]:
+    """Yield every way to fill replicas and stages with all groups.
 
     Args:
         problem: whose limits are kept.
         ranks: the groups.
         context_parallel: of them to a stage.
     """
-    key = "grids", context_parallel
-    if key not in ranks.known:
-        ranks.known[key] = tuple(_grids_of(problem, ranks, context_parallel))
-    return cast(tuple[StockGrid, ...], ranks.known[key])
-
-
-def _grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Iterator[StockGrid]:
     num_units, rest = divmod(len(ranks.units), context_parallel)
     if rest:
         # More replicas than groups, and replica counts only rise.

@@ -55,7 +55,7 @@ BESIDE_A_PLAN = StockLimits(
     climbs=False,
     few_divisions=300,
 )
-"""About a second, with many experts a few, on a thousand GPUs about ten."""
+"""About half a second on 8 GPUs, one or two on 64, one to five on a thousand."""
 _FEW_GPUS = 8
 _MANY_GPUS = 64
 

@@ -67,6 +67,7 @@ class StockRates:
             for kind, name in nodes.items()
         }
         self._layer_s: dict[tuple[object, ...], float] = {}
+        self._dispatchers = dispatchers(problem.costs)
 
     def pace_s(self, ranks: StockRanks, form: GroupForm) -> float:
         """Return a lower bound for every grid of these groups: the layers of all sequences, divided
@@ -131,7 +132,7 @@ class StockRates:
     ) -> tuple[CostModel, ExpertLinks]:
         """Return the dispatcher's price list and the links with the least exchange of experts."""
         found: list[tuple[float, int, CostModel, ExpertLinks]] = []
-        for dispatcher in dispatchers(self._problem.costs):
+        for dispatcher in self._dispatchers:
             costs = self._costs(replace(form.settings, dispatcher=dispatcher))
             model, training = costs.workload.model, costs.workload.training
             for experts in least_expert_links(links, form.width, *groups):

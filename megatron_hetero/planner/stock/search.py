@@ -10,23 +10,26 @@ stages without a layer, recompute by blocks with interleaved stages, uniform rec
 layers at a time.
 
 What is minimised is the simulated step (`schedule.simulator.step`), as stock Megatron runs it.
-Bounds come first, from the cheapest on: of a form of groups on any grid (`StockRates.pace_s`), of a
-grid as if layers could be cut (`StockCase.quick_s`) and of whole layers that fit
-(`StockCase.least_s`), of each division of its layers (`StockCase.least_times_s`, which leaves
-shared paths out).  What has the lowest is looked at more closely, until none is below the best
+Bounds come first, from the cheapest on: of a form of groups on any grid (`StockRates.pace_s`), on
+each grid with the least exchange of gradients (`GridBounds.paces_s`) and with the memory
+(`GridBounds.fitting_s`), of a grid with its links as if layers could be cut (`StockCase.quick_s`)
+and of whole layers that fit (`StockCase.least_s`), of each division of its layers
+(`StockCase.least_times_s`, which leaves shared paths out), with the least exchange and with its
+own.  What has the lowest is looked at more closely, until none is below the best
 simulated step: nothing else is ever worked out.  So the answer is the minimum of the space, unless
 a limit of work was met, which the result says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import isfinite
 
 import numpy as np
 
+from megatron_hetero.collector import no_collector
 from megatron_hetero.cost.choices import dispatchers, expert_groups
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.problem import Problem, make_problem
@@ -34,9 +37,10 @@ from megatron_hetero.planner.restrictions.mixture import in_one_precision
 from megatron_hetero.planner.stock.best import StockBest, StockResult
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import Divisions, divisions_in_time, moves
-from megatron_hetero.planner.stock.forms import forms, groups_fit_grid
+from megatron_hetero.planner.stock.forms import forms
 from megatron_hetero.planner.stock.grid_bounds import GridBounds
-from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of, stock_ranks
+from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, stock_ranks
+from megatron_hetero.planner.stock.items import FormItem, GridItem, Item, LaidItem, ReadyItem
 from megatron_hetero.planner.stock.limits import StockLimits, limits_beside_a_plan
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates
@@ -56,6 +60,7 @@ def stock_beside_a_plan(problem: Problem) -> StockResult | None:
     return best_stock_plan(problem, limits_beside_a_plan(len(problem.cluster.devices)))
 
 
+@no_collector()
 def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> StockResult | None:
     """Return the fastest fitting plan for stock Megatron, in a single precision; None if there is
     none."""
@@ -69,47 +74,6 @@ def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> Stoc
     return _StockSearch(problem, limits or StockLimits()).run()
 
 
-@dataclass(frozen=True)
-class _Form:
-    ranks: StockRanks
-    form: GroupForm
-
-
-@dataclass(frozen=True)
-class _Laid:
-    """A form on a grid, with each of these numbers of chunks."""
-
-    grid: StockGrid
-    form: GroupForm
-    chunks: tuple[int, ...]
-    fits: bool = False
-    """The bound has the memory of its GPUs in it."""
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """A case of each of these numbers of chunks."""
-
-    case: StockCase
-    """The one of the fewest."""
-    chunks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """Divisions of a case, the lowest bound first."""
-
-    case: StockCase
-    divisions: Divisions
-    bounds_s: np.ndarray
-    is_quick: bool
-    """The bounds have the least exchange, not the case's own."""
-    place: int = 0
-
-
-_Item = tuple[StockRanks, GroupForm] | _Form | _Laid | _Grid | StockCase | _Ready
-
-
 class _StockSearch:
     """What waits to be looked at, and the work so far."""
 
@@ -119,11 +83,12 @@ class _StockSearch:
         self._rates = StockRates(problem, self._ranks)
         self._bounds = GridBounds(problem, self._rates)
         self._prices = StockPrices(problem)
+        self._dispatchers = dispatchers(problem.costs)
         self._best = StockBest(problem, limits)
         self._num_grids = self._num_made = self._num_bounded = self._num_climbs = 0
         self._num_cases = [0, 0]  # of one chunk a stage, and of several
-        self._dropped: list[tuple[float, int, _Item]] = []
-        self._queue: list[tuple[float, int, _Item]] = []
+        self._dropped: list[tuple[float, int, Item]] = []
+        self._queue: list[tuple[float, int, Item]] = []
         self._number = count()
         # Grids that were looked at: equal content and settings are one case.
         self._seen: set[tuple[object, ...]] = set()
@@ -165,10 +130,10 @@ class _StockSearch:
             else:
                 self._look_at(item)
 
-    def _has_enough(self, item: _Item) -> bool:
+    def _has_enough(self, item: Item) -> bool:
         limits = self._limits
         match item:
-            case _Ready():
+            case ReadyItem():
                 return False
             case StockCase():
                 # Interleaved cases have a limit of their own.
@@ -176,71 +141,68 @@ class _StockSearch:
                 most = limits.num_cases // 2 if is_interleaved else limits.num_cases
                 number = self._num_cases[is_interleaved]
                 return number >= most or self._num_bounded > limits.num_bounded
-            case _Grid():
+            case GridItem():
                 return self._num_made >= limits.num_made
             case _:
                 return self._num_grids >= limits.num_grids
 
-    def _push(self, bound_s: float, item: _Item) -> None:
+    def _push(self, bound_s: float, item: Item) -> None:
         if self._best.may_win(bound_s):
             heappush(self._queue, (bound_s, next(self._number), item))
 
-    def _look_at(self, item: _Item) -> None:
+    def _look_at(self, item: Item) -> None:
         match item:
-            case _Ready(is_quick=True):
+            case ReadyItem(is_quick=True):
                 # Like the links before, a case's own exchange is priced when it comes to it.
                 self._push_ready(item.case, item.divisions, is_quick=False)
-            case _Ready():
+            case ReadyItem():
                 self._next_division(item)
             case StockCase():
                 self._price(item)
-            case _Grid():
+            case GridItem():
                 self._make_cases(item)
-            case _Laid(fits=False):
+            case LaidItem(fits=False):
                 # Memory first: where it decides, no link need be looked at.
                 bound_s = self._bounds.fitting_s(item.grid, item.form, item.chunks[0])
                 self._push(bound_s, replace(item, fits=True))
-            case _Laid():
+            case LaidItem():
                 self._make_grid(item)
-            case _Form():
+            case FormItem():
                 self._lay(item.ranks, item.form)
             case (ranks, form):
                 # Experts as they lie, and each way to deal them out.
                 num_gpus, costs = len(ranks.units) * ranks.width, self._problem.costs
                 for groups in (None, *expert_groups(costs, ranks.width, num_gpus)):
                     own = replace(form, settings=replace(form.settings, expert_groups=groups))
-                    self._push(self._rates.pace_s(ranks, own), _Form(ranks, own))
+                    self._push(self._rates.pace_s(ranks, own), FormItem(ranks, own))
 
     def _lay(self, ranks: StockRanks, form: GroupForm) -> None:
         """Bound a form on each of its grids."""
         batch = self._problem.workload.training.global_batch_size
-        for grid in grids_of(self._problem, ranks, form.context_parallel):
-            sequences, rest = divmod(batch, grid.num_replicas)
-            size = form.settings.micro_batch_size
-            # Each replica has whole micro-batches, and each group of experts is complete.
-            if rest or sequences % size or not groups_fit_grid(grid, form.settings.expert_groups):
+        may_be_whole = form.settings.recompute in ("as needed", "selective")
+        for grid, bound_s in self._bounds.paces_s(ranks, form, 1 if may_be_whole else 2):
+            # Each replica has whole micro-batches.
+            number, rest = divmod(batch // grid.num_replicas, form.settings.micro_batch_size)
+            if rest or not self._best.may_win(bound_s):
                 continue
             chunks = tuple(
-                number
-                for number in range(1, self._limits.most_chunks + 1)
-                if self._can_interleave(grid, form, number, sequences // size)
+                chunks
+                for chunks in range(1, self._limits.most_chunks + 1)
+                if self._can_interleave(grid, form, chunks, number)
             )
-            if not chunks:
-                continue
-            bound_s = self._bounds.pace_s(grid, form, chunks[0])
             # Like grids differ only in the names of their nodes.
             key = grid.width, grid.context_parallel, grid.num_stages, grid.content, form.settings
-            if self._best.may_win(bound_s) and key not in self._seen:
+            if chunks and key not in self._seen:
                 self._seen.add(key)
-                self._push(bound_s, _Laid(grid, form, chunks))
+                self._push(bound_s, LaidItem(grid, form, chunks))
 
-    def _make_grid(self, item: _Laid) -> None:
+    def _make_grid(self, item: LaidItem) -> None:
         """Bound a grid with the links of its stages, under each dispatcher that may be best."""
         settings = replace(item.form.settings, num_chunks=item.chunks[0])
-        for own in self._prices.quickest(item.grid, settings, dispatchers(self._problem.costs)):
+        for own in self._prices.quickest(item.grid, settings, self._dispatchers):
             made = StockCase(self._problem, item.grid, own, self._prices)
             self._num_grids += 1
-            self._push(made.quick_s(item.chunks[-1]), _Grid(made, item.chunks))
+            self._push(made.quick_s(item.chunks[-1]), GridItem(made, item.chunks))
 
     def _can_interleave(self, grid: StockGrid, form: GroupForm, chunks: int, number: int) -> bool:
         """Check as Megatron demands of micro-batches and layers; recompute by blocks is not for
@@ -254,7 +216,7 @@ class _StockSearch:
         is_plain = form.settings.recompute != "as needed"
         return is_plain and num_stages > 1 and number % num_stages == 0
 
-    def _make_cases(self, item: _Grid) -> None:
+    def _make_cases(self, item: GridItem) -> None:
         self._num_made += 1
         first, own = item.case, item.case.settings
         # Stages in one piece keep the fewest micro-batches: what does not fit so never does.
@@ -284,15 +246,15 @@ class _StockSearch:
 
     def _push_ready(
         self, case: StockCase, divisions: Divisions, is_quick: bool
-    ) -> _Ready | None:
+    ) -> ReadyItem | None:
         """Bound divisions and put them in the queue; None where none fits."""
         batches = [divisions[b : b + _BATCH] for b in range(0, len(divisions), _BATCH)]
         bounds_s = np.concatenate([case.least_times_s(own, is_quick) for own in batches])
-        # Lowest bound first, as `_Ready` has them.
+        # Lowest bound first, as `ReadyItem` has them.
         order = np.argsort(bounds_s, kind="stable")
         if not np.isfinite(bounds_s[order[0]]):
             return None
-        ready = _Ready(case, divisions[order], bounds_s[order], is_quick)
+        ready = ReadyItem(case, divisions[order], bounds_s[order], is_quick)
         self._push(float(ready.bounds_s[0]), ready)
         return ready
 
@@ -318,9 +280,9 @@ class _StockSearch:
                 break
             division, own_s = moved[best], float(bounds_s[best])
         if below(own_s, start_s):
-            self._push(own_s, _Ready(case, division[None], np.array([own_s]), is_quick=True))
+            self._push(own_s, ReadyItem(case, division[None], np.array([own_s]), is_quick=True))
 
-    def _next_division(self, item: _Ready) -> None:
+    def _next_division(self, item: ReadyItem) -> None:
         """Simulate the division with the lowest bound; the next one may follow."""
         division = tuple(item.divisions[item.place].tolist())
         if not self._best.try_division(item.case, division, float(item.bounds_s[item.place])):

@@ -9,7 +9,7 @@ for the send of the one before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from megatron_hetero.schedule.orders.interleaved import num_launched_ahead
 from megatron_hetero.schedule.parts import Pipeline
@@ -105,24 +105,25 @@ class _Overlapped:
     def _gradient_of(self, index: int) -> list[int]:
         return self._received(self._backwards[index : index + 1])
 
-    def _received(self, works: Iterable[Operation]) -> list[int]:
+    def _received(self, works: Sequence[Operation]) -> list[int]:
         keys = [self._messages.input_of(work) for work in works]
         return [key for key in keys if key is not None]
 
     def _post(
         self,
-        sends: Iterable[CompiledSend] = (),
-        receives: Iterable[int] = (),
-        asks: Iterable[int] = (),
-        awaits: Iterable[CompiledSend] = (),
+        sends: Sequence[CompiledSend] = (),
+        receives: Sequence[int] = (),
+        asks: Sequence[int] = (),
+        awaits: Sequence[CompiledSend] = (),
     ) -> None:
-        made = CompiledInstruction(
-            self._at,
-            sends=tuple(sends),
-            receives=tuple(receives),
-            asks=tuple(asks),
-            awaits=tuple(send.key for send in awaits),
-        )
         # The ends of the pipeline have passes without messages beside them.
-        if made.sends or made.receives or made.asks or made.awaits:
-            self._made.append(made)
+        if sends or receives or asks or awaits:
+            self._made.append(
+                CompiledInstruction(
+                    self._at,
+                    sends=tuple(sends),
+                    receives=tuple(receives),
+                    asks=tuple(asks),
+                    awaits=tuple([send.key for send in awaits]),
+                )
+            )

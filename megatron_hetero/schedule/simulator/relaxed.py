@@ -14,7 +14,8 @@ missing the same in Python does, equal to the bit.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import batched
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +45,9 @@ _COMPUTE, _SEND, _ASK, _ARRIVE, _AGREE = range(5)
 """Kinds of steps: a computation; a send; a stage comes to a receive; a stage waits until a message
 is there; a sender waits until its receiver has come to the message."""
 
-_Step = tuple[int, int, int, int]
-"""Kind, stage, and two numbers: of a computation its row of seconds (`RelaxedRun.stage_ends_s`) and
-0, of a send its channel (a sender and a receiver) and its message, else its message and 0."""
+# A step is four numbers: its kind, the stage, and two more: of a computation its row of seconds
+# (`RelaxedRun.stage_ends_s`) and 0, of a send its channel (a sender and a receiver) and its
+# message, else its message and 0.
 
 
 class RelaxedRun:
@@ -60,10 +61,10 @@ class RelaxedRun:
     def __init__(self, schedule: Schedule, sends: SendMode) -> None:
         self._num_stages = schedule.num_stages
         order = _StepOrder(schedule, sends)
-        self._steps = list(order.steps())
+        # Steps one after the other, four numbers each.
+        self._flat = array("i", order.steps())
         self._num_messages = order.num_messages
         self._boundaries = order.boundaries
-        self._flat = array("i", [number for step in self._steps for number in step])
 
     def stage_ends_s(
         self,
@@ -106,7 +107,7 @@ class RelaxedRun:
         now_s, sent_until_s = [zero] * self._num_stages, [zero] * self._num_stages
         free_s = [zero] * len(crossings)
         arrival_s, asked_s = [zero] * self._num_messages, [zero] * self._num_messages
-        for kind, stage, number, message in self._steps:
+        for kind, stage, number, message in batched(self._flat, 4):
             if kind == _COMPUTE:
                 # New arrays, never in place, because stages and messages share them.
                 now_s[stage] = now_s[stage] + rows[number]
@@ -137,76 +138,69 @@ class _StepOrder:
         """[stage], the last comes next."""
         # Two rows for each chunk of the stages before.
         self._rows = [2 * sum(counts[:stage]) for stage in range(schedule.num_stages)]
-        # Messages and channels by the numbers under which they are found.
-        self._numbers: dict[int, int] = {}
+        # Channels by the numbers under which they are found; a message's number is its key.
         self._channels: dict[tuple[int, int], int] = {}
         self.boundaries: list[tuple[int, bool]] = []
         """A boundary of the chain that each channel leads over, and whether it does so forward."""
+        self.num_messages = 2 * (len(schedule.chain) - 1) * schedule.num_micro_batches
+        """Messages of all stages, each way over each boundary."""
         self._is_sent: set[int] = set()
         self._is_asked: set[int] = set()
         self._has_come = [False] * schedule.num_stages
         """The messages of the next instruction are posted and asked for."""
+        self._made: list[int] = []
 
-    @property
-    def num_messages(self) -> int:
-        """Messages of all stages."""
-        return len(self._numbers)
-
-    def steps(self) -> Iterator[_Step]:
-        """Yield all steps.
+    def steps(self) -> list[int]:
+        """Return all steps.
 
         Raises:
             CheckFailedError: as `RelaxedRun`.
         """
         # Ends when a whole round of the stages moves nothing.
-        moved = True
-        while moved:
-            moved = False
+        before = -1
+        while before < len(self._made):
+            before = len(self._made)
             for stage in range(len(self._left)):
-                for step in self._advance(stage):
-                    moved = True
-                    yield step
+                self._advance(stage)
         for stage, left in enumerate(self._left):
             if left:
                 raise CheckFailedError(f"stage {stage} waits for ever")
+        return self._made
 
-    def _advance(self, stage: int) -> Iterator[_Step]:
-        left = self._left[stage]
+    def _advance(self, stage: int) -> None:
+        left, made = self._left[stage], self._made
         while left:
             instruction = left[-1]
             if instruction.compute is not None:
                 kind, _, chunk, _ = instruction.compute
-                yield _COMPUTE, stage, self._rows[stage] + _row_of(kind, chunk), 0
+                made += _COMPUTE, stage, self._rows[stage] + _row_of(kind, chunk), 0
             else:
                 # Messages are posted and asked for once, though the stage may come here several
                 # times.
                 if not self._has_come[stage]:
                     self._has_come[stage] = True
-                    yield from self._come(stage, instruction)
+                    self._come(stage, instruction)
                 if not self._is_sent.issuperset(instruction.receives):
                     return
                 if not self._is_asked.issuperset(instruction.awaits):
                     return
                 # Everything is there: the stage's time is the latest of all.
                 for key in (*instruction.receives, *instruction.awaits):
-                    yield _ARRIVE, stage, self._number(key), 0
+                    made += _ARRIVE, stage, key, 0
                 for key in instruction.awaits:
-                    yield _AGREE, stage, self._number(key), 0
+                    made += _AGREE, stage, key, 0
                 self._has_come[stage] = False
             left.pop()
 
-    def _come(self, stage: int, instruction: CompiledInstruction) -> Iterator[_Step]:
+    def _come(self, stage: int, instruction: CompiledInstruction) -> None:
         for key in (*instruction.asks, *instruction.receives):
             # What was asked for ahead is not asked for again.
             if key not in self._is_asked:
                 self._is_asked.add(key)
-                yield _ASK, stage, self._number(key), 0
+                self._made += _ASK, stage, key, 0
         for send in instruction.sends:
             self._is_sent.add(send.key)
-            yield _SEND, stage, self._channel(stage, send), self._number(send.key)
-
-    def _number(self, key: int) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
+            self._made += _SEND, stage, self._channel(stage, send), send.key
 
     def _channel(self, stage: int, send: CompiledSend) -> int:
         """Return the number of the path that a stage's messages to another take."""
