@@ -3,7 +3,8 @@
 progress    the phase that the training thread is in
 marks       where a step stamps its phases
 drill       faults on purpose, by rank, step and phase
-watch       who is dead, who stands still; one message for all
+watch       the thread of a rank that looks at the others; one message for all
+others      who is dead, frozen or gone, or causes a stall
 beat        what a rank publishes of itself
 running     the watch of this process
 store       stores for meetings and watches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import replace
 from itertools import islice
@@ -9,6 +10,7 @@ from itertools import islice
 import pytest
 
 from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.plan.communication import under_way
 from megatron_hetero.plan.communication.communicators import MESSAGE_USES
 from megatron_hetero.plan.communication.under_way import messages_under_way
 from megatron_hetero.plan.plan import Plan
@@ -63,8 +65,28 @@ def test_any_launch_counts_end_and_none_needs_more_communicators_than_messages()
     for counts in ((4, 1), (7, 1), (20, 1), (20, 19), (12, 6), (3, 3)):
         made = _launched(plan("tp1:2,tp1:2 @24"), counts)
         check_operations(made, workload(global_batch_size=24))
-        assert messages_under_way(made, 0) == (-(-counts[0] // 2),)
+        assert messages_under_way(made, 0) == (min(-(-counts[0] // 2), 6),)
         assert messages_under_way(made, 0, announced=True) == (counts[0],)
+
+
+def test_deep_pipelines_that_launch_far_ahead_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bound their communicators share torch's 32 streams, in a circle."""
+    drawn = random.Random(1)
+    hung = 0
+    for _ in range(8):
+        counts = [1]
+        while len(counts) < 16:
+            counts.append(counts[-1] + drawn.choice((1, 2, 3, 6, 14)))
+        deep = _launched(plan(",".join(["tp1:1"] * 16) + " @64"), tuple(reversed(counts)))
+        asked = workload(num_layers=16, global_batch_size=64)
+        check_operations(deep, asked)
+        with monkeypatch.context() as unbounded:
+            unbounded.setattr(under_way, "_MOST", 64)
+            try:
+                check_operations(deep, asked)
+            except PlanFormatError:
+                hung += 1
+    assert hung
 
 
 def test_one_communicator_fewer_holds_up_a_launch_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
