@@ -337,15 +337,12 @@ class PoolBundles:
     def _first_chain(self, shape: BundleShape) -> Chain:
         """Return the first chain that `bundle_chains` would make on the pool's nodes."""
         taken: dict[int, int] = {}
-        chain = []
+        chain: list[Unit] = []
         for block in shape.blocks:
             number = taken.get(block.kind, 0)
             taken[block.kind] = number + block.num_nodes
             node = self.table.kinds[block.kind].nodes[number].name
-            gpus, start = self.table.problem.gpus[node], 0
-            for width in block.widths:
-                chain.append(Unit(node, gpus[start : start + width]))
-                start += width
+            chain += self.table.units(node, block.widths)
         return tuple(chain)
 
     def _first_values(self, step_s: float) -> dict[int, float]:
