@@ -6,6 +6,8 @@ for each operation.  Nothing that a user can notice is as small as `ROUNDING`.
 
 from __future__ import annotations
 
+from math import frexp, isfinite, ldexp
+
 ROUNDING = 1e-9
 """Relative difference up to which two numbers count as equal."""
 
@@ -18,3 +20,15 @@ def at_most(value: float, limit: float) -> bool:
 def below(value: float, other: float) -> bool:
     """Return whether `value` is less than `other` by more than rounding; neither is negative."""
     return value < other * (1 - ROUNDING)
+
+
+def ranked(number: float) -> float:
+    """Return a number with 40 binary digits, about 12 decimal ones: what a ranking compares.
+
+    Of equal plans the last digits of the seconds may differ, where nodes are called or added up
+    otherwise; then the ranking goes on to what comes after the seconds.
+    """
+    if not isfinite(number):
+        return number
+    mantissa, exponent = frexp(number)
+    return ldexp(round(ldexp(mantissa, 40)), exponent - 40)

@@ -11,6 +11,7 @@ import pytest
 
 from megatron_hetero.bounds.chains import rests
 from megatron_hetero.bounds.chains.rests import least_of_rests
+from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost import pipeline
 from megatron_hetero.cost.network.holder_flow import Flow
 from megatron_hetero.cost.network.seconds import BoundaryTime
@@ -19,6 +20,8 @@ from megatron_hetero.cost.sync.exchange_clock import ExchangeStep, last_end_s
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.kernels import KERNELS
+from megatron_hetero.plan.file import plan_to_data
+from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.completion import filled
 from megatron_hetero.planner.division import layers
 from megatron_hetero.planner.evaluate import tail
@@ -28,6 +31,7 @@ from megatron_hetero.schedule.parts import Crossing, SendMode
 from megatron_hetero.schedule.simulator import crowd, relaxed
 from megatron_hetero.schedule.simulator.crowd import OneFOneB, crowd_ends_s
 from megatron_hetero.schedule.simulator.relaxed import RelaxedRun
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="this installation has no compiled loops")
 
@@ -41,6 +45,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> An
         patch.setattr(layers, "KERNELS", None)
         patch.setattr(filled, "KERNELS", None)
         patch.setattr(exchange_clock, "KERNELS", None)
+        patch.setattr(tail, "KERNELS", None)
         return function(*given)
 
 
@@ -54,6 +59,15 @@ def random_counts(rng: Random, num_stages: int, num_micro_batches: int) -> list[
 
 def seconds(rng: Random) -> float:
     return rng.choice((0.0, 1.0, rng.random(), rng.expovariate(0.5)))
+
+
+def test_plans_are_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With replicas that share paths, unlike nodes, and a bound."""
+    nodes = ("a", FAST, 3), ("b", FAST, 2), ("c", SLOW, 2)
+    cluster = make_cluster(*nodes, between=Link(2e9, 1e-4))
+    workload = make_workload(num_layers=6, global_batch_size=12, seq_length=1024)
+    compiled = plan_to_data(plan_cluster(cluster, workload))
+    assert plan_to_data(in_python(monkeypatch, plan_cluster, cluster, workload)) == compiled
 
 
 @pytest.mark.parametrize("seed", range(3))

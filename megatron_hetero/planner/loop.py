@@ -21,6 +21,7 @@ from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.problem import Structure
+from megatron_hetero.rounding import ranked
 
 MAX_ESTIMATED = 400
 """Structures one move away with an estimated exchange."""
@@ -110,8 +111,8 @@ class Loop:
         # Without anything that fits there is no step to compare with, and all work is free.
         most_s, part = slack * self.known_s, 1 if self.known_s == inf else PART
         found = (self.rungs.sized(structure) for structure in structures)
-        ranked = sorted(self.rungs.estimated(one) for one in found if one is not None)
-        nodes = [node for node in ranked[: self.limits.num_starts] if node.time_s < most_s]
+        estimated = sorted(self.rungs.estimated(one) for one in found if one is not None)
+        nodes = [node for node in estimated[: self.limits.num_starts] if node.time_s < most_s]
         self.seen.update([self.rungs.image(node.found.structure) for node in nodes])
         heapify(nodes)
         self.max_work = self.rungs.done + self.own_work // part
@@ -145,9 +146,9 @@ class Loop:
 
     def keep(self, node: Climber) -> None:
         """Keep a structure at the top of the ladder, if among the fastest."""
-        ranked = sorted([*self.fastest, node])
+        fastest = sorted([*self.fastest, node])
         # Reversed, so that of equal images the fastest stays.
-        best = {self.rungs.image(one.found.structure): one for one in reversed(ranked)}
+        best = {self.rungs.image(one.found.structure): one for one in reversed(fastest)}
         self.fastest = sorted(best.values())[: self.limits.num_tuned]
 
     def moved(self, node: Climber) -> Iterable[Structure]:
@@ -164,7 +165,7 @@ class Loop:
             return
         # Complete each new structure that the node leads to.
         image, size = self.rungs.image, node.found.filled[0].size
-        ranked: list[tuple[float, int, Hashable, Completion]] = []
+        quick: list[tuple[float, int, Hashable, Completion]] = []
         met: set[Hashable] = set()
         for number, structure in enumerate(structures):
             key = image(structure)
@@ -180,9 +181,9 @@ class Loop:
             if found is None and node.found.optimizer_shares is not None:
                 found = by_room(self.rungs.completer, structure, size)
             if found is not None:
-                ranked.append((found.quick_s, number, key, found))
+                quick.append((ranked(found.quick_s), number, key, found))
         # Order by quick seconds, then by an estimate of the exchange for the nearest.
-        ranked.sort(key=lambda entry: entry[:2])
+        quick.sort(key=lambda entry: entry[:2])
         cost = node.candidate.cost
         # What the estimate misses of the node's own exchange is missed of its neighbours' too.
         own_tail_s = cost.gradient_sync_s + cost.update_s
@@ -191,15 +192,15 @@ class Loop:
         # What pricing showed of the node is hoped of its neighbours.
         hope = node.time_s / (node.quick_s + own_tail_s)
         near: list[tuple[float, int, Hashable, Completion]] = []
-        for quick_s, number, key, found in ranked:
+        for quick_s, number, key, found in quick:
             if quick_s * hope > limit_s or len(near) > MAX_ESTIMATED:
                 break
             self.rungs.work += 2
             least_s = quick_s + max(cost.update_s, tail_s + self.rungs.tails.estimate_s(found))
-            near.append((least_s, number, key, found))
-        ranked = sorted(near, key=lambda entry: entry[:2])
+            near.append((ranked(least_s), number, key, found))
+        near.sort(key=lambda entry: entry[:2])
         # The best few go on the heap.
-        for least_s, _, key, found in ranked[: self.limits.num_whole]:
+        for least_s, _, key, found in near[: self.limits.num_whole]:
             self.seen.add(key)
             self.rungs.num += 1
             heappush(

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -88,7 +89,7 @@ def test_plans_are_valid_fit_and_beat_the_naive_ones(cluster: Cluster, workload:
 @settings(max_examples=cases(20), deadline=None)
 @given(clusters(max_gpus=5), workloads(max_layers=5, max_micro_batches=6), st.randoms())
 def test_the_order_of_the_file_does_not_count(
-    cluster: Cluster, workload: Workload, random: st.Random
+    cluster: Cluster, workload: Workload, random: Random
 ) -> None:
     nodes = list(cluster.nodes)
     random.shuffle(nodes)
@@ -103,6 +104,33 @@ def test_the_order_of_the_file_does_not_count(
         assert str(caught.value) == str(error)
         return
     assert plan_to_data(plan_cluster(shuffled, workload)) == expected
+
+
+@settings(max_examples=cases(6), deadline=None)
+@given(clusters(max_gpus=5), workloads(max_layers=5, max_micro_batches=6), st.randoms())
+def test_the_names_of_nodes_do_not_count(
+    cluster: Cluster, workload: Workload, random: Random
+) -> None:
+    old = [node.name for node in cluster.nodes]
+    new = dict(zip(old, random.sample(["x", "c", "b", "a"], len(old)), strict=True))
+    nodes = [replace(node, name=new[node.name], host=new[node.host]) for node in cluster.nodes]
+    links = {(new[a], new[b]): link for (a, b), link in cluster.node_links.items()}
+    renamed = replace(cluster, nodes=tuple(random.sample(nodes, len(nodes))), node_links=links)
+    boards = [search(make_problem(of, workload)) for of in (cluster, renamed)]
+    one, other = (board.best for board in boards)
+    if one is None or other is None:
+        assert one is None and other is None
+        return
+    types = {node.name: node.gpu_type.name for node in (*cluster.nodes, *nodes)}
+    forms = [
+        sorted(
+            [(types[s.devices[0].node], s.width, s.num_layers) for s in replica.stages]
+            for replica in best.placement.replicas
+        )
+        for best in (one, other)
+    ]
+    assert one.coarse_key == other.coarse_key
+    assert forms[0] == forms[1]
 
 
 def test_the_hash_seed_does_not_count() -> None:

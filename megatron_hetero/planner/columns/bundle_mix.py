@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.planner.columns.bundle_shapes import bundle_chains, plain_shapes
+from megatron_hetero.planner.columns.bundle_shapes import (
+    bundle_chains,
+    plain_shapes,
+    shapes_of_one_kind,
+)
 from megatron_hetero.planner.columns.equal_shapes import equal_shapes
 from megatron_hetero.planner.columns.packing import Floats, pack
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
@@ -30,6 +34,8 @@ nodes."""
 _MAX_KNOWN = 40
 _MAX_EQUAL = 8
 """Bundles for equal copies, of each of so many numbers of micro-batches."""
+_MAX_UNIFORM = 60
+"""Equal copies of bundles of any kinds, the soonest to end."""
 SLACKS = (1.0, 1.04)
 """Whole bundles do less than fractions of them: times for which they are chosen, over those."""
 
@@ -109,6 +115,9 @@ class PoolBundles:
             BundlePricer(table, kinds, count, max_node_layers) for count in replica_counts
         ]
         self.bundles: dict[BundleShape, Bundle | None] = {}
+        self.of_one_kind: list[Bundle] = []
+        """Bundles for equal copies alone: in a mixture, `generate` finds those that are worth
+        their nodes."""
         self._generated: set[int] = set()
         self._made: BundleColumns | None = None
         known = list(known)
@@ -120,6 +129,7 @@ class PoolBundles:
                     if shape not in self.bundles:
                         self.bundles[shape] = self._bundle(shape)
                 self._add_equal(pricer)
+                self._add_of_one_kind(pricer)
 
     def mixes(self, step_s: float) -> list[Mix]:
         """Return the best division of the pool for a step time: over all bundles, and over those
@@ -141,14 +151,20 @@ class PoolBundles:
         first."""
         ranked = []
         for index, bundle in enumerate(self.columns().bundles):
-            most, share = self._equal_copies(bundle.shape, num_micro_batches)
-            # Fewer do, where some would have a micro-batch less than others.
-            fewest = -(-num_micro_batches // (share * bundle.shape.num_replicas))
-            for count in {1, min(fewest, most), most}:
+            for count in {1, *self._numbers_of_copies(bundle, num_micro_batches)}:
                 share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
                 ranked.append((bundle.filled.quick_time_s(share), count, index, bundle))
         ranked.sort()
-        return [((bundle, count),) for _, count, _, bundle in ranked]
+        return [((bundle, count),) for _, count, _, bundle in ranked[:_MAX_UNIFORM]]
+
+    def mixes_of_one_kind(self, num_micro_batches: int, most_s: float) -> Iterator[Mix]:
+        """Yield equal bundles on nodes of one kind that end in less than so many seconds before
+        the exchange.  It may be so much shorter than that of several kinds that they win."""
+        for bundle in self.of_one_kind:
+            for count in self._numbers_of_copies(bundle, num_micro_batches):
+                share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
+                if bundle.filled.quick_time_s(share) < most_s:
+                    yield ((bundle, count),)
 
     def best_shapes(self, step_s: float) -> list[BundleShape]:
         """Return, for each number of replicas, the bundles with the most work per price of
@@ -173,6 +189,30 @@ class PoolBundles:
         each replica."""
         most = min(self.capacity[k] // n for k, n in shape.num_nodes().items())
         return most, -(-num_micro_batches // max(1, most * shape.num_replicas))
+
+    def _numbers_of_copies(self, bundle: Bundle, num_micro_batches: int) -> Iterator[int]:
+        """Yield as many copies as there is room for, and the fewest that are as soon."""
+        most, share = self._equal_copies(bundle.shape, num_micro_batches)
+        yield most
+        # Fewer do, where some would have a micro-batch less than others.
+        fewest = -(-num_micro_batches // (share * bundle.shape.num_replicas))
+        if fewest < most:
+            yield fewest
+
+    def _add_of_one_kind(self, pricer: BundlePricer) -> None:
+        """Add bundles for equal copies on one kind of nodes: of each number of micro-batches the
+        one that ends soonest."""
+        number = self.table.problem.num_micro_batches
+        soonest: dict[tuple[int, int], tuple[float, Bundle]] = {}
+        for shape in shapes_of_one_kind(self.table, pricer, self.capacity):
+            bundle = self._bundle(shape)
+            if bundle is not None:
+                _, share = self._equal_copies(shape, number)
+                time_s = bundle.filled.quick_time_s(share)
+                key = shape.blocks[0].kind, share
+                if key not in soonest or time_s < soonest[key][0]:
+                    soonest[key] = time_s, bundle
+        self.of_one_kind += [bundle for _, bundle in soonest.values()]
 
     def _add_equal(self, pricer: BundlePricer) -> None:
         """Add the bundles of several kinds of which equal copies end soonest: a few of each number
@@ -297,15 +337,12 @@ class PoolBundles:
     def _first_chain(self, shape: BundleShape) -> Chain:
         """Return the first chain that `bundle_chains` would make on the pool's nodes."""
         taken: dict[int, int] = {}
-        chain = []
+        chain: list[Unit] = []
         for block in shape.blocks:
             number = taken.get(block.kind, 0)
             taken[block.kind] = number + block.num_nodes
             node = self.table.kinds[block.kind].nodes[number].name
-            gpus, start = self.table.problem.gpus[node], 0
-            for width in block.widths:
-                chain.append(Unit(node, gpus[start : start + width]))
-                start += width
+            chain += self.table.units(node, block.widths)
         return tuple(chain)
 
     def _first_values(self, step_s: float) -> dict[int, float]:

@@ -8,7 +8,7 @@ from itertools import product
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.problem import Chain, Problem, Unit
-from megatron_hetero.planner.shapes.kinds import cut, ladder
+from megatron_hetero.planner.shapes.kinds import NodeBlock, cut, ladder
 from megatron_hetero.planner.shapes.order import some_orders
 
 
@@ -43,6 +43,31 @@ def plain_shapes(
             if 0 < shape.num_stages <= pricer.max_stages:
                 found[shape] = None
     return sorted(found, key=repr)
+
+
+def shapes_of_one_kind(
+    table: StageTable, pricer: BundlePricer, capacity: Mapping[int, int]
+) -> list[BundleShape]:
+    """Return bundles of one width on nodes of one kind: for each number of copies that the kind has
+    room for, the longest.
+
+    Args:
+        capacity: nodes of each kind.
+    """
+    found: list[BundleShape] = []
+    for block in pricer.blocks:
+        if not is_plain(table, block):
+            continue
+        most = capacity[block.kind] // block.num_nodes
+        longest = {most // number: number for number in range(1, most + 1)}
+        found += [BundleShape(pricer.num_replicas, (block,) * n) for n in longest.values()]
+    return [shape for shape in found if shape.num_stages <= pricer.max_stages]
+
+
+def is_plain(table: StageTable, block: NodeBlock) -> bool:
+    """Return whether a block is cut into groups of one width, and a rest."""
+    widths = block.widths
+    return widths == cut(sum(widths), widths[0], table.kinds[block.kind].widths)
 
 
 def bundle_chains(

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_hetero.planner.columns.bundle_paths import Floats, HeldLayers, Ints
+from megatron_hetero.planner.columns.bundle_shapes import is_plain
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
-from megatron_hetero.planner.shapes.kinds import cut
 
 _MAX_KINDS = 3
 """Kinds in one bundle, of the fastest ones and one more."""
@@ -111,7 +111,7 @@ class _Orders:
             [
                 index
                 for index, block in enumerate(pricer.blocks)
-                if block.kind == kind and _is_plain(table, kind, block.widths)
+                if block.kind == kind and is_plain(table, block)
             ]
             for kind in kinds
         ]
@@ -238,7 +238,7 @@ class _Orders:
         share = -(-problem.num_micro_batches // np.maximum(replicas, 1))
         seconds: Floats = (share[:, None] - 1 + numbers @ self.num_stages.T) * period_s
         seconds = np.where(holds.any(axis=2) & (replicas > 0)[:, None], seconds, np.inf)
-        # One kind alone is found otherwise.
+        # One kind alone needs no order (`bundle_shapes.shapes_of_one_kind`).
         seconds[np.count_nonzero(numbers, axis=1) < 2] = np.inf
         size, first = closed
         sooner = np.flatnonzero(seconds < most_s)
@@ -247,7 +247,3 @@ class _Orders:
             at = int(row), int(way)
             yield _Likely(float(seconds[at]), size, *at, first, int(period[at]))
 
-
-def _is_plain(table: StageTable, kind: int, widths: tuple[int, ...]) -> bool:
-    """Return whether a block is cut into groups of one width, and a rest."""
-    return widths == cut(sum(widths), widths[0], table.kinds[kind].widths)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from megatron_hetero.planner.columns.bundle_paths import (
     HeldLayers,
     Ints,
 )
-from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.problem import Problem, Unit
 from megatron_hetero.planner.shapes.kinds import Kind, NodeBlock, blocks_of
 from megatron_hetero.rounding import ROUNDING
 
@@ -43,11 +44,24 @@ class StageTable:
         self._max_layers: dict[tuple[int, int, bool, bool, int], int] = {}
         self._fitting: dict[tuple[int, int, bool], Ints] = {}
         self._held: dict[tuple[NodeBlock, bool, int], tuple[Ints, Floats]] = {}
+        self._units: dict[tuple[str, tuple[int, ...]], tuple[Unit, ...]] = {}
         self._layer_sync_s: dict[int, float] = {}
         self._pair_sync_s: dict[int, float] = {}
         self.pass_s: dict[tuple[tuple[int, ...], BundleShape, tuple[int, ...]], float] = {}
         """Exchange between two copies of a bundle, by the kinds of the pool and the layers."""
         self._alike = _first_alike(kinds)
+
+    def units(self, node: str, widths: tuple[int, ...]) -> tuple[Unit, ...]:
+        """Return a node's first GPUs in groups of some widths: one object for all chains, which
+        are many thousands."""
+        key = node, widths
+        if key not in self._units:
+            gpus, ends = self.problem.gpus[node], accumulate(widths)
+            self._units[key] = tuple(
+                Unit(node, gpus[end - width : end])
+                for width, end in zip(widths, ends, strict=True)
+            )
+        return self._units[key]
 
     def times_s(self, kind: int, width: int) -> tuple[float, float, float]:
         """Return seconds of the embedding, a layer and the head for one micro-batch."""

@@ -34,7 +34,6 @@ from megatron_hetero.planner.shapes.kinds import Kind, kinds_of, ladder, powers_
 from megatron_hetero.planner.strategy import SEED_WORK
 
 _MAX_SECANTS = 6
-_MAX_UNIFORM = 60
 _MAX_WHOLE_EFFORTS = 8
 """Unlike sites searched in full. If there are more, each gets a part of the work only, with every
 second limit on layers and one generation of bundles."""
@@ -100,6 +99,11 @@ class Columns:
             may_gain = True
             for choice in _choices(problem, chosen, step_s):
                 self._add(problem, found, choice)
+            # Those of one kind that the exchange of all others leaves time for.
+            if len(chosen) == 1 and found:
+                (site,), most_s = chosen, min(quick.step_s for quick in found.values())
+                for mix in site.bundles.mixes_of_one_kind(problem.num_micro_batches, most_s):
+                    self._add(problem, found, ((site, mix),))
         return may_gain
 
     def _add(self, problem: Problem, found: dict[Choice, QuickStep], choice: Choice) -> None:
@@ -201,7 +205,7 @@ def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator
             yield tuple(picked)
     # A single site also has mixes of one bundle alone.
     if len(sites) == 1:
-        for mix in sites[0].bundles.uniform_mixes(problem.num_micro_batches)[:_MAX_UNIFORM]:
+        for mix in sites[0].bundles.uniform_mixes(problem.num_micro_batches):
             yield ((sites[0], mix),)
 
 

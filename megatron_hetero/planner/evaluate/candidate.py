@@ -11,6 +11,7 @@ from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.canonical import is_symmetric
 from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
+from megatron_hetero.rounding import ranked
 
 PLUGIN_GAIN = 0.02
 """Part of the step to be gained by a plan that needs the plug-in only for sharded layers, for
@@ -93,13 +94,15 @@ class Candidate:
 
     @cached_property
     def coarse_key(self) -> tuple[Standing, float]:
-        """Return what `key` compares first; quick."""
-        return self.standing, ranked_time_s(self.placement, self.cost)
+        """Return what `key` compares first, without the digits that rounding leaves; quick."""
+        standing = Standing(ranked(self.standing.excess), ranked(self.standing.value))
+        return standing, ranked(ranked_time_s(self.placement, self.cost))
 
     @cached_property
     def key(self) -> tuple[Standing, float, int, bool, tuple[object, ...]]:
         """Total order: nearer to the limits, better by the objective, faster, then fewer GPUs, then
-        without the plug-in, then by devices and layers (never by chance)."""
+        without the plug-in, then by layers and the like, then by devices (never by chance).
+        Layers come first so that names of nodes decide last."""
         devices = tuple(self.placement.devices())
         shape = tuple(
             # All that tells two placements apart, so that their order never depends on chance.
@@ -116,7 +119,8 @@ class Candidate:
             for r in self.placement.replicas
         )
         dispatcher = self.placement.dispatcher or ""
-        return (*self.coarse_key, len(devices), not self.is_stock, (devices, shape, dispatcher))
+        of_all = tuple(sorted(shape)), devices, shape, dispatcher
+        return (*self.coarse_key, len(devices), not self.is_stock, of_all)
 
 
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:

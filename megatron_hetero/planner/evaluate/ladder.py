@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.objective import Standing
+from megatron_hetero.rounding import ranked
 
 
 @dataclass(order=True)
@@ -30,6 +31,10 @@ class Climber:
     queued: bool = field(compare=False, default=False)
     quick_s: float = field(compare=False, default=0.0)
     """Seconds of a priced structure's pipelines as completed, before tuning."""
+
+    def __post_init__(self) -> None:
+        standing, time_s = self.key
+        self.key = standing, ranked(time_s)
 
     @property
     def time_s(self) -> float:

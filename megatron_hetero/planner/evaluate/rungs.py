@@ -20,6 +20,7 @@ from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.problem import Chain, Structure
 from megatron_hetero.planner.shapes.kinds import kinds_of
+from megatron_hetero.rounding import ranked
 
 _TUNING, THOROUGH = 30_000, 300_000
 """Limits in operations of the recurrence, of a quick and of a thorough tuning."""
@@ -77,7 +78,7 @@ class Rungs:
         # Sharded layers and dealt experts have completions of their own.
         if not found and not self.completer.shards and self.completer.dealt_by is None:
             found = [one for size in sizes if (one := by_room(self.completer, structure, size))]
-        found.sort(key=lambda completion: completion.quick_s)
+        found.sort(key=lambda completion: ranked(completion.quick_s))
         # A second size nearly as good may win once it is priced.
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 

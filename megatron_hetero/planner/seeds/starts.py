@@ -12,6 +12,7 @@ from megatron_hetero.planner.evaluate.tail import Tails
 from megatron_hetero.planner.moves.like_groups import lengthwise
 from megatron_hetero.planner.problem import Chain, chains_of
 from megatron_hetero.planner.shapes.crowding import busiest_s
+from megatron_hetero.rounding import ranked
 
 
 def promising(
@@ -42,7 +43,7 @@ def promising(
         structure = tuple(chains_of(candidate.placement))
         priced_s = inf if candidate.cost.missing_bytes > 0 else candidate.step_time_s
         structures.setdefault(image(structure), (structure, priced_s))
-    ranked: list[tuple[tuple[float, float, float], Hashable, Completion]] = []
+    measured: list[tuple[tuple[float, float, float], Hashable, Completion]] = []
     alike: set[tuple[float, float]] = set()
     to_complete = list(structures.items())
     for key, (structure, priced_s) in to_complete:  # which grows by structures laid out otherwise
@@ -50,10 +51,11 @@ def promising(
         found = complete(structure)
         if found is None:
             continue
-        with_tail_s = found.quick_s + tails.estimate_s(found)
-        if (found.quick_s, with_tail_s) in alike:
+        quick_s = ranked(found.quick_s)
+        with_tail_s = ranked(found.quick_s + tails.estimate_s(found))
+        if (quick_s, with_tail_s) in alike:
             continue  # sites or nodes are exchanged
-        alike.add((found.quick_s, with_tail_s))
+        alike.add((quick_s, with_tail_s))
         # Messages that wait for each other: not quiet; try the structure laid out lengthwise.
         on_paths_s = busiest_s(board.problem, structure, found.num_micro_batches)
         quiet_s = with_tail_s
@@ -64,12 +66,12 @@ def promising(
             laid_key = image(laid[0])
             if structures.setdefault(laid_key, laid) is laid:
                 to_complete.append((laid_key, laid))
-        ranked.append(((priced_s, quiet_s, with_tail_s), key, found))
+        measured.append(((ranked(priced_s), quiet_s, with_tail_s), key, found))
     # Take from three orders in turn.
     orders = [
-        sorted(ranked, key=lambda entry: entry[0][0]),
-        sorted(ranked, key=lambda entry: entry[0][1]),
-        sorted(ranked, key=lambda entry: entry[0][2]),
+        sorted(measured, key=lambda entry: entry[0][0]),
+        sorted(measured, key=lambda entry: entry[0][1]),
+        sorted(measured, key=lambda entry: entry[0][2]),
     ]
     chosen: dict[Hashable, Completion] = {}
     for entries in zip(*orders, strict=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
+from math import inf
 
 import numpy as np
 import pytest
@@ -144,6 +146,30 @@ def test_equal_bundles_end_the_sooner_the_earlier_they_come() -> None:
         share = -(-16 // (count * one.shape.num_replicas))
         ends_s.append(one.filled.quick_time_s(share))
     assert ends_s == sorted(ends_s)
+
+
+def test_equal_bundles_of_one_kind_are_the_soonest_of_each_share() -> None:
+    pool = pool_of(problem_of())
+    ends_s: dict[tuple[int, int, int], float] = {}
+    for mix in pool.mixes_of_one_kind(16, inf):
+        ((one, count),) = mix
+        ((kind, nodes),) = one.shape.num_nodes().items()
+        assert count * nodes <= pool.capacity[kind]
+        share = -(-16 // (count * one.shape.num_replicas))
+        key = kind, one.shape.num_replicas, share
+        ends_s[key] = one.filled.quick_time_s(share)
+        # A limit of time leaves out what ends then, or later.
+        assert mix not in pool.mixes_of_one_kind(16, ends_s[key])
+    # All that blocks of one kind and one width can be.
+    for pricer in pool.pricers:
+        for block, n in product(pricer.blocks, range(1, 3)):
+            shape = BundleShape(pricer.num_replicas, (block,) * n)
+            copies = pool.capacity[block.kind] // (n * block.num_nodes)
+            filled = pool.own_flags.chain(pool._first_chain(shape)) if copies else None
+            if filled is not None and len(set(block.widths)) == 1:
+                share = -(-16 // (copies * pricer.num_replicas))
+                soonest_s = ends_s[block.kind, pricer.num_replicas, share]
+                assert soonest_s <= filled.quick_time_s(share)
 
 
 def test_generation_never_loses_and_is_done_once_a_level() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_hetero.planner.columns.bundle_shapes import bundle_chains, plain_shapes
+from megatron_hetero.planner.columns.bundle_shapes import (
+    bundle_chains,
+    plain_shapes,
+    shapes_of_one_kind,
+)
 from megatron_hetero.planner.columns.pricing import BundleShape
 from megatron_hetero.planner.shapes.kinds import NodeBlock
 from tests.cost.builders import FAST, SLOW
@@ -72,3 +76,18 @@ def test_no_gpu_is_in_two_stages(num_replicas: int) -> None:
         assert {tuple(u.width for u in chain) for chain in chains} == {
             tuple(w for block in shape.blocks for w in block.widths)
         }
+
+
+def test_shapes_of_one_kind_by_hand() -> None:
+    """Of five nodes 5, 2 or 1 copies of one, two or five nodes each; of one node one copy."""
+    nodes = [(f"a{i}", FAST, 2) for i in range(5)]
+    table, pricer = pricer_of(problem_of(*nodes, ("c", SLOW, 2), num_layers=12), 1)
+    found = shapes_of_one_kind(table, pricer, capacity(table))
+    fast, slow = (0, 1) if len(table.kinds[0].nodes) == 5 else (1, 0)
+    expected = {
+        BundleShape(1, (NodeBlock(kind, 1, cut),) * n)
+        for kind, numbers in ((fast, (1, 2, 5)), (slow, (1,)))
+        for n in numbers
+        for cut in ((1, 1), (2,))
+    }
+    assert set(found) == expected and len(found) == len(expected)

@@ -113,6 +113,20 @@ def test_of_equal_times_fewer_gpus_then_stock_then_devices() -> None:
         assert sorted(order, key=lambda c: c.key) == ranked
 
 
+def test_rounding_decides_nothing() -> None:
+    """Seconds that differ in their last digits are equal: fewer GPUs, then layers, then devices."""
+    fewer = with_time(candidate(replica(("a0", 4))), 1.0 + 1e-15)
+    more = with_time(candidate(replica(("a01", 4))), 1.0)
+    assert fewer.step_time_s > more.step_time_s
+    assert fewer.coarse_key == more.coarse_key and fewer.key < more.key
+    # A difference that is none of rounding still does.
+    assert more.key < with_time(fewer, 1.0 + 1e-11).key
+    # Layers decide before names, on which a user's plan should not depend.
+    first = with_time(candidate(replica(("a0", 3), ("b0", 1))), 1.0)
+    second = with_time(candidate(replica(("b0", 1), ("a0", 3))), 1.0)
+    assert second.key < first.key
+
+
 def test_placements_that_differ_in_anything_have_unlike_keys() -> None:
     own = replica(("a0", 2), ("c0", 2))
     changed = [
