@@ -3,6 +3,7 @@
 pools     machines that are alike
 shapes    pipelines that could be replicas
 offers    shapes and classes as a problem of composition
+unserved  why no replica serves a class
 forecast  a composition, simulated
 story     a minute of a fleet, and what other deadlines cost
 search    the programme's answers, judged and improved by simulation

@@ -4,6 +4,7 @@ engine    what an engine keeps back, how it batches, and what it cannot run
 served    the model as it is served: shape, and bytes of weights and of keys and values
 kernels   what kernels of a GPU type reach, by measured tables
 watts     what the watts of a board keep up
+sizes     how much longer calls of certain sizes last
 matrices  the matrices of a layer on one GPU of a group
 memory    weights on a GPU, and tokens whose keys and values fit beside them
 work      what a step does
