@@ -24,7 +24,7 @@ _SILENT_S = 3 * PERIOD_S
 """A rank that published nothing for so long, while all others wait, is what these wait for."""
 
 
-class Others:
+class OtherRanks:
     """The other ranks, as this rank sees them.
 
     Args:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from megatron_hetero.errors import EXIT_RANK_DIED, HeteroError
 from megatron_hetero.runtime.faults.beat import Beat, is_lost_connection, where
 from megatron_hetero.runtime.faults.limits import LOST_S, PERIOD_S, StallLimits
-from megatron_hetero.runtime.faults.others import GRACE_S, Others
+from megatron_hetero.runtime.faults.others import GRACE_S, OtherRanks
 from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.store import launcher_serves
@@ -62,7 +62,7 @@ class Watch:
         self._limits, self._saves_on_sigterm = limits, saves_on_sigterm
         # Number of this rank's newest beat.
         self._number = 0
-        self._others = Others(store, place, num_ranks, limits)
+        self._others = OtherRanks(store, place, num_ranks, limits)
         self._main = threading.main_thread().ident
         # Signals wake the thread through a pipe: Python runs handlers on the training thread alone,
         # which may stand in a collective.

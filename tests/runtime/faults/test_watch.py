@@ -19,7 +19,7 @@ from megatron_hetero.lab.rehearse.pace import RehearsalDone
 from megatron_hetero.runtime.faults import unfinished
 from megatron_hetero.runtime.faults.beat import Beat
 from megatron_hetero.runtime.faults.limits import StallLimits
-from megatron_hetero.runtime.faults.others import Others
+from megatron_hetero.runtime.faults.others import OtherRanks
 from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.running import explained, start_watch
@@ -197,7 +197,7 @@ def test_a_rank_that_ends_while_it_is_looked_at_is_no_fault(
     """Its beat is read, it says that it is done, its process ends, and only then is that seen."""
     store = side_store("watch", str(tmp_path / "store"), 0, 2)
     assert store is not None
-    others = Others(store, Place.here(0, ""), 2, StallLimits(FLOOR_S))
+    others = OtherRanks(store, Place.here(0, ""), 2, StallLimits(FLOOR_S))
     here = Place.here(1, "")
     others.places = [here, here]
     store.set("beat/1", Beat(7, 3, Phase.STEADY, 0.0, False, "-").text())
