@@ -119,24 +119,25 @@ class StockGrid:
         )
 
     @property
-    def replica_patterns(self) -> tuple[tuple[object, ...], ...]:
+    def replica_patterns(self) -> tuple[int, ...]:
         """A key per replica, equal for replicas on interchangeable nodes: the kind of each group,
         and the groups that share a node."""
         key = ("patterns", *self.shape)
         if key not in self.ranks.known:
-            found = tuple(self.pattern([d]) for d in range(self.num_replicas))
+            # Hashes of numbers, the same in every run: thousands of GPUs have long patterns.
+            found = tuple(hash(self.pattern([d])) for d in range(self.num_replicas))
             self.ranks.known[key] = found
-        return cast(tuple[tuple[object, ...], ...], self.ranks.known[key])
+        return cast(tuple[int, ...], self.ranks.known[key])
 
     def distinct_replicas(self, together: int) -> tuple[int, ...]:
         """Return the first replica of each pattern, in blocks of `together` replicas that share
         experts: the pattern of the replica, and of its block."""
         key = ("distinct", together, *self.shape)
         if key not in self.ranks.known:
-            patterns: dict[tuple[object, ...], int] = {}
+            patterns: dict[tuple[int, int], int] = {}
             for d, own in enumerate(self.replica_patterns):
                 first = d // together * together
-                whole = self.pattern(range(first, first + together)) if together > 1 else ()
+                whole = hash(self.pattern(range(first, first + together))) if together > 1 else 0
                 patterns.setdefault((own, whole), d)
             self.ranks.known[key] = tuple(patterns.values())
         return cast(tuple[int, ...], self.ranks.known[key])

@@ -62,11 +62,13 @@ def provide() -> str | None:
 
 
 def _provide() -> str | None:
-    # On a GPU it is as it was found: usable, or hidden for a reason.
-    if installed.REASON != installed.NO_GPU:
-        return installed.REASON
+    if installed.REASON is None:  # usable as it is, on a GPU
+        return None
     if _MEGATRON in sys.modules:
         return "Megatron was imported without it in this process"
+    # Hidden for any other reason than the missing GPU, the package stays hidden.
+    if installed.REASON != installed.NO_GPU:
+        return installed.REASON
     try:
         found = version("transformer-engine")
     except PackageNotFoundError:

@@ -145,6 +145,7 @@ def test_the_driver_answers_at_import_so_that_cuda_does_not_start(
     program.write_text(f'#!/bin/sh\necho "{line}"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def start_cuda() -> None:
         raise RuntimeError("CUDA starts")
