@@ -194,10 +194,8 @@ def attention_weights(model: ModelSpec) -> int:
 
 def _score_sizes(model: ModelSpec) -> tuple[int, int]:
     """Return the widths of all heads' queries and values."""
-    if model.kv_lora_rank:
-        query = model.qk_head_dim + model.qk_pos_emb_head_dim
-        return model.num_attention_heads * query, model.num_attention_heads * model.v_head_dim
-    return _query_size(model), _query_size(model)
+    query, value = model.head_sizes
+    return model.num_attention_heads * query, model.num_attention_heads * value
 
 
 def router_params(model: ModelSpec) -> int:

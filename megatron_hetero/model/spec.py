@@ -84,6 +84,13 @@ class ModelSpec:
         return self.position_embedding in ("rope", "yarn")
 
     @property
+    def head_sizes(self) -> tuple[int, int]:
+        """Return the channels of a head's query, and of its value."""
+        if self.kv_lora_rank:
+            return self.qk_head_dim + self.qk_pos_emb_head_dim, self.v_head_dim
+        return self.kv_channels, self.kv_channels
+
+    @property
     def copies_words(self) -> bool:
         """Return whether last stages have a copy of the word embedding: as their output layer, or
         to predict further tokens."""

@@ -32,6 +32,7 @@ from megatron_hetero.preflight.job import Job
 from megatron_hetero.preflight.machine import MachineFacts
 from megatron_hetero.preflight.machine_checks import check_machines
 from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job.one_machine import LOCAL_STORE
 
 _MEET_S = 120.0
 """Limit for the start of all ranks."""
@@ -123,7 +124,7 @@ def _meet(plan: Plan, meet_s: float) -> Meeting:
             "`-m megatron_hetero doctor PLAN.JSON --cluster CLUSTER.YAML --on-cluster` in the "
             "place of the entry."
         )
-    path = os.environ.get("MEGATRON_HETERO_STORE")
+    path = os.environ.get(LOCAL_STORE)
     timeout = timedelta(seconds=meet_s)
     try:
         # Ranks on one machine may meet through a file, which needs no port.

@@ -33,6 +33,7 @@ from megatron_hetero.lab.probe.link_fit import MeasuredExchange
 from megatron_hetero.lab.probe.processes import run_ranks
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients.groups.rounds import HolderRounds
+from megatron_hetero.runtime.job.one_machine import LOCAL_STORE
 
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 """Bytes of the buffers; every second size is held out in turn."""
@@ -161,7 +162,7 @@ def _end() -> bool:
 
 def main(result_path: Path, seconds: float) -> None:
     """Measure as one rank; rank 0 writes what was found."""
-    name, size = os.environ["MEGATRON_HETERO_STORE"], int(os.environ["WORLD_SIZE"])
+    name, size = os.environ[LOCAL_STORE], int(os.environ["WORLD_SIZE"])
     _begin(dist.FileStore(name, size))
     found = [asdict(each) for each in sweep(SIZES, seconds)]
     if _end():

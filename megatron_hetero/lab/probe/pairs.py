@@ -28,6 +28,7 @@ from megatron_hetero.lab.probe import machine
 from megatron_hetero.lab.probe.cards import ProbedCard, only
 from megatron_hetero.lab.probe.processes import run_ranks
 from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job.one_machine import LOCAL_STORE
 
 Pair = tuple[int, int]
 
@@ -97,7 +98,7 @@ def main(result_path: Path) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         torch.set_num_threads(1)
-    store = dist.FileStore(os.environ["MEGATRON_HETERO_STORE"], size)
+    store = dist.FileStore(os.environ[LOCAL_STORE], size)
     dist.init_process_group(
         "nccl" if has_cuda else "gloo",
         store=store,

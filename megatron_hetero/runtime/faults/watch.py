@@ -58,7 +58,7 @@ class Watch:
         limits: StallLimits,
         saves_on_sigterm: bool = False,
     ) -> None:
-        self._store, self._own, self._num_ranks = store, place, num_ranks
+        self._store, self._own = store, place
         self._limits, self._saves_on_sigterm = limits, saves_on_sigterm
         # Number of this rank's newest beat.
         self._number = 0

@@ -34,6 +34,7 @@ from megatron_hetero.errors import (
 )
 from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE
 from megatron_hetero.runtime.faults import unfinished
+from megatron_hetero.runtime.job.one_machine import LOCAL_STORE
 
 # A parent that asks whether there are GPUs must not start CUDA by that, which survives no fork:
 # torch then asks the driver (NVML).
@@ -269,7 +270,7 @@ def rank_environment(
         "WORLD_SIZE": str(num_ranks),
         # Ranks that share a card count as hosts of one rank each (`NCCL_HOSTID`).
         "LOCAL_WORLD_SIZE": str(1 if shared else num_ranks),
-        "MEGATRON_HETERO_STORE": store,
+        LOCAL_STORE: store,
         "GLOO_SOCKET_IFNAME": "lo",
         **unfinished.RECORD,
         **(_on_cards() if num_cards else {}),

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from megatron_hetero.errors import EnvironmentMismatchError
 
+LOCAL_STORE = "MEGATRON_HETERO_STORE"
+"""Variable with the path of the file through which the ranks of a local launch meet."""
 LOOPBACK = "lo"
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _START_TIME = 19

@@ -15,10 +15,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks import machine
-from megatron_hetero.runtime.job.one_machine import store_file
-
-LOCAL_STORE = "MEGATRON_HETERO_STORE"
-"""Variable with the path of the file through which the ranks of a local launch meet."""
+from megatron_hetero.runtime.job.one_machine import LOCAL_STORE, store_file
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,9 @@ def attention_kernel(model: ModelSpec) -> AttentionKernel | None:
     Returns:
         None where there is no Transformer Engine, or one that answers in another form.
     """
-    groups, queries, values = model.num_query_groups, model.kv_channels, model.kv_channels
-    # Latent attention gives each head keys of its own, of another width than its values.
-    if model.kv_lora_rank:
-        groups = model.num_attention_heads
-        queries, values = model.qk_head_dim + model.qk_pos_emb_head_dim, model.v_head_dim
+    queries, values = model.head_sizes
+    # Latent attention gives each head keys of its own.
+    groups = model.num_attention_heads if model.kv_lora_rank else model.num_query_groups
     try:
         utils = importlib.import_module(_UTILS)
         asked = utils.AttentionParams(

@@ -27,13 +27,13 @@ def answered_by_the_driver() -> Iterator[None]:
     Nothing changes without flash-attn, without `nvidia-smi`, or where CUDA has started already.
     """
     is_asked = find_spec("flash_attn") is not None and not torch.cuda.is_initialized()
-    cards = _visible_cards() if is_asked else ()
+    card = _first_card() if is_asked else None
     # Drivers that are too old name no capability.
-    if not cards or not re.fullmatch(r"\d+\.\d+", cards[0].compute_capability):
+    if card is None or not re.fullmatch(r"\d+\.\d+", card.compute_capability):
         yield
         return
     own = torch.cuda.get_device_properties, torch.cuda.current_device
-    torch.cuda.get_device_properties = lambda *_: _Properties(cards[0], own[0])
+    torch.cuda.get_device_properties = lambda *_: _Properties(card, own[0])
     torch.cuda.current_device = lambda: 0
     try:
         yield
@@ -52,18 +52,15 @@ class _Properties:
         return getattr(self._ask(0), name)
 
 
-def _visible_cards() -> tuple[FoundGpu, ...]:
-    """Return the cards that this process sees, in its order; none where nobody says."""
+def _first_card() -> FoundGpu | None:
+    """Return the first card that this process sees; None where nobody says."""
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if mask == "" or torch.version.hip:
-        return ()
+        return None
     try:
-        cards = tuple(find_gpus())
+        cards = find_gpus()
     except EnvironmentMismatchError:
-        return ()
+        return None
     by_index = {str(card.index): card for card in cards}
-    named = () if mask is None else tuple(mask.split(","))
-    # A mask of identifiers, not of numbers, says no order that helps here.
-    if mask is None or not set(named) <= set(by_index):
-        return cards
-    return tuple(by_index[name] for name in named)
+    # Without a mask of numbers it is the first of all.
+    return by_index.get((mask or "").partition(",")[0], cards[0])

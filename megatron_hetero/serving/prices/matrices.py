@@ -46,16 +46,9 @@ def layer_matrices(model: ModelSpec, width: int) -> tuple[Matrix, ...]:
     return (*_attention(model, width), *_mlp(model, width))
 
 
-def head_size(model: ModelSpec) -> tuple[int, int]:
-    """Return the channels of a head's query, and of its value."""
-    if model.kv_lora_rank:
-        return model.qk_head_dim + model.qk_pos_emb_head_dim, model.v_head_dim
-    return model.kv_channels, model.kv_channels
-
-
 def _attention(model: ModelSpec, width: int) -> tuple[Matrix, ...]:
     hidden, heads = model.hidden_size, model.num_attention_heads // width
-    query, value = head_size(model)
+    query, value = model.head_sizes
     out = Matrix(heads * value, hidden)
     if not model.kv_lora_rank:
         # Fewer groups than ranks are copied, so each rank has one at least.

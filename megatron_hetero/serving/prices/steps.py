@@ -18,7 +18,7 @@ from megatron_hetero.errors import ProfileError
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.serving.prices.engine import ENGINES, Engine
 from megatron_hetero.serving.prices.kernels import CardSpeed, KernelSpeed, card_speed
-from megatron_hetero.serving.prices.matrices import Matrix, head_size, layer_matrices
+from megatron_hetero.serving.prices.matrices import Matrix, layer_matrices
 from megatron_hetero.serving.prices.measured import EngineStep, StepRatios
 from megatron_hetero.serving.prices.served import ACTIVATION_BYTES, ServedModel
 from megatron_hetero.serving.prices.work import StepWork
@@ -131,7 +131,7 @@ class StagePrice:
 
     def _attention_s(self, work: StepWork) -> float:
         model, width = self.served.model, self.stage.width
-        query, value = head_size(model)
+        query, value = model.head_sizes
         heads = model.num_attention_heads / width
         prefill_s = self._prompts_s(work, heads, query, value)
         if not work.context:
