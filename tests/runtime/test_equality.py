@@ -127,11 +127,12 @@ def test_a_plan_trains_as_one_process(
     name: str, optimizers: tuple[str, ...], tmp_path: Path
 ) -> None:
     layout, changes = CASES[name]
-    options = Options(STEPS, optimizers)
-    outcome = verify(plan(layout), workload(**changes), options, tmp_path)
+    # With SGD a loss need not have fallen after two steps; the slow cases take one more.
+    steps = STEPS + (name in _SLOW)
+    outcome = verify(plan(layout), workload(**changes), Options(steps, optimizers), tmp_path)
     assert outcome.ok, outcome_to_data(outcome)
     for comparison in outcome.comparisons.values():
-        assert len(comparison.losses) == STEPS
+        assert len(comparison.losses) == steps
         assert comparison.losses[-1][1] < comparison.losses[0][1]
 
 
