@@ -127,13 +127,21 @@ def test_a_plan_trains_as_one_process(
     name: str, optimizers: tuple[str, ...], tmp_path: Path
 ) -> None:
     layout, changes = CASES[name]
-    # With SGD a loss need not have fallen after two steps; the slow cases take one more.
-    steps = STEPS + (name in _SLOW)
-    outcome = verify(plan(layout), workload(**changes), Options(steps, optimizers), tmp_path)
+    outcome = verify(plan(layout), workload(**changes), Options(STEPS, optimizers), tmp_path)
     assert outcome.ok, outcome_to_data(outcome)
     for comparison in outcome.comparisons.values():
-        assert len(comparison.losses) == steps
-        assert comparison.losses[-1][1] < comparison.losses[0][1]
+        assert len(comparison.losses) == STEPS
+
+
+@pytest.mark.slow
+def test_the_loss_falls(tmp_path: Path) -> None:
+    # Each step has other tokens: the loss of two or three steps says little of training.
+    layout, changes = CASES["narrowing"]
+    outcome = verify(plan(layout), workload(**changes), Options(12), tmp_path)
+    for comparison in outcome.comparisons.values():
+        one_process, by_plan = zip(*comparison.losses, strict=True)
+        for losses in (one_process, by_plan):
+            assert sum(losses[-4:]) < sum(losses[:4])
 
 
 @pytest.mark.slow  # a generated plan of the default tests has stages of all three kinds
