@@ -49,7 +49,7 @@ from megatron_hetero.planner.restrictions.measured_sizes import (
 from megatron_hetero.planner.restrictions.mixture import with_mixed_precisions
 from megatron_hetero.planner.restrictions.precision import in_best_precision
 from megatron_hetero.planner.stock_strategy import STOCK
-from megatron_hetero.report.text.explanation import comparison_lines
+from megatron_hetero.report.text.explanation import comparison_lines, refused_lines
 from megatron_hetero.report.text.faster_flags import faster_flag_lines
 from megatron_hetero.report.text.outcome import outcome_lines
 from megatron_hetero.report.text.refusals import note_lines, refusal_lines
@@ -253,10 +253,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             other = getattr(explanation, name)
             summary[name] = None if other is None else asdict(other)
         summary["by_hand"] = [asdict(other) for other in explanation.by_hand]
+        summary["refused"] = [asdict(other) for other in explanation.refused]
         summary["simplest_within"] = explanation.simplest_within
         summary["objective"] = arguments.objective
         summary["notes"] = [
             *plan_notes(plan, workload, _places(arguments)),
+            *refused_lines(explanation),
             *(words for words in (held.words, unmeasured) if words),
             *map(str, cluster.doubts),
         ]
@@ -272,7 +274,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     faster = faster_flag_lines(faster_flags(plan, cluster, profile))
     lines = plan_report(plan, utilization, in_full=False)
     said = (chosen.words, held.words, unmeasured, *map(str, cluster.doubts))
-    chosen_for_you = [words for words in said if words]
+    chosen_for_you = [*refused_lines(explanation), *(words for words in said if words)]
     notes = note_lines(plan, workload, _places(arguments))
     output.show(lines, "", *chosen_for_you, *outcome_part, *beside, *notes, *faster)
     # A wide gap may be the plan's or the bound's.

@@ -15,7 +15,7 @@ from megatron_hetero.collector import no_collector
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import InfeasiblePlanError, PlanFormatError
+from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
@@ -24,7 +24,8 @@ from megatron_hetero.planner.advise.explain import Explanation, explain_candidat
 from megatron_hetero.planner.advise.idle import idle_reasons
 from megatron_hetero.planner.advise.simplest import USUAL_PART, simplest
 from megatron_hetero.planner.evaluate.candidate import NUM_NEAR, Candidate
-from megatron_hetero.planner.evaluate.rescore import distinct
+from megatron_hetero.planner.evaluate.hanging import hanging
+from megatron_hetero.planner.evaluate.rescore import Rescorer, distinct
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.planner.exchange_groups import with_groups
@@ -47,9 +48,10 @@ from megatron_hetero.planner.stock_strategy import (
 from megatron_hetero.rounding import below
 from megatron_hetero.schedule.choice.best import best_of_orders
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
-from megatron_hetero.schedule.proof.check import check_operations
 
 _NOT_TRIED = "not tried: the search was interrupted"
+_MAX_REFUSED = 32
+"""Plans after which the search gives up, if none of them can run."""
 
 
 @no_collector()
@@ -179,13 +181,7 @@ def _explained(
         fastest = replace(simplest_beside(problem, first, first), slower_by=faster_by, because="")
         return plan, replace(explanation, fastest=fastest, simplest_within=simplest_within)
     # Only now the bound of the plan, which takes long: no other plan comes in its place any more.
-    try:
-        plan = _planned(problem, board, first, best, progress, schedules, prove)
-    except InfeasiblePlanError:
-        # No job could run it, but stock Megatron's own search has one that starts.
-        if stock is None or not stock_only:
-            raise
-        return stock_plan_and_explanation(problem, stock, board.num_priced)
+    plan = _planned(problem, board, first, best, progress, schedules, prove)
     return _explained_candidate(problem, board, first, best, plan, stock, simplest_within)
 
 
@@ -260,17 +256,45 @@ def _searched(
     problem: Problem, progress: Progress | None, strategy: str, simplest_within: float | None
 ) -> tuple[Scoreboard, Candidate, Candidate]:
     """Return the board, the board's best candidate, and the candidate asked for."""
-    # Search, and take the best, or fail with the reason.
     board = search(problem, progress, strategies_of("auto" if strategy == STOCK else strategy))
-    is_stock = problem.objective.stock_only
-    first = stock_or_error(problem, board) if is_stock else best_or_error(problem, board)
-    # Another candidate than the fastest: the simplest near it, or with exchange groups.
-    best = first
-    if simplest_within is not None and not board.interrupted:
-        best = simplest(board, first, simplest_within)
-    elif not (board.interrupted or board.is_exact):
-        best = with_groups(problem, board, first)
-    return board, first, best
+    while True:
+        # Take the best, or fail with the reason.
+        first = _first(problem, board)
+        # Another candidate than the fastest: the simplest near it, or with exchange groups.
+        best = first
+        if simplest_within is not None and not board.interrupted:
+            best = simplest(board, first, simplest_within)
+        elif not (board.interrupted or board.is_exact):
+            best = with_groups(problem, board, first)
+        # The operations of all ranks have to end under NCCL's rules, or the next best is taken.
+        refused = hanging(problem, best)
+        if refused is None:
+            return board, first, best
+        Rescorer(board).refuse(refused)
+        if len(board.refused) == _MAX_REFUSED:
+            raise _none_runs(board)
+
+
+def _first(problem: Problem, board: Scoreboard) -> Candidate:
+    """Return the best candidate of the board that no proof has refused."""
+    try:
+        is_stock = problem.objective.stock_only
+        return stock_or_error(problem, board) if is_stock else best_or_error(problem, board)
+    except InfeasiblePlanError as error:
+        if not board.refused:
+            raise
+        raise _none_runs(board) from error
+
+
+def _none_runs(board: Scoreboard) -> InfeasiblePlanError:
+    """Return the error to raise where the proof of operations refused all plans it was asked of."""
+    fastest = board.refused[0]
+    deepest = max(len(replica.stages) for replica in fastest.candidate.placement.replicas)
+    return InfeasiblePlanError(
+        f"{fastest.why}\nNo job could run the fastest plan, whose pipelines have up to {deepest} "
+        f"stages, nor the next {len(board.refused) - 1}. Plan shorter ones: `limits: "
+        f"{{max_pipeline_parallel: {max(deepest * 3 // 4, 1)}}}` in the cluster file"
+    )
 
 
 def _planned(
@@ -389,14 +413,4 @@ def plan_of(
     )
     plan = replace(bare_plan(problem, best, reasons, interrupted), estimates=estimates)
     validate_plan(plan, problem.cluster)
-    # The operations of all ranks have to end under NCCL's rules, or no job could run the plan.
-    try:
-        check_operations(plan, problem.workload)
-    except PlanFormatError as error:
-        deepest = max(len(replica.stages) for replica in plan.replicas)
-        raise InfeasiblePlanError(
-            f"{error}\nNo job could run the fastest plan, whose pipelines have up to {deepest} "
-            "stages. Plan shorter ones: `limits: {max_pipeline_parallel: "
-            f"{max(deepest * 3 // 4, 1)}}}` in the cluster file"
-        ) from error
     return plan

@@ -105,7 +105,8 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
             continue
         for placement, cost in grouped(costs, candidate.placement):
             if cost.step_time_s < min(wanted_s, found.step_time_s):
-                found = board.candidate(placement, cost, candidate.strategy)
+                faster = board.candidate(placement, cost, candidate.strategy)
+                found = found if board.is_refused(faster) else faster
     # A plan that breaks a limit does not take the place of `best`.
     return found if found.keeps_limits else best
 

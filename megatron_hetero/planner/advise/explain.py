@@ -133,6 +133,8 @@ class Explanation:
     by_hand: tuple[Alternative, ...] = ()
     """Plans that people make by hand (`stock.by_hand`), named in `strategy`; plans that do not fit
     are left out."""
+    refused: tuple[Alternative, ...] = ()
+    """Plans that were found and that no job could run, because on GPUs they would hang."""
     stage_times: tuple[StageTime, ...] = ()
     """All stages, in the layout's order, with the causes of their times."""
 
@@ -187,6 +189,10 @@ def explain_candidate(
         interrupted=board.interrupted,
         exchange=None if board.interrupted else exchange_choice(problem, best),
         sharded=tuple(sharded_stages(problem.costs, placement)),
+        refused=tuple(
+            replace(alternative_to(problem, one.candidate, best), because=one.why)
+            for one in board.refused
+        ),
         by_hand=() if board.interrupted else by_hand_alternatives(problem, best),
         stage_times=tuple(_stage_times(problem.costs, placement, cost)),
     )

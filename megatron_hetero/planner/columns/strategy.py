@@ -30,6 +30,7 @@ from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.planner.seeds.settings import chosen_settings, search_under
 from megatron_hetero.planner.shapes.kinds import Kind, kinds_of, ladder, powers_of_two
 from megatron_hetero.planner.strategy import SEED_WORK
 
@@ -50,7 +51,16 @@ class Columns:
         types."""
 
     def search(self, board: Scoreboard) -> None:
-        """See `Strategy.search`."""
+        """See `Strategy.search`.
+
+        Where plans may choose micro-batch size and recompute, the search over structures chooses
+        both anew; bundles are made under the same of them whatever the job's flags are, because
+        another start may end in another plan.
+        """
+        search_under(board, chosen_settings(board.problem, "none"), self.name, self._search)
+
+    def _search(self, board: Scoreboard) -> None:
+        """Search with the job's micro-batch size and recompute."""
         problem = board.problem
         kinds = kinds_of(problem)
         if not kinds:

@@ -17,6 +17,7 @@ from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.division.counts import with_counts, with_replicas
 from megatron_hetero.planner.evaluate.candidate import NEAR, Candidate
+from megatron_hetero.planner.evaluate.hanging import Hanging
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.written import bare_plan
 from megatron_hetero.schedule.estimate import plan_cost
@@ -29,6 +30,8 @@ _MAX_MESSAGES = 40_000
 SHORT = 20_000
 """Messages in the first part of a step, from which the waiting between pipelines is estimated."""
 _MORE_AHEAD = (1, 2, 4)
+_LESS_AHEAD = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0)
+"""Parts of the forwards ahead with which a candidate that hangs is tried again."""
 _MAX_STOCK = 4
 """Best stock placements that are simulated."""
 _NUM_FURTHER = 3
@@ -95,7 +98,9 @@ class Rescorer:
         # What stock Megatron runs exchanges tied words otherwise, and may take less for it.
         stock = self.best_stock()
         rescored += [] if stock is None else [stock]
-        return min(rescored, key=lambda candidate: candidate.key)
+        # What would hang on GPUs is out, and with it what was made of the same operations.
+        running = [candidate for candidate in rescored if not self.board.is_refused(candidate)]
+        return min(running, key=lambda candidate: candidate.key, default=None)
 
     def best_stock(self) -> Candidate | None:
         """Return the board's best stock placement, with stock Megatron's waits for sends; None if
@@ -208,6 +213,19 @@ class Rescorer:
                 return
             yield self.board.candidate(ahead_of, cost, best.strategy)
 
+    def refuse(self, hanging: Hanging) -> None:
+        """Drop a candidate that hangs, and keep the candidate with fewer forwards ahead instead."""
+        self.board.refuse(hanging)
+        candidate = hanging.candidate
+        placement = replace(candidate.placement, exchange_groups=(), exchange_uplinks=())
+        costs = self.costs.sharded_as(placement)
+        rows = costs.vocab_rows(placement.widths)
+        for part in _LESS_AHEAD if candidate.has_counts else ():
+            fewer = replace(placement, replicas=tuple(_less(r, part) for r in placement.replicas))
+            replicas = tuple(self.board.replica_cost(r, costs, rows) for r in fewer.replicas)
+            cost = costs.combine(fewer, replicas, rows)
+            self.board.keep_refined(fewer, cost, candidate.strategy, None)
+
 
 def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
     """Return the best placements that differ in more than layers and the number of
@@ -238,6 +256,13 @@ def _shortened(replica: PlacedReplica, part: float) -> PlacedReplica:
     if replica.launch_counts is not None:
         counts = tuple([min(count, number) for count in replica.launch_counts])
     return replace(replica, num_micro_batches=number, launch_counts=counts)
+
+
+def _less(replica: PlacedReplica, part: float) -> PlacedReplica:
+    """Return the replica with a part of the forwards that it launches beyond 1F1B's own."""
+    own = replace(replica, launch_counts=None).num_in_flight
+    pairs = zip(own, replica.num_in_flight, strict=True)
+    return with_counts(replica, [least + int(part * (count - least)) for least, count in pairs])
 
 
 def _further(replica: PlacedReplica, more: int) -> PlacedReplica:

@@ -15,6 +15,7 @@ from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.division.counts import LaunchRule
 from megatron_hetero.planner.evaluate.candidate import NUM_KEPT, Candidate, ranked_time_s
 from megatron_hetero.planner.evaluate.canonical import canonical
+from megatron_hetero.planner.evaluate.hanging import Hanging, operations_of
 from megatron_hetero.planner.evaluate.out_of_memory import OutOfMemory
 from megatron_hetero.planner.evaluate.sites import sites_are_apart
 from megatron_hetero.planner.problem import Problem
@@ -48,6 +49,9 @@ class Scoreboard:
         self.out_of_memory = OutOfMemory()
         self.with_queues: dict[tuple[Placement, RankOrder | None], PlacementCost] = {}
         """What `Rescorer` found, which the end of a search and its explanation both ask."""
+        self.refused: list[Hanging] = []
+        """What no job could run, in the order of refusal."""
+        self._refused: set[Hashable] = set()
         self._progress = progress
         self._fitting: list[Candidate] = []
         self._fitting_with_counts: list[Candidate] = []
@@ -133,6 +137,19 @@ class Scoreboard:
         """Pairs of a placement as simulated with queues and as priced without; the shortest step
         first (a few dozen)."""
         return tuple(self._simulated)
+
+    def refuse(self, hanging: Hanging) -> None:
+        """Drop a candidate that hangs, and all that give the library the same operations."""
+        self.refused.append(hanging)
+        self._refused.add(operations_of(hanging.candidate))
+        self.is_exact = False  # what is dropped with it was not proved one by one
+        for kept in (self._fitting, self._fitting_with_counts, self._refined, self._stock):
+            kept[:] = [candidate for candidate in kept if not self.is_refused(candidate)]
+        self._simulated = [pair for pair in self._simulated if not self.is_refused(pair[1])]
+
+    def is_refused(self, candidate: Candidate) -> bool:
+        """Return whether the candidate would hang as a refused candidate does."""
+        return bool(self._refused) and operations_of(candidate) in self._refused
 
     def keep_simulated(self, candidate: Candidate, simulated: Candidate) -> None:
         """Keep the step of a placement with queues, or an estimate of the step."""
@@ -278,13 +295,15 @@ class Scoreboard:
 
     def _keep_stock(self, candidate: Candidate) -> None:
         kept = self._stock
-        if not candidate.is_stock:
+        if not candidate.is_stock or self.is_refused(candidate):
             return
         if len(kept) < _NUM_STOCK or candidate.coarse_key <= kept[-1].coarse_key:
             insort(kept, candidate, key=lambda c: c.key)
             del kept[_NUM_STOCK:]
 
     def _insert(self, kept: list[Candidate], candidate: Candidate) -> None:
+        if self.is_refused(candidate):
+            return
         before = self.best
         # The quick key first: the full key is long to compare.
         if len(kept) < NUM_KEPT or candidate.coarse_key <= kept[-1].coarse_key:

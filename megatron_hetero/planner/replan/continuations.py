@@ -17,6 +17,7 @@ from megatron_hetero.errors import HeteroError
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.hanging import hanging
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.written import plan_inputs
 from megatron_hetero.planner.problem import Problem
@@ -121,7 +122,7 @@ class Continuations:
         self.found.append(Continuation(estimates.step_time_s, none, None, plan, True))
 
     def front(self, rescorer: Rescorer) -> list[Continuation]:
-        """Return the ways worth having (`front_of`), priced as their plans are.
+        """Return the ways worth having (`front_of`) that end on GPUs, priced as their plans are.
 
         Queues only make a step longer, so what is behind without them stays behind.
         """
@@ -134,7 +135,7 @@ class Continuations:
                 return front
             ways = [way for way in ways if way is not rough]
             candidate = rescorer.with_queues(rough.candidate)
-            if candidate.keeps_limits:
+            if candidate.keeps_limits and hanging(self.problem, candidate) is None:
                 ways.append(
                     replace(
                         rough,

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.seeds.constructive import Constructive
 from megatron_hetero.planner.seeds.more_room import MoreRoom
-from megatron_hetero.planner.seeds.settings import Settings, with_settings
+from megatron_hetero.planner.seeds.settings import (
+    Settings,
+    chosen_settings,
+    keep_written,
+    under_settings,
+)
 from megatron_hetero.planner.seeds.symmetric import Symmetric
 from megatron_hetero.planner.strategy import Strategy
 
@@ -31,18 +35,16 @@ class FirstFit:
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
-        problem = board.problem
-        found = self._found(board, with_least_settings(problem))
+        least = least_settings(board.problem)
+        found = self._found(board, with_least_settings(board.problem))
         if found is None:
             return
-        training, least = problem.workload.training, least_settings(problem)
+        training = board.problem.workload.training
         # With the job's own settings nothing has to be rewritten.
         if least == (training.micro_batch_size, training.recompute):
             board.score(found.placement, self.name)
-            return
-        placement = with_settings(found.placement, training, *least)
-        cost = problem.costs.placement(placement)
-        board.keep_refined(placement, cost, self.name, found.rank_order)
+        else:
+            keep_written(board, found, least, self.name)
 
     def _found(self, board: Scoreboard, problem: Problem) -> Candidate | None:
         """Return the result of the first search that finds a plan."""
@@ -65,17 +67,14 @@ class FirstFit:
         yield problem, Symmetric(max_work=QUICK_WORK)
 
 
-def least_settings(problem: Problem) -> Settings:
-    """Return the settings with the least memory, among the settings that plans may choose."""
-    kinds, own = recomputes(problem.costs), problem.workload.training.recompute
-    size = min(micro_batch_sizes(problem.costs))
-    return size, "full" if "full" in kinds else own
-
-
 def with_least_settings(problem: Problem) -> Problem:
     """Return the problem as if `least_settings` were the job's."""
-    size, recompute = least_settings(problem)
-    return replace(problem, costs=problem.costs.variant(micro_batch_size=size, recompute=recompute))
+    return under_settings(problem, least_settings(problem))
+
+
+def least_settings(problem: Problem) -> Settings:
+    """Return the settings with the least memory, among the settings that plans may choose."""
+    return chosen_settings(problem, "full")
 
 
 def _with_one_replica(problem: Problem) -> Problem:

@@ -1,14 +1,68 @@
-"""A placement found under settings that are not the job's, written for the job."""
+"""Searches under settings that are not the job's, and what they find, written for the job."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
 from megatron_hetero.cost.placement import Placement, Recompute
 from megatron_hetero.model.spec import TrainingSpec
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.problem import Problem
 
 Settings = tuple[int, Recompute]
 """Micro-batch size and recompute."""
+
+
+def chosen_settings(problem: Problem, wanted: Recompute) -> Settings:
+    """Return the smallest micro-batch size, and the wanted recompute, as far as plans may choose
+    them; the job's own else.  Where both are free, they do not depend on the job's flags."""
+    recompute = problem.workload.training.recompute
+    free = wanted in recomputes(problem.costs)
+    return min(micro_batch_sizes(problem.costs)), wanted if free else recompute
+
+
+def under_settings(problem: Problem, settings: Settings) -> Problem:
+    """Return the problem as if the settings were the job's."""
+    size, recompute = settings
+    return replace(problem, costs=problem.costs.variant(micro_batch_size=size, recompute=recompute))
+
+
+def search_under(
+    board: Scoreboard, settings: Settings, name: str, search: Callable[[Scoreboard], None]
+) -> None:
+    """Search under the settings, and keep what is found on the board, written for the job.
+
+    Args:
+        name: of the strategy.
+        search: fills a board.
+    """
+    training = board.problem.workload.training
+    if settings == (training.micro_batch_size, training.recompute):
+        search(board)
+        return
+    part = Scoreboard(under_settings(board.problem, settings))
+    # Interrupted, what was found so far stays.
+    try:
+        search(part)
+    finally:
+        board.num_priced += part.num_priced
+        for candidate in (*part.ranking_of_all, *part.out_of_memory.fastest):
+            keep_written(board, candidate, settings, name)
+
+
+def keep_written(board: Scoreboard, found: Candidate, settings: Settings, name: str) -> None:
+    """Price a candidate found under the settings as a placement of the job, and keep it."""
+    placement = with_settings(found.placement, board.problem.workload.training, *settings)
+    costs = board.problem.costs.sharded_as(placement)
+    rows = costs.vocab_rows(placement.widths)
+    replicas = tuple(board.replica_cost(r, costs, rows) for r in placement.replicas)
+    cost = costs.combine(placement, replicas, rows)
+    board.keep_refined(placement, cost, name, found.rank_order)
+    if cost.missing_bytes > 0:
+        board.out_of_memory.keep(board.candidate(placement, cost, name))
 
 
 def with_settings(

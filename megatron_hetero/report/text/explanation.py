@@ -258,6 +258,19 @@ def comparison_lines(
     yield Text(f" {count(explanation.num_priced, 'plan')} compared\n", style="dim")
 
 
+def refused_lines(explanation: Explanation) -> Iterator[str]:
+    """Yield a line if faster plans were found that no job could run."""
+    others = explanation.refused
+    if others:
+        fastest = others[0]
+        yield (
+            f"No job could run the fastest plan, {fastest.layout} "
+            f"({format_duration(fastest.step_time_s)} a step): {fastest.because.rstrip()}\n"
+            "This is the next best plan that runs"
+            + (f", after {len(others)} that do not" if len(others) > 1 else "")
+        )
+
+
 def _simplest(explanation: Explanation) -> Iterator[tuple[str, Alternative]]:
     simple, stock = explanation.simplest, explanation.best_stock
     if simple is not None and (stock is None or stock.layout != simple.layout):

@@ -8,11 +8,13 @@ from itertools import chain
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.choice.choose import candidates
 from megatron_hetero.schedule.choice.ruled_out import why_no_orders
 from megatron_hetero.schedule.estimate import estimate_plan
+from megatron_hetero.schedule.proof.check import check_operations
 
 LEAST_GAIN = 0.001
 """Part of a step; for less, a plan keeps its launch counts, which are easier to read."""
@@ -51,7 +53,7 @@ def best_of_orders(
             if made.plan is None or made.slowest_s >= plain.slowest_s:
                 continue
             step_s = estimate_plan(made.plan, cluster, profile, bounded=False).step_time_s
-            if step_s < found_s:
+            if step_s < found_s and _ends(made.plan):
                 found, found_s = made.plan, step_s
         if left <= 0:
             break
@@ -60,3 +62,14 @@ def best_of_orders(
         found = replace(found, estimates=estimate_plan(found, cluster, profile))
         validate_plan(found, cluster)
     return found
+
+
+def _ends(plan: Plan) -> bool:
+    """Return whether all operations of a plan with a workload end under NCCL's rules."""
+    if plan.workload is None:
+        raise ValueError("a plan without a workload says nothing of its operations")
+    try:
+        check_operations(plan, plan.workload)
+    except PlanFormatError:
+        return False
+    return True
