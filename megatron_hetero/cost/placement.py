@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from megatron_hetero.cluster.spec import Device
-from megatron_hetero.hashed import hashed_once
+from megatron_hetero.hashed import hashed_once, value
 from megatron_hetero.model.spec import Precision, TokenDispatcher
 from megatron_hetero.plan.plan import StageShape
 
@@ -55,7 +55,7 @@ class PlacedExperts:
 
 
 @hashed_once
-@dataclass(frozen=True)
+@value(frozen=True)
 class PlacedStage:
     """`num_layers` layers on the devices of one tensor-parallel group, in rank order; of
     `context_parallel` such groups, one after the other, each with a part of every sequence, by
@@ -146,7 +146,7 @@ class PlacedStage:
 
 
 @hashed_once
-@dataclass(frozen=True)
+@value(frozen=True)
 class PlacedReplica:
     """A pipeline and the number of micro-batches in a step.
 
@@ -191,7 +191,7 @@ class PlacedReplica:
 
 
 @hashed_once
-@dataclass(frozen=True)
+@value(frozen=True)
 class Placement:
     """All replicas of a plan; `exchange_groups` and `exchange_uplinks` are as in the plan, and
     `dispatcher` sends tokens to experts (None: the job's own)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -14,9 +13,10 @@ from megatron_hetero.cost.network.nics import port_name
 from megatron_hetero.cost.network.seconds import BoundaryTime, between
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.hashed import value
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StageCost:
     """One stage: its times for a micro-batch, its update once a step, its memory."""
 
@@ -39,7 +39,7 @@ class StageCost:
         return self.memory.peak_bytes(self.num_layers) - self.memory.capacity_bytes
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class ReplicaCost:
     """Costs of one replica: its stages, its hops in both directions, its makespan. `ends_s` is when
     each stage ends (empty where another system's prices do not say), `least_s` a lower bound of the
@@ -65,7 +65,7 @@ def least_step_s(replicas: Sequence[ReplicaCost]) -> float:
     return max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class PlacementCost:
     """A step: all pipelines, then the gradient exchange, then the slowest update.
 

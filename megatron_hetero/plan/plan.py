@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Literal
 
 from megatron_hetero.cluster.makers import Library
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import ONLY_IF_SET, Precision, Workload
 
 PLAN_SCHEMA_VERSION = 1
@@ -23,7 +24,7 @@ ScheduleName = Literal["1f1b", "interleaved", "zero-bubble", "synthesised"]
 """Origin of the stages' orders; "1f1b" where they have none."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StageShape:
     """One stage: `num_layers` consecutive layers, held by `tensor_parallel` devices.
 
@@ -158,7 +159,7 @@ class Layout:
         return self.has_sharded_layers and len(counts) > 1
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class LayerRange:
     """Layers `first_layer .. first_layer + num_layers - 1` of the model."""
 

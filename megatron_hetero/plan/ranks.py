@@ -7,12 +7,11 @@ bare layout has no hosts: its ranks follow the layout (replica, then stage, then
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from megatron_hetero.hashed import value
 from megatron_hetero.plan.plan import Layout, Plan
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Position:
     """A place in the plan: `stages[stage]` of `replicas[replica]`, tensor-parallel `tensor_rank`
     of the group of `context_rank`.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from megatron_hetero.hashed import value
 from megatron_hetero.schedule.programme import Operation, OperationKind, Schedule
 
 SendMode = Literal["buffered", "waited", "rendezvous", "overlapped"]
@@ -57,7 +58,7 @@ class ChunkTimes:
         raise ValueError(f"{kind} is no computation")
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Crossing:
     """A message over a boundary in one direction; `hops`: (path, seconds for which the path is
     taken).  It is `num_bytes` in all, `piece_bytes` from one GPU to another."""

@@ -96,32 +96,18 @@ def _crossings(options: ChainStageOptions) -> tuple[Floats, Floats]:
     that are then busy longer."""
     num = len(options.width)
     excess_s, far_rate_s = np.zeros((num, num)), np.zeros((num, num))
-    for kind in range(num):
-        for other in range(num):
-            # Boundaries on both sides: sending to each kind behind, and receiving from each kind in
-            # front.
-            for own, theirs, send, their_send in (
-                (
-                    options.trip_s[kind],
-                    options.trip_s[other],
-                    options.send_rate_s[kind],
-                    options.send_rate_s[other],
-                ),
-                (
-                    options.trip_s[:, kind],
-                    options.trip_s[:, other],
-                    options.send_rate_s[:, kind],
-                    options.send_rate_s[:, other],
-                ),
-            ):
-                possible = np.isfinite(theirs)
-                if not possible.any():
-                    continue
-                # The worst neighbour that a stage of `other` may have there.
-                worst_s = float((own[possible] - theirs[possible]).max())
-                excess_s[kind, other] += max(0.0, worst_s)
-                longer = possible & (send > their_send)
-                far_rate_s[kind, other] = max(
-                    far_rate_s[kind, other], float(send[longer].max(initial=0.0))
-                )
+    # Boundaries on both sides: sending to each kind behind, and receiving from each kind in front.
+    for trip_s, send_rate_s in (
+        (options.trip_s, options.send_rate_s),
+        (options.trip_s.T, options.send_rate_s.T),
+    ):
+        # [kind, other, neighbour]: neighbours that a stage of `other` may have.
+        possible = np.isfinite(trip_s)[None]
+        with np.errstate(invalid="ignore"):
+            more_s = np.where(possible, trip_s[:, None] - trip_s[None], 0.0)
+        # The worst of them counts, if it makes the boundary longer.
+        excess_s += more_s.max(axis=2, initial=0.0)
+        longer = possible & (send_rate_s[:, None] > send_rate_s[None])
+        busy_s = np.where(longer, send_rate_s[:, None], 0.0)
+        far_rate_s = np.maximum(far_rate_s, busy_s.max(axis=2, initial=0.0))
     return excess_s, far_rate_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import add
 
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.memory.activations import (
@@ -51,9 +52,8 @@ def kept_sends(launch_counts: Sequence[int]) -> list[int]:
     neighbour one more than the launch counts differ; `stage_memory` counts that one itself.
     """
     # Shape [stage + 1]: entry i is the boundary before stage i; beyond both ends there is none.
-    sent = [0, *launch_counts[:-1], 0]
-    posted = [0, *[max(before - after, 0) for before, after in pairwise(launch_counts)], 0]
-    return [sum(sent[i : i + 2]) + sum(posted[i : i + 2]) for i in range(len(launch_counts))]
+    kept = [0, *[before + max(before - after, 0) for before, after in pairwise(launch_counts)], 0]
+    return list(map(add, kept, kept[1:]))
 
 
 def stage_memory(

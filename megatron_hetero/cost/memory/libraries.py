@@ -6,10 +6,9 @@ None of this is Megatron's.  PyTorch's allocator counts its own workspaces of ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from megatron_hetero.cluster.spec import Cluster, GpuType, Node
 from megatron_hetero.cost.work.profile import NOT_MEASURED, Profile
+from megatron_hetero.hashed import value
 from megatron_hetero.plan.communication.communicators import CHANNELS_OF_MESSAGES
 from megatron_hetero.plan.communication.under_way import num_communicators
 
@@ -47,7 +46,7 @@ small lives on in it, and all other holes took 0.9 GB at most.
 """
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class KeptFree:
     """Bytes of a GPU that hold none of Megatron's tensors.
 

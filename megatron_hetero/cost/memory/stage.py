@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from megatron_hetero.cost.memory.states import StateHolders
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import ModelSpec
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StageMemory:
     """Bytes on one device of a stage: `base_bytes` without any layer, and what each layer adds.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import TrainingSpec
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StateBytes:
     """Bytes per parameter: weight, gradient buffer, what the optimizer keeps beside them, and the
     fp32 copy of its gradient that lives during the update alone."""
@@ -39,7 +38,7 @@ def state_bytes(training: TrainingSpec) -> StateBytes:
             return StateBytes(4, 4, moments)
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StateHolders:
     """Number of devices that divide the optimizer states of a parameter, under the distributed
     optimizer: for a layer, all devices that hold a layer, over all replicas; for a tied embedding

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
 from types import MappingProxyType
@@ -20,13 +19,14 @@ from megatron_hetero.cost.network.nics import group_seconds
 from megatron_hetero.cost.network.ring import held_fraction, pass_latency_s, ring
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.exchange.plan import Purpose
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import ModelSpec
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@value(frozen=True, eq=False)
 class Flow:
     """Seconds for which a buffer takes each path, and latency.
 
@@ -39,7 +39,7 @@ class Flow:
     latency_s: float
 
 
-@dataclass(frozen=True, eq=False)
+@value(frozen=True, eq=False)
 class HolderFlow:
     """A `Flow` for each byte, over any holders that stand on the same nodes.
 

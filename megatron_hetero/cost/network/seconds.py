@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 from math import lcm
 
@@ -22,13 +21,14 @@ from megatron_hetero.cost.network.collectives import all_gather_s
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.network.link_terms import FanIn, transfer_s
 from megatron_hetero.cost.network.nics import message_seconds
+from megatron_hetero.hashed import value
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 
 Tokens = tuple[int, ...] | None
 """Tokens of a sequence on the context-parallel ranks of a stage; None where they are equal."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class BoundaryTime:
     """A crossing of a stage boundary in one direction: the link is busy for `serialisation_s`, and
     `latency_s` later the tensor is usable.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from heapq import heappop, heappush
 from math import ceil, inf
@@ -13,6 +13,7 @@ import numpy as np
 
 from megatron_hetero.cost.network.holder_flow import Flow
 from megatron_hetero.cost.sync.buckets import StageId
+from megatron_hetero.hashed import value
 from megatron_hetero.kernels import KERNELS
 from megatron_hetero.rounding import ROUNDING
 
@@ -22,7 +23,7 @@ def num_buckets(bucket_share: float) -> int:
     return max(1, ceil(1 / bucket_share - ROUNDING))
 
 
-@dataclass(frozen=True, eq=False)
+@value(frozen=True, eq=False)
 class ExchangeStep:
     """One exchange, bucket by bucket; all but the last are `bucket_share` of it.
 

@@ -12,7 +12,6 @@ it; a port of a stage inside its node is a path too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import ceil
@@ -38,6 +37,7 @@ from megatron_hetero.cost.sync.room import EarlyRoom, least_rooms
 from megatron_hetero.cost.sync.runs import ExchangePrices, ExchangeRun
 from megatron_hetero.errors import UsageError
 from megatron_hetero.exchange.plan import Purpose
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import ModelSpec
 
 _Groups = tuple[tuple[tuple[str, ...], ...], tuple[tuple[int, ...], ...]]
@@ -45,7 +45,7 @@ _Groups = tuple[tuple[tuple[str, ...], ...], tuple[tuple[int, ...], ...]]
 _NO_GROUPS: _Groups = (), ()
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StageEnd:
     """The end of a stage's last backward pass, and the seconds of the pass during which complete
     gradients are exchanged (0: all after the pass)."""
@@ -54,7 +54,7 @@ class StageEnd:
     backward_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Carried:
     """Seconds for which an exchange takes paths between nodes, and the shared lines."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -12,10 +11,11 @@ from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS, StageId, layer_tensors
 from megatron_hetero.cost.sync.room import num_copies, part_of_room
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import ModelSpec
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class SyncGroup:
     """Stages with the same parameters, and the number of parameters (unsharded).
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from megatron_hetero.cost.network.holder_flow import Flow, HolderFlow, Ints
 from megatron_hetero.cost.sync.buckets import StageId
 from megatron_hetero.cost.sync.groups import SyncGroup
+from megatron_hetero.hashed import value
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class ExchangePrices:
     """An exchange over some holders: of gradients and of new weights."""
 
@@ -20,7 +19,7 @@ class ExchangePrices:
     """True if the exchange runs in rounds; the runtime has as many rounds under way as buffers."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class ExchangeRun:
     """One set of holders: its parameters, buckets, and what it loads on its paths."""
 

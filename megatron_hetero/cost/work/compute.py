@@ -13,7 +13,6 @@ the main gradient.  Times are for one micro-batch, without communication.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from megatron_hetero.cluster.makers import FACTS
@@ -33,6 +32,7 @@ from megatron_hetero.cost.work.layer_work import (
 )
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
 from megatron_hetero.cost.work.stage_precision import precision_on
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 
 _MAIN_GRADIENT_BYTES = 4
@@ -45,7 +45,7 @@ _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class PassTimes:
     """Forward and backward of one micro-batch, seconds."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from megatron_hetero.cost.parameters import (
     attention_inputs,
@@ -13,11 +12,12 @@ from megatron_hetero.cost.parameters import (
 )
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.products import Product
+from megatron_hetero.hashed import value
 from megatron_hetero.model.blocks import router_params
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Work:
     """Work of a micro-batch on a GPU in the forward pass of a part of a layer.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from megatron_hetero.cluster.spec import GpuType, Link
@@ -33,6 +33,7 @@ from megatron_hetero.cost.work.under_products import (
     head_exchange_s,
     layer_exchanges,
 )
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import Workload
 
 
@@ -51,7 +52,7 @@ class PieceSource(NamedTuple):
     gauged: frozenset[Piece]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class PieceTimes:
     """Embedding, decoder layer and head at a given width, communication in the stage included.
 

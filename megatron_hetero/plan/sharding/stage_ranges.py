@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from megatron_hetero.hashed import value
 from megatron_hetero.plan.sharding.token_shares import chunk_edges
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StageRanks:
     """The global ranks of a stage, tensor-parallel rank fastest, and its context parallelism.
 

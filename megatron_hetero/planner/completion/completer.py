@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from itertools import combinations, pairwise
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, zip_longest
 
 from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.memory.device import kept_sends
@@ -17,12 +17,30 @@ from megatron_hetero.planner.completion.filled import Completion, Filled, shares
 from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
-from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
+from megatron_hetero.planner.completion.tables import Key, Option, Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.division.counts import NEGLIGIBLE_TRIP
 from megatron_hetero.planner.division.layers import minimax
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit, keep_step
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
+
+
+@dataclass(slots=True)
+class _Like:
+    """What a chain has in common with chains that are completed alike.
+
+    Attributes:
+        places: a number for each stage, equal for like groups at the same end, or at none.
+        widths: of all stages.
+        more_holders: context-parallel ranks of each stage beyond the fewest that a stage has; empty
+            where all have as many.
+        shape: a number, equal for chains that are completed alike.
+    """
+
+    places: tuple[int, ...]
+    widths: frozenset[int]
+    more_holders: tuple[int, ...]
+    shape: int
 
 
 class Completer:
@@ -45,7 +63,10 @@ class Completer:
         self._tables: dict[tuple[object, ...], Tables] = {}
         self._group: dict[Unit, int] = {}
         self._groups: dict[Hashable, int] = {}
-        self._shape: dict[Chain, tuple[int, ...]] = {}
+        self._likes: dict[int, tuple[Chain, _Like]] = {}
+        """By the identity of chains, which structures share: quicker than by the names in them."""
+        self._by_value: dict[Chain, _Like] = {}
+        self._by_shape: dict[tuple[int, ...], _Like] = {}
         self._rows: dict[frozenset[int], int] = {}
         self.by_room: dict[tuple[Structure, int], Tables] = {}
         """Of structures whose optimizer states are divided by free memory, and sizes."""
@@ -63,23 +84,43 @@ class Completer:
             found = self._group[unit] = self._groups.setdefault(key, len(self._groups))
         return found
 
-    def shape(self, chain: Chain) -> tuple[int, ...]:
+    def shape(self, chain: Chain) -> int:
         """Return equal for chains that are completed alike."""
-        found = self._shape.get(chain)
-        if found is None:
-            hop = self.problem.likeness.hop
-            found = self._shape[chain] = (
-                *[self.group(unit) for unit in chain],
-                # A number that is no group, between the groups and the hops.
-                -2,
-                *[
-                    hop(node, other)
-                    for a, b in pairwise(chain)
-                    for node, _ in a.parts
-                    for other, _ in b.parts
-                ],
-            )
-        return found
+        return self._like(chain).shape
+
+    def _like(self, chain: Chain) -> _Like:
+        known = self._likes.get(id(chain))
+        if known is not None:
+            return known[1]
+        # An equal chain may have been made anew.
+        like = self._by_value.get(chain)
+        if like is None:
+            like = self._by_value[chain] = self._compared(chain)
+        self._likes[id(chain)] = chain, like
+        return like
+
+    def _compared(self, chain: Chain) -> _Like:
+        hop = self.problem.likeness.hop
+        groups = [self.group(unit) for unit in chain]
+        hops = [
+            hop(node, other)
+            for a, b in pairwise(chain)
+            for node, _ in a.parts
+            for other, _ in b.parts
+        ]
+        # A number that is no group, between the groups and the hops.
+        shape = (*groups, -2, *hops)
+        like = self._by_shape.get(shape)
+        if like is None:
+            # Beside the group: 1 is the first stage, 2 the last, 3 the only one.
+            last = len(chain) - 1
+            ends = [(i == 0) + 2 * (i == last) for i in range(len(chain))]
+            places = tuple([4 * group + end for group, end in zip(groups, ends, strict=True)])
+            widths = frozenset([unit.width for unit in chain])
+            ranks = [unit.context_parallel for unit in chain]
+            more = tuple([n - min(ranks) for n in ranks]) if len(set(ranks)) > 1 else ()
+            like = self._by_shape[shape] = _Like(places, widths, more, len(self._by_shape))
+        return like
 
     def sizes(self, num_replicas: int) -> tuple[int, ...]:
         """Return micro-batch sizes that so many replicas may have."""
@@ -204,7 +245,7 @@ class Completer:
     ) -> Tables:
         """Return the tables of a structure at a micro-batch size; `holders` in the place of its
         own."""
-        widths = frozenset([unit.width for chain in structure for unit in chain])
+        widths = frozenset().union(*[self._like(chain).widths for chain in structure])
         rows = self._rows.get(widths)
         if rows is None:
             rows = self._rows[widths] = self.costs.vocab_rows(sorted(widths))
@@ -325,65 +366,71 @@ class Completer:
     def trips(self, tables: Tables, chain: Chain) -> tuple[list[float], float]:
         """Return seconds there and back over each boundary, and of the slowest message on its
         link."""
+        shape = self.shape(chain)
+        known = tables.trips.get(shape)
+        if known is not None:
+            return known
         trips_s, busiest_s = [], 0.0
         for a, b in pairwise(chain):
             key = (a.node, a.form, a.beyond, b.node, b.form, b.beyond)
-            known = tables.hops.get(key)
+            hop = tables.hops.get(key)
             # Hops depend on nodes and forms only, so that they are priced once.
-            if known is None:
+            if hop is None:
                 there = tables.costs.stage_hop(a.stage, b.stage)
                 back = tables.costs.stage_hop(b.stage, a.stage)
-                known = tables.hops[key] = (
+                hop = tables.hops[key] = (
                     there.total_s + back.total_s,
                     max(there.serialisation_s, back.serialisation_s),
                 )
-            trips_s.append(known[0])
-            if known[1] > busiest_s:
-                busiest_s = known[1]
-        return trips_s, busiest_s
+            trips_s.append(hop[0])
+            busiest_s = max(busiest_s, hop[1])
+        known = tables.trips[shape] = trips_s, busiest_s
+        return known
 
     def options(
         self, tables: Tables, chain: Chain, in_flight: Sequence[int], has_counts: bool
     ) -> Options:
         """Return the options of every stage by layers, and their seconds."""
-        last = len(chain) - 1
-        fewest = min([unit.context_parallel for unit in chain])
+        places = self._like(chain).places
         sends = kept_sends(in_flight) if has_counts else [None] * len(chain)
-        found: Options = []
+        # Stages alike in all this have the same options.
+        keys = list(zip(places, in_flight, sends, self._holders(tables, chain), strict=True))
+        found = map(tables.known.get, keys)
+        return [
+            self._option(tables, chain, index, keys[index]) if known is None else known
+            for index, known in enumerate(found)
+        ]
+
+    def _option(self, tables: Tables, chain: Chain, index: int, key: Key) -> Option:
+        unit = chain[index]
+        _, in_flight, sends, holders = key
+        place = StagePlace(
+            unit.devices,
+            unit.tensor_shares,
+            index == 0,
+            index == len(chain) - 1,
+            in_flight,
+            sends,
+            holders,
+            unit.context_parallel,
+            context_shares=unit.context_shares,
+        )
+        of_place = tables.options.of(place)
+        known = tables.known[key] = of_place, tuple([option.time_s for option in of_place])
+        return known
+
+    def _holders(self, tables: Tables, chain: Chain) -> Sequence[StateHolders | None]:
+        """Return the holders of each stage's states where they are not as of all, [stage]."""
+        more = self._like(chain).more_holders if self.sharded else ()
+        if not (more or tables.holders_of):
+            return [None] * len(chain)
         # More context-parallel ranks than elsewhere are more holders of the states.
-        for index, unit in enumerate(chain):
-            holders = tables.holders_of.get(unit)
-            if unit.context_parallel > fewest and self.sharded and holders is None:
-                of_all = tables.costs.holders
-                more = unit.context_parallel - fewest
-                holders = replace(of_all, layers=of_all.layers + more)
-            # Stages alike in all this have the same options.
-            key = (
-                self.group(unit),
-                index == 0,
-                index == last,
-                in_flight[index],
-                sends[index],
-                holders,
-            )
-            known = tables.known.get(key)
-            if known is None:
-                place = StagePlace(
-                    unit.devices,
-                    unit.tensor_shares,
-                    index == 0,
-                    index == last,
-                    in_flight[index],
-                    sends[index],
-                    holders,
-                    unit.context_parallel,
-                    context_shares=unit.context_shares,
-                )
-                of_place = tables.options.of(place)
-                known = of_place, tuple([option.time_s for option in of_place])
-                tables.known[key] = known
-            found.append(known)
-        return found
+        of_all = tables.costs.holders
+        by_ranks = [n and replace(of_all, layers=of_all.layers + n) for n in more]
+        return [
+            tables.holders_of.get(unit, own or None)
+            for unit, own in zip_longest(chain, by_ranks)
+        ]
 
     def rooms(self, structure: Structure, chain: Chain) -> list[int]:
         """Return for how many layers each stage of a replica has room, all as the job's flags

@@ -39,7 +39,7 @@ def dealt_over_replicas(
         size: micro-batch size in sequences.
     """
     tables = completer.table(structure, size, False)
-    alike: dict[tuple[int, ...], list[int]] = {}
+    alike: dict[int, list[int]] = {}
     for r, chain in enumerate(structure):
         alike.setdefault(completer.shape(chain), []).append(r)
     # Alike replicas are filled once, and fall into blocks.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
@@ -16,6 +15,7 @@ from megatron_hetero.cost.placing import (
     with_optimizer_shares,
     with_sharded_layers,
 )
+from megatron_hetero.hashed import value
 from megatron_hetero.kernels import KERNELS
 from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.completion.stage_lines import StageOption
@@ -26,7 +26,7 @@ _HALVINGS = 10
 """Halvings of the interval of a pipeline's least time."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Filled:
     """The stages of a replica for one micro-batch size."""
 
@@ -42,7 +42,7 @@ class Filled:
         return self.fill_s + (num_micro_batches - 1) * self.period_s
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Completion:
     """A structure with everything needed for a placement, and about when the pipelines end."""
 

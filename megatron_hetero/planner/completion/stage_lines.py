@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.hashed import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StageOption:
     """One number of layers on a stage: seconds of a micro-batch there and back, what it recomputes
     and how its experts lie, in the terms of `PlacedStage`."""
@@ -30,7 +31,7 @@ Rooms = tuple[tuple[int, int, int, int], ...]
 without layers; of a layer; free without layers if some recompute; saved by a recomputing layer."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StageTimes:
     """One kind of recompute on a stage, with times as straight lines in the layers."""
 
@@ -111,7 +112,7 @@ class StageTimes:
         return self.expert_shares, self.expert_groups
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StageLine:
     """One kind of recompute on a stage: times, and memory by what the stage keeps.
 

@@ -8,7 +8,7 @@ same.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 
 from megatron_hetero.cluster.spec import Device
@@ -21,6 +21,7 @@ from megatron_hetero.cost.network.seconds import slowest_link
 from megatron_hetero.cost.placement import PlacedExperts, PlacedStage, Recompute
 from megatron_hetero.cost.share import TensorShare, equal_dealing, member_shares
 from megatron_hetero.cost.work.pieces import PieceTimes
+from megatron_hetero.hashed import value
 from megatron_hetero.planner.completion.stage_lines import (
     Rooms,
     StageLine,
@@ -30,7 +31,7 @@ from megatron_hetero.planner.completion.stage_lines import (
 )
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StagePlace:
     """A stage without its layers: who it is, where in its pipeline, and what it has to keep.
 

@@ -15,8 +15,13 @@ from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.stage_options import StageOptions
 from megatron_hetero.planner.problem import Chain, Unit, divides
 
-Options = list[tuple[tuple[StageOption, ...], tuple[float, ...]]]
-"""By stage: its options by layers, and their seconds."""
+Option = tuple[tuple[StageOption, ...], tuple[float, ...]]
+"""Options of a stage by layers, and their seconds."""
+Options = list[Option]
+"""Those of all stages."""
+Key = tuple[int, int, int | None, StateHolders | None]
+"""Equal for stages with the same options: like groups at the same end, micro-batches in flight,
+kept sends, and holders of the states where they are not as of all."""
 
 NO_STATES = StateHolders(inf, inf)
 """As if the optimizer's states took no memory: divided among ever so many devices."""
@@ -32,13 +37,13 @@ class Tables:
     costs: CostModel
     options: StageOptions
     holders_of: Mapping[Unit, StateHolders] = field(default_factory=dict)
-    known: dict[tuple[object, ...], tuple[tuple[StageOption, ...], tuple[float, ...]]] = field(
-        default_factory=dict
-    )
+    known: dict[Key, Option] = field(default_factory=dict)
     filled: dict[tuple[object, ...], Filled | None] = field(default_factory=dict)
     tuned: dict[tuple[object, ...], tuple[Filled, float, int]] = field(default_factory=dict)
     """Tuned pipelines, with their seconds and the work of tuning."""
     hops: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
+    trips: dict[int, tuple[list[float], float]] = field(default_factory=dict)
+    """`Completer.trips` by shape."""
     sharded: dict[tuple[int, bool], ShardedOptions] = field(default_factory=dict)
 
     @property

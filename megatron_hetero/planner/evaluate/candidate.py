@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from megatron_hetero.cost.placement import NO_SETTINGS, Placement
 from megatron_hetero.cost.step_cost import PlacementCost
+from megatron_hetero.hashed import value
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.division.counts import MIN_GAIN
 from megatron_hetero.planner.evaluate.canonical import is_symmetric
@@ -30,7 +30,7 @@ LOW_CONTENTION = 0.5
 """Contention up to which placements rank before placements with more contention."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Candidate:
     """A priced placement and the strategy that found the placement."""
 

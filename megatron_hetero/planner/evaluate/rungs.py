@@ -26,7 +26,8 @@ _TUNING, THOROUGH = 30_000, 300_000
 """Limits in operations of the recurrence, of a quick and of a thorough tuning."""
 
 
-_Outline = tuple[tuple[int, ...], Chain, int, tuple[tuple[str, int], ...]]
+_Outline = tuple[int, Chain, list[tuple[str, int]]]
+"""What tells chains apart: a number of its shape, the chain, and the node and kind of each part."""
 
 
 class Rungs:
@@ -55,7 +56,6 @@ class Rungs:
         self._num_kinds = 1 + max(self.kind_of.values(), default=0)
         self._outlines: dict[int, _Outline] = {}
         """By the identity of chains, which are kept in them."""
-        self._shapes: dict[tuple[int, ...], int] = {}
         self.work = 0
         self.best_s = inf
         """The shortest step, with queues, of the structures that were simulated."""
@@ -202,26 +202,24 @@ class Rungs:
         numbers: dict[str, int] = {}
         counts = [0] * self._num_kinds
         image: list[int] = []
+        # Structures share chains, which are known by identity: quicker than by the names in them.
+        known = self._outlines.get
+        outlines = [known(id(chain)) or self._outline(chain) for chain in structure]
         # Chains of one shape are neighbours, whatever their nodes are called.
-        for _, _, number, nodes in sorted(map(self._outline, structure)):
-            image.append(-number)
+        outlines.sort()
+        for shape, _, nodes in outlines:
+            # No node has a number below zero.
+            image.append(-1 - shape)
             for node, kind in nodes:
                 # Nodes are numbered as they come, within their kind.
-                known = numbers.get(node)
-                if known is None:
+                number = numbers.get(node)
+                if number is None:
                     counts[kind] += 1
-                    known = numbers[node] = counts[kind] * self._num_kinds + kind
-                image.append(known)
+                    number = numbers[node] = counts[kind] * self._num_kinds + kind
+                image.append(number)
         return tuple(image)
 
     def _outline(self, chain: Chain) -> _Outline:
-        """Return what tells chains apart: shape, the chain, a number of its shape, and the node and
-        kind of each part.  Structures share chains, which are known by identity: quicker than by
-        the names in them."""
-        known = self._outlines.get(id(chain))
-        if known is None:
-            shape = self.completer.shape(chain)
-            number = self._shapes.setdefault(shape, len(self._shapes) + 1)
-            nodes = [(node, self.kind_of[node]) for unit in chain for node, _ in unit.parts]
-            known = self._outlines[id(chain)] = shape, chain, number, tuple(nodes)
-        return known
+        nodes = [(node, self.kind_of[node]) for unit in chain for node, _ in unit.parts]
+        made = self._outlines[id(chain)] = self.completer.shape(chain), chain, nodes
+        return made

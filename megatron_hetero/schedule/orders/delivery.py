@@ -129,10 +129,11 @@ def arrived_sends(schedule: Schedule, stage: int) -> dict[Message, int]:
     boundary before the sender sent."""
     # Boundaries at the stage's own virtual stages.
     own = {b + d for b in range(len(schedule.chain)) for d in (-1, 0) if schedule.chain[b] == stage}
+    # Nobody else sends over them.
+    peers = {s for b in own if b >= 0 for s in schedule.chain[b : b + 2] if s != stage}
     arrived: dict[Message, int] = {}
-    for peer, programme in enumerate(schedule.programmes):
-        if peer == stage:
-            continue
+    for peer in sorted(peers):
+        programme = schedule.programmes[peer]
         # Walk a peer's programme: what it had received before a send, it has received for sure.
         received: Counter[Channel] = Counter()
         for instruction in programme:
