@@ -256,6 +256,10 @@ class BundlePricer:
             np.array([kind.may_end for kind in kinds], bool),
         )
 
+    def close(self) -> None:
+        """Forget the arrays of the blocks, which are made anew where they are asked for."""
+        self.__dict__.pop("menu", None)
+
     def _held(self, first: bool) -> HeldLayers:
         shape = (self.max_stages, len(self.blocks), len(self.table.periods_s))
         layers, base_s = np.zeros(shape, np.int16), np.zeros(shape[:2])
