@@ -1,11 +1,12 @@
 /* The planner's innermost loops, compiled: seconds of one 1F1B pipeline, of 1F1B pipelines that
    share paths, of any schedule for many divisions of the layers, and of chains of stages; the
-   division of the layers among stages; and exchanges that share paths.
+   cheapest sequences of blocks; the division of the layers among stages; and exchanges that share
+   paths.
 
    Each function does the same additions and comparisons in the same order as the Python that stands
    beside its caller (`cost.pipeline.stage_ends_s`, `cost.sync.exchange_clock`,
    `schedule.simulator.engine`, `schedule.simulator.relaxed`, `bounds.chains.rests`,
-   `planner.division.layers`, `planner.completion.filled`, `planner.evaluate.tail`), so the results
+   `planner.columns.bundle_paths`, `planner.division.layers`, `planner.completion.filled`, `planner.evaluate.tail`), so the results
    are equal to the bit; tests hold them equal.  Where this file is not compiled, the Python
    runs. */
 
@@ -876,6 +877,217 @@ done:
     return found;
 }
 
+/* ---- the cheapest sequences of blocks ----------------------------------------------------------- */
+
+PyDoc_STRVAR(block_paths_doc,
+"block_paths(layers, base_s, first_layers, first_base_s, num_widths, layer_s, hops_s, may_start,\n"
+"            may_end, prices, periods_s, less, end_cost, end, by)\n\n"
+"Write the end of the cheapest pipeline of each period, and the block before each state.");
+
+/* The arrays of `planner.columns.bundle_paths`, in the order of the arguments. */
+enum {
+    HELD, BASE, FIRST_HELD, FIRST_BASE, WIDTHS, LAYER_S, HOPS, MAY_START, MAY_END, PRICES, PERIODS,
+    END_COST, END, BY, NUM_OF_PATHS
+};
+
+typedef struct {
+    Py_ssize_t depth, num_blocks, all_periods;  /* of the menu */
+    Py_ssize_t num_periods, num_layers;
+    void *at[NUM_OF_PATHS];
+    double *cost;     /* [depth + 1][period][layers behind] */
+    char *has;        /* [depth + 1], whether a sequence has so many stages */
+    double *least;    /* [depth][period], cost of a layer of any block with as many stages behind */
+    double left;      /* most cost of a block beyond the least of its layers */
+} BlockSearch;
+
+#define PATHS(type, name) ((const type *)b->at[name])
+
+/* Find the least cost of a layer of any block with at least so many stages behind, times `less`. */
+static void price_layers(const BlockSearch *b, double less)
+{
+    for (Py_ssize_t stages = b->depth - 1; stages >= 0; stages--)
+        for (Py_ssize_t period = 0; period < b->num_periods; period++) {
+            const double period_s = PATHS(double, PERIODS)[period];
+            double least = INFINITY;
+            for (Py_ssize_t i = 0; i < 2 * b->num_blocks; i++) {
+                const Py_ssize_t block = i / 2, row = stages * b->num_blocks + block;
+                const void *held = b->at[i % 2 ? FIRST_HELD : HELD];
+                const int16_t layers = ((const int16_t *)held)[row * b->all_periods + period];
+                if (layers <= 0)
+                    continue;
+                const double *base = b->at[i % 2 ? FIRST_BASE : BASE];
+                const double beside = PATHS(double, PRICES)[block] + base[row] / period_s;
+                const double one = beside / layers + PATHS(double, LAYER_S)[block] / period_s;
+                least = one < least ? one : least;
+            }
+            double *own = b->least + stages * b->num_periods + period;
+            *own = least * less;
+            if (stages + 1 < b->depth && own[b->num_periods] < *own)
+                *own = own[b->num_periods];
+        }
+}
+
+/* Close the states of `stages` stages with a block that holds the first layers. */
+static void close_paths(const BlockSearch *b, Py_ssize_t stages, Py_ssize_t period, double *end_cost,
+                        int64_t *end)
+{
+    const double each = b->least[stages * b->num_periods + period];
+    const double period_s = PATHS(double, PERIODS)[period];
+    const double *cost = b->cost + (stages * b->num_periods + period) * b->num_layers;
+    double least = INFINITY;
+    Py_ssize_t block = -1, behind = -1;
+    for (Py_ssize_t i = 0; i < b->num_blocks; i++) {
+        if (!PATHS(char, MAY_START)[i] || (stages == 0 && !PATHS(char, MAY_END)[i]))
+            continue;
+        const Py_ssize_t row = stages * b->num_blocks + i;
+        const int64_t most = PATHS(int16_t, FIRST_HELD)[row * b->all_periods + period];
+        const int64_t width = PATHS(int64_t, WIDTHS)[i];
+        if (most < width)
+            continue;
+        const double fixed = PATHS(double, PRICES)[i] + PATHS(double, FIRST_BASE)[row] / period_s;
+        const double layer = PATHS(double, LAYER_S)[i] / period_s, more = layer - each;
+        /* Layers dearer than the least price count as few as there can be, cheaper ones as many. */
+        if (!(fixed + (double)(more > 0 ? width : most) * more < b->left))
+            continue;
+        const double hop = stages ? PATHS(double, HOPS)[i] / period_s : 0.0, added = fixed + hop;
+        for (Py_ssize_t at = b->num_layers - most; at <= b->num_layers - width; at++) {
+            const double total = cost[at] + layer * (double)(b->num_layers - at) + added;
+            if (total < least)
+                least = total, block = i, behind = at;
+        }
+    }
+    if (least < end_cost[period]) {
+        end_cost[period] = least;
+        end[0] = stages, end[1] = block, end[2] = behind;
+    }
+}
+
+/* Put each block before the states of `stages` stages. */
+static void extend_paths(const BlockSearch *b, Py_ssize_t stages, Py_ssize_t period, int16_t *by)
+{
+    const double each = b->least[stages * b->num_periods + period];
+    const double period_s = PATHS(double, PERIODS)[period];
+    const double *cost = b->cost + (stages * b->num_periods + period) * b->num_layers;
+    for (Py_ssize_t i = 0; i < b->num_blocks; i++) {
+        const Py_ssize_t row = stages * b->num_blocks + i;
+        const int64_t held = PATHS(int16_t, HELD)[row * b->all_periods + period];
+        if (held <= 0 || (stages == 0 && !PATHS(char, MAY_END)[i]))
+            continue;
+        const double seconds =
+            (double)held * PATHS(double, LAYER_S)[i] + PATHS(double, BASE)[row];
+        const double hop = stages ? PATHS(double, HOPS)[i] / period_s : 0.0;
+        const double added = PATHS(double, PRICES)[i] + seconds / period_s + hop;
+        if (!(added - (double)held * each < b->left))
+            continue;
+        const Py_ssize_t next = stages + PATHS(int64_t, WIDTHS)[i];
+        const Py_ssize_t to = (next * b->num_periods + period) * b->num_layers;
+        b->has[next] = 1;
+        for (Py_ssize_t at = held; at < b->num_layers; at++) {
+            const double made = cost[at - held] + added;
+            if (made < b->cost[to + at])
+                b->cost[to + at] = made, by[to + at] = (int16_t)i;
+        }
+    }
+}
+
+/* Whether the arrays are of the kinds and sizes that belong together, and no block leads beyond the
+   deepest pipeline. */
+static int reads_blocks(BlockSearch *b, const Py_buffer *arrays)
+{
+    static const char sizes[] = {2, 8, 2, 8, 8, 8, 8, 1, 1, 8, 8, 8, 8, 2};
+    static const char dims[] = {3, 2, 3, 2, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3};
+    for (int i = 0; i < NUM_OF_PATHS; i++) {
+        if (arrays[i].itemsize != sizes[i] || arrays[i].ndim != dims[i])
+            return 0;
+        b->at[i] = arrays[i].buf;
+    }
+    const Py_ssize_t *held = arrays[HELD].shape, *by = arrays[BY].shape;
+    b->depth = held[0], b->num_blocks = held[1], b->all_periods = held[2];
+    b->num_periods = by[1], b->num_layers = by[2];
+    const Py_ssize_t states = b->depth * b->num_blocks, periods = b->num_periods;
+    const Py_ssize_t wanted[] = {
+        states * b->all_periods, states, states * b->all_periods, states, b->num_blocks,
+        b->num_blocks, b->num_blocks, b->num_blocks, b->num_blocks, b->num_blocks, periods,
+        periods, 3 * periods, (b->depth + 1) * periods * b->num_layers};
+    for (int i = 0; i < NUM_OF_PATHS; i++)
+        if (arrays[i].len != wanted[i] * sizes[i])
+            return 0;
+    if (periods > b->all_periods || b->num_blocks > INT16_MAX)
+        return 0;
+    for (Py_ssize_t row = 0; row < states; row++) {
+        const int64_t width = PATHS(int64_t, WIDTHS)[row % b->num_blocks];
+        for (Py_ssize_t period = 0; period < periods; period++) {
+            const Py_ssize_t at = row * b->all_periods + period;
+            const int held_there = PATHS(int16_t, HELD)[at];
+            if (width < 1 || held_there > b->num_layers ||
+                PATHS(int16_t, FIRST_HELD)[at] > b->num_layers ||
+                (held_there > 0 && row / b->num_blocks + width > b->depth))
+                return 0;
+        }
+    }
+    return 1;
+}
+
+static PyObject *block_paths(PyObject *self, PyObject *args)
+{
+    PyObject *given[NUM_OF_PATHS], *found = NULL;
+    Py_buffer arrays[NUM_OF_PATHS] = {{0}};
+    BlockSearch search = {0}, *b = &search;
+    double less;
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOdOOO", &given[0], &given[1], &given[2], &given[3],
+                          &given[4], &given[5], &given[6], &given[7], &given[8], &given[9],
+                          &given[10], &less, &given[11], &given[12], &given[13]))
+        return NULL;
+    for (int i = 0; i < NUM_OF_PATHS; i++)
+        if (PyObject_GetBuffer(given[i], &arrays[i],
+                               PyBUF_C_CONTIGUOUS | (i >= END_COST ? PyBUF_WRITABLE : 0)))
+            goto done;
+    if (!reads_blocks(b, arrays)) {
+        PyErr_SetString(PyExc_ValueError, "the arrays of blocks have other kinds or sizes");
+        goto done;
+    }
+    const Py_ssize_t row = b->num_periods * b->num_layers, size = (b->depth + 1) * row;
+    b->cost = malloc((size_t)size * sizeof(double));
+    b->has = calloc((size_t)b->depth + 1, 1);
+    b->least = malloc((size_t)(b->depth * b->num_periods + 1) * sizeof(double));
+    if (b->cost == NULL || b->has == NULL || b->least == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    price_layers(b, less);
+    for (Py_ssize_t i = 0; i < size; i++)
+        b->cost[i] = INFINITY;
+    for (Py_ssize_t period = 0; period < b->num_periods; period++)
+        b->cost[period * b->num_layers] = 0.0;
+    b->has[0] = 1;
+    double *end_cost = arrays[END_COST].buf;
+    for (Py_ssize_t stages = 0; stages < b->depth; stages++)
+        for (Py_ssize_t period = 0; b->has[stages] && period < b->num_periods; period++) {
+            /* A bound of every pipeline that goes on from these states. */
+            const double each = b->least[stages * b->num_periods + period];
+            const double *cost = b->cost + stages * row + period * b->num_layers;
+            double whole = INFINITY;
+            for (Py_ssize_t at = 0; at < b->num_layers; at++) {
+                const double one = cost[at] + each * (double)(b->num_layers - at);
+                whole = one < whole ? one : whole;
+            }
+            if (!(whole < end_cost[period]))
+                continue;
+            b->left = end_cost[period] - whole;
+            close_paths(b, stages, period, end_cost, (int64_t *)arrays[END].buf + 3 * period);
+            extend_paths(b, stages, period, arrays[BY].buf);
+        }
+    found = Py_NewRef(Py_None);
+done:
+    free(b->cost);
+    free(b->has);
+    free(b->least);
+    for (int i = 0; i < NUM_OF_PATHS; i++)
+        if (arrays[i].obj)
+            PyBuffer_Release(&arrays[i]);
+    return found;
+}
+
 /* ---- layers divided among stages -------------------------------------------------------------- */
 
 typedef struct {
@@ -1279,6 +1491,7 @@ static PyMethodDef METHODS[] = {
     {"shared_ends", shared_ends, METH_VARARGS, shared_ends_doc},
     {"relaxed_ends", relaxed_ends, METH_VARARGS, relaxed_ends_doc},
     {"least_of_rests", least_of_rests, METH_VARARGS, least_of_rests_doc},
+    {"block_paths", block_paths, METH_VARARGS, block_paths_doc},
     {"divide_layers", divide_layers, METH_VARARGS, divide_layers_doc},
     {"busiest_path", busiest_path, METH_VARARGS, busiest_path_doc},
     {"last_exchange_end", last_exchange_end, METH_VARARGS, last_exchange_end_doc},

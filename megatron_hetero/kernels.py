@@ -65,6 +65,28 @@ class Kernels(Protocol):
     ) -> None:
         """Lower `least` to the best way to go on (`bounds.chains.rests.least_of_rests`)."""
 
+    def block_paths(
+        self,
+        layers: Buffer,
+        base_s: Buffer,
+        first_layers: Buffer,
+        first_base_s: Buffer,
+        num_widths: Buffer,
+        layer_s: Buffer,
+        hops_s: Buffer,
+        may_start: Buffer,
+        may_end: Buffer,
+        prices: Buffer,
+        periods_s: Buffer,
+        less: float,
+        end_cost: Buffer,
+        end: Buffer,
+        by: Buffer,
+        /,
+    ) -> None:
+        """Write `end_cost`, `end` and `by`: the cheapest pipeline of each period
+        (`planner.columns.bundle_paths.BundlePaths`)."""
+
     def divide_layers(
         self,
         num_layers: int,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -22,9 +23,12 @@ from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.kernels import KERNELS
 from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.planner import plan_cluster
+from megatron_hetero.planner.columns import bundle_paths
+from megatron_hetero.planner.columns.bundle_paths import BlockMenu, BundlePaths, HeldLayers
 from megatron_hetero.planner.completion import filled
 from megatron_hetero.planner.division import layers
 from megatron_hetero.planner.evaluate import tail
+from megatron_hetero.planner.shapes.kinds import NodeBlock
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.parts import Crossing, SendMode
@@ -42,6 +46,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> An
         patch.setattr(crowd, "KERNELS", None)
         patch.setattr(relaxed, "KERNELS", None)
         patch.setattr(rests, "KERNELS", None)
+        patch.setattr(bundle_paths, "KERNELS", None)
         patch.setattr(layers, "KERNELS", None)
         patch.setattr(filled, "KERNELS", None)
         patch.setattr(exchange_clock, "KERNELS", None)
@@ -311,3 +316,59 @@ def test_exchanges_of_another_form_are_an_error_of_the_caller() -> None:
     ):
         with pytest.raises(ValueError, match="exchange"):
             KERNELS.last_exchange_end([(paths, took, *rest)], order, [], [])
+
+
+def random_menu(rng: Random, num_layers: int, depth: int) -> BlockMenu:
+    """Blocks of one to three stages; a few hold the same, so that some pipelines cost the same."""
+    widths = [rng.randint(1, 3) for _ in range(rng.randint(1, 12))]
+    periods_s = np.sort(np.array([0.1 + 4 * rng.random() for _ in range(5)]))
+
+    def held() -> HeldLayers:
+        layers = np.zeros((depth, len(widths), len(periods_s)), np.int16)
+        for behind, block, period in np.ndindex(layers.shape):
+            most = min(num_layers, int(periods_s[period] * rng.randint(1, 3)))
+            if behind + widths[block] <= depth and most >= widths[block]:
+                layers[behind, block, period] = most
+        base_s = [[seconds(rng) for _ in widths] for _ in range(depth)]
+        return HeldLayers(layers, np.array(base_s))
+
+    return BlockMenu(
+        tuple(NodeBlock(kind, 1, (1,) * width) for kind, width in enumerate(widths)),
+        num_layers,
+        periods_s,
+        np.array([rng.choice((0.25, 0.5, 0.1 + rng.random())) for _ in widths]),
+        held(),
+        held(),
+        np.array([seconds(rng) for _ in widths]),
+        np.array([rng.random() < 0.8 for _ in widths]),
+        np.array([rng.random() < 0.8 for _ in widths]),
+    )
+
+
+def found_paths(menu: BlockMenu, prices: Any, step_s: float, least: float) -> Any:
+    paths = BundlePaths(menu, prices, step_s, least)
+    periods = range(len(paths.periods_s))
+    return paths.end_cost.tolist(), [paths.blocks(period) for period in periods]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sequences_of_blocks_are_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    ended = 0
+    for _ in range(100):
+        menu = random_menu(rng, rng.randint(1, 14), rng.randint(1, 9))
+        prices = np.array([rng.choice((0.0, 1.0, 5 * rng.random())) for _ in menu.blocks])
+        given = menu, prices, rng.choice((1.5, 4.0, 50.0)), rng.choice((-np.inf, 0.0, 2.0))
+        found = found_paths(*given)
+        assert found == in_python(monkeypatch, found_paths, *given)
+        ended += any(found[1])
+    assert ended > 40
+
+
+def test_a_menu_of_other_sizes_is_an_error_of_the_caller() -> None:
+    menu = random_menu(Random(0), 6, 4)
+    with pytest.raises(ValueError, match="arrays of blocks"):
+        BundlePaths(menu, np.array([0.0]), 4.0)
+    deep = replace(menu, held=HeldLayers(np.full_like(menu.held.layers, 6), menu.held.base_s))
+    with pytest.raises(ValueError, match="arrays of blocks"):
+        BundlePaths(deep, np.zeros(len(menu.blocks)), 4.0)

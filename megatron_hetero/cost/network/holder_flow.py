@@ -16,7 +16,7 @@ from megatron_hetero.cost.network.group_flow import group_transfers
 from megatron_hetero.cost.network.lines import LineTable
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.cost.network.nics import group_seconds
-from megatron_hetero.cost.network.ring import held_fraction, pass_latency_s, ring
+from megatron_hetero.cost.network.ring import held_fraction, hop_prices, pass_latency_s, ring_ends
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.hashed import value
@@ -108,22 +108,24 @@ class HolderFlows:
     def around(self, stages: Sequence[PlacedStage], num_passes: int) -> HolderFlow:
         """Load the paths of an all-reduce in a ring, or of a single pass."""
         # Shape [hop]; all-reduce is two passes, of which the first adds.
-        hops = ring(self._cluster, self._model, stages)
-        hop_s = np.array([hop.passes_s_per_byte(num_passes, num_passes == 2) for hop in hops])
-        nodes = np.array([self.node_number[hop.nodes[0]] for hop in hops])
+        hops = hop_prices(self._cluster, self._model, stages)
+        hop_s = num_passes * hops.s_per_byte
+        if num_passes == 2:
+            hop_s = hop_s + hops.adding_s_per_byte
+        nodes = hops.nodes
         next_nodes = np.roll(nodes, -1)
         # A hop between nodes takes their path; inside, the ports of two neighbouring holders.
         between, inside = np.flatnonzero(nodes != next_nodes), np.flatnonzero(nodes == next_nodes)
-        once = num_passes * (len(hops) - 1) / len(hops)
+        once = num_passes * (len(nodes) - 1) / len(nodes)
         return self._holder_flow(
             (nodes[between], next_nodes[between]),
             np.full(len(between), once),
             hop_s[between],
-            np.concatenate([inside, (inside + 1) % len(hops)]),
+            np.concatenate([inside, (inside + 1) % len(nodes)]),
             np.repeat([_OUT, _IN], len(inside)),
             np.tile(hop_s[inside], 2),
-            num_passes * pass_latency_s(hops),
-            nics=self._nics((*hop.ends, once) for hop in hops),
+            num_passes * pass_latency_s(hops.latency_s.tolist()),
+            nics=self._nics((*ends, once) for ends in ring_ends(stages)),
         )
 
     def to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:

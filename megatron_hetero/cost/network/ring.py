@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
+from typing import NamedTuple
 
-from megatron_hetero.cluster.spec import Cluster, Device
+import numpy as np
+import numpy.typing as npt
+
+from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.cost.network.link_terms import adding_s, transfer_s
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.share import largest_fraction, member_shares
 from megatron_hetero.model.spec import ModelSpec
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -26,11 +33,6 @@ class RingHop:
     s_per_byte: float
     adding_s_per_byte: float
     latency_s: float
-
-    @property
-    def nodes(self) -> tuple[str, str]:
-        """Return the nodes that the hop leads from and to."""
-        return self.ends[0][0].node, self.ends[1][0].node
 
     def passes_s_per_byte(self, num_passes: int, reduces: bool) -> float:
         """Return the seconds per byte for which the hop is taken in all passes; the first may
@@ -51,35 +53,74 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
         model: decides the parts that unlike shares hold.
         stages: tensor-parallel groups that hold the buffer, in any order.
     """
-    # Holders in the order of the ring, each with the largest part on one of its ranks.
-    ordered = sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
-    share = (len(ordered) - 1) / len(ordered)
-    parts = [held_fraction(model, stage) for stage in ordered]
-    hops = []
-    prices: dict[tuple[str, str, float, float], tuple[float, float, float]] = {}
+    ordered = ring_order(cluster, stages)
+    prices = hop_prices(cluster, model, ordered)
+    columns = prices.s_per_byte, prices.adding_s_per_byte, prices.latency_s
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return tuple(
+        RingHop(ends, *row) for ends, row in zip(ring_ends(ordered), rows, strict=True)
+    )
+
+
+def ring_order(cluster: Cluster, stages: Sequence[PlacedStage]) -> list[PlacedStage]:
+    """Return holders in the order of their ring."""
+    return sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
+
+
+class HopPrices(NamedTuple):
+    """The hops of a ring as arrays, shape [hop]: the number of the sender's node
+    (`Cluster.link_classes`), and the figures of `RingHop`."""
+
+    nodes: Ints
+    s_per_byte: Floats
+    adding_s_per_byte: Floats
+    latency_s: Floats
+
+
+def hop_prices(cluster: Cluster, model: ModelSpec, ordered: Sequence[PlacedStage]) -> HopPrices:
+    """Price the hop from each holder to the next one of a ring.
+
+    Args:
+        model: decides the parts that unlike shares hold.
+        ordered: the holders in the order of the ring.
+    """
+    classes, share = cluster.link_classes, (len(ordered) - 1) / len(ordered)
+    # The largest part on one rank of each holder.
+    held = np.array([held_fraction(model, stage) for stage in ordered])
+    received = np.roll(held, -1)
+    nodes = np.array([classes.node_number[stage.devices[0].node] for stage in ordered])
+    next_nodes = np.roll(nodes, -1)
+    # Inside a node the larger part of the two shards travels; between nodes the path carries all
+    # shards together.
+    inside = nodes == next_nodes
+    parts = np.where(inside, share * np.maximum(held, received), share)
+    kinds = classes.of_pairs[nodes, next_nodes]
+    # Equal hops are priced once: a large ring has few kinds of them.
+    known: dict[tuple[int, float, float], int] = {}
+    keys = zip(kinds.tolist(), parts.tolist(), received.tolist(), strict=True)
+    own = [known.setdefault(key, len(known)) for key in keys]
+    priced = np.array([_hop_price(classes.links[kind], share, *hop) for kind, *hop in known])
+    return HopPrices(nodes, *priced[own].T)
+
+
+def _hop_price(link: Link, share: float, part: float, received: float) -> list[float]:
+    # Each rank adds its own part, also behind a shared NIC.
+    return [transfer_s(part, link), adding_s(share * received, 1, link), link.latency_s]
+
+
+def ring_ends(
+    ordered: Sequence[PlacedStage],
+) -> Iterator[tuple[tuple[Device, ...], tuple[Device, ...]]]:
+    """Yield `RingHop.ends` of the hop from each holder to the next one of a ring."""
     # Between nodes the ring leaves and enters by the NICs of all holders on the node.
     on_node: dict[str, list[PlacedStage]] = {}
     for stage in ordered:
         on_node.setdefault(stage.devices[0].node, []).append(stage)
     carriers = {node: _carriers(own) for node, own in on_node.items()}
-    # Equal hops are priced once.
-    around = zip(ordered, ordered[1:] + ordered[:1], parts, parts[1:] + parts[:1], strict=True)
-    for sender, receiver, sent, received in around:
-        here, there = sender.devices[0], receiver.devices[0]
-        key = here.node, there.node, sent, received
-        if key not in prices:
-            # Inside a node the larger part of the two shards travels; between nodes the path
-            # carries all shards together.
-            link = cluster.path(here, there)
-            part = share * max(sent, received) if here.node == there.node else share
-            # Each rank adds its own part, also behind a shared NIC.
-            added_s = adding_s(share * received, 1, link)
-            prices[key] = transfer_s(part, link), added_s, link.latency_s
-        ends = sender.devices, receiver.devices
-        if here.node != there.node:
-            ends = carriers[here.node], carriers[there.node]
-        hops.append(RingHop(ends, *prices[key]))
-    return tuple(hops)
+    for sender, receiver in zip(ordered, [*ordered[1:], *ordered[:1]], strict=True):
+        here, there = sender.devices[0].node, receiver.devices[0].node
+        is_inside = here == there
+        yield (sender.devices, receiver.devices) if is_inside else (carriers[here], carriers[there])
 
 
 def _carriers(stages: Sequence[PlacedStage]) -> tuple[Device, ...]:
@@ -94,9 +135,9 @@ def _carriers(stages: Sequence[PlacedStage]) -> tuple[Device, ...]:
     )
 
 
-def pass_latency_s(hops: Sequence[RingHop]) -> float:
+def pass_latency_s(latencies_s: Sequence[float]) -> float:
     """Sum the latencies of a pass, over every hop of the ring but one."""
-    return sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)
+    return sum(latencies_s) - min(latencies_s)
 
 
 def ring_key(cluster: Cluster, device: Device) -> tuple[int, Device]:

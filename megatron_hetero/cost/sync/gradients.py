@@ -20,7 +20,7 @@ from types import MappingProxyType
 import numpy as np
 
 from megatron_hetero.cluster.node_links import NodePair
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.holder_flow import Flow, HolderFlows, Ints
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
@@ -97,17 +97,16 @@ class GradientExchangePrices:
         """Of the last placements, which a search asks for again with other launch counts."""
 
     @cached_property
-    def _port_of(self) -> Mapping[Device, int]:
-        """Return the path number of the outward direction of each device's port; the inward one
-        follows. They rise in the order of rings."""
+    def _ports(self) -> Mapping[str, Mapping[int, int]]:
+        """Return, by node and GPU, the path number of the outward direction of the GPU's port; the
+        inward one follows. They rise in the order of rings."""
         place = self._cluster.site_places
         # Two path numbers a GPU, out and in, node by node in the order of the ring.
         nodes = sorted(self._cluster.nodes, key=lambda node: (place[node.site], node.name))
         counts = accumulate((2 * n.num_gpus for n in nodes), initial=self._flows.first_port)
         return {
-            device: first + 2 * place
+            node.name: {index: first + 2 * place for place, index in enumerate(node.indices)}
             for node, first in zip(nodes, counts, strict=False)
-            for place, device in enumerate(node.devices)
         }
 
     def groups(self, placement: Placement, vocab_rows: int) -> Sequence[ExchangeRun]:
@@ -323,8 +322,8 @@ class GradientExchangePrices:
             yield weights, 2 * stage.num_sharded_layers * first.num_rounds
 
     def _port(self, stage: PlacedStage) -> int:
-        first = stage.devices[0]
-        return self._port_of[first]
+        node, index = stage.devices[0]
+        return self._ports[node][index]
 
     def _like(self, stage: PlacedStage) -> int:
         """Return a number that groups of equal price share."""

@@ -302,6 +302,11 @@ class PoolBundles:
             values |= {k: 1.5 * values[k] + 0.05 * spread for k in scarce}
         return found
 
+    def close(self) -> None:
+        """Forget the tables from which bundles are generated; the bundles stay."""
+        for pricer in self.pricers:
+            pricer.close()
+
     def columns(self) -> BundleColumns:
         """Return the bundles that may be used; bundles only ever come."""
         bundles = tuple(bundle for bundle in self.bundles.values() if bundle is not None)

@@ -17,11 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megatron_hetero.kernels import KERNELS, Kernels
 from megatron_hetero.planner.shapes.kinds import NodeBlock
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+Shorts = npt.NDArray[np.int16]
 
 _LESS = 1 - 1e-9
 """Makes what is left out surely no better: sums of many numbers are rounded."""
@@ -34,7 +36,7 @@ class HeldLayers:
     `base_s` is a micro-batch's seconds beside those of the layers, [stages behind it, block].
     """
 
-    layers: Ints
+    layers: Shorts
     base_s: Floats
 
 
@@ -59,7 +61,7 @@ class BlockMenu:
     @cached_property
     def num_widths(self) -> Ints:
         """Stages of each block."""
-        return np.array([len(block.widths) for block in self.blocks])
+        return np.array([len(block.widths) for block in self.blocks], np.int64)
 
     @cached_property
     def of_length(self) -> list[tuple[int, Flags]]:
@@ -114,13 +116,13 @@ class BundlePaths:
         """[period]; infinite where there is no pipeline."""
         self._end = np.full((num_periods, len(_End._fields)), -1, np.int64)
         """`_End` of each."""
-        self._by: dict[int, Ints] = {}
-        """The block before, by stages, [period, layer]."""
+        self._by = np.zeros((len(menu.held.layers) + 1, num_periods, menu.num_layers), np.int16)
+        """The block before, [stages, period, layer]."""
         self._cost: dict[int, Floats] = {}
         """By stages, [period, layer, and as many that no state has]."""
         self._shape = (num_periods, 2 * menu.num_layers)
         if num_periods and menu.blocks:
-            self._search()
+            self._search() if KERNELS is None else self._search_compiled(KERNELS)
         self.end_cost[self._end[:, 0] < 0] = np.inf
 
     def blocks(self, period: int) -> tuple[NodeBlock, ...]:
@@ -131,7 +133,7 @@ class BundlePaths:
         num_stages, index, layer = (int(value) for value in self._end[period])
         blocks = [menu.blocks[index]]
         while num_stages:
-            index = int(self._by[num_stages][period, layer])
+            index = int(self._by[num_stages, period, layer])
             # Backwards through the table: from the first block to those behind it.
             blocks.append(menu.blocks[index])
             num_stages -= len(menu.blocks[index].widths)
@@ -152,6 +154,27 @@ class BundlePaths:
         # The least over all states with at least as many stages behind.
         return np.minimum.accumulate(least[::-1], axis=0)[::-1] * _LESS
 
+    def _search_compiled(self, kernels: Kernels) -> None:
+        """Find what `_search` does: the same operations in the same order for each period."""
+        menu = self.menu
+        kernels.block_paths(
+            menu.held.layers,
+            menu.held.base_s,
+            menu.first.layers,
+            menu.first.base_s,
+            menu.num_widths,
+            menu.layer_s,
+            menu.hops_s,
+            menu.may_start,
+            menu.may_end,
+            self.prices,
+            self.periods_s,
+            _LESS,
+            self.end_cost,
+            self._end,
+            self._by,
+        )
+
     def _search(self) -> None:
         menu, num_layers = self.menu, self.menu.num_layers
         least_per_layer = self._least_per_layer()
@@ -167,15 +190,16 @@ class BundlePaths:
                 continue
             each = least_per_layer[num_stages]
             # [layer]: layers that are still missing.
-            left = num_layers - np.arange(num_layers)
+            missing = num_layers - np.arange(num_layers)
             # [period]: a bound of every pipeline that goes on from these states.
-            whole = (before[:, :num_layers] + each[:, None] * left).min(axis=1)
+            whole = (before[:, :num_layers] + each[:, None] * missing).min(axis=1)
             live = np.flatnonzero(whole < self.end_cost)
             if not len(live):
                 continue
             # The last block of a pipeline has no boundary behind it.
             way = hops[:, live] if num_stages else np.zeros((len(menu.blocks), len(live)))
-            room = _Room(live, each[live], (self.end_cost - whole)[live], before[live], way)
+            left = self.end_cost[live] - whole[live]
+            room = _Room(live, each[live], left, before[live], way)
             # Only blocks that may end a pipeline can be its last.
             usable = menu.may_end | (num_stages > 0)
             self._finish(num_stages, usable & menu.may_start, room)
@@ -242,7 +266,6 @@ class BundlePaths:
         num_layers = self.menu.num_layers
         if num_stages not in self._cost:
             self._cost[num_stages] = np.full(self._shape, np.inf)
-            self._by[num_stages] = np.zeros((self._shape[0], num_layers), np.int64)
         # [live period, layer], over the blocks of one length.
         best = np.argmin(cost, axis=0)
         least = cost.min(axis=0)

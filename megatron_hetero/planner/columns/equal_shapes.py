@@ -199,7 +199,7 @@ class _Orders:
         # [set, way]: stages behind the block.
         behind = below.numbers[source] @ self.num_stages.T
         block = self.chosen[:, kind]
-        layers = held.layers[np.minimum(behind, depth - 1), block[None, :]]
+        layers = held.layers[np.minimum(behind, depth - 1), block[None, :]].astype(np.int64)
         usable = menu.may_start[block] if first else np.ones(len(block), bool)
         at_end = menu.may_end[block] & (self.last == kind)
         fits = usable & np.where(behind > 0, behind < depth, at_end)

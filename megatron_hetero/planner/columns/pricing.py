@@ -25,6 +25,7 @@ from megatron_hetero.planner.columns.bundle_paths import (
     Floats,
     HeldLayers,
     Ints,
+    Shorts,
 )
 from megatron_hetero.planner.problem import Problem, Unit
 from megatron_hetero.planner.shapes.kinds import Kind, NodeBlock, blocks_of
@@ -43,7 +44,7 @@ class StageTable:
         self.rows = problem.costs.vocab_rows(widths)
         self._max_layers: dict[tuple[int, int, bool, bool, int], int] = {}
         self._fitting: dict[tuple[int, int, bool], Ints] = {}
-        self._held: dict[tuple[NodeBlock, bool, int], tuple[Ints, Floats]] = {}
+        self._held: dict[tuple[NodeBlock, bool, int], tuple[Shorts, Floats]] = {}
         self._units: dict[tuple[str, tuple[int, ...]], tuple[Unit, ...]] = {}
         self._layer_sync_s: dict[int, float] = {}
         self._pair_sync_s: dict[int, float] = {}
@@ -79,7 +80,7 @@ class StageTable:
             self._max_layers[key] = max(0, min(memory.max_layers, self.problem.num_layers))
         return self._max_layers[key]
 
-    def held(self, block: NodeBlock, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
+    def held(self, block: NodeBlock, first: bool, max_node_layers: int) -> tuple[Shorts, Floats]:
         """Return the layers a block holds [stages behind the block, period] (zero if none), and its
         seconds per micro-batch without layers [stages behind the block].
 
@@ -92,7 +93,7 @@ class StageTable:
             self._held[key] = self._hold(*key)
         return self._held[key]
 
-    def _hold(self, block: NodeBlock, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
+    def _hold(self, block: NodeBlock, first: bool, max_node_layers: int) -> tuple[Shorts, Floats]:
         depth = self.problem.max_stages()
         most = max_node_layers // len(block.widths)
         layers = np.zeros((depth, len(self.periods_s)), np.int64)
@@ -115,7 +116,7 @@ class StageTable:
             base_s += (len(block.widths) - 1) * self.inside_hop_s(block.kind)
         # A block holds nothing if any of its stages cannot hold a single layer.
         layers[:room] = np.where(holds, np.minimum(layers[:room], self.problem.num_layers), 0)
-        return layers, base_s
+        return layers.astype(np.int16), base_s
 
     def _stage_layers(self, kind: int, width: int, first: bool) -> Ints:
         """Return layers of a stage by period and memory, shape [stages behind it, period]."""
@@ -255,9 +256,13 @@ class BundlePricer:
             np.array([kind.may_end for kind in kinds], bool),
         )
 
+    def close(self) -> None:
+        """Forget the arrays of the blocks, which are made anew where they are asked for."""
+        self.__dict__.pop("menu", None)
+
     def _held(self, first: bool) -> HeldLayers:
         shape = (self.max_stages, len(self.blocks), len(self.table.periods_s))
-        layers, base_s = np.zeros(shape, np.int64), np.zeros(shape[:2])
+        layers, base_s = np.zeros(shape, np.int16), np.zeros(shape[:2])
         for index, block in enumerate(self.blocks):
             layers[:, index], base_s[:, index] = self.table.held(block, first, self.max_node_layers)
         return HeldLayers(layers, base_s)

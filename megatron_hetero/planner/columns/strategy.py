@@ -75,8 +75,12 @@ class Columns:
             least_s = min((quick.step_s for quick in found.values()), default=inf)
             sites = _sites(table, own_flags, pools, limit, sites, least_s)
             tried.append(sites)
+            may_gain = self._collect(problem, sites, found, least_s)
+            # The tables of many sites are large.
+            for site in sites:
+                site.bundles.close()
             # No choice of sites may beat the best under this limit; tighter ones are not tried.
-            if not self._collect(problem, sites, found, least_s):
+            if not may_gain:
                 break
         # With several sites, also choices with a shorter exchange: slow cards hold less or idle.
         if found and len(pools) > 1:

@@ -147,8 +147,9 @@ class GridBounds:
 
     def _layers_s(self, table: _Grids, form: GroupForm) -> NDArray[np.float64]:
         """Return the seconds that each layer of a stage takes in a step, [stage]."""
-        layer_s = [max(self._rates.layer_s(k, form) for k in kinds) for kinds in table.kinds]
-        passes_s = np.array(layer_s)[table.kinds_of_stages]
+        layer_s = self._rates.layers_s(form)
+        slowest_s = [max(map(layer_s, kinds)) for kinds in table.kinds]
+        passes_s = np.array(slowest_s)[table.kinds_of_stages]
         number = table.sequences / form.settings.micro_batch_size
         return np.asarray(number * passes_s + table.layer_s)
 

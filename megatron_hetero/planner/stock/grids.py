@@ -14,10 +14,13 @@ from functools import cached_property
 from itertools import permutations
 from typing import cast
 
+import numpy as np
+
 from megatron_hetero.cluster.spec import Cluster, Node
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder
 from megatron_hetero.planner.problem import Chain, Problem, Unit, equal_units
+from megatron_hetero.planner.replica_shapes import Likeness
 from megatron_hetero.planner.shapes.kinds import Kind, kinds_of
 
 MAX_ORDERS = 20_000
@@ -42,6 +45,11 @@ class StockRanks:
     def width(self) -> int:
         """Tensor-parallel width."""
         return self.units[0].width
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """The node of each group."""
+        return tuple(unit.node for unit in self.units)
 
     @cached_property
     def kind_counts(self) -> Counter[int]:
@@ -125,8 +133,45 @@ class StockGrid:
         key = ("patterns", *self.shape)
         if key not in self.ranks.known:
             # Hashes of numbers, the same in every run: thousands of GPUs have long patterns.
-            found = tuple(hash(self.pattern([d])) for d in range(self.num_replicas))
-            self.ranks.known[key] = found
+            self.ranks.known[key] = tuple(map(self._hashed_pattern, range(self.num_replicas)))
+        return cast(tuple[int, ...], self.ranks.known[key])
+
+    def _hashed_pattern(self, d: int) -> int:
+        kinds, nodes = self.ranks.kinds, self.ranks.nodes
+        if self.rank_order == "tp-pp-dp":
+            size = self.num_stages * self.context_parallel
+            own = slice(d * size, (d + 1) * size)
+        elif self.context_parallel == 1:
+            own = slice(d, None, self.num_replicas)
+        else:
+            return hash(self.pattern([d]))
+        # The same as of `pattern`, which looks at any groups one by one.
+        numbers: dict[str, int] = {}
+        places = [numbers.setdefault(node, len(numbers)) for node in nodes[own]]
+        return hash(tuple(zip(kinds[own], places, strict=True)))
+
+    def priced_replicas(self, cluster: Cluster, likeness: Likeness) -> tuple[int, ...]:
+        """Return the first replica of each that differs from others in more than the names of its
+        nodes: by the machine of each stage, and the links to and from the next one.  Nothing else
+        decides prices without context parallelism, experts dealt out, lines and NICs."""
+        key = ("priced", *self.shape)
+        if key not in self.ranks.known:
+            table, number = cluster.link_classes.of_pairs, cluster.link_classes.node_number
+            likes = np.array(list(map(likeness.node, self.ranks.nodes)))
+            nodes = np.array([number[node] for node in self.ranks.nodes])
+            # [replica, stage] -> its group.
+            numbers = np.arange(len(nodes))
+            if self.rank_order == "tp-dp-pp":
+                groups = numbers.reshape(self.num_stages, self.num_replicas).T
+            else:
+                groups = numbers.reshape(self.num_replicas, self.num_stages)
+            # Chunks go from the last stage to the first.
+            here, there = nodes[groups], np.roll(nodes[groups], -1, axis=1)
+            both = (here, there), (there, here)
+            ways = [np.where(here == there, -1, table[ends]) for ends in both]
+            rows = np.concatenate([likes[groups], *ways], axis=1)
+            _, first = np.unique(rows, axis=0, return_index=True)
+            self.ranks.known[key] = tuple(sorted(first.tolist()))
         return cast(tuple[int, ...], self.ranks.known[key])
 
     def distinct_replicas(self, together: int) -> tuple[int, ...]:
@@ -222,11 +267,17 @@ def stock_ranks(
         else:
             most = [kind.num_gpus // width for kind in givers]
             orders = _orders(givers, [list(range(1, n + 1)) for n in most])
+        # One object for each group, however many orders it is in.
+        of_nodes = {
+            (id(kind), index): equal_units(problem, node, width)
+            for kind in givers
+            for index, node in enumerate(kind.nodes)
+        }
         for order in orders:
             units: list[Unit] = []
             of_kinds: list[int] = []
             for kind, index, amount in order:
-                own = equal_units(problem, kind.nodes[index], width)[:amount]
+                own = of_nodes[id(kind), index][:amount]
                 units += own
                 of_kinds += [numbers[id(kind)]] * len(own)
             found.append(StockRanks(tuple(units), tuple(of_kinds)))

@@ -233,8 +233,13 @@ class GridPrices:
 
     def distinct_replicas(self) -> tuple[int, ...]:
         """Return the first replica of each pattern, where a pattern includes the replicas that
-        share experts: replicas on like nodes have like prices."""
-        return self.grid.distinct_replicas(self.together)
+        share experts: replicas on like nodes have like prices.  Where the links from stage to stage
+        decide them alone, the first of each with unlike ones."""
+        cluster, grid = self.plain.cluster, self.grid
+        has_more = grid.context_parallel > 1 or self.settings.expert_groups is not None
+        if has_more or cluster.has_lines or cluster.has_nics:
+            return grid.distinct_replicas(self.together)
+        return grid.priced_replicas(cluster, self.prices.problem.likeness)
 
     def pattern(self, d: int, p: int) -> tuple[object, ...]:
         """Return what is equal for like stages."""

@@ -8,7 +8,7 @@ is worked out once, whatever the grid.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -66,7 +66,14 @@ class StockRates:
             kind: KindLinks.of(problem.cluster, problem.cluster.node_by_name[name], most[kind])
             for kind, name in nodes.items()
         }
-        self._layer_s: dict[tuple[object, ...], float] = {}
+        self._layer_s: dict[tuple[object, ...], dict[int, float]] = {}
+        """By what decides the price beside the kind."""
+        # Names and sites of nodes do not matter for the passes of a group.
+        first: dict[int, int] = {}
+        self._first_alike = {
+            kind: first.setdefault(problem.likeness.node(links.node.name), kind)
+            for kind, links in self._kinds.items()
+        }
         self._dispatchers = dispatchers(problem.costs)
 
     def pace_s(self, ranks: StockRanks, form: GroupForm) -> float:
@@ -75,9 +82,9 @@ class StockRates:
         training = self._problem.workload.training
         # Micro-batches of all replicas together.
         num_batches = training.global_batch_size / form.settings.micro_batch_size
-        counts = ranks.kind_counts.items()
         # Layers a second of all groups, as if they worked without a pause.
-        speed = sum(n / self.layer_s(kind, form) for kind, n in counts)
+        layer_s = self.layers_s(form)
+        speed = sum([n / layer_s(kind) for kind, n in ranks.kind_counts.items()])
         return num_batches * self._problem.num_layers * form.context_parallel / speed
 
     def dealt_pace_s(self, ranks: StockRanks, form: GroupForm) -> float:
@@ -95,12 +102,26 @@ class StockRates:
         """Return a node of a kind."""
         return self._kinds[kind].node
 
+    def layers_s(self, form: GroupForm) -> Callable[[int], float]:
+        """Return a function of a kind: the seconds of a layer on a group, forward and backward."""
+        known = self._layer_s.setdefault(form.price_key, {})
+
+        def layer_s(kind: int) -> float:
+            found = known.get(kind)
+            if found is None:
+                # Without exchanges of experts kinds of equal machines have one price.
+                is_alone = form.settings.expert_groups is None or not form.has_exchange
+                first = self._first_alike[kind] if is_alone else kind
+                if first not in known:
+                    known[first] = self._priced(first, form)
+                found = known[kind] = known[first]
+            return found
+
+        return layer_s
+
     def layer_s(self, kind: int, form: GroupForm) -> float:
         """Return the seconds of a layer on a group of a kind, forward and backward."""
-        key = kind, *form.price_key
-        if key not in self._layer_s:
-            self._layer_s[key] = self._priced(kind, form)
-        return self._layer_s[key]
+        return self.layers_s(form)(kind)
 
     def _priced(self, kind: int, form: GroupForm) -> float:
         settings, links = form.settings, self._kinds[kind]

@@ -311,7 +311,8 @@ class GradientExchange:
         for hop in ring_hops:
             seconds = hop.passes_s_per_byte(num_passes, reduces) * num_bytes
             hops += hops_of(self._costs.cluster, *hop.ends, seconds, once)
-        return tuple(hops), (once,) * len(hops), num_passes * pass_latency_s(ring_hops)
+        latency_s = num_passes * pass_latency_s([hop.latency_s for hop in ring_hops])
+        return tuple(hops), (once,) * len(hops), latency_s
 
     def _gather(self, bucket: StageBucket, ranks: RankSet) -> Collective:
         """Gather the new weights from their owners to all ranks, in a ring."""

@@ -145,6 +145,10 @@ class _PlanOperations:
                 found[rank].append(number)
         return found
 
+    @cached_property
+    def last_ranks(self) -> frozenset[int]:
+        return frozenset(last_stage_ranks(self.plan))
+
     def _group(self, rank: int, use: str) -> int | None:
         return next((n for n in self.groups_of[rank] if self.groups[n].use == use), None)
 
@@ -370,7 +374,7 @@ class _PlanOperations:
 
     def _losses(self, rank: int) -> int | None:
         # Losses need a communicator only where several ranks compute parts of them.
-        last = last_stage_ranks(self.plan)
+        last = self.last_ranks
         if rank not in last or len(last) == 1:
             return None
         return 0 if len(last) == len(self.places) else self._group(rank, "losses")

@@ -27,7 +27,8 @@ def menus(draw: st.DrawFn) -> tuple[BlockMenu, np.ndarray]:
 
     def held() -> HeldLayers:
         shape = (depth, len(blocks), len(PERIODS_S))
-        found = np.array([draw(layers) for _ in range(int(np.prod(shape)))]).reshape(shape)
+        drawn = [draw(layers) for _ in range(int(np.prod(shape)))]
+        found = np.array(drawn, np.int16).reshape(shape)
         for index, block in enumerate(blocks):
             # Each stage has a layer, and a pipeline is no longer than the depth.
             found[:, index][found[:, index] < len(block.widths)] = 0
