@@ -31,7 +31,7 @@ UNPRICED: tuple[Unpriced, ...] = (
     Unpriced(
         "longer",
         "--deterministic-mode --disable-jit-fuser --no-bias-dropout-fusion "
-        "--no-gradient-accumulation-fusion --disable-bf16-reduced-precision-matmul",
+        "--disable-bf16-reduced-precision-matmul",
     ),
     Unpriced("longer", "--no-bias-gelu-fusion", lambda job: not job.model.gated_mlp),
     Unpriced("longer", "--no-bias-swiglu-fusion", lambda job: job.model.gated_mlp),

@@ -188,8 +188,10 @@ class TrainingSpec:
     scores without `flash_attention` too (`runtime.parallel.fused_rows`): on stages that divide
     sequences, or everywhere, as of flexible sequences.  `token_dispatcher`: how tokens go to
     experts that are dealt out over replicas.  `tp_comm_overlap`: exchanges under products; empty
-    where the flag is off, or hides nothing.  Bytes of optimizer states follow from
-    precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
+    where the flag is off, or hides nothing.  `local_layers`: Megatron's own, not Transformer
+    Engine's.  `unfused_gradients`: a product writes the gradient of its weight, which is then added
+    to the main gradient (`--no-gradient-accumulation-fusion`).  Bytes of optimizer states follow
+    from precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
     global_batch_size: int
@@ -216,6 +218,8 @@ class TrainingSpec:
     fused_scores: FusedScores = field(default="nowhere", metadata=ONLY_IF_SET)
     token_dispatcher: TokenDispatcher = field(default="allgather", metadata=ONLY_IF_SET)
     tp_comm_overlap: tuple[TensorOverlap, ...] = field(default=(), metadata=ONLY_IF_SET)
+    local_layers: bool = field(default=False, metadata=ONLY_IF_SET)
+    unfused_gradients: bool = field(default=False, metadata=ONLY_IF_SET)
 
     @property
     def stock_waits(self) -> bool:

@@ -66,6 +66,8 @@ def training_of(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
             flags.text("--moe-token-dispatcher-type", "allgather", get_args(TokenDispatcher)),
         ),
         tp_comm_overlap=_tp_comm_overlap(flags),
+        local_layers=_implementation(flags) != "transformer_engine",
+        unfused_gradients=flags.switch("--no-gradient-accumulation-fusion"),
     )
 
 
@@ -151,11 +153,15 @@ def _fused_activation(flags: FlagReader, model: ModelSpec) -> bool:
     )
 
 
+def _implementation(flags: FlagReader) -> str:
+    return flags.text("--transformer-impl", "transformer_engine", _IMPLEMENTATIONS)
+
+
 def _scores(flags: FlagReader, model: ModelSpec) -> tuple[bool, FusedScores]:
     """Return whether attention never stores scores, as is Transformer Engine's default, and where
     local layers store none: where they divide sequences, if torch's fused kernels compute what the
     job asks for (`runtime.parallel.fused_rows.may_be_fused`)."""
-    implementation = flags.text("--transformer-impl", "transformer_engine", _IMPLEMENTATIONS)
+    implementation = _implementation(flags)
     backend = flags.text(
         "--attention-backend", "auto", ("flash", "fused", "unfused", "local", "auto")
     )

@@ -17,7 +17,9 @@ MODEL = (
     "--max-position-embeddings 32 --vocab-size 128 --global-batch-size 8 --micro-batch-size 1 "
 )
 STOCK, ASYMMETRIC = "tp1:2,tp1:2 @8", "tp2:3,tp1:1 @8"
-PRICED = "--recompute-activations --attention-backend --fp8-format"
+PRICED = (
+    "--recompute-activations --attention-backend --fp8-format --no-gradient-accumulation-fusion"
+)
 """Flags of kernels and GPUs that prices read (`model.training_flags`)."""
 TIMELESS = """
 --apply-layernorm-1p --local-rank --manual-gc --manual-gc-interval --no-manual-gc-eval

@@ -252,6 +252,7 @@ def part_seconds(
     elementwise_s = speed.memory_s(work.memory_bytes)
     core = _core_times(workload, gpu, work, speed, is_fused, calibration)
     accumulation_s = gradient_accumulation_s(work.num_params, speed)
+    accumulation_s += apart_gradient_s(work.num_params, speed, training)
     # What is recomputed takes a forward pass once more.
     again = 1.0 if training.recompute == "full" else 0.0
     core_again = 1.0 if training.recompute == "selective" else again
@@ -324,3 +325,17 @@ def update_time_s(state_bytes: float, gpu: GpuType) -> float:
 def gradient_accumulation_s(num_params: int, speed: Speed) -> float:
     """Time adding the gradient of so many weights to the main gradient, in fp32."""
     return speed.memory_s(2.0 * num_params * _MAIN_GRADIENT_BYTES)
+
+
+def apart_gradient_s(num_params: int, speed: Speed, training: TrainingSpec) -> float:
+    """Time what gradients of so many weights take beyond that where products do not add them.
+
+    A product then writes the gradient in its own precision, and the hook of the parameter reads it
+    to add it: `LinearWithGradAccumulationAndAsyncCommunication.backward`
+    (`grad_output.t().matmul`) and `DistributedDataParallel._make_backward_post_hook`
+    (`main_grad.add_`) of Megatron-core 0.19; Transformer Engine's layers write it as well
+    (`fuse_wgrad_accumulation`).
+    """
+    if not training.unfused_gradients:
+        return 0.0
+    return speed.memory_s(2.0 * num_params * training.element_bytes)

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.work.calibration import Calibration
-from megatron_hetero.cost.work.compute import PassTimes, gradient_accumulation_s, speed_of
+from megatron_hetero.cost.work.compute import (
+    PassTimes,
+    apart_gradient_s,
+    gradient_accumulation_s,
+    speed_of,
+)
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.model.blocks import joining_params
 from megatron_hetero.model.spec import ModelSpec, Workload
@@ -71,10 +76,8 @@ def head_times(
     # Backward: two moves in fp32, and the gradient in the job's own elements.
     gradient_s = speed.memory_s(logits * (2 * 4 + element))
     rows = vocab_rows * model.hidden_size // width
-    return PassTimes(
-        products_s + loss_s,
-        2 * products_s + gradient_s + gradient_accumulation_s(rows, speed),
-    )
+    added_s = gradient_accumulation_s(rows, speed) + apart_gradient_s(rows, speed, training)
+    return PassTimes(products_s + loss_s, 2 * products_s + gradient_s + added_s)
 
 
 def head_product(model: ModelSpec, width: int, vocab_rows: int, num_tokens: int) -> Product:
@@ -109,7 +112,5 @@ def joining_times(
     products_s = speed.products_s((joining_product(model, width, tokens),))
     # Two norms, each read and written.
     norms_s = speed.memory_s(4.0 * tokens * model.hidden_size * training.element_bytes)
-    return PassTimes(
-        products_s + norms_s,
-        2 * (products_s + norms_s) + gradient_accumulation_s(weights, speed),
-    )
+    added_s = gradient_accumulation_s(weights, speed) + apart_gradient_s(weights, speed, training)
+    return PassTimes(products_s + norms_s, 2 * (products_s + norms_s) + added_s)

@@ -11,8 +11,9 @@ pipeline stages nothing is gained: Megatron waits for the GPU after each exchang
 
 Counted are calls of PyTorch's dispatcher that reach the GPU, of Megatron-core 0.19
 (`tests/cost/work/test_launches.py` counts its local layer on a CPU).  A narrower shard, a smaller
-micro-batch or a shorter sequence needs as many.  Where attention is fused, the layer is Transformer
-Engine's: norms, biases, activation and rotation are fused with what they stand beside.
+micro-batch or a shorter sequence needs as many.  Transformer Engine's layers fuse norms, biases and
+activation with what these stand beside, but run more Python for each kernel: `host_work` has how
+many operators that Python is worth, and so has the work of experts and of gradients' hooks.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.parameters import attention_matrices
 from megatron_hetero.cost.share import TensorShare
+from megatron_hetero.cost.work import host_work
 from megatron_hetero.cost.work.compute import PassTimes, slowest, uses_flash_attention
 from megatron_hetero.cost.work.profile import Piece, Profile
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
@@ -31,19 +33,17 @@ _EAGER_ROTATION = 7
 """Cosine, sine, negation, concatenation, two products and a sum, of queries and of keys each."""
 _CASTS = 2
 """Casts of scores to fp32 and back, where torch computes the softmax of 16-bit scores."""
-_ROUTER = 8
-"""Product, softmax, top-k, their mask, and the tokens sorted, counted, gathered and put back."""
 _HEAD = (20, 11)
 """Final norm, output layer and vocabulary-parallel cross entropy."""
 
 
 class Launches(NamedTuple):
-    """Operators of the forward and of the backward pass."""
+    """Operators of the forward and of the backward pass; other work of the host in their unit."""
 
-    forward: int
-    backward: int
+    forward: float
+    backward: float
 
-    def plus(self, forward: int, backward: int) -> Launches:
+    def plus(self, forward: float, backward: float) -> Launches:
         """Return so many more."""
         return Launches(self.forward + forward, self.backward + backward)
 
@@ -55,15 +55,18 @@ def layer_launches(
 
     Args:
         share: the GPU's part of its tensor-parallel group.
-        flash: attention is fused, and the layer Transformer Engine's.
+        flash: attention is fused.
         fused: Megatron's own fusions are on (softmax with its mask; bias, dropout and sum; bias and
-            activation), as they are on GPUs; False is for layers of plain torch, with layer norm
-            and GELU.
+            activation), as they are on GPUs, and the layer is what the job names; False is for
+            layers of plain torch, with layer norm and GELU.
     """
     # Attention, MLP, then collectives; recompute launches its part of the forward pass again.
+    engine = fused and not training.local_layers
     core = _core(training, flash, fused)
-    forward = core.plus(*_attention(model, training, share, flash, fused))
-    both = forward.plus(*_mlp(model, training, share, flash, fused))
+    if engine:
+        core = core.plus(*host_work.ATTENTION)
+    forward = core.plus(*_attention(model, training, share, engine, fused))
+    both = forward.plus(*_mlp(model, training, share, engine, fused))
     if share.width > 1:
         both = both.plus(*_communication(training.sequence_parallel))
     again = {"none": 0, "selective": core.forward, "full": both.forward}[training.recompute]
@@ -85,7 +88,7 @@ def _core(training: TrainingSpec, flash: bool, fused: bool) -> Launches:
 
 
 def _attention(
-    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, fused: bool
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, engine: bool, fused: bool
 ) -> Launches:
     """Count norm, projections, rotation and the sum with what went in."""
     # A norm and every projection.
@@ -98,39 +101,88 @@ def _attention(
         found = found.plus(each, each)
     if model.qk_layernorm:
         found = found.plus(2, 2)
+    if engine:
+        # The first projection has the norm in its module; norms of queries and of keys have their
+        # own.
+        norms = 2 if model.qk_layernorm else 0
+        found = found.plus(*host_work.NORM_LINEAR)
+        found = _times(found, host_work.LINEAR, products - 1)
+        found = _times(found, host_work.NORM, norms)
     # Transformer Engine fuses the projection's bias with the product.
-    if not flash and (model.add_bias_linear or model.add_qkv_bias):
+    if not engine and (model.add_bias_linear or model.add_qkv_bias):
         found = found.plus(1, 1)
-    return found.plus(*_residual(model, training, flash, fused))
+    return found.plus(*_residual(model, training, engine, fused))
 
 
-def _residual(model: ModelSpec, training: TrainingSpec, flash: bool, fused: bool) -> Launches:
+def _times(found: Launches, each: host_work.HostWork, number: float) -> Launches:
+    """Add the work of so many."""
+    return found.plus(number * each.forward, number * each.backward)
+
+
+def _residual(model: ModelSpec, training: TrainingSpec, engine: bool, fused: bool) -> Launches:
     """Count bias, dropout and the sum with the input of the part, and the bias's gradient."""
     # Megatron fuses bias, dropout and sum into one kernel; its bias still has a gradient.
     bias = 1 if model.add_bias_linear else 0
     if fused:
-        return Launches(1, 1 + (0 if flash else bias))
+        return Launches(1, 1 + (0 if engine else bias))
     dropout = 1 if training.hidden_dropout else 0
     return Launches(1 + bias + dropout, 1 + bias + dropout)
 
 
 def _mlp(
-    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, fused: bool
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, engine: bool, fused: bool
 ) -> Launches:
     """Count norm, products, activation and the sum with what went in."""
     bias = 1 if model.add_bias_linear else 0
     # Both products and the activation; backward also the first bias's gradient.
-    each = Launches(3 + (0 if fused else bias), 5 + (0 if flash else bias))
-    # Experts in one module are one grouped call; else each launches its own products.
-    is_apart = model.num_experts and not training.grouped_experts
-    number = share.num_experts(model) if is_apart else 1
-    found = Launches(1 + number * each.forward, 1 + number * each.backward)
-    if model.num_experts:
-        found = found.plus(_ROUTER, _ROUTER)
+    each = Launches(3 + (0 if fused else bias), 5 + (0 if engine else bias))
+    dense = each
+    if engine:
+        dense = each.plus(*host_work.NORM_LINEAR).plus(*host_work.LINEAR)
+    found = Launches(1, 1).plus(*_residual(model, training, engine, fused))
+    if not model.num_experts:
+        return found.plus(*dense)
+    # The norm before a router is by itself.
+    found = found.plus(*host_work.ROUTING)
+    if engine:
+        found = found.plus(*host_work.NORM)
+    found = found.plus(*_experts(training, share.num_experts(model), each, engine))
     # A shared expert is one MLP more, and a sum with the result.
     if share.shared_columns:
-        found = found.plus(each.forward + 1, each.backward + 1)
-    return found.plus(*_residual(model, training, flash, fused))
+        found = found.plus(dense.forward + 1, dense.backward + 1)
+    return found
+
+
+def _experts(training: TrainingSpec, number: int, each: Launches, engine: bool) -> Launches:
+    """Count products and activation of a rank's experts.
+
+    Args:
+        number: of experts.
+        each: operators of one of them.
+        engine: the layers are Transformer Engine's.
+    """
+    # One after the other, each launches its own products.
+    if not training.grouped_experts:
+        of_one = each.plus(*host_work.SINGLE_EXPERT) if engine else each
+        return Launches(number * of_one.forward, number * of_one.backward)
+    # One call for all: cuBLAS is still called for each expert (`multi_stream_cublas_gemm` in
+    # Transformer Engine), without Python before it.
+    found = _times(each, host_work.GROUPED_LINEAR, 2)
+    found = _times(found, host_work.GROUPED_EXPERT, 2 * number)
+    calls = host_work.ADDED_GRADIENT * 2 * (number - 1)
+    return found.plus(calls, 2 * calls)
+
+
+def hook_launches(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
+    """Count the work of the hooks of a layer's weights in data parallelism: each adds its gradient,
+    or finds it added by the product.  Norms' and biases' are few, and as long."""
+    matrices = len(attention_matrices(model, share)) + 2 * max(1, share.num_experts(model))
+    if model.num_experts:
+        # The router's, and the shared expert's.
+        matrices += 1 + (2 if share.shared_columns else 0)
+    norms = 2 + (2 if model.qk_layernorm else 0)
+    added = matrices if training.unfused_gradients else 0
+    return (matrices + norms) * host_work.HOOK + (added + norms) * host_work.ADDED_GRADIENT
 
 
 def _communication(sequence_parallel: bool) -> Launches:
@@ -190,6 +242,7 @@ def launching_times(
         else:
             flash = uses_flash_attention(training, gpu)
             launches = layer_launches(model, training, share, flash=flash)
+            launches = launches.plus(0, hook_launches(model, training, share))
         # A profile may have measured the launches of this type's host.
         launch_s = gpu.launch_s if profile is None else profile.launch_s(gpu)
         found.append(PassTimes(launches.forward * launch_s, launches.backward * launch_s))

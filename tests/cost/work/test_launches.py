@@ -17,15 +17,25 @@ from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.share import even_share, member_shares
-from megatron_hetero.cost.work.launches import Launches, head_launches, layer_launches
+from megatron_hetero.cost.work import host_work
+from megatron_hetero.cost.work.compute import speed_of
+from megatron_hetero.cost.work.launches import (
+    Launches,
+    head_launches,
+    hook_launches,
+    layer_launches,
+)
 from megatron_hetero.cost.work.pieces import PieceTimes, price_pieces
 from megatron_hetero.model.spec import TrainingSpec, Workload
 from tests.cost.builders import FAST, INSIDE, estimate_plan, make_cluster, make_workload, place
 
 WORKLOAD = make_workload(hidden_size=512, num_layers=4)
 TRAINING: TrainingSpec = WORKLOAD.training
+RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "host-work.json"
 HOST_S = 1e-3
 """Longer for each operator than any operator of the job runs."""
+LLAMA = {"gated_mlp": True, "add_bias_linear": False}
+PLAIN = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
 SLOW_HOST = replace(FAST, launch_s=HOST_S)
 
 
@@ -43,8 +53,9 @@ def launches(workload: Workload = WORKLOAD, width: int = 1, **changes: object) -
 
 def test_no_pass_is_shorter_than_its_launches() -> None:
     found = pieces()
+    hooks = hook_launches(WORKLOAD.model, TRAINING, even_share(WORKLOAD.model, 1))
     assert found.layer.forward_s == pytest.approx(HOST_S * launches().forward)
-    assert found.layer.backward_s == pytest.approx(HOST_S * launches().backward)
+    assert found.layer.backward_s == pytest.approx(HOST_S * (launches().backward + hooks))
     assert found.head.forward_s == pytest.approx(HOST_S * head_launches(TRAINING, 1).forward)
     # A host that is quick enough changes nothing.
     assert pieces(gpu=replace(FAST, launch_s=1e-9)) == pieces(gpu=FAST)
@@ -62,9 +73,47 @@ def test_a_narrower_shard_and_fewer_tokens_need_as_many(width: int) -> None:
 def test_recomputation_launches_again() -> None:
     plain = launches()
     assert launches(recompute="full") == plain.plus(0, plain.forward)
-    assert launches(recompute="selective") == plain.plus(0, 1)  # fused attention
-    assert pieces(recompute="full").layer.backward_s == pytest.approx(
-        HOST_S * (plain.forward + plain.backward)
+    core = 1 + host_work.ATTENTION.forward  # fused attention
+    assert launches(recompute="selective") == plain.plus(0, core)
+    again_s = pieces(recompute="full").layer.backward_s - pieces().layer.backward_s
+    assert again_s == pytest.approx(HOST_S * plain.forward)
+
+
+def test_a_layer_of_transformer_engine_is_worth_what_was_measured() -> None:
+    """The parts of `host-work` sum to its whole layer, which was measured by itself."""
+    rows = json.loads(RESULT.read_text())["tables"]["parts"]["rows"]
+    measured = {part: (float(f), float(b), int(kernels)) for part, f, b, kernels in rows}
+    own = launches(replace(WORKLOAD, model=replace(WORKLOAD.model, **LLAMA)), **PLAIN)
+    forward, backward, kernels = measured["layer"]
+    assert sum(own) == pytest.approx(forward + backward + kernels, rel=0.1)
+    # And each constant is the table's.
+    for part, constant in (
+        ("norm and linear", host_work.NORM_LINEAR),
+        ("linear", host_work.LINEAR),
+        ("norm", host_work.NORM),
+        ("attention", host_work.ATTENTION),
+    ):
+        assert measured[part][:2] == constant
+    for number in (4, 32):
+        for way in (0, 1):
+            of_module = host_work.GROUPED_LINEAR[way] + number * host_work.GROUPED_EXPERT[way]
+            assert of_module == pytest.approx(measured[f"grouped linear, {number}"][way], rel=0.05)
+
+
+def test_gradients_that_are_added_apart_cost_an_operator_and_their_bytes() -> None:
+    share = even_share(WORKLOAD.model, 1)
+    apart = replace(TRAINING, unfused_gradients=True)
+    more = hook_launches(WORKLOAD.model, apart, share) - hook_launches(
+        WORKLOAD.model, TRAINING, share
+    )
+    assert more == pytest.approx(4 * host_work.ADDED_GRADIENT)
+    # Each of 12 h^2 weights is written and read once more, in the job's own elements.
+    quick = replace(FAST, launch_s=0.0)
+    times = [
+        pieces(gpu=quick, unfused_gradients=given).layer.total_s for given in (True, False)
+    ]
+    assert times[0] - times[1] == pytest.approx(
+        12 * 512**2 * 2 * TRAINING.element_bytes / speed_of(TRAINING, quick).memory_bytes_per_s
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 from typing import get_args
@@ -135,10 +136,18 @@ def test_grouped_experts_are_one_call_and_cost_no_launch_each() -> None:
     assert works[0].memory_bytes == works[1].memory_bytes
     assert [p.is_grouped for p in works[1].products] == [False, True, True]
     assert layer_times(grouped, gpu, 1).total_s < layer_times(apart, gpu, 1).total_s
-    few, many = (
-        layer_launches(job.model, job.training, share, flash=True) for job in (grouped, apart)
+    # With local layers, an expert apart launches its products and its activation, and its bias.
+    few, many, of_one = (
+        layer_launches(
+            replace(job.model, num_experts=number),
+            replace(job.training, local_layers=True),
+            share,
+            flash=True,
+        )
+        for job, number in ((grouped, 64), (apart, 64), (apart, 1))
     )
-    assert many.forward - few.forward == 63 * 3 and many.backward - few.backward == 63 * 5
+    assert many.forward - of_one.forward == 63 * 3 and many.backward - of_one.backward == 63 * 6
+    assert few.forward < many.forward / 2 and few.backward < many.backward / 2
 
 
 def test_the_tables_of_experts_are_predicted() -> None:
