@@ -53,12 +53,9 @@ def run_ranks(
 def _start(
     words: Sequence[str], rank: int, num_ranks: int, folder: Path, variables: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    # Megatron asks for one connection with tensor parallelism.
-    connections = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if num_ranks > 1 else {}
     environment = {
         **os.environ,
         **rank_environment(rank, num_ranks, str(folder / "store")),
-        **connections,
         "MASTER_ADDR": "127.0.0.1",
         **variables,
     }

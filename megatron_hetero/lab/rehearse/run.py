@@ -49,6 +49,7 @@ RANK_BYTES = 400 << 20
 RANKS_PER_CORE = 16
 """Most ranks per core; with more the turns, and so the time scale, become too long."""
 TIMEOUT_S = 1800.0
+"""Limit on the whole rehearsal, and on each phase of its stretched steps."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +245,8 @@ class _RehearsalJob:
             "--eval-interval=1000000",
             "--num-workers=0",
             "--distributed-timeout-minutes=20",
+            # A stretched phase may last minutes without standing still; the job has a limit.
+            f"--hetero-stall-limit={TIMEOUT_S:.0f}",
         )
 
         def train(rank: int) -> None:

@@ -85,6 +85,33 @@ class BucketViews:
             offset += view.numel()
 
 
+def bucket_order(
+    buckets: Sequence[Sequence[torch.nn.Parameter]],
+) -> Callable[[torch.nn.Parameter], tuple[bool, tuple[int, int]]]:
+    """Return the sort key of parameters whose memory is dealt out bucket by bucket.
+
+    Parameters wholly in one bucket come first, in the bucket's order, so that the bucket is
+    adjacent. Parameters cut into several buckets follow, by their first slices.
+
+    Args:
+        buckets: [bucket][slice] -> parameter of the slice.
+    """
+    # Parameter -> its slices, as (bucket, index in the bucket).
+    places: dict[torch.nn.Parameter, list[tuple[int, int]]] = {}
+    for number, bucket in enumerate(buckets):
+        for index, parameter in enumerate(bucket):
+            places.setdefault(parameter, []).append((number, index))
+
+    def key(parameter: torch.nn.Parameter) -> tuple[bool, tuple[int, int]]:
+        # A parameter that no bucket has is frozen, or equal on its holders by itself.
+        slices = places.get(parameter)
+        if slices is None:
+            return True, (0, 0)
+        return slices[0][0] != slices[-1][0], slices[0]
+
+    return key
+
+
 def arrange(
     model: Iterable[Any],
     buckets: Sequence[Bucket],
@@ -100,25 +127,7 @@ def arrange(
         buckets: buckets of this rank, in order.
         parameters: the rank's parameters by global name.
     """
-    # Buckets in which each parameter has slices, in their order.
-    places: dict[torch.nn.Parameter, list[int]] = {}
-    for number, bucket in enumerate(buckets):
-        for piece in bucket.slices:
-            places.setdefault(parameters[piece.name], []).append(number)
-    # Place of each parameter's first slice: bucket, then index in it.
-    position = {
-        parameters[piece.name]: (number, index)
-        for number, bucket in enumerate(buckets)
-        for index, piece in reversed(list(enumerate(bucket.slices)))
-    }
-
-    # Parameters wholly in one bucket come first, in the bucket's order, so that the bucket is
-    # adjacent.
-    def key(parameter: torch.nn.Parameter) -> tuple[bool, tuple[int, int]]:
-        numbers = places.get(parameter, [])
-        is_in_one_bucket = len(numbers) > 0 and numbers[0] == numbers[-1]
-        return not is_in_one_bucket, position.get(parameter, (0, 0))
-
+    key = bucket_order([[parameters[piece.name] for piece in b.slices] for b in buckets])
     # Deal the buffer's memory out anew in that order.
     for chunk in model:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):

@@ -261,7 +261,8 @@ def rank_environment(
         rank: the rank of the process.
         num_ranks: ranks of the job, all on this machine.
         store: path of the file through which the ranks meet.
-        num_cards: GPUs that a process here sees; 0 on a CPU.
+        num_cards: GPUs that the ranks share; 0 on a CPU, or where each rank has what it sees and
+            may compute fp32 as the user's job does.
     """
     shared = 0 < num_cards < num_ranks
     return {
@@ -273,18 +274,16 @@ def rank_environment(
         LOCAL_STORE: store,
         "GLOO_SOCKET_IFNAME": "lo",
         **unfinished.RECORD,
-        **(_on_cards() if num_cards else {}),
+        **(_connections() if num_ranks > 1 else {}),
+        # fp32 is to be fp32: Transformer Engine asks cuBLAS for TF32 (`cublaslt_gemm.cu`).
+        **({"NVIDIA_TF32_OVERRIDE": "0"} if num_cards else {}),
         **(_ON_A_SHARED_CARD | {"NCCL_HOSTID": f"rank-{rank}"} if shared else {}),
     }
 
 
-def _on_cards() -> Mapping[str, str]:
-    return {
-        # Megatron insists on one for tensor and context parallelism; a user's own choice stays.
-        CONNECTIONS_VARIABLE: os.environ.get(CONNECTIONS_VARIABLE, "1"),
-        # fp32 is to be fp32: Transformer Engine asks cuBLAS for TF32 (`cublaslt_gemm.cu`).
-        "NVIDIA_TF32_OVERRIDE": "0",
-    }
+def _connections() -> Mapping[str, str]:
+    # Megatron insists on one for tensor and context parallelism; a user's own choice stays.
+    return {CONNECTIONS_VARIABLE: os.environ.get(CONNECTIONS_VARIABLE, "1")}
 
 
 _ON_A_SHARED_CARD = {

@@ -16,6 +16,7 @@ from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.faults.limits import DEFAULT_STALL_S
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, SLOW, make_cluster
@@ -96,6 +97,17 @@ def test_stock_megatrons_interleaved_stages_are_rehearsed(
             for s in (stage, predicted)
         ]
         assert orders[0] == orders[1]
+
+
+@pytest.mark.slow
+def test_a_stretched_phase_may_last_longer_than_training_stands_still(tmp_path: Path) -> None:
+    """The watch of a job allows 40 s, and knows nothing of the time scale."""
+    plan, wait_s = mixed_plan(1), DEFAULT_STALL_S + 8
+    operations = simulate_plan(plan, mixed_cluster()).stages[0][0].operations
+    forward, backward, _ = operations
+    scale = wait_s / (backward.start_s - forward.end_s)
+    found = run(plan, tmp_path, time_scale=scale)
+    assert found.time_scale == scale and abs(found.error) < 0.03
 
 
 def test_a_stock_plan_with_buffered_sends_is_rehearsed_in_our_runtime(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def run(folder: Path, *functions: Callable[[int], None], timeout_s: float = 60) 
 
 def test_each_job_has_a_world_of_its_own(tmp_path: Path) -> None:
     def tell(rank: int) -> None:
-        print(*[os.environ[name] for name in rank_environment(rank, 2, "")], flush=True)
+        print(*[os.environ[name] for name in rank_environment(rank, 1, "")], flush=True)
 
     polls: list[float] = []
     jobs = [LocalJob("a", 2, tell, tmp_path / "a"), LocalJob("b", 1, tell, tmp_path / "b")]
@@ -166,13 +166,13 @@ def test_ranks_share_the_cards_of_a_machine_that_has_too_few() -> None:
         assert alone["LOCAL_RANK"] == "2" and "NCCL_HOSTID" not in alone
 
 
-def test_ranks_on_cards_have_one_connection_unless_the_user_says_another(
+def test_ranks_have_one_connection_unless_the_user_says_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Megatron refuses tensor and context parallelism with any other number before Blackwell."""
     monkeypatch.delenv(CONNECTIONS_VARIABLE, raising=False)
-    assert CONNECTIONS_VARIABLE not in rank_environment(0, 2, "store", num_cards=0)
-    for num_cards in (1, 2):
+    assert CONNECTIONS_VARIABLE not in rank_environment(0, 1, "store", num_cards=1)
+    for num_cards in (0, 1, 2):
         assert rank_environment(0, 2, "store", num_cards)[CONNECTIONS_VARIABLE] == "1"
     monkeypatch.setenv(CONNECTIONS_VARIABLE, "8")
     assert rank_environment(0, 2, "store", num_cards=1)[CONNECTIONS_VARIABLE] == "8"

@@ -3,7 +3,7 @@ or both: how far predictions are off.
 
     python tools/bench rehearse-exchange > exchange.md
 
-Four plans (two of unlike replicas, one of unlike widths, one that stock Megatron runs) on three of
+Four plans (two of unlike replicas, one of unlike widths, one that stock Megatron runs) on two of
 the clusters of `rehearse`, each with three choices of flags.
 """
 
@@ -35,8 +35,11 @@ CASES = {
         "benchmarks/rehearsal/three-sites.yaml",
         "tp1:13,tp1:11 @4 | tp1:8,tp1:8,tp1:8 @4",
     ),
-    "unlike widths": ("examples/rtx3080-rtx4090/cluster.yaml", "tp2:24 @4 | tp1:24 @4"),
-    "stock": ("examples/rtx3080-rtx4090/cluster.yaml", "tp1:10,tp1:14 @4 | tp1:10,tp1:14 @4"),
+    "unlike widths": ("benchmarks/rehearsal/three-types.yaml", "tp2:24 @4 | tp1:24 @4"),
+    "stock": (
+        "benchmarks/rehearsal/three-types.yaml",
+        "tp1:10,tp1:14 @4 | tp1:10,tp1:14 @4",
+    ),
 }
 FLAGS = {
     "overlap": ("--overlap-grad-reduce",),

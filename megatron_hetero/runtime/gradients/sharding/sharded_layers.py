@@ -23,6 +23,7 @@ import torch
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.gradients.memory import bucket_order
 from megatron_hetero.runtime.gradients.sharding.optimizer_shards import Rows
 from megatron_hetero.runtime.gradients.sharding.sharded_buckets import Sent, ShardedBucket
 
@@ -89,14 +90,12 @@ class ShardedLayer:
         self.buckets = tuple(buckets)
         self._weight = weight
         self.parameters = [p for p in module.parameters() if getattr(p, _MARK, False)]
-        # Order the parameters as their slices lie in the buckets.
-        # Parameter -> (bucket, place in the bucket).
-        position = {
-            bucket.views.parameter(Rows(piece, 0, 0)): (number, index)
-            for number, bucket in enumerate(self.buckets)
-            for index, piece in reversed(list(enumerate(bucket.views.slices)))
-        }
-        self.parameters.sort(key=lambda p: position[p])
+        # Buckets of whole parameters are ranges of the layer's memory, and need no copies.
+        of_slices = [
+            [each.views.parameter(Rows(piece, 0, 0)) for piece in each.views.slices]
+            for each in self.buckets
+        ]
+        self.parameters.sort(key=bucket_order(of_slices))
         # One flat tensor for all, so that one call frees or makes the layer's weights.
         self._flat = torch.cat([p.data.reshape(-1) for p in self.parameters])
         for parameter, part in zip(self.parameters, self._parts(self._flat), strict=True):
