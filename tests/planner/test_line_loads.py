@@ -304,7 +304,8 @@ def test_a_line_is_not_counted_for_every_pair_of_nodes(tmp_path: Path) -> None:
         pipelines[shared] = run.pipelines_s
     assert busy["pair"] == pytest.approx(crossed_s)
     assert busy["none"] == pytest.approx(busy["pair"] / 2)
-    assert pipelines["pair"] > 1.5 * pipelines["none"]
+    # The line takes longer than all else of the pipelines, where it is one.
+    assert pipelines["none"] < busy["pair"] < pipelines["pair"]
 
 
 BUDGET = Described(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
@@ -14,6 +13,7 @@ from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, StageCost
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.pieces import PieceTimes
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import Workload
 from tools.referees.costs import RefereeCosts, check_expressible
 from tools.referees.sailor import (
@@ -32,7 +32,7 @@ from tools.referees.waiting.rules import FillRules
 _STATES = {"weights": 4, "gradients": 4, "optimizer": 8, "buffers": STATE_BYTES - 16}
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class LockstepCost(PlacementCost):
     """A step whose like replicas wait for each other at every stage."""
 

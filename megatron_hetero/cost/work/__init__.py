@@ -5,6 +5,7 @@ compute      the analytic model of a layer
 ends         the same of the embedding and the head
 layer_work   products and memory traffic of the parts of a layer
 launches     operators that the host launches for a piece
+host_work    work of the host beyond what it launches, in units of an operator
 products     seconds of a matrix product, by measured tables
 under_products  exchanges of a tensor-parallel group that hide under products
 calibration  what GPUs reach of their peaks, from published tables

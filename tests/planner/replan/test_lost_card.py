@@ -15,7 +15,7 @@ from megatron_hetero.planner.replan.replanning import replan
 from tests.cost.builders import make_workload
 from tests.planner.replan.test_replanning import check
 
-WORKLOAD = make_workload(num_layers=6, hidden_size=1024, global_batch_size=24)
+WORKLOAD = make_workload(num_layers=6, hidden_size=2048, global_batch_size=24)
 CARDS = "{type: RTX-4090, count: 1}, {type: RTX-3090, count: 2}"
 
 
