@@ -177,7 +177,7 @@ BUS = ("00000000:01:00.0", "00000000:21:00.0", "00000000:22:00.0")
 
 @cache
 def boxed_plan(source: str, path: Path) -> Plan:
-    workload = make_workload(num_layers=8, global_batch_size=16, hidden_size=1024)
+    workload = make_workload(num_layers=8, global_batch_size=16, hidden_size=2048)
     return plan_and_explain(load_cluster(path), workload)[0]
 
 

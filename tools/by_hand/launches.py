@@ -1,7 +1,8 @@
-"""Operators that the host launches for a pass, and 53 us for each: no pass ends sooner.
+"""Work of the host for a pass, in operators of 53 us: no pass ends sooner.
 
-Counted from the equations of a layer as docs/cost-model.md says: what one kernel computes counts
-once, a product's backward pass twice.
+Counted from the equations of a layer and the table of docs/cost-model.md: a module of Transformer
+Engine takes what was measured of its Python, and 0.2 for each kernel behind it; an operator of
+Megatron's own counts once.
 """
 
 from __future__ import annotations
@@ -9,38 +10,62 @@ from __future__ import annotations
 from tools.by_hand.paper import Job
 
 HOST_S = 53e-6
+_KERNEL = _HOOK = 0.2
 
-Counts = tuple[int, int]
+Counts = tuple[float, float]
 """Forward, backward."""
+
+_NORM_LINEAR = 3.8 + 2 * _KERNEL, 4.1 + 3 * _KERNEL
+_LINEAR = 3.2 + _KERNEL, 4.1 + 2 * _KERNEL
+_NORM = 4.8 + _KERNEL, 4.0 + _KERNEL
+_ATTENTION = 11.2 + _KERNEL, 2.5 + _KERNEL
+_EXPERT = 2.2 + 2 * _KERNEL, 4.4 + 4 * _KERNEL
+_ROUTING = 17.5, 8.5
 
 
 def core(job: Job, is_old: bool) -> Counts:
     """Count the attention between the projections: one kernel, or scores, softmax, context and a
     copy, with four products, softmax and two scalings on the way back; dropout once each way."""
-    if not is_old:
-        return 1, 1
     dropped = int(job.attention_dropout)
-    return 4 + dropped, 7 + dropped
+    kernels = (4 + dropped, 7 + dropped) if is_old else (1, 1)
+    if job.is_local:
+        return kernels
+    return _sum([_ATTENTION, kernels]) if is_old else _ATTENTION
 
 
 def layer(job: Job, width: int, is_old: bool) -> Counts:
     """Count two norms, two sums, four products, an activation and the attention, and the
-    collectives of a group; biases are separate on old cards."""
-    inside, inside_back = core(job, is_old)
-    mlps = job.experts or 1
-    forward = 2 + 2 + 2 + 3 * mlps + inside
-    # The parts of the first projection are put together again.
-    backward = 2 + 2 + 4 + 1 + 5 * mlps + inside_back
-    if job.experts:  # the router, and the tokens sorted and put back
-        forward, backward = forward + 8, backward + 8
+    collectives of a group; biases are separate in local layers."""
+    # A sum after each half; backward the parts of the first projection are put together again.
+    parts: list[Counts] = [core(job, is_old), (2, 2), (0, 1)]
+    number = job.experts or 1
+    parts += [(1, 1)] * number
+    if job.is_local:
+        parts += [(2, 4), (2, 2), *[(2, 4)] * number]
+    elif job.experts:
+        parts += [_NORM_LINEAR, _LINEAR, _NORM, *[_EXPERT] * number]
+    else:
+        parts += [_NORM_LINEAR, _LINEAR] * 2
+    if job.experts:
+        parts.append(_ROUTING)
     if job.is_rope:
-        forward, backward = forward + 2, backward + 2
-    if is_old and job.has_bias:
-        forward, backward = forward + 1, backward + 4
+        parts.append((2, 2))
+    if job.is_local and job.has_bias:
+        parts.append((1, 4))
     if width > 1:
-        more = (4, 6) if job.sequence_parallel else (2, 2)
-        forward, backward = forward + more[0], backward + more[1]
-    return forward, backward
+        parts.append((4, 6) if job.sequence_parallel else (2, 2))
+    return _sum(parts)
+
+
+def hooks(job: Job) -> float:
+    """Count the hooks of data parallelism in a layer: one for each matrix and each norm; that of a
+    norm adds the gradient."""
+    matrices = 2 + 2 * (job.experts or 1) + (1 if job.experts else 0)
+    return (matrices + 2) * _HOOK + 2 * _KERNEL
+
+
+def _sum(parts: list[Counts]) -> Counts:
+    return sum(part[0] for part in parts), sum(part[1] for part in parts)
 
 
 def words(job: Job, width: int) -> Counts:

@@ -17,7 +17,8 @@ _NOT_BY_HAND = (
     "--qk-layernorm", "--add-qkv-bias", "--fp8-format", "--fp8-hybrid", "--multi-latent-attention",
     "--moe-shared-expert-intermediate-size", "--moe-layer-freq", "--squared-relu",
     "--grad-reduce-in-bf16", "--mtp-num-layers", "--no-bias-swiglu-fusion", "--rotary-percent",
-    "--use-distributed-optimizer-fp8", "--moe-router-topk-limited-devices",
+    "--use-distributed-optimizer-fp8", "--moe-router-topk-limited-devices", "--moe-grouped-gemm",
+    "--no-gradient-accumulation-fusion",
 )  # fmt: skip
 
 
@@ -42,6 +43,7 @@ class Job:
     has_bias: bool
     is_tied: bool
     is_rope: bool
+    is_local: bool
     hidden_dropout: bool
     attention_dropout: bool
     element: int
@@ -136,6 +138,7 @@ def read_job(args: Sequence[str]) -> Job:
         has_bias="--disable-bias-linear" not in found,
         is_tied="--untie-embeddings-and-output-weights" not in found,
         is_rope=found.get("--position-embedding-type") == "rope",
+        is_local=found.get("--transformer-impl") == "local",
         hidden_dropout=float(found.get("--hidden-dropout", 0.1)) > 0,
         attention_dropout=float(found.get("--attention-dropout", 0.1)) > 0,
         element=4 if precision == "fp32" else 2,

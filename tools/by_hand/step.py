@@ -71,13 +71,15 @@ def stage_pass(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _Pas
         )
 
     counts = launches.layer(job, width, is_old)
+    # With the hooks of its weights a pass takes longer; a pass that is done again has no hooks.
+    hooked = counts[0], counts[1] + launches.hooks(job)
     # Attention and the MLP; of experts nothing hides.
     more = 2 * given, 2 * output + back(column.attention) + back(column.mlp)
     full = stage.recompute == "full"
     repeated = counts[0] if full else launches.core(job, is_old)[0]
-    kept = slowest("layer", more, counts)
+    kept = slowest("layer", more, hooked)
     again = slowest(
-        "again", (more[0], more[1] + 2 * given * full), (counts[0], counts[1] + repeated)
+        "again", (more[0], more[1] + 2 * given * full), (hooked[0], hooked[1] + repeated)
     )
     num_again = stage.recomputed if stage.recompute in ("full", "selective") else 0
     forward = (stage.layers - num_again) * kept.forward + num_again * again.forward

@@ -62,9 +62,7 @@ def layer_launches(
     """
     # Attention, MLP, then collectives; recompute launches its part of the forward pass again.
     engine = fused and not training.local_layers
-    core = _core(training, flash, fused)
-    if engine:
-        core = core.plus(*host_work.ATTENTION)
+    core = _core(training, flash, engine, fused)
     forward = core.plus(*_attention(model, training, share, engine, fused))
     both = forward.plus(*_mlp(model, training, share, engine, fused))
     if share.width > 1:
@@ -73,13 +71,14 @@ def layer_launches(
     return both.plus(0, again)
 
 
-def _core(training: TrainingSpec, flash: bool, fused: bool) -> Launches:
+def _core(training: TrainingSpec, flash: bool, engine: bool, fused: bool) -> Launches:
     """Count scores, softmax, dropout and context."""
+    chosen = Launches(*host_work.ATTENTION) if engine else Launches(0, 0)
     if flash:
-        return Launches(1, 1)
+        return chosen if engine else Launches(1, 1)
     # Two products, softmax, a copy in the layout of the projection; backward four products, two
     # scalings, softmax.
-    core = Launches(4, 7)
+    core = chosen.plus(4, 7)
     if not fused:  # the mask; of fp32 scores torch also copies the gradient of a view
         # Scores in 16 bits are cast for the softmax; each cast has a gradient.
         casts = 0 if training.precision == "fp32" else _CASTS
@@ -91,32 +90,32 @@ def _attention(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, engine: bool, fused: bool
 ) -> Launches:
     """Count norm, projections, rotation and the sum with what went in."""
-    # A norm and every projection.
     products = len(attention_matrices(model, share))
-    # Backward two products each, and the parts of the projection put together again.
-    found = Launches(1 + products, 1 + 2 * products + 1)
+    norms = 2 if model.qk_layernorm else 0
+    if engine:
+        # The first projection has the norm in its module.
+        found = Launches(*host_work.NORM_LINEAR)
+        found = _times(found, host_work.LINEAR, products - 1)
+        found = _times(found, host_work.NORM, norms)
+    else:
+        # A norm and every projection, backward two products each.
+        found = Launches(1 + products + norms, 1 + 2 * products + norms)
+    # Backward the parts of the projection are put together again.
+    found = found.plus(0, 1)
     if model.is_rotary:
         # Queries and keys: one fused kernel each, or torch's own operations.
         each = 2 * (_EAGER_ROTATION if not fused else 1)
         found = found.plus(each, each)
-    if model.qk_layernorm:
-        found = found.plus(2, 2)
-    if engine:
-        # The first projection has the norm in its module; norms of queries and of keys have their
-        # own.
-        norms = 2 if model.qk_layernorm else 0
-        found = found.plus(*host_work.NORM_LINEAR)
-        found = _times(found, host_work.LINEAR, products - 1)
-        found = _times(found, host_work.NORM, norms)
     # Transformer Engine fuses the projection's bias with the product.
     if not engine and (model.add_bias_linear or model.add_qkv_bias):
         found = found.plus(1, 1)
     return found.plus(*_residual(model, training, engine, fused))
 
 
-def _times(found: Launches, each: host_work.HostWork, number: float) -> Launches:
+def _times(found: Launches, each: tuple[float, float], number: float) -> Launches:
     """Add the work of so many."""
-    return found.plus(number * each.forward, number * each.backward)
+    forward, backward = each
+    return found.plus(number * forward, number * backward)
 
 
 def _residual(model: ModelSpec, training: TrainingSpec, engine: bool, fused: bool) -> Launches:
@@ -134,43 +133,31 @@ def _mlp(
 ) -> Launches:
     """Count norm, products, activation and the sum with what went in."""
     bias = 1 if model.add_bias_linear else 0
-    # Both products and the activation; backward also the first bias's gradient.
-    each = Launches(3 + (0 if fused else bias), 5 + (0 if engine else bias))
-    dense = each
+    activation = Launches(1, 1)
+    # Both products; backward also the first bias's gradient.
+    products = Launches(2 + (0 if fused else bias), 4 + bias)
     if engine:
-        dense = each.plus(*host_work.NORM_LINEAR).plus(*host_work.LINEAR)
-    found = Launches(1, 1).plus(*_residual(model, training, engine, fused))
+        products = Launches(0, 0).plus(*host_work.LINEAR).plus(*host_work.LINEAR)
+    found = _residual(model, training, engine, fused)
     if not model.num_experts:
-        return found.plus(*dense)
+        if engine:
+            # The first product has the norm in its module.
+            return found.plus(*activation).plus(*host_work.NORM_LINEAR).plus(*host_work.LINEAR)
+        return found.plus(1, 1).plus(*activation).plus(*products)
     # The norm before a router is by itself.
-    found = found.plus(*host_work.ROUTING)
-    if engine:
-        found = found.plus(*host_work.NORM)
-    found = found.plus(*_experts(training, share.num_experts(model), each, engine))
+    found = found.plus(*(host_work.NORM if engine else (1, 1))).plus(*host_work.ROUTING)
+    single = Launches(*host_work.SINGLE_EXPERT) if engine else products
+    number = share.num_experts(model)
+    if training.grouped_experts:
+        # One call for all, which has work for each.
+        found = _times(found.plus(*activation), host_work.GROUPED_LINEAR, 2)
+        found = _times(found, host_work.GROUPED_EXPERT, 2 * number)
+    else:
+        found = _times(found, single.plus(*activation), number)
     # A shared expert is one MLP more, and a sum with the result.
     if share.shared_columns:
-        found = found.plus(dense.forward + 1, dense.backward + 1)
+        found = found.plus(1, 1).plus(*activation).plus(*products)
     return found
-
-
-def _experts(training: TrainingSpec, number: int, each: Launches, engine: bool) -> Launches:
-    """Count products and activation of a rank's experts.
-
-    Args:
-        number: of experts.
-        each: operators of one of them.
-        engine: the layers are Transformer Engine's.
-    """
-    # One after the other, each launches its own products.
-    if not training.grouped_experts:
-        of_one = each.plus(*host_work.SINGLE_EXPERT) if engine else each
-        return Launches(number * of_one.forward, number * of_one.backward)
-    # One call for all: cuBLAS is still called for each expert (`multi_stream_cublas_gemm` in
-    # Transformer Engine), without Python before it.
-    found = _times(each, host_work.GROUPED_LINEAR, 2)
-    found = _times(found, host_work.GROUPED_EXPERT, 2 * number)
-    calls = host_work.ADDED_GRADIENT * 2 * (number - 1)
-    return found.plus(calls, 2 * calls)
 
 
 def hook_launches(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
@@ -182,7 +169,7 @@ def hook_launches(model: ModelSpec, training: TrainingSpec, share: TensorShare) 
         matrices += 1 + (2 if share.shared_columns else 0)
     norms = 2 + (2 if model.qk_layernorm else 0)
     added = matrices if training.unfused_gradients else 0
-    return (matrices + norms) * host_work.HOOK + (added + norms) * host_work.ADDED_GRADIENT
+    return (matrices + norms) * host_work.HOOK + (added + norms) * host_work.KERNEL
 
 
 def _communication(sequence_parallel: bool) -> Launches:
