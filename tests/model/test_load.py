@@ -94,18 +94,23 @@ def test_model_flags(flags: str, changes: dict[str, object]) -> None:
         ),
         ("--attention-backend flash", {}),
         ("--attention-backend unfused", {"flash_attention": False}),
-        ("--transformer-impl local", {"flash_attention": False}),
+        ("--transformer-impl local", {"local_layers": True, "flash_attention": False}),
         (
             "--transformer-impl local --attention-dropout 0",
-            {"flash_attention": False, "attention_dropout": 0.0, "fused_scores": "divided"},
+            {
+                "local_layers": True,
+                "flash_attention": False,
+                "attention_dropout": 0.0,
+                "fused_scores": "divided",
+            },
         ),
         (
             "--transformer-impl local --attention-dropout 0 --attention-backend unfused",
-            {"flash_attention": False, "attention_dropout": 0.0},
+            {"local_layers": True, "flash_attention": False, "attention_dropout": 0.0},
         ),
         (
             "--transformer-impl local --attention-dropout 0 --softmax-type off-by-one",
-            {"flash_attention": False, "attention_dropout": 0.0},
+            {"local_layers": True, "flash_attention": False, "attention_dropout": 0.0},
         ),
     ],
 )
