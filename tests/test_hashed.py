@@ -1,11 +1,13 @@
-"""Objects that remember their hash."""
+"""Objects that are made quickly, and objects that remember their hash."""
 
 from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, replace
 
-from megatron_hetero.hashed import hashed_once
+import pytest
+
+from megatron_hetero.hashed import hashed_once, value
 
 
 class Counted:
@@ -42,3 +44,32 @@ def test_a_changed_copy_and_one_of_another_process_have_hashes_of_their_own() ->
     pair = Pair(Counted(), 3)
     assert hash(replace(pair, other=4)) != hash(pair)
     assert "_hash" not in pickle.loads(pickle.dumps(pair)).__dict__
+
+
+@value(frozen=True, slots=True)
+class Point:
+    """A place."""
+
+    x: int
+    y: int = 0
+
+
+@value(frozen=True, eq=False)
+class Token:
+    """Equal to itself alone."""
+
+    name: str
+
+
+@pytest.mark.parametrize("given", [(1, 2), (1, 0)])
+def test_values_compare_and_hash_as_their_fields_do(given: tuple[int, int]) -> None:
+    point = Point(*given)
+    assert point == Point(*given) != replace(point, x=9)
+    assert hash(point) == hash(Point(*given)) == hash(given)
+    assert not hasattr(point, "__dict__")
+
+
+def test_values_without_equality_are_told_apart_by_identity() -> None:
+    one, other = Token("a"), Token("a")
+    assert one != other
+    assert len({one, other, one}) == 2

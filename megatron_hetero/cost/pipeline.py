@@ -55,28 +55,53 @@ def stage_ends_s(
     >>> stage_ends_s([PassTimes(1.0, 2.0)] * 2, [no_hop], [no_hop], 2)
     (9.0, 7.0)
     """
-    num_stages = len(stages)
+    return ends_s(
+        [stage.forward_s for stage in stages],
+        [stage.backward_s for stage in stages],
+        in_rows(forward_hops),
+        in_rows(backward_hops),
+        num_micro_batches,
+        launch_counts,
+    )
+
+
+Hops = tuple[list[float], list[float]]
+"""Seconds for which each boundary is busy, and its latency, shape [stage - 1] both."""
+
+
+def in_rows(hops: Sequence[BoundaryTime]) -> Hops:
+    """Return the seconds of boundaries in rows, as `ends_s` takes them."""
+    return [hop.serialisation_s for hop in hops], [hop.latency_s for hop in hops]
+
+
+def ends_s(
+    forward_s: list[float],
+    backward_s: list[float],
+    forward_hops: Hops,
+    backward_hops: Hops,
+    num_micro_batches: int,
+    launch_counts: Sequence[int] | None,
+) -> tuple[float, ...]:
+    """Return `stage_ends_s`, from rows: quicker for who asks again and again.
+
+    Args:
+        forward_s, backward_s: seconds of one micro-batch, shape [stage].
+        forward_hops, backward_hops: as of `stage_ends_s`, in rows.
+        num_micro_batches: of the replica in a step.
+        launch_counts: as of `stage_ends_s`.
+    """
+    num_stages = len(forward_s)
     if num_stages == 1:
-        return (num_micro_batches * stages[0].total_s,)
+        return (num_micro_batches * (forward_s[0] + backward_s[0]),)
     # 1F1B's own counts unless others are given.
     counts = launch_counts or [min(num_stages - i, num_micro_batches) for i in range(num_stages)]
-    forward_s = [s.forward_s for s in stages]
-    backward_s = [s.backward_s for s in stages]
     # The compiled kernel does the same, faster.
     if KERNELS is not None:
-        return KERNELS.stage_ends(
-            forward_s,
-            backward_s,
-            [h.serialisation_s for h in forward_hops],
-            [h.latency_s for h in forward_hops],
-            [h.serialisation_s for h in backward_hops],
-            [h.latency_s for h in backward_hops],
-            num_micro_batches,
-            counts,
-        )
+        rows = (forward_s, backward_s, *forward_hops, *backward_hops)
+        return KERNELS.stage_ends(*rows, num_micro_batches, counts)
     last = num_stages - 1
-    forward_hop = [(h.serialisation_s, h.latency_s) for h in forward_hops]
-    backward_hop = [(h.serialisation_s, h.latency_s) for h in backward_hops]
+    forward_hop = list(zip(*forward_hops, strict=True))
+    backward_hop = list(zip(*backward_hops, strict=True))
     # State: when each stage and each direction of a hop is free again.
     free_at = [0.0] * num_stages
     forward_link_free_at = [0.0] * last

@@ -303,13 +303,13 @@ class UnitPrices(Variants):
 
     def stage_hop(self, senders: PlacedStage, receivers: PlacedStage) -> BoundaryTime:
         """Time one crossing from a stage to another."""
-        # Division of the sequence and precision on either side decide what travels between whom.
-        context = senders.context_parallel, receivers.context_parallel
-        tokens = self._uneven_tokens(senders), self._uneven_tokens(receivers)
-        own = senders.precision, receivers.precision
         # A plain boundary shares its price with `hop`.
+        context = senders.context_parallel, receivers.context_parallel
+        own = senders.precision, receivers.precision
         if context == (1, 1) and own == (None, None):
             return self.hop(senders.devices, receivers.devices)
+        # Division of the sequence and precision on either side decide what travels between whom.
+        tokens = self._uneven_tokens(senders), self._uneven_tokens(receivers)
         key = (
             *self._ends(senders.devices),
             "to",

@@ -191,7 +191,7 @@ class Problem:
         """Return what is trained."""
         return self.costs.workload
 
-    @property
+    @cached_property
     def num_layers(self) -> int:
         """Decoder layers of the model."""
         return self.workload.model.num_layers

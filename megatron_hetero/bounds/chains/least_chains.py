@@ -34,11 +34,12 @@ MAX_NUMBERS = 50_000
 
 @dataclass(frozen=True)
 class _Stages:
-    """Seconds of the stages of one place, shape [layers, kind, stages to the last - 1, range, ...]:
-    for a whole step, and for a micro-batch."""
+    """Seconds of the stages of one place, shape [layers, kind, stages to the last - 1, range]: for
+    a whole step, and for a micro-batch; `further` are those with stages behind, [layers, row]."""
 
     own_s: Singles
-    time_s: Singles
+    further_own_s: Singles
+    further_time_s: Singles
     most_layers: int
 
 
@@ -125,20 +126,24 @@ class ChainTimes:
         shape = (num, self.depth, ranges.shape[1], *self.shape)
         # [layers held, kind in front, stages from that one to the last - 2, range, *shape]
         behind = _infinite((total, num, self.depth - 1, *shape[2:]))
+        # [layers that are not behind - 1, row]: the row of `behind`, for the most layers first.
+        num_rows = int(np.prod(behind.shape[1:4]))
+        table = np.arange(total * num_rows, dtype=np.int32).reshape(total, num_rows)
+        rows: Rows = np.ascontiguousarray(table[::-1])
         boundaries = self._boundaries(ranges[1])
         # From the end of the model on: `behind[held]` is complete before any longer chain reads it.
         for held in range(1, total):
             found = _infinite(shape)
             self._begin(found[:, 0], last, held)
             if held > 1:
-                self._take(found[:, 1:], self._best(inner, behind, held))
+                self._take(found[:, 1:], self._best(inner, behind, rows, held))
             behind[held] = self._crossed(found, boundaries)
         # The whole model: a single stage, or a first stage in front of the best rest.
         least = _infinite((num, *shape[2:]))
         self._begin(least, lone, total)
         if total > 1:
             found = _infinite((num, self.depth - 1, *shape[2:]))
-            self._take(found, self._best(first, behind, total))
+            self._take(found, self._best(first, behind, rows, total))
             least = np.minimum(least, found.min(axis=1))
         smallest: Singles = least.min(axis=0)
         return smallest
@@ -147,23 +152,27 @@ class ChainTimes:
         """Chains of one last stage, [kind, range, *shape]."""
         for kind, at in enumerate(self._at):
             if at is not None:
-                goal[kind][(slice(None), *at)] = stages.own_s[layers, kind, 0].reshape(-1)
+                goal[kind][(slice(None), *at)] = stages.own_s[layers, kind, 0]
 
-    def _best(self, stages: _Stages, behind: Singles, held: int) -> Singles:
+    def _best(self, stages: _Stages, behind: Singles, rows: Rows, held: int) -> Singles:
         """Return a stage in front of the best rest, together with `held` layers, [kind, stages to
-        the last - 2, range, *shape]."""
+        the last - 2, range, *shape].
+
+        Args:
+            stages: in front.
+            behind, rows: as of `_least_s`.
+            held: layers of both.
+        """
         # The layers of the stage in front; all other layers of `held` are behind it.
-        ways = slice(1, min(held - 1, stages.most_layers) + 1)
-        num_rows = int(np.prod(behind.shape[1:4]))
-        # [way] -> layers behind; `rows` is [way, row], the row of `behind` that the way reads.
-        left = np.arange(held - 1, held - ways.stop, -1)
-        rows = (num_rows * left[:, None] + np.arange(num_rows)).astype(np.int32)
-        add_s, floor_s = (
-            np.ascontiguousarray(s[ways, :, 1:]).reshape(rows.shape)
-            for s in (stages.time_s, stages.own_s)
+        most = min(held - 1, stages.most_layers)
+        ways, first = slice(1, most + 1), self.num_layers - held
+        best = least_of_rests(
+            behind.reshape(-1, self._size),
+            rows[first : first + most],
+            stages.further_time_s[ways],
+            stages.further_own_s[ways],
         )
-        best = least_of_rests(behind.reshape(-1, self._size), rows, add_s, floor_s)
-        self.work += best.size * len(rows)
+        self.work += best.size * most
         return best.reshape(behind.shape[1:])
 
     def _stages(self, place: int, ranges: Ints, cut_s: float) -> _Stages:
@@ -181,16 +190,19 @@ class ChainTimes:
         own_s = np.where(late, np.inf, most[:, None] * rate_s + update_s)
         own_s = np.moveaxis(own_s, -1, 0).astype(np.float32)
         time_s = np.moveaxis(options.time_s[:, place][:, rows], -1, 0).astype(np.float32)
-        shape = (*own_s.shape, *(1,) * len(self.shape))
+
+        def further(seconds: Singles) -> Singles:
+            """Return those with stages behind, in rows."""
+            return np.ascontiguousarray(seconds[:, :, 1:]).reshape(len(seconds), -1)
+
         fitting = np.isfinite(own_s).reshape(len(own_s), -1).any(axis=1)
         most_layers = int(np.flatnonzero(fitting).max(initial=0))
-        return _Stages(own_s.reshape(shape), time_s.reshape(shape), most_layers)
+        return _Stages(own_s, further(own_s), further(time_s), most_layers)
 
     def _take(self, goal: Singles, options_s: Singles) -> None:
-        """Add the GPUs of each kind to the GPUs taken by the stages behind."""
+        """Write chains, with the GPUs of each kind added to those that the stages behind take."""
         for kind, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
-            own = goal[kind][:, :, *after]
-            np.minimum(own, options_s[kind][:, :, *before], out=own)
+            goal[kind][:, :, *after] = options_s[kind][:, :, *before]
 
     def _boundaries(self, counts: Ints) -> _Boundaries:
         """Return the boundaries between all kinds, for the most sequences of each range."""

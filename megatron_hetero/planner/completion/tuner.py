@@ -11,8 +11,7 @@ from itertools import pairwise, permutations
 from math import inf
 from typing import TYPE_CHECKING
 
-from megatron_hetero.cost.pipeline import pipeline_time_s
-from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.cost.pipeline import ends_s, in_rows
 from megatron_hetero.planner.completion.filled import Filled, balanced, least_time_s
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.division.counts import other_counts
@@ -47,8 +46,8 @@ class Tuner:
         self.number = number
         self.has_counts = not tables.given and len(chain) > 1 and completer.costs.has_launch_counts
         costs = tables.costs
-        self.forward = [costs.stage_hop(a.stage, b.stage) for a, b in pairwise(chain)]
-        self.backward = [costs.stage_hop(b.stage, a.stage) for a, b in pairwise(chain)]
+        self.forward = in_rows([costs.stage_hop(a.stage, b.stage) for a, b in pairwise(chain)])
+        self.backward = in_rows([costs.stage_hop(b.stage, a.stage) for a, b in pairwise(chain)])
         self.trips_s, _ = completer.trips(tables, chain)
         self.own = tuple([min(len(chain) - i, number) for i in range(len(chain))])
         self._options: dict[tuple[int, ...], Options] = {}
@@ -68,19 +67,22 @@ class Tuner:
         """Return the pipeline's seconds and its stages; None where they do not fit, or cannot take
         less than `beat`."""
         options = self.options(counts)
-        if any(n > len(of) for n, (of, _) in zip(layers, options, strict=True)):
+        pairs = list(zip(layers, options, strict=True))
+        for n, (of, _) in pairs:
             # Some stage has no room for its layers.
-            return None
+            if n > len(of):
+                return None
         self.work += _BOUND_WORK
-        times_s = [of[n - 1] for n, (_, of) in zip(layers, options, strict=True)]
+        times_s = [of[n - 1] for n, (_, of) in pairs]
         # The quick bound spares the recurrence most of the time.
         if least_time_s(times_s, self.trips_s, self.number) >= beat:
             return None
         self.work += len(layers) * self.number
-        chosen = tuple([of[n - 1] for n, (of, _) in zip(layers, options, strict=True)])
-        times = [PassTimes(option.forward_s, option.backward_s) for option in chosen]
-        time_s = pipeline_time_s(times, self.forward, self.backward, self.number, counts)
-        return time_s, chosen
+        chosen = tuple([of[n - 1] for n, (of, _) in pairs])
+        forward_s = [option.forward_s for option in chosen]
+        backward_s = [option.backward_s for option in chosen]
+        found = ends_s(forward_s, backward_s, self.forward, self.backward, self.number, counts)
+        return max(found), chosen
 
     def run(self, filled: Filled, max_work: int) -> tuple[Filled, float]:
         """Return the pipeline tuned from `filled` on, and its seconds.

@@ -143,10 +143,12 @@ def is_plain(placement: Placement) -> bool:
 
 def has_the_jobs_settings(placement: Placement) -> bool:
     """`is_plain`, whatever the launch counts."""
-    return all(
-        replica.micro_batch_size is None
-        and all(stage.own_settings == NO_SETTINGS for stage in replica.stages)
-        and all(stage.context_parallel == 1 for stage in replica.stages)
-        and all(stage.sharding is None and stage.experts is None for stage in replica.stages)
-        for replica in placement.replicas
-    )
+    for replica in placement.replicas:
+        if replica.micro_batch_size is not None:
+            return False
+        for stage in replica.stages:
+            if stage.own_settings != NO_SETTINGS or stage.context_parallel > 1:
+                return False
+            if stage.sharding is not None or stage.experts is not None:
+                return False
+    return True

@@ -104,10 +104,11 @@ def arranged(
     # Stock Megatron has one shape and setting for all.
     replicas = placement.replicas
     first = replicas[0]
+    if not _is_regular(placement):
+        return placement, None
     # Equal shapes up to the layers, which may differ from stage to stage.
     shapes = {replace(s.shape, num_layers=0) for r in replicas for s in r.stages}
-    alike = len(shapes) == 1 and _is_regular(placement)
-    if not alike or not all(
+    if len(shapes) > 1 or not all(
         replica.launch_counts is None
         and all(
             stage.shares is None

@@ -21,7 +21,7 @@ from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.problem import Chain, Problem, Unit, divides
 
 _Holders = tuple[int, ...]
-"""Numbers of units (`Tails._numbers_of`) that hold the same layers."""
+"""Numbers of units (`Tails._numbered`) that hold the same layers."""
 
 _INSIDE, _BETWEEN, _LINE = range(3)
 """Kinds of ways: a path inside a node; one between two nodes; a line that paths share."""
@@ -82,7 +82,8 @@ class Tails:
         """Return seconds of the gradient exchange, about."""
         chains = found.structure
         loads: list[tuple[_Ring, float]] = []
-        numbers = [self._numbers_of(own) for own in chains]
+        known, rings = self._chains.get, self._rings.get
+        numbers = [(known(id(own)) or self._numbered(own))[1] for own in chains]
         # Word embeddings: one exchange of both ends with a copy, one for each end otherwise.
         exchanges = len(chains) > 1 or divides(chains)
         if self.copies_words:
@@ -116,7 +117,7 @@ class Tails:
                     sharded = found.sharded[stages[0]] if found.sharded else 0
                     held = tuple([of[stage] for of, stage in zip(holders, stages, strict=True)])
                     num_bytes = (end - first - sharded) * self.layer_bytes
-                    loads.append((self._ring_of(held), num_bytes))
+                    loads.append((rings(held) or self._ring_of(held), num_bytes))
                     first = end
                 stages[kind] += 1
         # The compiled loop does the same operations in the same order.
@@ -125,18 +126,16 @@ class Tails:
             return KERNELS.busiest_path(flat, len(self._paths))
         return _busiest_s(loads)
 
-    def _numbers_of(self, own: Chain) -> tuple[int, ...]:
-        """Return a number for each unit of a chain: quicker to look up than its nodes."""
-        known = self._chains.get(id(own))
-        if known is None:
-            numbers = []
-            for unit in own:
-                number = self._numbers.setdefault(unit, len(self._units))
-                if number == len(self._units):
-                    self._units.append(unit)
-                numbers.append(number)
-            known = self._chains[id(own)] = own, tuple(numbers)
-        return known[1]
+    def _numbered(self, own: Chain) -> tuple[Chain, tuple[int, ...]]:
+        """Return a chain with a number for each unit: quicker to look up than its nodes."""
+        numbers = []
+        for unit in own:
+            number = self._numbers.setdefault(unit, len(self._units))
+            if number == len(self._units):
+                self._units.append(unit)
+            numbers.append(number)
+        made = self._chains[id(own)] = own, tuple(numbers)
+        return made
 
     def _ring_of(self, holders: tuple[_Holders, ...]) -> _Ring:
         """Return the ring of all holders, made once."""

@@ -57,8 +57,12 @@ def neighbours(problem: Problem, structure: Structure, shape: Shape) -> Iterator
         shape: equal for replicas that are alike (`Completer.shape`).
     """
     counts = problem.replica_counts()
+    # Most chains stay as they are, and are the same objects.
+    known = {id(chain) for chain in structure if problem.chain_is_allowed(chain)}
     for moved in _moved(problem, structure, shape):
-        if len(moved) in counts and all(problem.chain_is_allowed(chain) for chain in moved):
+        if len(moved) in counts and all(
+            id(chain) in known or problem.chain_is_allowed(chain) for chain in moved
+        ):
             yield moved
 
 

@@ -210,17 +210,15 @@ def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[
     loads_s = [costs.send_loads_s([unit.devices for unit in chain]) for chain in chains]
     for i in range(num_stages):
         first, last = i == 0, i == num_stages - 1
-        held = [nodes[chain[i].node] for chain in chains]
-        pieces = [costs.pieces(node, width, rows) for node in held]
+        # Replicas on one node are alike at this stage.
+        held = dict.fromkeys((c[i].node, of[i]) for c, of in zip(chains, loads_s, strict=True))
         in_flight = min(num_stages - i, share)
-        memories = [costs.memory(node, width, first, last, in_flight, rows) for node in held]
-        per_layer.append(max(p.layer.total_s for p in pieces))
-        base.append(
-            max(
-                p.stage(0, first, last).total_s + load[i]
-                for p, load in zip(pieces, loads_s, strict=True)
-            )
-        )
+        pieces = [(costs.pieces(nodes[node], width, rows), load_s) for node, load_s in held]
+        memories = [
+            costs.memory(nodes[node], width, first, last, in_flight, rows) for node, _ in held
+        ]
+        per_layer.append(max(p.layer.total_s for p, _ in pieces))
+        base.append(max(p.stage(0, first, last).total_s + load_s for p, load_s in pieces))
         caps.append(min(m.max_layers for m in memories))
         missing.append(max(float(m.peak_bytes(0) - m.capacity_bytes) for m in memories))
         added.append(max(float(m.bytes_per_layer) for m in memories))
