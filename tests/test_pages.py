@@ -70,6 +70,23 @@ def test_rows_carry_the_commit_of_the_run_that_made_them(monkeypatch: pytest.Mon
     assert made.commit == "new"
 
 
+def test_rows_that_begin_alike_are_replaced_together() -> None:
+    table = results.Table(["job", "s"], [["a", "1"], ["b", "2"], ["b", "3"], ["c", "4"]])
+    made = table.with_rows(results.Table(["job", "s"], [["b", "5"], ["b", "6"]]), "jobs")
+    assert made.rows == [["a", "1"], ["b", "5"], ["b", "6"], ["c", "4"]]
+    with pytest.raises(SystemExit, match="jobs: d are no rows"):
+        table.with_rows(results.Table(["job", "s"], [["d", "7"]]), "jobs")
+    with pytest.raises(SystemExit, match="the new rows are no rows"):
+        table.with_rows(results.Table(["job", "h"], [["a", "7"]]), "jobs")
+
+
+def test_mean_gaps_are_those_of_the_table() -> None:
+    import paper_claims
+
+    kept = results.load("paper")
+    assert paper_claims.gap_figures(kept.tables["mfu"]) == kept.figures
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(

@@ -56,6 +56,25 @@ class Table:
         lines = [self.columns, marks, *cells]
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
+    def with_rows(self, made: Table, name: str) -> Table:
+        """Put the rows of another table, called `name`, in the place of those that begin alike.
+
+        Raises:
+            SystemExit: a row begins like none of this table, or the columns are others.
+        """
+        by_first: dict[Cell, list[Sequence[Cell]]] = {}
+        for row in made.rows:
+            by_first.setdefault(row[0], []).append(row)
+        known, replaced = {row[0] for row in self.rows}, set(by_first)
+        if not known.issuperset(by_first) or list(made.columns) != list(self.columns):
+            others = ", ".join(str(first) for first in by_first if first not in known)
+            raise SystemExit(f"{name}: {others or 'the new rows'} are no rows of it; run it whole")
+        rows: list[Sequence[Cell]] = []
+        for row in self.rows:
+            # Several rows may begin alike: all new ones come with the first old one.
+            rows += by_first.pop(row[0], ()) if row[0] in replaced else [row]
+        return Table(self.columns, rows)
+
     def over(self, name: str, column: str) -> str:
         """Return one of `OVER_COLUMNS` of a column, `largest` without regard to the sign,
         with as many decimals as its cells have.
@@ -194,13 +213,9 @@ def again_in_part(result: Result, rows: Sequence[str]) -> Result:
     part = again(
         replace(result, command=shlex.join([*shlex.split(result.command), "--only", *rows]))
     )
-    tables = dict(result.tables)
-    for name, table in part.tables.items():
-        made = {row[0]: row for row in table.rows}
-        kept = [made.pop(row[0], row) for row in tables[name].rows]
-        if made or table.columns != tables[name].columns:
-            raise SystemExit(f"{name}: {', '.join(map(str, made))} are no rows of it; run it whole")
-        tables[name] = Table(table.columns, kept)
+    tables = {
+        name: table.with_rows(part.tables[name], name) for name, table in result.tables.items()
+    }
     commit = f"{result.commit}; {', '.join(rows)}: {part.commit}"
     # Rows that say their commit themselves need no list of them.
     if all("commit" in table.columns for table in tables.values()):
