@@ -282,10 +282,10 @@ class UnitPrices(Variants):
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
         """Time one crossing of a stage boundary."""
-        # GPUs behind the same NICs give the same hop.
-        key = (*self._ends(senders), "to", *self._ends(receivers))
-        if key not in self._hops:
-            self._hops[key] = boundary_time(
+        key = self._hop_key(senders, receivers)
+        found = self._hops.get(key)
+        if found is None:
+            found = self._hops[key] = boundary_time(
                 self.cluster,
                 senders,
                 receivers,
@@ -293,7 +293,24 @@ class UnitPrices(Variants):
                 min(self.on_devices(side).activation_bytes for side in (senders, receivers)),
                 self.workload.training.sequence_parallel,
             )
-        return self._hops[key]
+        return found
+
+    def _hop_key(
+        self, senders: Sequence[Device], receivers: Sequence[Device]
+    ) -> tuple[object, ...]:
+        """Return what is equal for hops of equal price."""
+        cluster = self.cluster
+        ends = self._ends(senders), self._ends(receivers)
+        (here, there), sizes = map(set, ends), list(map(len, ends))
+        is_plain = len(here) == len(there) == 1 and here != there
+        # From one node to another: kinds of nodes and the link; a large cluster has few of these.
+        if is_plain and not (cluster.has_lines or cluster.has_nics):
+            names = *here, *there
+            classes = cluster.link_classes
+            way = classes.of_pairs.item(*[classes.node_number[name] for name in names])
+            return *[self._kind(cluster.node_by_name[name]) for name in names], *sizes, way
+        # GPUs behind the same NICs give the same hop.
+        return *ends[0], "to", *ends[1]
 
     def _ends(self, devices: Sequence[Device]) -> list[str]:
         """Return the sender to further nodes of each GPU: a NIC, or the node."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 
 from megatron_hetero.planner.stock.exchange import Line
 from megatron_hetero.planner.stock.least_exchange import least_exchange
@@ -112,11 +111,9 @@ class CasePace:
         """Return for each stage of a replica the seconds for which it waits for its own sends of a
         micro-batch, and those of the boundaries before it, there and back, without these waits; for
         its own number of chunks up to so many."""
-        there_s, back_s = [0.0], [0.0]
-        for here, there in pairwise(self._stages):
-            there_s.append(sum(self._prices.crossing_s(d, here, there)))
-            back_s.append(sum(self._prices.crossing_s(d, there, here)))
-        there_s.append(0.0)
+        boundaries_s = self._prices.boundaries_s(d)
+        there_s = [0.0, *(there_s for there_s, _ in boundaries_s), 0.0]
+        back_s = [0.0, *(back_s for _, back_s in boundaries_s)]
         found, before_s = [], 0.0
         for p in self._stages:
             # A message there belongs to the stage before, one back to this stage.

@@ -133,22 +133,9 @@ class StockGrid:
         key = ("patterns", *self.shape)
         if key not in self.ranks.known:
             # Hashes of numbers, the same in every run: thousands of GPUs have long patterns.
-            self.ranks.known[key] = tuple(map(self._hashed_pattern, range(self.num_replicas)))
+            found = tuple(hash(self.pattern([d])) for d in range(self.num_replicas))
+            self.ranks.known[key] = found
         return cast(tuple[int, ...], self.ranks.known[key])
-
-    def _hashed_pattern(self, d: int) -> int:
-        kinds, nodes = self.ranks.kinds, self.ranks.nodes
-        if self.rank_order == "tp-pp-dp":
-            size = self.num_stages * self.context_parallel
-            own = slice(d * size, (d + 1) * size)
-        elif self.context_parallel == 1:
-            own = slice(d, None, self.num_replicas)
-        else:
-            return hash(self.pattern([d]))
-        # The same as of `pattern`, which looks at any groups one by one.
-        numbers: dict[str, int] = {}
-        places = [numbers.setdefault(node, len(numbers)) for node in nodes[own]]
-        return hash(tuple(zip(kinds[own], places, strict=True)))
 
     def priced_replicas(self, cluster: Cluster, likeness: Likeness) -> tuple[int, ...]:
         """Return the first replica of each that differs from others in more than the names of its
@@ -206,15 +193,18 @@ class StockGrid:
     ) -> tuple[object, ...]:
         """Return `replica_patterns` of some stages of several replicas together; all stages by
         default."""
+        kinds, nodes = self.ranks.kinds, self.ranks.nodes
         # Nodes by the order in which they come, as names do not matter.
         numbers: dict[str, int] = {}
-        units, kinds = self.ranks.units, self.ranks.kinds
-        return tuple(
-            (kinds[i], numbers.setdefault(units[i].node, len(numbers)))
-            for d in replicas
-            for p in (range(self.num_stages) if stages is None else stages)
-            for i in self.groups(d, p)
-        )
+        found: list[tuple[int, int]] = []
+        for d in replicas:
+            for p in range(self.num_stages) if stages is None else stages:
+                own = self.groups(d, p)
+                places = [
+                    numbers.setdefault(node, len(numbers)) for node in nodes[own.start : own.stop]
+                ]
+                found += zip(kinds[own.start : own.stop], places, strict=True)
+        return tuple(found)
 
     @property
     def num_gpus(self) -> int:
@@ -330,16 +320,12 @@ def _exchangeable(problem: Problem, kind: Kind) -> Iterator[Kind]:
 def _same_links(problem: Problem, one: Node, other: Node) -> bool:
     cluster = problem.cluster
     if not cluster.has_nics:
-        classes = cluster.link_classes
-        of_pairs = classes.of_pairs
-        a, b = classes.node_number[one.name], classes.node_number[other.name]
+        of_pairs, number = cluster.link_classes.of_pairs, cluster.link_classes.node_number
+        a, b = number[one.name], number[other.name]
+        same = (of_pairs[a] == of_pairs[b]) & (of_pairs[:, a] == of_pairs[:, b])
         # Links to the two themselves are compared apart.
-        rest = [i for n, i in classes.node_number.items() if n not in (one.name, other.name)]
-        return bool(
-            of_pairs[a, b] == of_pairs[b, a]
-            and (of_pairs[a, rest] == of_pairs[b, rest]).all()
-            and (of_pairs[rest, a] == of_pairs[rest, b]).all()
-        )
+        same[[a, b]] = of_pairs[a, b] == of_pairs[b, a]
+        return bool(same.all())
     # With network cards the link of two GPUs is what counts, not that of the nodes.
     here, there = one.devices[0], other.devices[0]
     others = [n.devices[0] for n in problem.nodes if n.name not in (one.name, other.name)]
