@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,8 +81,7 @@ class _Level:
     by: npt.NDArray[np.int8]
 
 
-@dataclass(frozen=True, order=True)
-class _Likely:
+class _Likely(NamedTuple):
     """A set of blocks with kinds at both ends, about its seconds, and the shortest period in which
     it holds all layers."""
 

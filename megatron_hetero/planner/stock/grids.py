@@ -18,6 +18,7 @@ import numpy as np
 
 from megatron_hetero.cluster.spec import Cluster, Node
 from megatron_hetero.cost.memory.states import StateHolders
+from megatron_hetero.hashed import value
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder
 from megatron_hetero.planner.problem import Chain, Problem, Unit, equal_units
 from megatron_hetero.planner.replica_shapes import Likeness
@@ -57,7 +58,7 @@ class StockRanks:
         return Counter(self.kinds)
 
 
-@dataclass(frozen=True, eq=False)
+@value(frozen=True, eq=False)
 class StockGrid:
     """Equal replicas on groups in rank order."""
 

@@ -8,7 +8,7 @@ first, as they rank what is searched; memory only for what they leave.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import cast
@@ -19,6 +19,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import PassTimes, update_time_s
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.grids import StockGrid
@@ -184,7 +185,7 @@ class StockPrices:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@value(frozen=True, eq=False)
 class GridPrices:
     """Prices of one grid under some settings."""
 
