@@ -39,9 +39,10 @@ from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import Divisions, divisions_in_time, moves
 from megatron_hetero.planner.stock.forms import forms, kinds_of_recompute
 from megatron_hetero.planner.stock.grid_bounds import GridBounds
-from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, stock_ranks
+from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
 from megatron_hetero.planner.stock.items import FormItem, GridItem, Item, LaidItem, ReadyItem
 from megatron_hetero.planner.stock.limits import StockLimits, limits_beside_a_plan
+from megatron_hetero.planner.stock.orders import stock_ranks
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates
 from megatron_hetero.rounding import below
