@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Self
 
+import numpy as np
+
 from megatron_hetero.cluster.spec import Device, Node
 from megatron_hetero.cost.memory.device import stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree, inward_communicators, kept_free
@@ -301,16 +303,21 @@ class UnitPrices(Variants):
         """Return what is equal for hops of equal price."""
         cluster = self.cluster
         ends = self._ends(senders), self._ends(receivers)
-        (here, there), sizes = map(set, ends), list(map(len, ends))
-        is_plain = len(here) == len(there) == 1 and here != there
-        # From one node to another: kinds of nodes and the link; a large cluster has few of these.
-        if is_plain and not (cluster.has_lines or cluster.has_nics):
-            names = *here, *there
-            classes = cluster.link_classes
-            way = classes.of_pairs.item(*[classes.node_number[name] for name in names])
-            return *[self._kind(cluster.node_by_name[name]) for name in names], *sizes, way
-        # GPUs behind the same NICs give the same hop.
-        return *ends[0], "to", *ends[1]
+        # Lines and NICs are behind some pairs of nodes only.
+        if cluster.has_lines or cluster.has_nics:
+            return *ends[0], "to", *ends[1]
+        # Otherwise kinds of nodes and the links between them; a large cluster has few of these.
+        place = {name: i for i, name in enumerate(dict.fromkeys([*ends[0], *ends[1]]))}
+        kinds = [self._kind(cluster.node_by_name[name]) for name in place]
+        classes = cluster.link_classes
+        numbers = [classes.node_number[name] for name in place]
+        ways: object = ()
+        if len(numbers) == 2:
+            here, there = numbers
+            ways = classes.of_pairs.item(here, there), classes.of_pairs.item(there, here)
+        elif len(numbers) > 2:
+            ways = classes.of_pairs[np.ix_(numbers, numbers)].astype(np.int32).tobytes()
+        return *kinds, ways, *[place[name] for name in ends[0]], "to", *[place[n] for n in ends[1]]
 
     def _ends(self, devices: Sequence[Device]) -> list[str]:
         """Return the sender to further nodes of each GPU: a NIC, or the node."""
@@ -327,14 +334,7 @@ class UnitPrices(Variants):
         # A plain boundary shares its price with `hop`.
         if context == (1, 1) and own == (None, None):
             return self.hop(senders.devices, receivers.devices)
-        key = (
-            *self._ends(senders.devices),
-            "to",
-            *self._ends(receivers.devices),
-            context,
-            tokens,
-            own,
-        )
+        key = (*self._hop_key(senders.devices, receivers.devices), context, tokens, own)
         if key not in self._hops:
             self._hops[key] = boundary_time(
                 self.cluster,

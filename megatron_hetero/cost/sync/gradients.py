@@ -72,7 +72,7 @@ NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
 """No limit on the buckets under way."""
 _MOST_KEPT, _MOST_PATHS = 4, 50_000
 """Placements whose exchanges are kept, and paths of one."""
-_MOST_PRICED = 500_000
+_MOST_PRICED = 200_000
 """Holders of all exchanges whose prices are kept."""
 
 
