@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Self
 
+import numpy as np
+
 from megatron_hetero.cluster.spec import Device, Node
 from megatron_hetero.cost.memory.device import stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree, inward_communicators, kept_free
@@ -282,10 +284,10 @@ class UnitPrices(Variants):
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
         """Time one crossing of a stage boundary."""
-        # GPUs behind the same NICs give the same hop.
-        key = (*self._ends(senders), "to", *self._ends(receivers))
-        if key not in self._hops:
-            self._hops[key] = boundary_time(
+        key = self._hop_key(senders, receivers)
+        found = self._hops.get(key)
+        if found is None:
+            found = self._hops[key] = boundary_time(
                 self.cluster,
                 senders,
                 receivers,
@@ -293,7 +295,29 @@ class UnitPrices(Variants):
                 min(self.on_devices(side).activation_bytes for side in (senders, receivers)),
                 self.workload.training.sequence_parallel,
             )
-        return self._hops[key]
+        return found
+
+    def _hop_key(
+        self, senders: Sequence[Device], receivers: Sequence[Device]
+    ) -> tuple[object, ...]:
+        """Return what is equal for hops of equal price."""
+        cluster = self.cluster
+        ends = self._ends(senders), self._ends(receivers)
+        # Lines and NICs are behind some pairs of nodes only.
+        if cluster.has_lines or cluster.has_nics:
+            return *ends[0], "to", *ends[1]
+        # Otherwise kinds of nodes and the links between them; a large cluster has few of these.
+        place = {name: i for i, name in enumerate(dict.fromkeys([*ends[0], *ends[1]]))}
+        kinds = [self._kind(cluster.node_by_name[name]) for name in place]
+        classes = cluster.link_classes
+        numbers = [classes.node_number[name] for name in place]
+        ways: object = ()
+        if len(numbers) == 2:
+            here, there = numbers
+            ways = classes.of_pairs.item(here, there), classes.of_pairs.item(there, here)
+        elif len(numbers) > 2:
+            ways = classes.of_pairs[np.ix_(numbers, numbers)].astype(np.int32).tobytes()
+        return *kinds, ways, *[place[name] for name in ends[0]], "to", *[place[n] for n in ends[1]]
 
     def _ends(self, devices: Sequence[Device]) -> list[str]:
         """Return the sender to further nodes of each GPU: a NIC, or the node."""
@@ -310,14 +334,7 @@ class UnitPrices(Variants):
             return self.hop(senders.devices, receivers.devices)
         # Division of the sequence and precision on either side decide what travels between whom.
         tokens = self._uneven_tokens(senders), self._uneven_tokens(receivers)
-        key = (
-            *self._ends(senders.devices),
-            "to",
-            *self._ends(receivers.devices),
-            context,
-            tokens,
-            own,
-        )
+        key = (*self._hop_key(senders.devices, receivers.devices), context, tokens, own)
         if key not in self._hops:
             self._hops[key] = boundary_time(
                 self.cluster,

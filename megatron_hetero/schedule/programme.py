@@ -112,6 +112,21 @@ class Schedule:
         stage = self.chain[virtual_stage]
         return stage, self._virtual_stages[stage].index(virtual_stage)
 
+    @cached_property
+    def messages(self) -> tuple[tuple[tuple[tuple[Message, ...], tuple[Message, ...]], ...], ...]:
+        """The messages that each instruction sends, and those that it receives,
+        [stage][instruction]."""
+        return tuple(
+            tuple(
+                (
+                    tuple([self.message(stage, o) for o in instruction if o.kind in SENDS]),
+                    tuple([self.message(stage, o) for o in instruction if o.kind in RECEIVES]),
+                )
+                for instruction in programme
+            )
+            for stage, programme in enumerate(self.programmes)
+        )
+
     def message(self, stage: int, operation: Operation) -> Message:
         """Return the message of a send or a receive of `stage`; equal on both sides."""
         is_forward, _ = _MESSAGES[operation.kind]

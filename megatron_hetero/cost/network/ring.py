@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import lcm
 from typing import NamedTuple
 
@@ -14,13 +13,14 @@ from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.cost.network.link_terms import adding_s, transfer_s
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.share import largest_fraction, member_shares
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import ModelSpec
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class RingHop:
     """One step of a ring: seconds for each byte of the whole buffer in one pass, those of adding
     what is received where the pass reduces, and the link's latency.

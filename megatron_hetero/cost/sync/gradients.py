@@ -20,7 +20,7 @@ from types import MappingProxyType
 import numpy as np
 
 from megatron_hetero.cluster.node_links import NodePair
-from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.network.holder_flow import Flow, HolderFlows, Ints
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
@@ -72,6 +72,8 @@ NO_LIMIT: Mapping[StageId, int] = MappingProxyType({})
 """No limit on the buckets under way."""
 _MOST_KEPT, _MOST_PATHS = 4, 50_000
 """Placements whose exchanges are kept, and paths of one."""
+_MOST_PRICED = 200_000
+"""Holders of all exchanges whose prices are kept."""
 
 
 class GradientExchangePrices:
@@ -92,21 +94,24 @@ class GradientExchangePrices:
         self._weight_bytes = weight_bytes
         self._flows = HolderFlows(cluster, model)
         self._prices: dict[tuple[bytes, _Groups], ExchangePrices] = {}
+        self._num_priced = 0
+        """Holders of all of these."""
         self._likes: dict[tuple[object, ...], int] = {}
         self._runs: dict[tuple[object, ...], tuple[list[int], list[ExchangeRun]]] = {}
         """Of the last placements, which a search asks for again with other launch counts."""
 
     @cached_property
-    def _ports(self) -> Mapping[str, Mapping[int, int]]:
-        """Return, by node and GPU, the path number of the outward direction of the GPU's port; the
-        inward one follows. They rise in the order of rings."""
+    def _port_of(self) -> Mapping[Device, int]:
+        """Return the path number of the outward direction of each device's port; the inward one
+        follows. They rise in the order of rings."""
         place = self._cluster.site_places
         # Two path numbers a GPU, out and in, node by node in the order of the ring.
         nodes = sorted(self._cluster.nodes, key=lambda node: (place[node.site], node.name))
         counts = accumulate((2 * n.num_gpus for n in nodes), initial=self._flows.first_port)
         return {
-            node.name: {index: first + 2 * place for place, index in enumerate(node.indices)}
+            device: first + 2 * place
             for node, first in zip(nodes, counts, strict=False)
+            for place, device in enumerate(node.devices)
         }
 
     def groups(self, placement: Placement, vocab_rows: int) -> Sequence[ExchangeRun]:
@@ -322,8 +327,8 @@ class GradientExchangePrices:
             yield weights, 2 * stage.num_sharded_layers * first.num_rounds
 
     def _port(self, stage: PlacedStage) -> int:
-        node, index = stage.devices[0]
-        return self._ports[node][index]
+        first = stage.devices[0]
+        return self._port_of[first]
 
     def _like(self, stage: PlacedStage) -> int:
         """Return a number that groups of equal price share."""
@@ -346,10 +351,17 @@ class GradientExchangePrices:
             by_groups: of machines, inside which holders reduce first, and their uplinks.
         """
         key = likes[members].tobytes(), by_groups
-        if key not in self._prices:
-            own = [stages[member] for member in members.tolist()]
-            self._prices[key] = self._price(own, by_groups)
-        return self._prices[key]
+        found = self._prices.get(key)
+        if found is None:
+            found = self._price([stages[member] for member in members.tolist()], by_groups)
+            # Thousands of holders have many sets of them, which seldom come again.
+            self._num_priced += len(members)
+            while self._prices and self._num_priced > _MOST_PRICED:
+                oldest = next(iter(self._prices))
+                self._num_priced -= len(oldest[0]) // likes.itemsize
+                del self._prices[oldest]
+            self._prices[key] = found
+        return found
 
     def _price(self, stages: Sequence[PlacedStage], by_groups: _Groups) -> ExchangePrices:
         # By groups of machines where the plan has them and the holders are in several.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatron_hetero.cost.placement import Placement
+from megatron_hetero.hashed import hashed_once, value
 from megatron_hetero.planner.columns.bundle_shapes import (
     bundle_chains,
     plain_shapes,
@@ -40,7 +41,8 @@ SLACKS = (1.0, 1.04)
 """Whole bundles do less than fractions of them: times for which they are chosen, over those."""
 
 
-@dataclass(frozen=True)
+@hashed_once
+@value(frozen=True)
 class Bundle:
     """A shape with its layers and quick times."""
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,12 +55,14 @@ def equal_shapes(
     for of in combinations(sorted(kinds), min(len(kinds), _MAX_KINDS)):
         if len(of) > 1:
             found += _Orders(table, pricer, of, capacity).shapes()
-    return list(dict.fromkeys(shape for _, shape in sorted(found, key=_soonest)))
+    # Of equally soon ones those with the first blocks, by their words, each written once.
+    words = {block: repr(block) for block in pricer.blocks}
 
+    def soonest(entry: tuple[float, BundleShape]) -> tuple[float, list[str]]:
+        seconds, shape = entry
+        return seconds, [words[block] for block in shape.blocks]
 
-def _soonest(entry: tuple[float, BundleShape]) -> tuple[float, str]:
-    seconds, shape = entry
-    return seconds, repr(shape)
+    return list(dict.fromkeys(shape for _, shape in sorted(found, key=soonest)))
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,7 @@ class _Level:
     by: npt.NDArray[np.int8]
 
 
-@dataclass(frozen=True, order=True)
-class _Likely:
+class _Likely(NamedTuple):
     """A set of blocks with kinds at both ends, about its seconds, and the shortest period in which
     it holds all layers."""
 
@@ -157,10 +159,12 @@ class _Orders:
     def _shape(self, levels: Sequence[_Level], likely: _Likely, period: int) -> BundleShape:
         """Return the bundle that holds most within a period."""
         blocks, row, kind = [], likely.row, likely.first
+        # [kind]: its block on this way.
+        chosen = [self.menu.blocks[index] for index in self.chosen[likely.way].tolist()]
         for size in range(likely.size, 0, -1):
-            blocks.append(self.menu.blocks[self.chosen[likely.way, kind]])
-            row = int(levels[size].before[row, kind])
-            kind = int(levels[size - 1].by[row, likely.way, period])
+            blocks.append(chosen[kind])
+            row = levels[size].before.item(row, kind)
+            kind = levels[size - 1].by.item(row, likely.way, period)
         return BundleShape(self.pricer.num_replicas, tuple(blocks))
 
     def _first_level(self) -> _Level:

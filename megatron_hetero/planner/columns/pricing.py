@@ -11,7 +11,7 @@ period and its memory (which depends on its place, for the micro-batches in flig
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.hashed import hashed_once, value
 from megatron_hetero.planner.columns.bundle_paths import (
     BlockMenu,
     BundlePaths,
@@ -198,7 +199,8 @@ def _first_alike(kinds: Sequence[Kind]) -> list[int]:
     return [first.setdefault(kind.machine, index) for index, kind in enumerate(kinds)]
 
 
-@dataclass(frozen=True)
+@hashed_once
+@value(frozen=True)
 class BundleShape:
     """`num_replicas` equal replicas side by side on blocks of whole nodes, first stage first."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
+from sys import intern
 
 from megatron_hetero.cost.placement import NO_SETTINGS, Placement
 from megatron_hetero.cost.step_cost import PlacementCost
@@ -108,19 +109,25 @@ class Candidate:
             # All that tells two placements apart, so that their order never depends on chance.
             (
                 r.num_micro_batches,
-                tuple(s.num_layers for s in r.stages),
+                _shared(tuple([s.num_layers for s in r.stages])),
                 r.launch_counts or (),
                 r.micro_batch_size or 0,
-                repr([s.own_settings for s in r.stages]),
-                tuple((s.context_parallel, s.context_shares or ()) for s in r.stages),
-                tuple(s.num_sharded_layers for s in r.stages),
-                tuple(s.expert_groups or () for s in r.stages),
+                intern(repr([s.own_settings for s in r.stages])),
+                _shared(tuple([(s.context_parallel, s.context_shares or ()) for s in r.stages])),
+                _shared(tuple([s.num_sharded_layers for s in r.stages])),
+                _shared(tuple([s.expert_groups or () for s in r.stages])),
             )
             for r in self.placement.replicas
         )
         dispatcher = self.placement.dispatcher or ""
         of_all = tuple(sorted(shape)), devices, shape, dispatcher
         return (*self.coarse_key, len(devices), not self.is_stock, of_all)
+
+
+@lru_cache(maxsize=4096)
+def _shared[Words: tuple[object, ...]](words: Words) -> Words:
+    """Return one object for equal parts of keys: thousands of replicas have few unlike ones."""
+    return words
 
 
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from megatron_hetero.cluster.spec import Node
+from megatron_hetero.hashed import hashed_once, value
 from megatron_hetero.planner.problem import Problem
 
 
@@ -76,7 +77,8 @@ def kinds_of(problem: Problem) -> tuple[Kind, ...]:
     return tuple(kind for kind in kinds if kind.widths)
 
 
-@dataclass(frozen=True)
+@hashed_once
+@value(frozen=True)
 class NodeBlock:
     """What `num_nodes` nodes of a kind give each replica of a bundle: stages of these widths.
 

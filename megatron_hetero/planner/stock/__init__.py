@@ -15,7 +15,9 @@ in_flight      micro-batches that stages keep for their backward passes
 exchange       exchanges of gradients and new weights, as straight lines
 least_exchange the same, below them and quicker
 divisions      divisions of layers over stages and chunks
-grids          grids of ranks over a cluster
+chunk_seconds  seconds of the passes of chunks
+orders         orders of a cluster's nodes, as ranks
+grids          grids of ranks over them
 forms          widths, context parallelism, experts and settings of their groups
 rates          what no case falls below, from the prices of single kinds of GPUs
 grid_bounds    the same on a grid, with its least exchange and its memory

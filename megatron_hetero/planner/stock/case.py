@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_hetero.model.blocks import blocks
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.case_pace import CasePace
+from megatron_hetero.planner.stock.chunk_seconds import chunk_flops, chunk_seconds
 from megatron_hetero.planner.stock.divisions import Divisions, even_chunks
 from megatron_hetero.planner.stock.exchange import ExchangeLines, exchange_lines
 from megatron_hetero.planner.stock.grids import StockGrid
@@ -26,12 +26,7 @@ from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.settings import StockSettings
 from megatron_hetero.schedule.parts import SendMode
 from megatron_hetero.schedule.programme import Schedule
-from megatron_hetero.schedule.simulator.relaxed import (
-    BoundarySeconds,
-    ChunkSeconds,
-    RelaxedRun,
-    Seconds,
-)
+from megatron_hetero.schedule.simulator.relaxed import BoundarySeconds, RelaxedRun, Seconds
 
 
 class StockCase:
@@ -82,7 +77,7 @@ class StockCase:
         """Return ways to cut each number of layers on each stage into chunks, shape [stage, layers,
         chunk]: larger chunks first, and larger chunks last; on the last stage with room for the
         head, and without.  Where a stage holds one of both alone, that one."""
-        layer_flops, head_flops = self._chunk_flops
+        layer_flops, head_flops = chunk_flops(self.problem.workload)
         num_layers, num_chunks, last = self.num_layers, self.num_chunks, self.grid.num_stages - 1
         plain = even_chunks(num_layers, num_chunks, 0.0)
         with_head = even_chunks(num_layers, num_chunks, head_flops / layer_flops)
@@ -98,16 +93,6 @@ class StockCase:
             np.where(fits_other | ~fits_first, other, first),
         ]
         return [np.concatenate([one[:-1], end[-1:]]) for one in ways for end in ways]
-
-    @cached_property
-    def _chunk_flops(self) -> tuple[float, float]:
-        """FLOPs of a layer and of the head, by which chunks divide a stage's seconds
-        (`schedule.orders.chunk_times`)."""
-        _, layer, *_, head = blocks(self.problem.workload)
-        layer_flops, head_flops = (
-            b.matmul_flops_forward + b.attention_flops_forward for b in (layer, head)
-        )
-        return layer_flops, head_flops
 
     def quick_s(self, most_chunks: int | None = None) -> float:
         """Return what no division falls below (`CasePace.quick_s`)."""
@@ -215,15 +200,22 @@ class StockCase:
         ends: list[NDArray[np.float64]] = []
         for places, there, back in self._pipelines:
             times = [
-                self._chunk_times(places, p, stages, divisions, recomputed)
-                for p in range(len(places))
+                chunk_seconds(
+                    self.problem.workload,
+                    places[p],
+                    divisions[:, p :: self.grid.num_stages],
+                    np.minimum(recomputed, stages[:, p]),
+                    is_last=p + 1 == self.grid.num_stages,
+                )
+                for p in self._stages
             ]
             ends.append(run.stage_ends_s(times, there, back))
         # After the pipelines come the exchange of gradients and the optimizer.
         nothing = [(0.0, 0.0)] * self.grid.num_stages
         lines = ExchangeLines(self._pace.least_exchange, nothing, ())
         lines = lines if is_quick else self._exchange_lines
-        return self._after_exchange(ends, stages, lines) + self._update_s(stages, lines)
+        updates = [[place.memories.update_s for place in places] for places in self._places]
+        return lines.reduced_s(ends, stages) + lines.updated_s(updates, stages)
 
     def _holds_chunks(self, divisions: Divisions) -> NDArray[np.bool_]:
         """Return whether the stages hold what their chunks keep, which may be unlike."""
@@ -270,63 +262,6 @@ class StockCase:
         # Virtual stages go chunk by chunk: [division, chunk, stage].
         shape = (len(divisions), self.num_chunks, self.grid.num_stages)
         return np.asarray(divisions.reshape(shape).sum(axis=1), dtype=np.int64)
-
-    def _chunk_times(
-        self,
-        places: Sequence[StockPlace],
-        p: int,
-        stages: Divisions,
-        divisions: Divisions,
-        recomputed: Divisions,
-    ) -> list[ChunkSeconds]:
-        """Return the seconds of a stage's passes, divided among the chunks by FLOPs."""
-        place, num_layers = places[p], stages[:, p]
-        base, each = place.times
-        forward_s = base.forward_s + each.forward_s * num_layers
-        # Recomputed layers of a stage are not more than it has.
-        again = np.minimum(recomputed, num_layers)
-        backward_s = base.backward_s + each.backward_s * num_layers + place.recomputed_s * again
-        if self.num_chunks == 1:
-            return [(np.asarray(forward_s), np.asarray(backward_s))]
-        # FLOPs decide the parts: the head counts on the last chunk of the last stage.
-        layer_flops, head_flops = self._chunk_flops
-        head_flops *= p + 1 == self.grid.num_stages
-        total = num_layers * layer_flops + head_flops
-        found = []
-        for chunk in range(self.num_chunks):
-            held = divisions[:, chunk * self.grid.num_stages + p] * layer_flops
-            if chunk + 1 == self.num_chunks:
-                held = held + head_flops
-            found.append((forward_s * held / total, backward_s * held / total))
-        return found
-
-    def _after_exchange(
-        self, ends: Sequence[NDArray[np.float64]], stages: Divisions, lines: ExchangeLines
-    ) -> Seconds:
-        """Return when all gradients are reduced.
-
-        Each stage's all-reduce by itself, then those of tied embeddings; what overlaps with the
-        last backward passes is left out.
-        """
-        slowest_s = np.max(ends, axis=0)
-        # [stage]: when its gradients are reduced, after its last backward pass in any replica.
-        last_s = [
-            np.asarray(slowest_s[p] + zero_s + each_s * n)
-            for p, ((zero_s, each_s), n) in enumerate(zip(lines.gradients, stages.T, strict=True))
-        ]
-        # Tied embeddings wait for both ends.
-        both_s = np.maximum(last_s[0], last_s[-1])
-        return np.asarray(np.max([*last_s, *(both_s + s for s in lines.tied_s)], axis=0))
-
-    def _update_s(self, stages: Divisions, lines: ExchangeLines) -> Seconds:
-        """Return seconds of the optimizer, and with the distributed one the new weights, of the
-        slowest stage."""
-        found = []
-        for p, (zero_s, each_s) in enumerate(lines.weights):
-            for places in self._places:
-                own_zero_s, own_each_s = places[p].memories.update_s
-                found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])
-        return np.asarray(np.max(found, axis=0))
 
     @property
     def _exchange_lines(self) -> ExchangeLines:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 
+import numpy as np
+
+from megatron_hetero.planner.stock.divisions import shortest_s
 from megatron_hetero.planner.stock.exchange import Line
 from megatron_hetero.planner.stock.least_exchange import least_exchange
 from megatron_hetero.planner.stock.prices import GridPrices
@@ -55,17 +57,12 @@ class CasePace:
 
     def pace_s(self) -> float:
         """Return the work of all stages, and the least exchange of each, in fractions of layers."""
-        slowness, offset = [], 0.0
-        longest_s = 0.0
-        for p, (zero_s, more_s) in zip(self._stages, self.least_exchange, strict=True):
-            # Replicas run the same division: the slowest layer and the least base of any of them.
-            each_s = self._number * max(times[p][1] for _, times in self._times) + more_s
-            base_s = self._number * min(times[p][0] for _, times in self._times) + zero_s
-            slowness.append(1 / each_s)
-            offset += base_s / each_s
-            longest_s = max(longest_s, base_s + self._num_chunks * each_s)
-        # As if layers could be cut: all stages equally long.
-        return max((self._num_layers + offset) / sum(slowness), longest_s)
+        # Replicas run the same division: the slowest layer and the least base of any of them.
+        times = np.array([times for _, times in self._times])
+        base_s, each_s = times[..., 0].min(axis=0), times[..., 1].max(axis=0)
+        zero_s, more_s = np.array(self.least_exchange).T
+        lines = self._number * base_s + zero_s, self._number * each_s + more_s
+        return float(shortest_s(*lines, self._num_layers, self._num_chunks)[0])
 
     def least_fills_s(self) -> list[list[tuple[float, float]]]:
         """Return for each unlike replica and stage the waits for a micro-batch, and the least time
@@ -112,11 +109,9 @@ class CasePace:
         """Return for each stage of a replica the seconds for which it waits for its own sends of a
         micro-batch, and those of the boundaries before it, there and back, without these waits; for
         its own number of chunks up to so many."""
-        there_s, back_s = [0.0], [0.0]
-        for here, there in pairwise(self._stages):
-            there_s.append(sum(self._prices.crossing_s(d, here, there)))
-            back_s.append(sum(self._prices.crossing_s(d, there, here)))
-        there_s.append(0.0)
+        boundaries_s = self._prices.boundaries_s(d)
+        there_s = [0.0, *(there_s for there_s, _ in boundaries_s), 0.0]
+        back_s = [0.0, *(back_s for _, back_s in boundaries_s)]
         found, before_s = [], 0.0
         for p in self._stages:
             # A message there belongs to the stage before, one back to this stage.

@@ -143,3 +143,26 @@ def moves(division: Sequence[int]) -> Iterator[tuple[int, ...]]:
             moved[giver] -= 1
             moved[taker] += 1
             yield tuple(moved)
+
+
+def shortest_s(
+    zero_s: NDArray[np.float64],
+    each_s: NDArray[np.float64],
+    num_layers: int,
+    least: int,
+    starts: Sequence[int] | NDArray[np.int64] = (0,),
+) -> NDArray[np.float64]:
+    """Return for each grid the least time in which the stages take all layers, as if layers could
+    be cut.
+
+    Args:
+        zero_s, each_s: seconds without layers, and of each layer, [stage].
+        num_layers: of the model.
+        least: layers of each stage.
+        starts: the first stage of each grid.
+    """
+    # All stages equally long: T = zero + each n for each, and the layers add up.
+    slowness = np.add.reduceat(1 / each_s, starts)
+    offset = np.add.reduceat(zero_s / each_s, starts)
+    longest_s = np.maximum.reduceat(zero_s + least * each_s, starts)
+    return np.asarray(np.maximum((num_layers + offset) / slowness, longest_s))

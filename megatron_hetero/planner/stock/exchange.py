@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.ring import ring_key
@@ -27,6 +30,44 @@ class ExchangeLines:
     gradients: Sequence[Line]
     weights: Sequence[Line]
     tied_s: Sequence[float]
+
+    def reduced_s(
+        self, ends: Sequence[NDArray[np.float64]], stages: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return when all gradients are reduced, [division].
+
+        Each stage's all-reduce by itself, then those of tied embeddings; what overlaps with the
+        last backward passes is left out.
+
+        Args:
+            ends: of the last backward pass of each stage, [replica][stage, division].
+            stages: layers, [division, stage].
+        """
+        slowest_s = np.max(ends, axis=0)
+        # [stage]: when its gradients are reduced, after its last backward pass in any replica.
+        last_s = [
+            np.asarray(slowest_s[p] + zero_s + each_s * n)
+            for p, ((zero_s, each_s), n) in enumerate(zip(self.gradients, stages.T, strict=True))
+        ]
+        # Tied embeddings wait for both ends.
+        both_s = np.maximum(last_s[0], last_s[-1])
+        return np.asarray(np.max([*last_s, *(both_s + s for s in self.tied_s)], axis=0))
+
+    def updated_s(
+        self, updates: Sequence[Sequence[Line]], stages: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return seconds of the optimizer, and with the distributed one the new weights, of the
+        slowest stage, [division].
+
+        Args:
+            updates: seconds of the optimizer, [replica][stage].
+            stages: layers, [division, stage].
+        """
+        found = []
+        for p, (zero_s, each_s) in enumerate(self.weights):
+            for own_zero_s, own_each_s in [of_replica[p] for of_replica in updates]:
+                found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])
+        return np.asarray(np.max(found, axis=0))
 
 
 def exchange_lines(

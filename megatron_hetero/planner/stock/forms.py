@@ -28,7 +28,9 @@ _STOCK_DIVIDES_WITH = frozenset(
 """Flags with which Megatron can divide sequences but the plug-in cannot."""
 
 
-def forms(problem: Problem, ranks: StockRanks) -> Iterator[GroupForm]:
+def forms(
+    problem: Problem, ranks: StockRanks, recomputes: Sequence[StockRecompute] | None = None
+) -> Iterator[GroupForm]:
     """Yield every form of groups on some ranks, of one chunk a stage and undealt experts.
 
     Left out are forms that stock Megatron runs but that have a quicker like: where context-parallel
@@ -36,9 +38,14 @@ def forms(problem: Problem, ranks: StockRanks) -> Iterator[GroupForm]:
     of one c-th, have as many tokens on each GPU and as many micro-batches, and shorter rings of
     keys and values.  In the order `tp-dp-pp` the like has each stage on the same GPUs, in
     `tp-pp-dp` on as many of the same nodes.
+
+    Args:
+        problem: the job.
+        ranks: the groups.
+        recomputes: `kinds_of_recompute`, for who asks for thousands of ranks.
     """
     sizes = _sizes(problem, problem.workload.training.global_batch_size)
-    kinds = kinds_of_recompute(problem)
+    kinds = kinds_of_recompute(problem) if recomputes is None else recomputes
     may_divide = len(sizes) > 1 and problem.cluster.limits.num_replicas is None
     for context in contexts(problem, ranks):
         for size in sizes:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.stock.divisions import shortest_s
 from megatron_hetero.planner.stock.forms import groups_fit_grid
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
 from megatron_hetero.planner.stock.least_exchange import least_exchange
@@ -98,7 +99,8 @@ class GridBounds:
         if not table.grids:
             return []
         each_s = self._layers_s(table, form)
-        step_s = _shortest_s(table, each_s, self._problem.num_layers, num_chunks)
+        given = table.zero_s, each_s, self._problem.num_layers, num_chunks
+        step_s = shortest_s(*given, table.starts)
         return list(zip(table.grids, step_s.tolist(), strict=True))
 
     def fitting_s(self, grid: StockGrid, form: GroupForm, num_chunks: int = 1) -> float:
@@ -221,24 +223,6 @@ class GridBounds:
 def _least_kept(settings: StockSettings) -> Recompute:
     """Return the recompute with which stages keep least."""
     return "full" if settings.recompute == "as needed" else settings.recompute
-
-
-def _shortest_s(
-    table: _Grids, each_s: NDArray[np.float64], num_layers: int, least: int
-) -> NDArray[np.float64]:
-    """Return for each grid the least time in which the stages take all layers, as if layers could
-    be cut.
-
-    Args:
-        each_s: seconds of each layer, [stage].
-        num_layers: of the model.
-        least: layers of each stage.
-    """
-    # All stages equally long: T = zero + each n for each, and the layers add up.
-    slowness = np.add.reduceat(1 / each_s, table.starts)
-    offset = np.add.reduceat(table.zero_s / each_s, table.starts)
-    longest_s = np.maximum.reduceat(table.zero_s + least * each_s, table.starts)
-    return np.asarray(np.maximum((num_layers + offset) / slowness, longest_s))
 
 
 def _with_room_s(

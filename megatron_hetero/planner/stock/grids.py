@@ -1,7 +1,4 @@
-"""Every grid of ranks that stock Megatron can lay over a cluster.
-
-Nodes one after the other, each with some of its GPUs; their GPUs are numbered in this order, in
-groups of one tensor-parallel width, and the groups fill a grid of replicas, stages and
+"""Grids of ranks: tensor-parallel groups in rank order fill a grid of replicas, stages and
 context-parallel ranks in one of Megatron's two orders of ranks.
 """
 
@@ -9,26 +6,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import permutations
 from typing import cast
 
 import numpy as np
 
 from megatron_hetero.cluster.spec import Cluster, Node
 from megatron_hetero.cost.memory.states import StateHolders
+from megatron_hetero.hashed import value
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder
-from megatron_hetero.planner.problem import Chain, Problem, Unit, equal_units
+from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.replica_shapes import Likeness
-from megatron_hetero.planner.shapes.kinds import Kind, kinds_of
-
-MAX_ORDERS = 20_000
-"""Orders of nodes and amounts that are tried; beyond the limit, every node gives all GPUs."""
-_MAX_KINDS = 4
-"""Kinds of nodes whose orders are all looked at where there are too many of the nodes'."""
-_MAX_ORDERED_KINDS = 6
-"""Kinds among which these are chosen: more would have thousands of orders."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +46,7 @@ class StockRanks:
         return Counter(self.kinds)
 
 
-@dataclass(frozen=True, eq=False)
+@value(frozen=True, eq=False)
 class StockGrid:
     """Equal replicas on groups in rank order."""
 
@@ -133,22 +122,9 @@ class StockGrid:
         key = ("patterns", *self.shape)
         if key not in self.ranks.known:
             # Hashes of numbers, the same in every run: thousands of GPUs have long patterns.
-            self.ranks.known[key] = tuple(map(self._hashed_pattern, range(self.num_replicas)))
+            found = tuple(hash(self.pattern([d])) for d in range(self.num_replicas))
+            self.ranks.known[key] = found
         return cast(tuple[int, ...], self.ranks.known[key])
-
-    def _hashed_pattern(self, d: int) -> int:
-        kinds, nodes = self.ranks.kinds, self.ranks.nodes
-        if self.rank_order == "tp-pp-dp":
-            size = self.num_stages * self.context_parallel
-            own = slice(d * size, (d + 1) * size)
-        elif self.context_parallel == 1:
-            own = slice(d, None, self.num_replicas)
-        else:
-            return hash(self.pattern([d]))
-        # The same as of `pattern`, which looks at any groups one by one.
-        numbers: dict[str, int] = {}
-        places = [numbers.setdefault(node, len(numbers)) for node in nodes[own]]
-        return hash(tuple(zip(kinds[own], places, strict=True)))
 
     def priced_replicas(self, cluster: Cluster, likeness: Likeness) -> tuple[int, ...]:
         """Return the first replica of each that differs from others in more than the names of its
@@ -206,15 +182,18 @@ class StockGrid:
     ) -> tuple[object, ...]:
         """Return `replica_patterns` of some stages of several replicas together; all stages by
         default."""
+        kinds, nodes = self.ranks.kinds, self.ranks.nodes
         # Nodes by the order in which they come, as names do not matter.
         numbers: dict[str, int] = {}
-        units, kinds = self.ranks.units, self.ranks.kinds
-        return tuple(
-            (kinds[i], numbers.setdefault(units[i].node, len(numbers)))
-            for d in replicas
-            for p in (range(self.num_stages) if stages is None else stages)
-            for i in self.groups(d, p)
-        )
+        found: list[tuple[int, int]] = []
+        for d in replicas:
+            for p in range(self.num_stages) if stages is None else stages:
+                own = self.groups(d, p)
+                places = [
+                    numbers.setdefault(node, len(numbers)) for node in nodes[own.start : own.stop]
+                ]
+                found += zip(kinds[own.start : own.stop], places, strict=True)
+        return tuple(found)
 
     @property
     def num_gpus(self) -> int:
@@ -230,58 +209,6 @@ class StockGrid:
     def ranks_of_stage(self) -> int:
         """GPUs of a stage of one replica."""
         return self.width * self.context_parallel
-
-
-def stock_grids(problem: Problem) -> tuple[tuple[StockGrid, ...], bool]:
-    """Return all grids without context parallelism, and whether the list is complete. Of grids that
-    differ only in the names of like nodes the first is kept. A tensor-parallel group stays on one
-    node.
-    """
-    every, is_complete = stock_ranks(problem)
-    found: dict[tuple[object, ...], StockGrid] = {}
-    for ranks in every:
-        for grid in grids_of(problem, ranks, 1):
-            found.setdefault(_content(grid), grid)
-    return tuple(found.values()), is_complete
-
-
-def stock_ranks(
-    problem: Problem, max_orders: int | None = None
-) -> tuple[tuple[StockRanks, ...], bool]:
-    """Return all sequences of groups in rank order, as `stock_grids`; whether they are all.
-
-    Args:
-        problem: whose nodes they are on.
-        max_orders: of nodes; `MAX_ORDERS` by default.
-    """
-    kinds = [part for kind in kinds_of(problem) for part in _exchangeable(problem, kind)]
-    numbers = {id(kind): number for number, kind in enumerate(kinds)}
-    found = []
-    is_complete = True
-    for width in sorted({w for kind in kinds for w in kind.widths}):
-        givers = [kind for kind in kinds if width in kind.widths]
-        # Too many orders: whole nodes only, and the answer is not known to be complete.
-        if _num_orders(givers, width) > (MAX_ORDERS if max_orders is None else max_orders):
-            is_complete = False
-            orders: Iterator[_Order] = _whole_orders(givers, width)
-        else:
-            most = [kind.num_gpus // width for kind in givers]
-            orders = _orders(givers, [list(range(1, n + 1)) for n in most])
-        # One object for each group, however many orders it is in.
-        of_nodes = {
-            (id(kind), index): equal_units(problem, node, width)
-            for kind in givers
-            for index, node in enumerate(kind.nodes)
-        }
-        for order in orders:
-            units: list[Unit] = []
-            of_kinds: list[int] = []
-            for kind, index, amount in order:
-                own = of_nodes[id(kind), index][:amount]
-                units += own
-                of_kinds += [numbers[id(kind)]] * len(own)
-            found.append(StockRanks(tuple(units), tuple(of_kinds)))
-    return tuple(found), is_complete
 
 
 def grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Iterator[StockGrid]:
@@ -311,116 +238,3 @@ def grids_of(problem: Problem, ranks: StockRanks, context_parallel: int) -> Iter
             # With one replica or one stage both orders are the same grid.
             if num_replicas == 1 or num_stages == 1:
                 break
-
-
-def _exchangeable(problem: Problem, kind: Kind) -> Iterator[Kind]:
-    """Yield the nodes of a kind in groups with equal links to all other nodes."""
-    groups: list[list[Node]] = []
-    for node in kind.nodes:
-        group = next((g for g in groups if _same_links(problem, g[0], node)), None)
-        if group is None:
-            groups.append([node])
-        # Nodes of a kind whose links to all others are equal may change places.
-        else:
-            group.append(node)
-    for group in groups:
-        yield replace(kind, nodes=tuple(group))
-
-
-def _same_links(problem: Problem, one: Node, other: Node) -> bool:
-    cluster = problem.cluster
-    if not cluster.has_nics:
-        classes = cluster.link_classes
-        of_pairs = classes.of_pairs
-        a, b = classes.node_number[one.name], classes.node_number[other.name]
-        # Links to the two themselves are compared apart.
-        rest = [i for n, i in classes.node_number.items() if n not in (one.name, other.name)]
-        return bool(
-            of_pairs[a, b] == of_pairs[b, a]
-            and (of_pairs[a, rest] == of_pairs[b, rest]).all()
-            and (of_pairs[rest, a] == of_pairs[rest, b]).all()
-        )
-    # With network cards the link of two GPUs is what counts, not that of the nodes.
-    here, there = one.devices[0], other.devices[0]
-    others = [n.devices[0] for n in problem.nodes if n.name not in (one.name, other.name)]
-    link = cluster.link
-    return link(here, there) == link(there, here) and all(
-        link(here, c) == link(there, c) and link(c, here) == link(c, there) for c in others
-    )
-
-
-_Order = tuple[tuple[Kind, int, int], ...]
-"""Nodes in order, each as kind, index of the node in the kind, and number of groups taken."""
-
-
-def _num_orders(kinds: Sequence[Kind], width: int) -> int:
-    """Bound the number of orders from above, by all sequences of the choices that nodes have."""
-    num_nodes = sum(len(kind.nodes) for kind in kinds)
-    num_orders, total = 1, 1
-    choices = sum(max(1, kind.num_gpus // width) for kind in kinds)
-    for _ in range(num_nodes):
-        num_orders *= choices
-        total += num_orders
-        # Without an end of the loop the number would have thousands of digits.
-        if total > 10 * MAX_ORDERS:
-            break
-    return total
-
-
-def _whole_orders(kinds: Sequence[Kind], width: int) -> Iterator[_Order]:
-    """Yield orders of whole nodes, kind after kind: of every selection in `_selections` all nodes,
-    and the largest power of two."""
-    seen = set()
-    for chosen in _selections(kinds):
-        for is_round in (False, True):
-            order = tuple(
-                (kind, index, kind.num_gpus // width)
-                for kind in chosen
-                # All nodes, or the largest power of two of them.
-                for index in range(
-                    1 << len(kind.nodes).bit_length() - 1 if is_round else len(kind.nodes)
-                )
-            )
-            key = tuple((id(kind), index) for kind, index, _ in order)
-            if key not in seen:
-                seen.add(key)
-                yield order
-
-
-def _selections(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, ...]]:
-    """Yield kinds of nodes in order: every selection of a few and every order of these, all kinds
-    with GPUs of one type, and all kinds.
-
-    Nodes of one GPU type at a hundred sites are a hundred kinds; the few are those with most GPUs.
-    """
-    by_size = sorted(range(len(kinds)), key=lambda i: -kinds[i].num_gpus * len(kinds[i].nodes))
-    few = [kinds[i] for i in sorted(by_size[:_MAX_ORDERED_KINDS])]
-    for size in range(1, min(len(few), _MAX_KINDS) + 1):
-        yield from permutations(few, size)
-    # What the selections of a few cannot hold.
-    by_type: dict[str, list[Kind]] = {}
-    for kind in kinds:
-        by_type.setdefault(kind.nodes[0].gpu_type.name, []).append(kind)
-    yield from map(tuple, by_type.values())
-    yield tuple(kind for alike in by_type.values() for kind in alike)
-
-
-def _orders(kinds: Sequence[Kind], amounts: Sequence[Sequence[int]]) -> Iterator[_Order]:
-    """Yield every sequence of nodes with the amounts taken; like nodes come by number."""
-
-    def extend(order: _Order, used: tuple[int, ...]) -> Iterator[_Order]:
-        if order:
-            yield order
-        for index, kind in enumerate(kinds):
-            if used[index] == len(kind.nodes):
-                continue
-            more = tuple(n + (i == index) for i, n in enumerate(used))
-            for amount in amounts[index]:
-                yield from extend((*order, (kind, used[index], amount)), more)
-
-    yield from extend((), (0,) * len(kinds))
-
-
-def _content(grid: StockGrid) -> tuple[object, ...]:
-    """Return equal for grids with the same nodes at the same places; replicas may change theirs."""
-    return grid.width, tuple(sorted(tuple(unit.node for unit in c) for c in grid.chains))

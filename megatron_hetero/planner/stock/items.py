@@ -3,17 +3,16 @@ form of groups, a form on a grid, a grid with its links, a case, divisions of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from megatron_hetero.hashed import value
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import Divisions
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
 from megatron_hetero.planner.stock.rates import GroupForm
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class FormItem:
     """A form on some ranks, with a way to deal experts out."""
 
@@ -21,7 +20,7 @@ class FormItem:
     form: GroupForm
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class LaidItem:
     """A form on a grid, with each of these numbers of chunks."""
 
@@ -32,7 +31,7 @@ class LaidItem:
     """The bound has the memory of its GPUs in it."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class GridItem:
     """A case of each of these numbers of chunks."""
 
@@ -41,7 +40,7 @@ class GridItem:
     chunks: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class ReadyItem:
     """Divisions of a case, the lowest bound first."""
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 
+import numpy as np
+
 from megatron_hetero.cluster.spec import Cluster, Link, Node
 from megatron_hetero.cost.network.experts import ExpertLinks
 
@@ -29,12 +31,15 @@ class KindLinks:
     @classmethod
     def of(cls, cluster: Cluster, node: Node, most: int) -> KindLinks:
         """Return the links of a node in a cluster."""
-        others = [other for other in cluster.nodes if other.name != node.name]
-        links = [
-            cluster.link(here, other.devices[0])
-            for other in others
-            for here in (node.devices if cluster.has_nics else node.devices[:1])
-        ]
+        if cluster.has_nics:
+            others = [other for other in cluster.nodes if other.name != node.name]
+            links = [cluster.link(a, b.devices[0]) for b in others for a in node.devices]
+        else:
+            # Few unlike links, however many nodes there are.
+            classes = cluster.link_classes
+            own = classes.node_number[node.name]
+            kinds = np.unique(np.delete(classes.of_pairs[own], own))
+            links = [classes.links[kind] for kind in kinds.tolist()]
         num_nics = len({cluster.nic_of(device) for device in node.devices})
         if not links:
             return cls(node, most, num_nics, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from megatron_hetero.planner.stock.grids import MAX_ORDERS
+from megatron_hetero.planner.stock.orders import MAX_ORDERS
 
 FEW_DIVISIONS = 5_000
 """Divisions of a case that are priced where there are too many, those with the fastest slowest

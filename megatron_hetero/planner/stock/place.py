@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from sys import maxsize
 
@@ -11,13 +10,14 @@ from numpy.typing import NDArray
 
 from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.hashed import value
 
 _SLACK_BYTES = 4096
 NEVER = maxsize
 """So many layers to recompute stand for: it does not fit."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StageMemories:
     """The memory of a stage and the seconds of its update, as straight lines over the layers."""
 
@@ -68,7 +68,7 @@ class StageMemories:
         return np.where((found > 0) & updates & (least <= layers), least, found)
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class StockPlace:
     """A stage of a replica."""
 

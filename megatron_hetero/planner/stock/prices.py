@@ -8,7 +8,7 @@ first, as they rank what is searched; memory only for what they leave.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import cast
@@ -19,6 +19,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import PassTimes, update_time_s
+from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import TokenDispatcher
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.grids import StockGrid
@@ -124,18 +125,15 @@ class StockPrices:
 
     def crossing_s(self, prices: GridPrices, d: int, p: int, to: int) -> BoundarySeconds:
         """Return the seconds of a message from a stage to another of the same replica."""
-        grid, size = prices.grid, prices.settings.micro_batch_size
-        own, known = ("crossing", d, p, to, size, *grid.shape), grid.ranks.known
-        # Like links once for all grids, and then each boundary of a grid once.
-        if own not in known:
-            key = prices.links_pattern(d, p, to), size
-            if key not in self._crossings:
-                waits = self.problem.workload.training.stock_waits
-                sender, receiver = (grid.stage(d, place).stage for place in (p, to))
-                made = crossing(prices.plain, sender, receiver, waits)
-                self._crossings[key] = made.serialisation_s, made.latency_s
-            known[own] = self._crossings[key]
-        return cast(BoundarySeconds, known[own])
+        # Like links once for all grids.
+        key = prices.links_pattern(d, p, to), prices.settings.micro_batch_size
+        known = self._crossings.get(key)
+        if known is None:
+            waits, grid = self.problem.workload.training.stock_waits, prices.grid
+            sender, receiver = (grid.stage(d, place).stage for place in (p, to))
+            made = crossing(prices.plain, sender, receiver, waits)
+            known = self._crossings[key] = made.serialisation_s, made.latency_s
+        return known
 
     def _links_of(self, prices: GridPrices, d: int, p: int) -> StageLinks:
         grid, groups, cluster = prices.grid, prices.settings.expert_groups, self.problem.cluster
@@ -187,7 +185,7 @@ class StockPrices:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@value(frozen=True, eq=False)
 class GridPrices:
     """Prices of one grid under some settings."""
 
@@ -291,6 +289,18 @@ class GridPrices:
     def crossing_s(self, d: int, p: int, to: int) -> BoundarySeconds:
         """Return the seconds of a message from stage `p` to another of replica `d`."""
         return self.prices.crossing_s(self, d, p, to)
+
+    def boundaries_s(self, d: int) -> Sequence[tuple[float, float]]:
+        """Return the seconds of a message over each boundary of a replica, there and back."""
+        # The same whatever is recomputed.
+        grid, known = self.grid, self.grid.ranks.known
+        key = ("boundaries", d, self.settings.micro_batch_size, *grid.shape)
+        if key not in known:
+            known[key] = [
+                (sum(self.crossing_s(d, p, p + 1)), sum(self.crossing_s(d, p + 1, p)))
+                for p in range(grid.num_stages - 1)
+            ]
+        return cast(Sequence[tuple[float, float]], known[key])
 
     def peers(self, d: int) -> range:
         """Return the replicas that share experts with replica `d`: they come in blocks."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from megatron_hetero.cluster.spec import Node
@@ -18,13 +18,14 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks
 from megatron_hetero.cost.share import TensorShare, even_share_or_none
 from megatron_hetero.cost.work.pieces import modelled_layer, price_pieces
+from megatron_hetero.hashed import value
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock.grids import StockRanks
 from megatron_hetero.planner.stock.least_experts import KindLinks, least_expert_links
 from megatron_hetero.planner.stock.settings import StockSettings
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class GroupForm:
     """The properties that decide a group's prices beside the GPUs."""
 

@@ -37,11 +37,12 @@ from megatron_hetero.planner.restrictions.mixture import in_one_precision
 from megatron_hetero.planner.stock.best import StockBest, StockResult
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import Divisions, divisions_in_time, moves
-from megatron_hetero.planner.stock.forms import forms
+from megatron_hetero.planner.stock.forms import forms, kinds_of_recompute
 from megatron_hetero.planner.stock.grid_bounds import GridBounds
-from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, stock_ranks
+from megatron_hetero.planner.stock.grids import StockGrid, StockRanks
 from megatron_hetero.planner.stock.items import FormItem, GridItem, Item, LaidItem, ReadyItem
 from megatron_hetero.planner.stock.limits import StockLimits, limits_beside_a_plan
+from megatron_hetero.planner.stock.orders import stock_ranks
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates
 from megatron_hetero.rounding import below
@@ -96,8 +97,9 @@ class _StockSearch:
     def run(self) -> StockResult | None:
         """Look at what has the lowest bound, until none is below the best step."""
         # Forms first: their bound holds on every grid of the ranks.
+        recomputes = kinds_of_recompute(self._problem)
         for ranks in self._ranks:
-            for form in forms(self._problem, ranks):
+            for form in forms(self._problem, ranks, recomputes):
                 self._push(self._rates.dealt_pace_s(ranks, form), (ranks, form))
         self._look_at_all()
         while self._dropped and not self._best.found_any:

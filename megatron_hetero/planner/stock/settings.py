@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.share import TensorShare, member_shares
+from megatron_hetero.hashed import hashed_once, value
 from megatron_hetero.model.spec import ModelSpec, TokenDispatcher
 
 StockRecompute = Literal["as needed", "none", "selective", "full"]
 """`as needed`: as few layers by blocks as fit, the same number on every stage."""
 
 
-@dataclass(frozen=True)
+@hashed_once
+@value(frozen=True)
 class StockSettings:
     """The flags of a case outside the grid."""
 

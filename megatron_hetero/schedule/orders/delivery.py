@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_hetero.schedule.programme import RECEIVES, SENDS, Instruction, Message, Schedule
+from megatron_hetero.schedule.programme import RECEIVES, Instruction, Message, Schedule
 
 Channel = tuple[int, bool]
 """(boundary, is_forward) of a `Message`."""
@@ -29,11 +29,10 @@ def receive_posts(schedule: Schedule, stage: int) -> tuple[tuple[int, ...], ...]
     posted: Counter[int] = Counter()
     posts = []
     others = _Others(schedule, stage, sent)
-    for instruction in schedule.programmes[stage]:
+    for sends, _ in schedule.messages[stage]:
         # The stage's own sends come first, as they may let others go on.
-        for operation in instruction:
-            if operation.kind in SENDS:
-                others.deliver(schedule.message(stage, operation))
+        for message in sends:
+            others.deliver(message)
         others.run()
         posts.append(tuple(sorted((sent - posted).elements())))
         posted = sent.copy()
@@ -133,19 +132,14 @@ def arrived_sends(schedule: Schedule, stage: int) -> dict[Message, int]:
     peers = {s for b in own if b >= 0 for s in schedule.chain[b : b + 2] if s != stage}
     arrived: dict[Message, int] = {}
     for peer in sorted(peers):
-        programme = schedule.programmes[peer]
         # Walk a peer's programme: what it had received before a send, it has received for sure.
         received: Counter[Channel] = Counter()
-        for instruction in programme:
-            for operation in instruction:
-                if operation.kind in SENDS:
-                    message = schedule.message(peer, operation)
-                    if message.boundary in own:
-                        arrived[message] = received[message.boundary, not message.is_forward]
-            for operation in instruction:
-                if operation.kind in RECEIVES:
-                    message = schedule.message(peer, operation)
-                    received[message.boundary, message.is_forward] += 1
+        for sends, receives in schedule.messages[peer]:
+            for message in sends:
+                if message.boundary in own:
+                    arrived[message] = received[message.boundary, not message.is_forward]
+            for message in receives:
+                received[message.boundary, message.is_forward] += 1
     return arrived
 
 
@@ -210,24 +204,19 @@ class _Others:
             self._advance(self._ready.pop())
 
     def _advance(self, stage: int) -> None:
-        schedule, programme = self._schedule, self._schedule.programmes[stage]
-        while self._position[stage] < len(programme):
-            instruction = programme[self._position[stage]]
+        chain, messages = self._schedule.chain, self._schedule.messages[stage]
+        while self._position[stage] < len(messages):
+            sends, receives = messages[self._position[stage]]
             # Sends of an instruction go even if its receives have to wait.
-            for operation in instruction:
-                if operation.kind in SENDS:
-                    message = schedule.message(stage, operation)
-                    if message in self._on_the_way:
-                        continue  # Posted when this instruction was first tried.
-                    ends = schedule.chain[message.boundary : message.boundary + 2]
-                    if self._held in ends:
-                        self._sent[message.boundary] += 1
-                    self.deliver(message)
+            for message in sends:
+                if message in self._on_the_way:
+                    continue  # Posted when this instruction was first tried.
+                if self._held in chain[message.boundary : message.boundary + 2]:
+                    self._sent[message.boundary] += 1
+                self.deliver(message)
             # The stage stops at the first message that nobody has sent yet.
-            for operation in instruction:
-                if operation.kind in RECEIVES:
-                    message = schedule.message(stage, operation)
-                    if message not in self._on_the_way:
-                        self._waiting[message].append(stage)
-                        return
+            for message in receives:
+                if message not in self._on_the_way:
+                    self._waiting[message].append(stage)
+                    return
             self._position[stage] += 1

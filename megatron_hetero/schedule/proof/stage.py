@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from megatron_hetero.cost.sync.buckets import EMBEDDING
+from megatron_hetero.hashed import value
 from megatron_hetero.schedule.orders.delivery import StagePosts
 from megatron_hetero.schedule.programme import (
     RECEIVES,
@@ -21,7 +21,7 @@ from megatron_hetero.schedule.proof.gradients import RankGradients
 from megatron_hetero.schedule.proof.operations import RankItems
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class BoundarySide:
     """One rank's side of a boundary: the communicators of each direction, in turn, and the ranks
     with which it exchanges pieces and shapes.  `shapes` is empty where no shapes are sent."""
@@ -33,7 +33,7 @@ class BoundarySide:
     told: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class RankStage:
     """A stage in a replica's schedule, and the communicators of a rank of the stage.
 

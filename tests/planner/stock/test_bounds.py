@@ -21,9 +21,10 @@ from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import divisions_in_time, stage_divisions
 from megatron_hetero.planner.stock.forms import contexts, forms, groups_fit_grid
 from megatron_hetero.planner.stock.grid_bounds import GridBounds
-from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of, stock_ranks
+from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of
 from megatron_hetero.planner.stock.least_experts import KindLinks, least_expert_links
 from megatron_hetero.planner.stock.limits import StockLimits
+from megatron_hetero.planner.stock.orders import stock_ranks
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.prices import StockPrices
 from megatron_hetero.planner.stock.rates import GroupForm, StockRates

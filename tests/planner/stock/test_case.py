@@ -12,7 +12,8 @@ from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.case import StockCase
-from megatron_hetero.planner.stock.grids import StockGrid, stock_grids
+from megatron_hetero.planner.stock.grids import StockGrid
+from megatron_hetero.planner.stock.orders import stock_grids
 from megatron_hetero.planner.stock.place import NEVER
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.settings import StockRecompute, StockSettings

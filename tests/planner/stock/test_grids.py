@@ -10,8 +10,9 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Limits, Link
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, places_by_rank
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.stock import grids as module
-from megatron_hetero.planner.stock.grids import StockGrid, stock_grids, stock_ranks
+from megatron_hetero.planner.stock import orders as module
+from megatron_hetero.planner.stock.grids import StockGrid
+from megatron_hetero.planner.stock.orders import stock_grids, stock_ranks
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=4, global_batch_size=8)

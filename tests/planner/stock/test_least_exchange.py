@@ -12,8 +12,9 @@ from megatron_hetero.cost.choices import expert_groups
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.exchange import exchange_lines
 from megatron_hetero.planner.stock.forms import groups_fit_grid
-from megatron_hetero.planner.stock.grids import StockGrid, grids_of, stock_ranks
+from megatron_hetero.planner.stock.grids import StockGrid, grids_of
 from megatron_hetero.planner.stock.least_exchange import least_exchange
+from megatron_hetero.planner.stock.orders import stock_ranks
 from tests.cost.builders import FREE, make_cluster, make_workload
 from tests.cost.network.test_nics import several
 from tests.planner.stock.test_bounds import SLACK, problems

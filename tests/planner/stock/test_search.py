@@ -24,8 +24,8 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock import divisions as stock_divisions
 from megatron_hetero.planner.stock.case import StockCase
 from megatron_hetero.planner.stock.divisions import stage_divisions
-from megatron_hetero.planner.stock.grids import stock_grids
 from megatron_hetero.planner.stock.limits import StockLimits
+from megatron_hetero.planner.stock.orders import stock_grids
 from megatron_hetero.planner.stock.plan import stock_plan
 from megatron_hetero.planner.stock.search import best_stock_plan
 from megatron_hetero.planner.stock.settings import StockSettings
