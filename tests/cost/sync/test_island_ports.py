@@ -32,8 +32,7 @@ def test_ports_are_distinct_and_the_price_is_paid_once(tmp_path: Path) -> None:
     path.write_text(BOX, encoding="utf-8")
     cluster, workload = load_cluster(path), load_workload(None, FLAGS)
     assert len(cluster.nodes) == 2
-    by_node = GradientExchangePrices(cluster, workload.model, 4, None)._ports
-    ports = {(node, index): port for node, of in by_node.items() for index, port in of.items()}
+    ports = GradientExchangePrices(cluster, workload.model, 4, None)._port_of
     assert sorted(ports) == sorted(cluster.devices)
     assert sorted(ports.values()) == [min(ports.values()) + 2 * i for i in range(4)]
     pools = node_pools(make_problem(cluster, workload))
