@@ -59,7 +59,11 @@ def test_what_is_kept_of_checkpoints_and_written_beside_them(tmp_path: Path) -> 
     (data,) = (p for p in (folders[0] / "iter_0000005").glob("__0_0.distcp"))
     data.write_bytes(data.read_bytes()[:-1] + b"?")
     load = plan_job(
-        tmp_path / "load", [f"--load={folders[0]}", "--verify-integrity", "--train-iters=6"]
+        tmp_path / "load",
+        [
+            *(f"--load={folders[0]}", "--verify-integrity", "--train-iters=6"),
+            "--override-opt_param-scheduler",
+        ],
     )
     run_jobs([load], 120)
     log = (load.directory / "rank-0.log").read_text()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from megatron_hetero.errors import CheckpointError
 from megatron_hetero.files import content_hash, read_json, validate_document, write_json
 
 MANIFEST = "megatron-hetero-manifest.json"
-_DIGESTS = ".digests-"
+_DIGESTS = ".digests"
 _READ_BY_NAME = (".metadata", "common.pt", "integrity.json", "metadata.json")
 _FORMAT: Literal[1] = 1
 
@@ -78,14 +79,17 @@ def digest_of(path: Path) -> FileDigest:
 
 
 def write_digests(folder: Path, rank: int, names: Iterable[str]) -> None:
-    """Leave the digests of `names`, files just written by `rank`, in the folder.
+    """Leave the digests of `names`, files just written by `rank`, in a folder inside: the manifest
+    of Megatron's own (`--verify-integrity`) has all files beside the data, and these go later.
 
     Raises:
         OSError: a file cannot be read.
         FileFormatError: the digests cannot be written.
     """
     files = {name: digest_of(folder / name).model_dump() for name in names}
-    write_json(folder / f"{_DIGESTS}{rank}.json", {"files": files})
+    notes = folder / _DIGESTS
+    notes.mkdir(exist_ok=True)
+    write_json(notes / f"{rank}.json", {"files": files})
 
 
 def write_manifest(folder: Path, step: int, plan: str | None, num_ranks: int) -> None:
@@ -97,10 +101,11 @@ def write_manifest(folder: Path, step: int, plan: str | None, num_ranks: int) ->
     """
     # Digests that every rank took while it wrote; their notes go.
     files: dict[str, FileDigest] = {}
-    notes = sorted(folder.glob(f"{_DIGESTS}*.json"))
-    for note in notes:
-        files |= validate_document(read_json(note), _Digests, CheckpointError).files
-        note.unlink()
+    notes = folder / _DIGESTS
+    if notes.is_dir():
+        for note in sorted(notes.glob("*.json")):
+            files |= validate_document(read_json(note), _Digests, CheckpointError).files
+        shutil.rmtree(notes)
     # Every file has a digest, and still its length; rank 0's own files are digested now.
     for path in sorted(folder.iterdir()):
         if not path.is_file():

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from megatron.core.dist_checkpointing.validation import (
+    save_integrity_manifest,
+    verify_integrity_manifest,
+)
 
 from megatron_hetero.errors import CheckpointError, FileFormatError
 from megatron_hetero.runtime.state.coverage import tiling_faults
@@ -122,3 +126,18 @@ def test_a_box_that_is_moved_missing_or_doubled_is_no_tiling(data: st.DataObject
     assert tiling_faults(shape, [*ranks, (99, boxes[victim])])
     moved = tuple((start + 1, stop + 1) for start, stop in boxes[victim])
     assert tiling_faults(shape, [*ranks[:victim], (victim, moved), *ranks[victim + 1 :]])
+
+
+def test_megatrons_own_manifest_has_no_file_that_goes_later(tmp_path: Path) -> None:
+    """Megatron hashes all files of the folder, between the ranks' digests and our manifest."""
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    for rank in (0, 1):
+        write_digests(tmp_path, rank, [f"__{rank}_0.distcp"])
+    save_integrity_manifest(str(tmp_path))
+    write_manifest(tmp_path, 7, "a" * 64, 2)
+    verify_integrity_manifest(str(tmp_path))
+    assert "integrity.json" in read_manifest(tmp_path).files
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*FILES, "integrity.json", MANIFEST]
+    )
