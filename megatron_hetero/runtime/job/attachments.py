@@ -27,6 +27,7 @@ from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.megatron import (
     attention_logits,
     checkpoint_metadata,
+    checkpoint_queue,
     context_batch,
     forward_backward,
     jit_warm_up,
@@ -149,7 +150,7 @@ def _skipped_steps(context: RankContext) -> None:
     skipped_steps.apply(counts, reads_data=reads)
 
 
-def _checkpoint_metadata(context: RankContext) -> None:
+def _checkpoints(context: RankContext) -> None:
     stages = random_states.replica_stages(context.plan)
     entries: dict[str, Any] = {}
     if context.saves_states:
@@ -158,6 +159,7 @@ def _checkpoint_metadata(context: RankContext) -> None:
         # Whoever loses the odd card goes on under a plan of stock Megatron, which reads this form.
         entries[stock_optimizer.FORM_KEY] = stock_optimizer.FORM
     checkpoint_metadata.apply(**entries)
+    checkpoint_queue.save_with_a_server_that_ends()
 
 
 def _expert_routing(context: RankContext) -> None:
@@ -292,7 +294,7 @@ ATTACHMENTS = (
     Attachment(_straggler_detector, "before the first step is timed"),
     Attachment(_schedule, "before the log, whose observers read the watch that it makes"),
     Attachment(_skipped_steps, "before the loop, which may begin with one"),
-    Attachment(_checkpoint_metadata, "before Megatron loads a checkpoint, in its set-up"),
+    Attachment(_checkpoints, "before Megatron loads a checkpoint, in its set-up"),
     Attachment(_expert_routing, "before the model is built, whose routers then report"),
     Attachment(_further_tokens, "before the log, which sums their losses"),
     Attachment(_dumps, "before the first step, which may write"),

@@ -11,7 +11,7 @@ linear_backward      a backward pass in two parts
 straggler_port       the detector's switch, on loopback alone
 training_log         raw losses and norms for observers
 checkpoint_metadata  one key for each layer
-checkpoint_queue     a queue without a server
+checkpoint_queue     a queue without a server, or with one that ends
 vocabulary_range     vocabulary rows by shares
 context_batch        tokens of a sequence by shares
 skipped_steps        the data of steps that are left out
