@@ -101,6 +101,8 @@ def test_torchrun_starts_a_killed_job_again(whole: FaultJob) -> None:
         [
             *(sys.executable, "-m", *torchrun, f"--nproc-per-node={job.num_ranks}"),
             *("-m", "megatron_hetero.pretrain_gpt", *job.arguments()),
+            # As in the processes that `whole` forked, where Transformer Engine is hidden.
+            "--transformer-impl=local",
             "--hetero-drill=kill@1:5:steady",
         ],
         capture_output=True,
