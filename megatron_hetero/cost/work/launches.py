@@ -137,7 +137,7 @@ def _mlp(
     # Both products; backward also the first bias's gradient.
     products = Launches(2 + (0 if fused else bias), 4 + bias)
     if engine:
-        products = Launches(0, 0).plus(*host_work.LINEAR).plus(*host_work.LINEAR)
+        products = _times(Launches(0, 0), host_work.LINEAR, 2)
     found = _residual(model, training, engine, fused)
     if not model.num_experts:
         if engine:

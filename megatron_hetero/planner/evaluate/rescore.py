@@ -218,12 +218,9 @@ class Rescorer:
         self.board.refuse(hanging)
         candidate = hanging.candidate
         placement = replace(candidate.placement, exchange_groups=(), exchange_uplinks=())
-        costs = self.costs.sharded_as(placement)
-        rows = costs.vocab_rows(placement.widths)
         for part in _LESS_AHEAD if candidate.has_counts else ():
             fewer = replace(placement, replicas=tuple(_less(r, part) for r in placement.replicas))
-            replicas = tuple(self.board.replica_cost(r, costs, rows) for r in fewer.replicas)
-            cost = costs.combine(fewer, replicas, rows)
+            cost = self.board.whole_cost(fewer)
             self.board.keep_refined(fewer, cost, candidate.strategy, None)
 
 

@@ -182,17 +182,14 @@ class Rungs:
 
     def candidate(self, found: Completion) -> Candidate | None:
         """Price it whole."""
-        board, costs = self.board, self.problem.costs
+        board = self.board
         placement = found.placement(self.completer.own_size)
         self.work += 25 * sum(map(len, found.structure))
         # Plain placements go through the board, which keeps them in one form.
         if is_plain(placement):
             candidate = board.score_with_counts(placement, "structures")
         else:
-            of = costs.sharded_as(placement)
-            rows = costs.vocab_rows(placement.widths)
-            replicas = tuple(board.replica_cost(r, of, rows) for r in placement.replicas)
-            cost = of.combine(placement, replicas, rows)
+            cost = board.whole_cost(placement)
             placement, rank_order = arranged(placement, self.problem.gpus)
             candidate = board.keep_refined(placement, cost, "structures", rank_order)
         return candidate

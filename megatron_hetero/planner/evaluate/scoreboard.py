@@ -244,6 +244,11 @@ class Scoreboard:
             self._replicas[key] = costs.replica(replica, vocab_rows)
         return self._replicas[key]
 
+    def whole_cost(self, placement: Placement) -> PlacementCost:
+        """Return the cost of a placement, exchange and all, whatever the board has kept."""
+        costs, rows, replicas = self._replica_costs(placement)
+        return costs.combine(placement, tuple(replicas), rows)
+
     def _price(
         self, placement: Placement, rank_order: RankOrder | None, strategy: str, whole: bool
     ) -> Candidate | None:

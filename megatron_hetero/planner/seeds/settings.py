@@ -56,10 +56,7 @@ def search_under(
 def keep_written(board: Scoreboard, found: Candidate, settings: Settings, name: str) -> None:
     """Price a candidate found under the settings as a placement of the job, and keep it."""
     placement = with_settings(found.placement, board.problem.workload.training, *settings)
-    costs = board.problem.costs.sharded_as(placement)
-    rows = costs.vocab_rows(placement.widths)
-    replicas = tuple(board.replica_cost(r, costs, rows) for r in placement.replicas)
-    cost = costs.combine(placement, replicas, rows)
+    cost = board.whole_cost(placement)
     board.keep_refined(placement, cost, name, found.rank_order)
     if cost.missing_bytes > 0:
         board.out_of_memory.keep(board.candidate(placement, cost, name))

@@ -11,7 +11,6 @@ package's own do without, a user's training never.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import queue
@@ -38,15 +37,12 @@ def save_with_a_server_that_ends() -> None:
     if not hasattr(filesystem_async, "_results_queue"):
         return
 
+    # As Megatron's own: no garbage is collected while a process is forked.
+    @filesystem_async._disable_gc()
     def get_write_results_queue(mp_mode: str = "spawn") -> Any:
         if filesystem_async._results_queue is None:
             manager = SyncManager(ctx=multiprocessing.get_context(mp_mode))
-            # Megatron collects no garbage here either (`_disable_gc`): a process may be forked.
-            is_collecting = gc.isenabled()
-            gc.disable()
             manager.start(_end_with, (os.getpid(),))
-            if is_collecting:
-                gc.enable()
             # The queue keeps its manager.
             filesystem_async._results_queue = manager.Queue()
         return filesystem_async._results_queue
