@@ -36,10 +36,6 @@ from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE
 from megatron_hetero.runtime.faults import unfinished
 from megatron_hetero.runtime.job.one_machine import LOCAL_STORE
 
-# A parent that asks whether there are GPUs must not start CUDA by that, which survives no fork:
-# torch then asks the driver (NVML).
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
 # Seconds between SIGTERM and SIGKILL.
 _KILL_AFTER_FAILURE_S = 2.0
 # Seconds between two looks at the children.

@@ -20,7 +20,11 @@ from megatron_hetero.runtime.transformer_engine.cards_at_import import answered_
 PACKAGES = ("transformer_engine", "transformer_engine_torch")
 HIDDEN_BEFORE = "it was hidden, because it cannot be imported"
 NO_GPU = "there is no GPU"
-_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+# Torch then asks the driver (NVML) whether there is a GPU.  Otherwise the question alone, which
+# Transformer Engine's import asks too, marks the process as one that cannot fork ranks
+# (`runtime.job.local_launch`).
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def why_unusable() -> str | None:
@@ -28,25 +32,10 @@ def why_unusable() -> str | None:
     # None among the modules is what `hide` leaves, and what stops an import.
     if any(sys.modules.get(name, ...) is None for name in PACKAGES):
         return HIDDEN_BEFORE
-    if _has_gpu():
+    if torch.cuda.is_available():
         return hide_if_broken()
     hide()
     return NO_GPU
-
-
-def _has_gpu() -> bool:
-    """Tell if torch sees a GPU, without starting CUDA, since forking processes must not start CUDA.
-    """
-    before = os.environ.get(_CHECK)
-    # torch then asks the driver (NVML), which starts nothing.
-    os.environ[_CHECK] = "1"
-    try:
-        return torch.cuda.is_available()
-    finally:
-        if before is None:
-            del os.environ[_CHECK]
-        else:
-            os.environ[_CHECK] = before
 
 
 def hide_if_broken() -> str | None:

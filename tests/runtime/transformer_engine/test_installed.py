@@ -165,3 +165,22 @@ def test_the_driver_answers_at_import_so_that_cuda_does_not_start(
         else:
             assert torch.cuda.get_device_properties is own
     assert torch.cuda.get_device_properties is own
+
+
+def test_transformer_engine_asks_the_driver_for_a_gpu_when_it_is_imported(tmp_path: Path) -> None:
+    """Its import asks torch, whose own question marks the process as one that cannot fork."""
+    _write(tmp_path, "")
+    asked = 'import os\nprint("asked", os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"))\n'
+    (tmp_path / "transformer_engine" / "pytorch.py").write_text(asked)
+    program = (
+        "import torch\n"
+        "torch.cuda.is_available = lambda: True\n"
+        "import megatron_hetero.lab.kit.command\n"
+    )
+    env = {name: value for name, value in os.environ.items() if "NVML_BASED" not in name}
+    env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{env.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert "asked 1" in done.stdout, done.stderr[-2000:]
