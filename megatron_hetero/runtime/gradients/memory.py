@@ -65,15 +65,13 @@ class BucketViews:
 
     def in_place(self, tensor: TensorOf) -> torch.Tensor | None:
         """Return the whole bucket as a flat view if the slices are adjacent; otherwise None."""
+        found = joined([view for _, view in self.views(tensor)])
+        return found[0] if len(found) == 1 and found[0].is_contiguous() else None
+
+    def runs(self, tensor: TensorOf) -> list[torch.Tensor]:
+        """Return the fewest views of memory that the slices fill, each element once."""
         views = [view for _, view in self.views(tensor)]
-        # Element of the storage at which the next slice has to begin.
-        end = views[0].storage_offset()
-        for view in views:
-            same = view.untyped_storage().data_ptr() == views[0].untyped_storage().data_ptr()
-            if not (same and view.is_contiguous() and view.storage_offset() == end):
-                return None
-            end += view.numel()
-        return views[0].as_strided((end - views[0].storage_offset(),), (1,))
+        return joined(sorted(views, key=torch.Tensor.data_ptr))
 
     def pack(self, tensor: TensorOf) -> torch.Tensor:
         return torch.cat([view.reshape(-1) for _, view in self.views(tensor)])
@@ -83,6 +81,29 @@ class BucketViews:
         for _, view in self.views(tensor):
             view.copy_(flat[offset : offset + view.numel()].view(view.shape))
             offset += view.numel()
+
+
+def joined(views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Join views that follow each other in one storage; each joined view is flat.
+
+    A view with gaps between its elements stays alone, as it is.
+    """
+    found: list[torch.Tensor] = []
+    for view in views:
+        if not view.is_contiguous():
+            found.append(view)
+            continue
+        last = found[-1] if found and found[-1].is_contiguous() else None
+        if last is not None and _follows(last, view):
+            found[-1] = last.as_strided((last.numel() + view.numel(),), (1,))
+        else:
+            found.append(view.view(-1))
+    return found
+
+
+def _follows(last: torch.Tensor, view: torch.Tensor) -> bool:
+    is_same = last.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
+    return is_same and last.storage_offset() + last.numel() == view.storage_offset()
 
 
 def bucket_order(

@@ -315,11 +315,12 @@ class GradientSync:
             reduction.finish()
         self._launched = 0
         self.traffic.num_steps += 1
-        # Local slices need no exchange, but the weight of this rank's gradients all the same.
-        for _, view in self._local.views(main_grad):
-            check_gradients(view, self._ddp_config)
+        # Local slices need no exchange, but the weight of this rank's gradients all the same.  The
+        # host waits for the GPU in each check, so whole ranges of memory are checked at once.
+        for run in self._local.runs(main_grad):
+            check_gradients(run, self._ddp_config)
             if self._weight != 1.0:
-                view.mul_(self._weight)
+                run.mul_(self._weight)
 
     def _launch_next(self) -> None:
         self._reductions[self._launched].launch(self._weight)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 import torch
 
-from megatron_hetero.runtime.gradients.memory import bucket_order
+from megatron_hetero.runtime.gradients.memory import bucket_order, joined
 
 
 def test_buckets_of_whole_parameters_are_adjacent_and_cut_parameters_follow() -> None:
@@ -24,3 +27,39 @@ def test_two_slices_in_one_bucket_are_no_cut() -> None:
     whole, cut = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
     key = bucket_order([[cut], [cut, whole, whole]])
     assert key(whole) == (False, (1, 1)) and key(cut) == (True, (0, 0))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_views_that_follow_each_other_are_joined(seed: int) -> None:
+    """Each element of the views is in the joined ones, in order, and none that is in no view."""
+    draw = random.Random(seed)
+    buffers = [torch.arange(60.0) + 100 * number for number in range(2)]
+    views: list[torch.Tensor] = []
+    num_gaps = 0
+    for buffer in buffers:
+        start = 0
+        while start < 50:
+            rows = draw.randrange(1, 4)
+            whole = buffer[start : start + 3 * rows].view(rows, 3)
+            start += 3 * rows
+            kind = draw.choice(["whole", "whole", "columns", "none"])
+            num_gaps += kind != "whole"
+            if kind != "none":
+                views.append(whole if kind == "whole" else whole[:, 1:])
+    found = joined(views)
+    flat, expected = (torch.cat([v.reshape(-1) for v in of]) for of in (found, views))
+    assert flat.equal(expected)
+    # Gaps and the end of a storage part the joined views, and nothing else does.
+    assert len(found) <= 2 * num_gaps + len(buffers)
+    # They are views of the same memory.
+    for view in found:
+        view.zero_()
+    assert all(not view.any() for view in views)
+
+
+def test_a_rank_checks_its_local_gradients_at_once() -> None:
+    """Slices in the order of the backward pass are one range of memory, wherever they begin."""
+    buffer = torch.zeros(12)
+    views = [buffer[8:12].view(2, 2), buffer[4:8].view(2, 2)[:1], buffer[4:8].view(2, 2)[1:]]
+    (run,) = joined(sorted(views, key=torch.Tensor.data_ptr))
+    assert run.shape == (8,) and run.storage_offset() == 4
