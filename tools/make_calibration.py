@@ -9,7 +9,8 @@ and their memory efficiency from products of few rows.  FOLDER holds tables of o
 the median traffic and decline of the others.  Layer norm and GELU give the memory efficiency that
 stands for types without a table.  Whole layers at width 1 then give each type's own memory
 efficiency, and what unfused attention moves for each score in fp32.  What fused attention reaches
-comes from other tables (`attention_tables.py`).  No end-to-end measurement takes part.  The host's
+comes from other tables (`attention_tables.py`), what kernels of unlike operands reach from
+`benchmarks/tables/gpu-steps.json`.  No end-to-end measurement takes part.  The host's
 time for each operator follows from narrow shards and small micro-batches; it is printed and stands
 in `cluster/catalogue.json`.
 """
@@ -36,6 +37,7 @@ from calibration_tables import (
     operator_points,
 )
 from expert_tables import expert_points, fit_experts
+from gpu_steps import TABLE as STEPS_TABLE
 from layer_fits import fit_launch, fit_layers, fit_link
 from product_tables import by_gpu, fit_products, product_points, reading_efficiency, sources
 
@@ -47,7 +49,7 @@ from megatron_hetero.cost.work.calibration import (
     product_flops_per_s,
 )
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
-from megatron_hetero.files import write_json
+from megatron_hetero.files import read_json, write_json
 from megatron_hetero.model.spec import Precision
 
 NUM_WEIGHTS_PER_H2 = {
@@ -80,6 +82,9 @@ ATTENTION_CHIPS = {
     "GB300": "GB200",
 }
 """Types without a table of fused attention, and one with the same multiprocessors."""
+MIXED_CHIPS = {"H100-80GB": "H200", "GH200-96GB": "H200"}
+"""Types without a table of kernels of unlike operands, and one with the same multiprocessors, which
+issue as many loads in a second."""
 
 
 def fit(
@@ -147,6 +152,7 @@ def fit(
         share(data["attention"]["part_of_products"], CATALOGUE_NAMES[other], CATALOGUE_NAMES[chip])
     for other, chip in ATTENTION_CHIPS.items():
         lend(data, other, chip)
+    data["mixed_bytes_per_s"] = mixed_rates(left_out)
     own_experts = [point for point in expert_points() if point.gpu.name not in left_out]
     data["grouped"] = fit_experts(own_experts, data)
     fit_half_scores(folder, gpus, data)
@@ -154,6 +160,15 @@ def fit(
     layers = [p for p in layer_points(folder) if p.gpu in gpus and p.width in widths]
     fit_layers(layers, links, data)
     return data
+
+
+def mixed_rates(left_out: Collection[str]) -> dict[str, float]:
+    """Return the median bytes a second of kernels of unlike operands, by GPU type."""
+    table = read_json(STEPS_TABLE).data
+    rate = statistics.median(num_bytes / us * 1e6 for _, num_bytes, us in table["mixed"][1:])
+    rates = {table["card"]: float(f"{rate:.2e}")}
+    rates |= {other: rates[chip] for other, chip in MIXED_CHIPS.items() if chip in rates}
+    return {gpu: rate for gpu, rate in rates.items() if gpu not in left_out}
 
 
 def share(parts: dict[str, Any], one: str, other: str) -> None:

@@ -26,6 +26,10 @@ from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductS
 TABLES = Path(__file__).resolve().parent.parent / "benchmarks" / "tables"
 BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0}
 """Of an element of a factor; results are in 16 bits."""
+CAST_BYTES = {"bfloat16": 0.0, "fp8": 5.0, "fp8_block": 3.0}
+"""For each element of the tokens, moved within the timed call before the product: all engines cast
+them there (`forward` of a quantized linear layer, without scales of activations), after a read for
+the tensor's maximum where it has one scale (aiconfigurator, `collector/*/collect_gemm.py`)."""
 KINDS = {"bfloat16": "fp16", "fp8": "fp8", "fp8_block": "fp8_block"}
 """Names in `calibration.json`."""
 LARGE = 2048
@@ -55,7 +59,8 @@ class ProductPoint:
     by_engine: tuple[tuple[str, float], ...]
 
     def seconds(self, uses: Callable[[str], bool] | None = None) -> float:
-        """Return the median of some engines; 0 where none of them has the shape.
+        """Return the median of some engines, without the cast of the tokens; 0 where none of them
+        has the shape.
 
         Args:
             uses: tells by the column; None is the newest versions, and of fp8 with a scale for a
@@ -63,7 +68,10 @@ class ProductPoint:
         """
         uses = uses or (is_cublas if self.dtype == "fp8" else is_new)
         own = [time for column, time in self.by_engine if uses(column)]
-        return 1e-6 * statistics.median(own) if own else 0.0
+        if not own:
+            return 0.0
+        cast_s = CAST_BYTES[self.dtype] * self.product.inputs / self.gpu.memory_bytes_per_s
+        return 1e-6 * statistics.median(own) - cast_s
 
     @property
     def is_large(self) -> bool:

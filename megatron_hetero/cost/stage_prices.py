@@ -14,7 +14,7 @@ from megatron_hetero.cost.memory.sharded import sharded_memory
 from megatron_hetero.cost.memory.stage import (
     StageMemory,
     tightest,
-    updated_bytes,
+    update_traffic_bytes,
     with_some_layers_recomputed,
 )
 from megatron_hetero.cost.memory.states import StateHolders, state_bytes
@@ -131,7 +131,7 @@ class StagePrices(UnitPrices):
             times,
             communication.total_s,
             max(
-                update_time_s(updated_bytes(memory, stage.num_layers, self.holders), gpu)
+                update_time_s(update_traffic_bytes(memory, stage.num_layers, self.holders), gpu)
                 for memory, gpu in self._distinct(stage, memories)
             ),
             tightest(memories, stage.num_layers),

@@ -101,12 +101,21 @@ def crossing(
         piece_bytes = num_bytes / max(map(len, ends))
         return Crossing(taken, time.latency_s, num_bytes, piece_bytes)
     # Stock Megatron: rank to rank, each with all that it holds.
-    link = cluster.path(senders.devices[0], receivers.devices[0])
     num_bytes /= senders.context_parallel
     if costs.workload.training.sequence_parallel:
         num_bytes /= senders.width
-    # All ranks of the stage share the path between the nodes.
-    if senders.devices[0].node != receivers.devices[0].node:
-        num_bytes *= len(senders.devices)
-    taken = hops(cluster, *ends, num_bytes / link.bytes_per_s, num_bytes)
-    return Crossing(taken, link.latency_s + link.jitter_s, num_bytes)
+    # Groups of a context-parallel stage may lie on several nodes.
+    pairs: dict[tuple[str, str], list[tuple[Device, Device]]] = {}
+    for sender, receiver in zip(*ends, strict=True):
+        pairs.setdefault((sender.node, receiver.node), []).append((sender, receiver))
+    taken_by_all: list[tuple[str, float]] = []
+    latency_s = most_bytes = 0.0
+    for own in pairs.values():
+        here, there = zip(*own, strict=True)
+        link = cluster.path(here[0], there[0])
+        # All pairs between two nodes share the path.
+        sent = num_bytes * (len(own) if here[0].node != there[0].node else 1)
+        taken_by_all += hops(cluster, here, there, sent / link.bytes_per_s, sent)
+        latency_s = max(latency_s, link.latency_s + link.jitter_s)
+        most_bytes = max(most_bytes, sent)
+    return Crossing(tuple(taken_by_all), latency_s, most_bytes)

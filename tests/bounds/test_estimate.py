@@ -92,7 +92,7 @@ def test_a_stage_is_priced_in_its_own_precision() -> None:
     )
     assert (
         estimates.replica_times_s
-        > estimate_plan(place("tp1:4 @4", in_bf16), CLUSTER).replica_times_s
+        != estimate_plan(place("tp1:4 @4", in_bf16), CLUSTER).replica_times_s
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from megatron_hetero.bounds.chains.kinds import GpuClass
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.choices import may_choose, recomputes
-from megatron_hetero.cost.memory.stage import updated_bytes, with_some_layers_recomputed
+from megatron_hetero.cost.memory.stage import update_traffic_bytes, with_some_layers_recomputed
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import BoundaryTime
@@ -230,7 +230,7 @@ def _updates_s(costs: CostModel, node: Node, width: int, first: bool, last: bool
     memory = costs.memory(node, width, first, last, 1, rows)
     # Linear in layers: two points say everything.
     some, more = (
-        update_time_s(updated_bytes(memory, n, costs.holders), node.gpu_type) for n in (0, 1)
+        update_time_s(update_traffic_bytes(memory, n, costs.holders), node.gpu_type) for n in (0, 1)
     )
     return [some + layers * (more - some) for layers in range(num_layers + 1)]
 

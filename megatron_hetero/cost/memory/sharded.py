@@ -51,10 +51,12 @@ class ShardedMemory:
         # One layer's whole weights and gradients, and the moment when exchanges hold the most.
         weights, gradients = whole.per_layer["weights"], whole.per_layer["gradients"]
         gathered = self._gathered_bytes(whole, num_sharded > 1)
-        kept = whole.parts_bytes(num_layers)
-        # A checkpoint gathers all weights when activations and buffers are free: only the excess
-        # counts.
-        free = kept["activations"] + kept["buffers"] + gathered
+        # A checkpoint gathers all weights when activations and buffers of passes are free: only the
+        # excess counts.
+        free = gathered + sum(
+            whole.base[part] + num_layers * whole.per_layer[part]
+            for part in ("activations", "buffers")
+        )
         base = dict(whole.base)
         base["weights"] -= math.floor(num_sharded * weights * (1 - self.part))
         base["gradients"] -= math.floor(num_sharded * gradients * (1 - self.part))

@@ -206,18 +206,25 @@ def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
     return max(memories, key=lambda m: m.peak_bytes(num_layers) - m.capacity_bytes)
 
 
-def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -> float:
-    """Sum the bytes of weights, gradients and states touched by a device's optimizer step.
+def update_traffic_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -> float:
+    """Sum the bytes that a device's optimizer step reads and writes, as Megatron-core 0.19 takes
+    it; a gradient that is clipped moves twice more, which is not counted.
 
     Args:
         memory: of the device.
         num_layers: of its stage.
         holders: devices that share the distributed optimizer's states.
     """
-    # The holders divide the update of weights and gradients among themselves.
     parts = memory.parts_bytes(num_layers)
+    weights, gradients = parts["weights"], parts["gradients"]
+    # The whole buffer is zeroed, and checked for NaN before the sum over replicas.
+    whole = 2 * gradients
+    # The holders divide the rest: the norm and the optimizer read each gradient.  Where an fp32
+    # copy is made first, they read the copy, and the gradient is read once.
     copies = memory.update_base_bytes + num_layers * memory.update_layer_bytes
-    return parts["optimizer"] + copies + (parts["weights"] + parts["gradients"]) / holders.layers
+    own = 3 * copies + (1 if copies else 2) * gradients / holders.layers
+    # States are read and written; the fp32 weight is read again, and written in 16 bits.
+    return whole + own + 2 * parts["optimizer"] + 3 * weights / holders.layers
 
 
 def part_of(num: int, divisor: float) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import median
@@ -120,7 +120,8 @@ class Calibration:
     Kinds: "fp16" (16 bits, and fp32 by TF32), "fp32" (without tensor cores), "fp8" and "fp8_block".
 
     `dropout_slowdown`: how much longer dropout takes than its traffic (it draws random numbers);
-    `same_chip`: types that share the constants of another one.
+    `same_chip`: types that share the constants of another one; `mixed`: most bytes a second of
+    kernels that read operands of unlike shapes or precisions, by GPU type.
     """
 
     gemm: Mapping[tuple[str, str], GemmEfficiency]
@@ -130,6 +131,7 @@ class Calibration:
     attention: FusedAttention
     same_chip: Mapping[str, str]
     grouped: GroupedCall = NO_GROUPED
+    mixed: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Calibration:
@@ -149,6 +151,7 @@ class Calibration:
             FusedAttention.from_data(data["attention"]),
             dict(data["same_chip"]),
             GroupedCall(**data["grouped"]) if "grouped" in data else NO_GROUPED,
+            dict(data.get("mixed_bytes_per_s", {})),
         )
 
     def has_products(self, name: str) -> bool:
@@ -274,6 +277,12 @@ class Calibration:
         name = self.same_chip.get(gpu.name, gpu.name)
         efficiency = self.memory_efficiency.get(name, self.memory_efficiency[DEFAULT])
         return gpu.memory_bytes_per_s * efficiency
+
+    def mixed_bytes_per_s(self, gpu: GpuType) -> float:
+        """Return the bandwidth that torch's element-wise kernels reach whose operands are unlike in
+        shape or precision: these load element by element, and a chip does so many in a second."""
+        streaming = self.memory_bytes_per_s(gpu)
+        return min(streaming, self.mixed.get(self.same_chip.get(gpu.name, gpu.name), streaming))
 
 
 @cache

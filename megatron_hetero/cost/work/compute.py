@@ -70,6 +70,7 @@ class Speed(NamedTuple):
 
     products: ProductSpeed
     memory_bytes_per_s: float
+    mixed_bytes_per_s: float
     scores: ScoreTraffic
     dropout_slowdown: float
     fp8: ProductSpeed | None = None
@@ -107,6 +108,10 @@ class Speed(NamedTuple):
         """Time reading and writing `num_bytes` bytes in all."""
         return num_bytes / self.memory_bytes_per_s
 
+    def mixed_s(self, num_bytes: float) -> float:
+        """Time kernels of torch whose operands are unlike in shape or precision."""
+        return num_bytes / self.mixed_bytes_per_s
+
 
 def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | None = None) -> Speed:
     """Return the rates of a GPU type in the job's precision.
@@ -135,6 +140,7 @@ def speed_of(training: TrainingSpec, gpu: GpuType, calibration: Calibration | No
             grouped,
         ),
         calibration.memory_bytes_per_s(gpu),
+        calibration.mixed_bytes_per_s(gpu),
         calibration.score_traffic["fp32" if training.precision == "fp32" else "fp16"],
         calibration.dropout_slowdown,
         fp8,
@@ -251,8 +257,7 @@ def part_seconds(
     products = speed.layer_products(work.products)
     elementwise_s = speed.memory_s(work.memory_bytes)
     core = _core_times(workload, gpu, work, speed, is_fused, calibration)
-    accumulation_s = gradient_accumulation_s(work.num_params, speed)
-    accumulation_s += apart_gradient_s(work.num_params, speed, training)
+    accumulation_s = gradient_accumulation_s(work.num_params, speed, training)
     # What is recomputed takes a forward pass once more.
     again = 1.0 if training.recompute == "full" else 0.0
     core_again = 1.0 if training.recompute == "selective" else again
@@ -316,26 +321,26 @@ def core_attention_times(
     return slowest(found)
 
 
-def update_time_s(state_bytes: float, gpu: GpuType) -> float:
-    """Time the optimizer step on one device: each of `state_bytes` is read once and written
-    once."""
-    return 2.0 * state_bytes / shipped_calibration().memory_bytes_per_s(gpu)
+def update_time_s(traffic_bytes: float, gpu: GpuType) -> float:
+    """Time the optimizer step on one device (`update_traffic_bytes`)."""
+    return traffic_bytes / shipped_calibration().memory_bytes_per_s(gpu)
 
 
-def gradient_accumulation_s(num_params: int, speed: Speed) -> float:
-    """Time adding the gradient of so many weights to the main gradient, in fp32."""
+def gradient_accumulation_s(num_params: int, speed: Speed, training: TrainingSpec) -> float:
+    """Time adding the gradients that products give for so many weights to the main gradients, in
+    fp32: within the product, unless the job keeps the two apart."""
+    if training.unfused_gradients:
+        return added_gradient_s(num_params, speed, training)
     return speed.memory_s(2.0 * num_params * _MAIN_GRADIENT_BYTES)
 
 
-def apart_gradient_s(num_params: int, speed: Speed, training: TrainingSpec) -> float:
-    """Time what gradients of so many weights take beyond that where products do not add them.
+def added_gradient_s(num_params: int, speed: Speed, training: TrainingSpec) -> float:
+    """Time adding gradients that lie apart, in the job's elements, to the main gradients.
 
-    A product then writes the gradient in its own precision, and the hook of the parameter reads it
-    to add it: `LinearWithGradAccumulationAndAsyncCommunication.backward`
-    (`grad_output.t().matmul`) and `DistributedDataParallel._make_backward_post_hook`
-    (`main_grad.add_`) of Megatron-core 0.19; Transformer Engine's layers write it as well
-    (`fuse_wgrad_accumulation`).
+    The hook of a parameter reads both and writes one:
+    `DistributedDataParallel._make_backward_post_hook` (`main_grad.add_`) of Megatron-core 0.19.
+    What wrote the gradient is priced with its traffic
+    (`LinearWithGradAccumulationAndAsyncCommunication.backward`, `grad_output.t().matmul`; in
+    Transformer Engine's layers `fuse_wgrad_accumulation`).
     """
-    if not training.unfused_gradients:
-        return 0.0
-    return speed.memory_s(2.0 * num_params * training.element_bytes)
+    return speed.mixed_s(num_params * (2.0 * _MAIN_GRADIENT_BYTES + training.element_bytes))

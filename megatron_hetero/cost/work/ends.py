@@ -11,13 +11,16 @@ from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.work.calibration import Calibration
 from megatron_hetero.cost.work.compute import (
     PassTimes,
-    apart_gradient_s,
+    Speed,
+    added_gradient_s,
     gradient_accumulation_s,
     speed_of,
 )
 from megatron_hetero.cost.work.products import Product
 from megatron_hetero.model.blocks import joining_params
 from megatron_hetero.model.spec import ModelSpec, Workload
+
+_FP32_BYTES = 4
 
 
 def embedding_times(
@@ -28,7 +31,8 @@ def embedding_times(
     calibration: Calibration | None = None,
     num_tokens: int | None = None,
 ) -> PassTimes:
-    """Time the embedding: a gather forward, a scatter into a dense gradient backward.
+    """Time the embedding: a gather forward, a scatter into a dense gradient backward, which starts
+    from zero and is then added to the main gradient.
 
     `vocab_rows` counts the rows of the padded vocabulary, all of them, not one shard's.
 
@@ -43,8 +47,9 @@ def embedding_times(
     speed = speed_of(training, gpu, calibration)
     # A token's row moves three times forward and six times backward; every row has a gradient.
     forward_s = speed.memory_s(3.0 * tokens * model.hidden_size * element)
-    rows = vocab_rows * model.hidden_size // width
-    return PassTimes(forward_s, 2 * forward_s + gradient_accumulation_s(rows, speed))
+    weights = vocab_rows * model.hidden_size // width
+    gradient_s = speed.memory_s(weights * element) + added_gradient_s(weights, speed, training)
+    return PassTimes(forward_s, 2 * forward_s + gradient_s)
 
 
 def head_times(
@@ -70,14 +75,35 @@ def head_times(
     logits = tokens * vocab_rows / width
     speed = speed_of(training, gpu, calibration)
     products_s = speed.products_s((head_product(model, width, vocab_rows, tokens),))
-    # Cross entropy reads the logits, makes them fp32, then takes a maximum, exp and a sum.
-    norm_bytes = 2.0 * tokens * model.hidden_size * element
-    loss_s = speed.memory_s(logits * (element + 4 * 4) + norm_bytes)
-    # Backward: two moves in fp32, and the gradient in the job's own elements.
-    gradient_s = speed.memory_s(logits * (2 * 4 + element))
-    rows = vocab_rows * model.hidden_size // width
-    added_s = gradient_accumulation_s(rows, speed) + apart_gradient_s(rows, speed, training)
-    return PassTimes(products_s + loss_s, 2 * products_s + gradient_s + added_s)
+    norm_s = speed.memory_s(2.0 * tokens * model.hidden_size * element)
+    loss = cross_entropy_times(logits, speed, element)
+    weights = vocab_rows * model.hidden_size // width
+    added_s = gradient_accumulation_s(weights, speed, training)
+    return PassTimes(
+        products_s + norm_s + loss.forward_s, 2 * products_s + loss.backward_s + added_s
+    )
+
+
+def cross_entropy_times(logits: float, speed: Speed, element_bytes: int) -> PassTimes:
+    """Time Megatron's vocabulary-parallel cross entropy without its fusion.
+
+    Counted from `VocabParallelCrossEntropy` of Megatron-core 0.19: it makes the logits fp32, and
+    then works on them in place.
+
+    Args:
+        logits: their number.
+        speed: of the GPU.
+        element_bytes: of a logit.
+    """
+    # The logits in fp32, and their gradient as they are; fp32 ones are neither copied.
+    cast_bytes = element_bytes + _FP32_BYTES if element_bytes < _FP32_BYTES else 0
+    # A maximum and a sum read each; the exponential reads and writes.
+    forward_s = speed.memory_s(logits * (cast_bytes + 4 * _FP32_BYTES))
+    # The maximum is subtracted, and the sum divides: one number for each token.
+    forward_s += speed.mixed_s(logits * 4 * _FP32_BYTES)
+    # Backward the gradient of the loss multiplies.
+    backward_s = speed.memory_s(logits * cast_bytes) + speed.mixed_s(logits * 2 * _FP32_BYTES)
+    return PassTimes(forward_s, backward_s)
 
 
 def head_product(model: ModelSpec, width: int, vocab_rows: int, num_tokens: int) -> Product:
@@ -112,5 +138,5 @@ def joining_times(
     products_s = speed.products_s((joining_product(model, width, tokens),))
     # Two norms, each read and written.
     norms_s = speed.memory_s(4.0 * tokens * model.hidden_size * training.element_bytes)
-    added_s = gradient_accumulation_s(weights, speed) + apart_gradient_s(weights, speed, training)
+    added_s = gradient_accumulation_s(weights, speed, training)
     return PassTimes(products_s + norms_s, 2 * (products_s + norms_s) + added_s)

@@ -146,8 +146,11 @@ def _experts_work(
         is_grouped=training.grouped_experts,
     )
     router = Product(own_tokens, model.num_experts, model.hidden_size)
-    # Sorted there and back, activated, and weighted.
-    moved = routed * (4 * model.hidden_size + first + 3 * columns) * element
+    # Sorted there and back, activated, and weighted.  Tokens that were exchanged come by sender,
+    # and are put in the order of the experts, and back (`sort_chunks_by_idxs` of
+    # `MoEAlltoAllTokenDispatcher`).
+    sorts = 4 if training.token_dispatcher == "alltoall" and num_experts > 1 else 2
+    moved = routed * (2 * sorts * model.hidden_size + first + 3 * columns) * element
     shared = shared_expert_matrices(model, share)
     if shared:
         # Its activation, and the sum with what the experts give.

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import product
 from typing import cast
 
-from megatron_hetero.cost.memory.stage import StageMemory, updated_bytes
+from megatron_hetero.cost.memory.stage import StageMemory, update_traffic_bytes
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks
@@ -172,7 +172,7 @@ class StockPrices:
         holders = prices.holders or plain.holders
         zero_s, one_s = (
             max(
-                update_time_s(updated_bytes(memory, n, holders), own) for own in gpu_types.values()
+                update_time_s(update_traffic_bytes(memory, n, holders), own) for own in gpu_types.values()
             )
             for n in (0, 1)
         )

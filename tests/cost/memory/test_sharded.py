@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from megatron_hetero.cost.memory.sharded import ShardedMemory
@@ -11,6 +11,8 @@ from megatron_hetero.cost.memory.stage import StageMemory
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "libraries", "reserve")
 SIZES = st.fixed_dictionaries({part: st.integers(0, 1 << 36) for part in PARTS})
+COPIES = st.just(0) | st.integers(1, 1 << 38)
+"""Of gradients, during the update."""
 
 
 @given(
@@ -20,6 +22,16 @@ SIZES = st.fixed_dictionaries({part: st.integers(0, 1 << 36) for part in PARTS})
     is_cut_alike=st.booleans(),
     sums_apart=st.booleans(),
     overlaps=st.booleans(),
+    copies=st.tuples(COPIES, COPIES),
+)
+@example(
+    base=dict.fromkeys(PARTS, 0),
+    per_layer=dict.fromkeys(PARTS, 0) | {"weights": 1000, "gradients": 100, "activations": 10},
+    part=1 / 2,
+    is_cut_alike=True,
+    sums_apart=True,
+    overlaps=False,
+    copies=(0, 30),
 )
 def test_the_greater_line_is_the_peak(
     base: dict[str, int],
@@ -28,8 +40,12 @@ def test_the_greater_line_is_the_peak(
     is_cut_alike: bool,
     sums_apart: bool,
     overlaps: bool,
+    copies: tuple[int, int],
 ) -> None:
-    whole = StageMemory(base, per_layer, 1 << 40)
+    of_base, of_layer = copies
+    whole = StageMemory(
+        base, per_layer, 1 << 40, update_base_bytes=of_base, update_layer_bytes=of_layer
+    )
     sharded = ShardedMemory(
         part, is_cut_alike=is_cut_alike, sums_apart=sums_apart, overlaps=overlaps
     )

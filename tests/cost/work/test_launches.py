@@ -111,13 +111,13 @@ def test_gradients_that_are_added_apart_cost_an_operator_and_their_bytes() -> No
         WORKLOAD.model, TRAINING, share
     )
     assert more == pytest.approx(4 * host_work.KERNEL)
-    # Each of 12 h^2 weights is written and read once more, in the job's own elements.
+    # Each of 12 h^2 gradients is read once more, in the job's own elements.
     quick = replace(FAST, launch_s=0.0)
     times = [
         pieces(gpu=quick, unfused_gradients=given).layer.total_s for given in (True, False)
     ]
     assert times[0] - times[1] == pytest.approx(
-        12 * 512**2 * 2 * TRAINING.element_bytes / speed_of(TRAINING, quick).memory_bytes_per_s
+        12 * 512**2 * TRAINING.element_bytes / speed_of(TRAINING, quick).memory_bytes_per_s
     )
 
 

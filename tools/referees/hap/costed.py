@@ -173,7 +173,8 @@ def _works(
         return _StepWork(overhead_s, speed.products_s((own,)) - overhead_s + element_s)
 
     def gradient(own: Product, num_params: int) -> _StepWork:
-        return replace(product(own), of_columns_s=gradient_accumulation_s(num_params, speed))
+        added_s = gradient_accumulation_s(num_params, speed, training)
+        return replace(product(own), of_columns_s=added_s)
 
     def core(at_whole_s: float, at_twice_s: float) -> _StepWork:
         return _StepWork(2 * at_whole_s - at_twice_s, at_twice_s - at_whole_s)
