@@ -232,6 +232,14 @@ class TrainingSpec:
         return self.sends == "rendezvous"
 
     @property
+    def gradient_bytes(self) -> int:
+        """Return the bytes of a main gradient: fp32, but of the job's elements where fp16 sums its
+        own, or `--grad-reduce-in-bf16` asks for it."""
+        sums_own = self.precision == "fp16" or self.grad_reduce_in_bf16
+        is_own = sums_own and self.precision != "fp32" and not self.mixes_precisions
+        return self.element_bytes if is_own else 4
+
+    @property
     def element_bytes(self) -> int:
         """Return the bytes of a weight in products, and of an activation."""
         return _ELEMENT_BYTES[self.precision]

@@ -27,15 +27,11 @@ def state_bytes(training: TrainingSpec) -> StateBytes:
     moment (Megatron's default momentum is 0.9).
     """
     moments = 8 if training.optimizer == "adam" else 4
-    match training.precision:
-        case "bf16" | "fp16" if training.mixes_precisions:
-            return StateBytes(2, 4, 4 + moments)
-        case "bf16" if not training.grad_reduce_in_bf16:
-            return StateBytes(2, 4, 4 + moments)
-        case "bf16" | "fp16":
-            return StateBytes(2, 2, 4 + moments, update=4)
-        case "fp32":
-            return StateBytes(4, 4, moments)
+    gradient = training.gradient_bytes
+    if training.precision == "fp32":
+        return StateBytes(4, gradient, moments)
+    # Gradients in 16 bits are copied to fp32 for the update.
+    return StateBytes(2, gradient, 4 + moments, update=4 if gradient < 4 else 0)
 
 
 @value(frozen=True)

@@ -35,7 +35,6 @@ from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.hashed import value
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 
-_MAIN_GRADIENT_BYTES = 4
 _FUSED_BACKWARD_FLOPS = 2.5
 """Backward over forward of fused attention: five products instead of two, the scores once more."""
 _CAST_BYTES = {"tensorwise": 6.0, "delayed": 4.0, "blockwise": 4.0, "mxfp8": 4.0}
@@ -328,10 +327,10 @@ def update_time_s(traffic_bytes: float, gpu: GpuType) -> float:
 
 def gradient_accumulation_s(num_params: int, speed: Speed, training: TrainingSpec) -> float:
     """Time adding the gradients that products give for so many weights to the main gradients, in
-    fp32: within the product, unless the job keeps the two apart."""
+    their precision: within the product, unless the job keeps the two apart."""
     if training.unfused_gradients:
         return added_gradient_s(num_params, speed, training)
-    return speed.memory_s(2.0 * num_params * _MAIN_GRADIENT_BYTES)
+    return speed.memory_s(2.0 * num_params * training.gradient_bytes)
 
 
 def added_gradient_s(num_params: int, speed: Speed, training: TrainingSpec) -> float:
@@ -343,4 +342,6 @@ def added_gradient_s(num_params: int, speed: Speed, training: TrainingSpec) -> f
     (`LinearWithGradAccumulationAndAsyncCommunication.backward`, `grad_output.t().matmul`; in
     Transformer Engine's layers `fuse_wgrad_accumulation`).
     """
-    return speed.mixed_s(num_params * (2.0 * _MAIN_GRADIENT_BYTES + training.element_bytes))
+    main, own = training.gradient_bytes, training.element_bytes
+    time_s = speed.memory_s if main == own else speed.mixed_s
+    return time_s(num_params * (2.0 * main + own))

@@ -172,7 +172,8 @@ class StockPrices:
         holders = prices.holders or plain.holders
         zero_s, one_s = (
             max(
-                update_time_s(update_traffic_bytes(memory, n, holders), own) for own in gpu_types.values()
+                update_time_s(update_traffic_bytes(memory, n, holders), own)
+                for own in gpu_types.values()
             )
             for n in (0, 1)
         )
