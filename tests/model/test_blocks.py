@@ -100,10 +100,13 @@ def test_a_tensor_parallel_group_holds_each_parameter(variant: str) -> None:
 
 _COUNT_WITH_MEGATRON = """
 import json, sys
+sys.modules["transformer_engine"] = None  # Megatron's own layers are counted
 import torch.distributed
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec, get_gpt_mtp_block_spec,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.load import load_workload
@@ -122,13 +125,16 @@ for flags in json.loads(sys.argv[2]):
         normalization=m.normalization, qk_layernorm=m.qk_layernorm,
         num_moe_experts=m.num_experts or None, moe_router_topk=m.moe_router_topk or 2,
         moe_ffn_hidden_size=m.moe_ffn_hidden_size or None, use_cpu_initialization=True,
+        mtp_num_layers=m.mtp_num_layers or None,
     )
     spec = get_gpt_layer_local_spec(
         num_experts=m.num_experts or None, moe_grouped_gemm=False,
         qk_layernorm=m.qk_layernorm, normalization=m.normalization,
     )
+    further_tokens = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False)
     model = GPTModel(
-        config, spec, vocab_size=padded_vocab_size(m),
+        config, spec, mtp_block_spec=further_tokens,
+        vocab_size=padded_vocab_size(m),
         max_sequence_length=m.max_position_embeddings,
         position_embedding_type=m.position_embedding,
         share_embeddings_and_output_weights=m.tied_embeddings,

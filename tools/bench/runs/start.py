@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch.distributed as dist
@@ -130,19 +131,20 @@ def _meet(communicators: Sequence[tuple[int, ...]], size: int) -> tuple[float, f
     held = _resident_mib()
     server = dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("fork")
-    ready, go = context.Barrier(NUM_CLIENT_PROCESSES + 1), context.Barrier(NUM_CLIENT_PROCESSES + 1)
+    together = context.Barrier(NUM_CLIENT_PROCESSES + 1, timeout=_TIMEOUT.total_seconds())
     clients = [
         context.Process(
             target=_clients,
-            args=(communicators, range(first, size, NUM_CLIENT_PROCESSES), server.port, ready, go),
+            args=(communicators, range(first, size, NUM_CLIENT_PROCESSES), server.port, together),
         )
         for first in range(NUM_CLIENT_PROCESSES)
     ]
     for client in clients:
         client.start()
-    ready.wait()
+    together.wait()  # all are forked
+    together.wait()  # all have connected
     start = time.perf_counter()
-    go.wait()
+    together.wait()
     for client in clients:
         client.join()
     seconds = time.perf_counter() - start
@@ -152,9 +154,12 @@ def _meet(communicators: Sequence[tuple[int, ...]], size: int) -> tuple[float, f
 
 
 def _clients(
-    communicators: Sequence[tuple[int, ...]], ranks: range, port: int, ready: object, go: object
+    communicators: Sequence[tuple[int, ...]], ranks: range, port: int, together: Barrier
 ) -> None:
     """Run the ranks of one process, a thread with a connection for each."""
+    # The server's thread asks glibc for the name of each client, under a lock: a process forked
+    # meanwhile would inherit the lock as held, and hang at its own connection.
+    together.wait()
     stores = {
         rank: dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         for rank in ranks
@@ -175,8 +180,8 @@ def _clients(
         done.append(rank)
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in ranks]
-    ready.wait()  # type: ignore[attr-defined]
-    go.wait()  # type: ignore[attr-defined]
+    together.wait()
+    together.wait()
     for thread in threads:
         thread.start()
     for thread in threads:
