@@ -1,6 +1,8 @@
 """From a structure of stages to a placement: settings of its stages and replicas.
 
-completer         a structure completed with all settings, from cached tables
+completer         a structure completed with all settings
+pipelines         one replica of it: options and layers of its stages, from cached tables
+like_chains       which replicas are completed alike
 tables            what a completer knows of stages, of one micro-batch size
 filled            the stages of one replica, or of all, completed
 tuner             layers and launch counts by the recurrence

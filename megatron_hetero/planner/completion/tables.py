@@ -43,7 +43,7 @@ class Tables:
     """Tuned pipelines, with their seconds and the work of tuning."""
     hops: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     trips: dict[int, tuple[list[float], float]] = field(default_factory=dict)
-    """`Completer.trips` by shape."""
+    """`PipelineCompleter.trips` by shape."""
     sharded: dict[tuple[int, bool], ShardedOptions] = field(default_factory=dict)
 
     @property

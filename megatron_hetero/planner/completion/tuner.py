@@ -9,17 +9,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise, permutations
 from math import inf
-from typing import TYPE_CHECKING
 
 from megatron_hetero.cost.pipeline import ends_s, in_rows
 from megatron_hetero.planner.completion.filled import Filled, balanced, least_time_s
+from megatron_hetero.planner.completion.pipelines import PipelineCompleter
 from megatron_hetero.planner.completion.stage_lines import StageOption
+from megatron_hetero.planner.completion.tables import Options, Tables
 from megatron_hetero.planner.division.counts import other_counts
 from megatron_hetero.planner.problem import Chain
-
-if TYPE_CHECKING:
-    from megatron_hetero.planner.completion.completer import Completer
-    from megatron_hetero.planner.completion.tables import Options, Tables
 
 _WORTH = 1 - 2e-4
 """A step must bring the pipeline's time below this part of it."""
@@ -41,7 +38,9 @@ Step = Callable[[tuple[int, ...], tuple[int, ...]], Iterator[Setting]]
 class Tuner:
     """Layers and launch counts of one pipeline, each step priced by the recurrence."""
 
-    def __init__(self, completer: Completer, tables: Tables, chain: Chain, number: int) -> None:
+    def __init__(
+        self, completer: PipelineCompleter, tables: Tables, chain: Chain, number: int
+    ) -> None:
         self.completer, self.tables, self.chain = completer, tables, chain
         self.number = number
         self.has_counts = not tables.given and len(chain) > 1 and completer.costs.has_launch_counts

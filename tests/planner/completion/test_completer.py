@@ -16,28 +16,10 @@ from megatron_hetero.planner.completion.optimizer_shares import by_room
 from megatron_hetero.planner.completion.stage_lines import StageOption
 from megatron_hetero.planner.completion.unlike_sizes import mixed
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of, make_problem
-from tests.cost.builders import AS_GIVEN, FAST, FREE, GIB, SLOW, make_cluster, make_workload
+from tests.cost.builders import FAST, FREE, GIB, SLOW, make_cluster, make_workload
+from tests.planner.completion.boxes import FAR, WORKLOAD, boxes, chain
 from tests.planner.naive import parts
 from tests.planner.strategies import clusters, workloads
-
-WORKLOAD = make_workload(num_layers=6, global_batch_size=8, seq_length=1024)
-FAR = Link(1e9, 10e-3)
-
-
-def chain(*names: str) -> Chain:
-    """Units written as `a0`, or `a01` for a group of two GPUs."""
-    return tuple(Unit(name[0], tuple(map(int, name[1:]))) for name in names)
-
-
-def boxes(memory_bytes: int = 1 << 40, between: Link = FAR, free: bool = True) -> Cluster:
-    fast, slow = (replace(gpu, memory_bytes=memory_bytes) for gpu in (FAST, SLOW))
-    return make_cluster(
-        ("a", fast, 2),
-        ("b", slow, 2),
-        ("c", slow, 2),
-        between=between,
-        limits=FREE if free else AS_GIVEN,
-    )
 
 
 def pipelines_s(problem: Problem, completion: Completion) -> float:
@@ -131,54 +113,6 @@ def test_sizes_divide_the_batch_and_begin_with_the_jobs() -> None:
     assert completer.sizes(4) == (2, 1, 3)
     given_ = Completer(make_problem(boxes(free=False), workload))
     assert given_.sizes(1) == (2,)
-
-
-def test_like_groups_have_one_number_and_unlike_ones_do_not() -> None:
-    completer = Completer(make_problem(boxes(), WORKLOAD))
-    assert completer.group(Unit("b", (0,))) == completer.group(Unit("c", (1,)))
-    assert completer.group(Unit("b", (0,))) != completer.group(Unit("b", (0, 1)))
-    assert completer.group(Unit("a", (0,))) != completer.group(Unit("b", (0,)))
-    assert completer.shape(chain("a0", "b0")) == completer.shape(chain("a1", "c1"))
-    assert completer.shape(chain("a0", "b0")) != completer.shape(chain("b0", "a0"))
-    assert completer.shape(chain("b0", "b1")) != completer.shape(chain("b0", "c1"))
-
-
-def test_trips_by_hand() -> None:
-    """An activation of 1024 tokens, 512 wide, in bf16 is 1 MiB: at 1 GB/s about 1.05 ms."""
-    problem = make_problem(boxes(), WORKLOAD)
-    completer = Completer(problem)
-    structure = (chain("a0", "a1", "b0"),)
-    completion = completer.complete(structure, 1)
-    assert completion is not None
-    tables = completer.table(structure, 1, False)
-    trips_s, busiest_s = completer.trips(tables, structure[0])
-    one_s = (1024 * 512 * 2) / 1e9
-    inside_s = (1024 * 512 * 2) / 100e9
-    assert trips_s == pytest.approx([2 * (inside_s + 3e-6), 2 * (one_s + 10e-3)])
-    assert busiest_s == pytest.approx(one_s)
-
-
-def test_the_slower_direction_of_a_link_is_the_busiest() -> None:
-    """Forth at 1 GB/s, back at a quarter of that."""
-    cluster = boxes()
-    slow_back = {
-        pair: replace(link, bytes_per_s=2.5e8) if pair == ("b", "a") else link
-        for pair, link in cluster.node_links.items()
-    }
-    completer = Completer(make_problem(replace(cluster, node_links=slow_back), WORKLOAD))
-    structure = (chain("a0", "b0"),)
-    trips_s, busiest_s = completer.trips(completer.table(structure, 1, False), structure[0])
-    one_s = (1024 * 512 * 2) / 1e9
-    assert busiest_s == pytest.approx(4 * one_s)
-    assert trips_s == pytest.approx([5 * one_s + 20e-3])
-
-
-def test_larger_micro_batches_take_longer_trips() -> None:
-    completer = Completer(make_problem(boxes(), WORKLOAD))
-    structure = (chain("a0", "b0"),)
-    small, large = (completer.table(structure, size, False) for size in (1, 4))
-    one, four = (completer.trips(tables, structure[0])[1] for tables in (small, large))
-    assert four == pytest.approx(4 * one)
 
 
 def test_far_links_are_hidden_and_as_given_they_are_not() -> None:
