@@ -39,7 +39,8 @@ def test_many_gpus_are_bounded_by_more_than_their_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Already by a part of the proof."""
-    monkeypatch.setattr("megatron_hetero.planner.api.PROOF", replace(PROOF, max_work=10**9))
+    effort = replace(PROOF, max_work=10**9)
+    monkeypatch.setattr("megatron_hetero.planner.answer.planned.PROOF", effort)
     cluster = tmp_path / "many.yaml"
     types = ["H100-80GB"] * 8 + ["L40S"] * 9
     nodes = [f"  - {{name: n{i}, gpu: {gpu}, count: 8}}\n" for i, gpu in enumerate(types)]
@@ -62,7 +63,7 @@ def test_an_interrupted_proof_leaves_what_is_proved(
         progress(1e-9)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("megatron_hetero.planner.api.step_time_bound", interrupted)
+    monkeypatch.setattr("megatron_hetero.planner.answer.planned.step_time_bound", interrupted)
     assert main([*PLAN, "--prove", "-o", str(path)]) == 130
     assert "interrupted" in capsys.readouterr().err
     plan = load_plan(path)

@@ -16,7 +16,7 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.idle import idle_reasons
-from megatron_hetero.planner.api import plan_of
+from megatron_hetero.planner.answer.planned import plan_of
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.found import infeasible_or_limits

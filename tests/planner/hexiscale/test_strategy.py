@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
-from megatron_hetero.planner.api import plan_of
+from megatron_hetero.planner.answer.planned import plan_of
 from megatron_hetero.planner.hexiscale.strategy import HexiScale
 from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import make_problem

@@ -36,7 +36,7 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.api import plan_of
+from megatron_hetero.planner.answer.planned import plan_of
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.portfolio import search, strategies_of
