@@ -2,6 +2,9 @@
 
 strategy         the main search of large clusters
 bundle_mix       the bundles that a pool of nodes is divided into
+bundles          bundles with their layers and quick times
+pool_nodes       the nodes of a pool, on which bundles are filled
+equal_copies     the bundles of which equal copies end soonest
 bundle_paths     the cheapest sequence of blocks for every period
 equal_shapes     bundles whose equal copies take up a pool
 bundle_shapes    plain bundles, made without prices, and the chains of a bundle

@@ -7,24 +7,21 @@ solves again for the nodes that are left.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hetero.cost.placement import Placement
-from megatron_hetero.hashed import hashed_once, value
-from megatron_hetero.planner.columns.bundle_shapes import (
-    bundle_chains,
-    plain_shapes,
-    shapes_of_one_kind,
+from megatron_hetero.planner.columns.bundle_shapes import plain_shapes
+from megatron_hetero.planner.columns.bundles import Bundle, BundleColumns, Mix
+from megatron_hetero.planner.columns.equal_copies import (
+    numbers_of_copies,
+    soonest_of_one_kind,
+    soonest_of_several_kinds,
 )
-from megatron_hetero.planner.columns.equal_shapes import equal_shapes
 from megatron_hetero.planner.columns.packing import Floats, pack
+from megatron_hetero.planner.columns.pool_nodes import PoolNodes
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
-from megatron_hetero.planner.completion.filled import Filled, placed_replica
 from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.division.counts import MIN_GAIN
-from megatron_hetero.planner.problem import Chain, Unit
 from megatron_hetero.rounding import ROUNDING
 
 STEP_RATIO = 1.25
@@ -33,61 +30,13 @@ MAX_ROUNDS = 3
 """Rounds of generating bundles: for a better step time, for one step time, and with dearer scarce
 nodes."""
 _MAX_KNOWN = 40
-_MAX_EQUAL = 8
-"""Bundles for equal copies, of each of so many numbers of micro-batches."""
 _MAX_UNIFORM = 60
 """Equal copies of bundles of any kinds, the soonest to end."""
 SLACKS = (1.0, 1.04)
 """Whole bundles do less than fractions of them: times for which they are chosen, over those."""
 
 
-@hashed_once
-@value(frozen=True)
-class Bundle:
-    """A shape with its layers and quick times."""
-
-    shape: BundleShape
-    filled: Filled
-
-    def micro_batches(self, step_s: float) -> float:
-        """Return how many it does in a step, as a real number; zero where none comes through."""
-        # The first micro-batch takes the fill, each further one a period, in every replica.
-        after_first_s = step_s - self.filled.fill_s
-        done = self.shape.num_replicas * (1 + after_first_s / self.filled.period_s)
-        return 0.0 if after_first_s < 0 else done
-
-    @property
-    def node_layers(self) -> Iterator[tuple[int, int]]:
-        """Return (kind, layers held by one node) for each block."""
-        start = 0
-        for block in self.shape.blocks:
-            end = start + len(block.widths)
-            yield block.kind, sum(self.filled.layers[start:end])
-            start = end
-
-
-Mix = tuple[tuple[Bundle, int], ...]
-"""Bundles, and how many of each."""
-
-
-@dataclass(frozen=True, eq=False)
-class BundleColumns:
-    """Bundles as columns of a programme: `rows` are the nodes that they take, [kind, bundle]."""
-
-    bundles: tuple[Bundle, ...]
-    num_replicas: Floats
-    fill_s: Floats
-    period_s: Floats
-    rows: Floats
-
-    def micro_batches(self, step_s: float) -> Floats:
-        """Return how many each does in a step, as real numbers; zero where none comes through."""
-        after_first_s = step_s - self.fill_s
-        done = self.num_replicas * (1 + after_first_s / self.period_s)
-        return np.where(after_first_s < 0, 0.0, done)
-
-
-class PoolBundles:
+class PoolBundles(PoolNodes):
     """Bundles of one pool with at most `max_node_layers` layers on a node; remembers what it made.
 
     Args:
@@ -107,11 +56,7 @@ class PoolBundles:
         known: Iterable[BundleShape] = (),
         effort: float = 1.0,
     ) -> None:
-        self.table = table
-        self.own_flags = own_flags
-        self.kinds = tuple(kinds)
-        self.capacity = {kind: len(table.kinds[kind].nodes) for kind in kinds}
-        self.max_node_layers = max_node_layers
+        super().__init__(table, own_flags, kinds, max_node_layers)
         self.effort = effort
         self.pricers = [
             BundlePricer(table, kinds, count, max_node_layers) for count in replica_counts
@@ -124,14 +69,15 @@ class PoolBundles:
         self._made: BundleColumns | None = None
         known = list(known)
         for shape in known:
-            self.bundles[shape] = self._bundle(shape)
+            self.bundles[shape] = self.bundle(shape)
         if not known:
             for pricer in self.pricers:
                 for shape in plain_shapes(table, pricer, self.capacity):
                     if shape not in self.bundles:
-                        self.bundles[shape] = self._bundle(shape)
-                self._add_equal(pricer)
-                self._add_of_one_kind(pricer)
+                        self.bundles[shape] = self.bundle(shape)
+                for shape, bundle in soonest_of_several_kinds(self, pricer):
+                    self.bundles.setdefault(shape, bundle)
+                self.of_one_kind += soonest_of_one_kind(self, pricer)
 
     def mixes(self, step_s: float) -> list[Mix]:
         """Return the best division of the pool for a step time: over all bundles, and over those
@@ -144,16 +90,12 @@ class PoolBundles:
             mixes += [self.solve(np.where(replicas == count, worths, 0.0)) for count in counts]
         return mixes
 
-    def nodes(self) -> Floats:
-        """Return how many there are of each kind."""
-        return np.array([self.capacity[kind] for kind in self.kinds], float)
-
     def uniform_mixes(self, num_micro_batches: int) -> list[Mix]:
         """Return as many equal bundles as there is room for, and one alone; the soonest to end
         first."""
         ranked = []
         for index, bundle in enumerate(self.columns().bundles):
-            for count in {1, *self._numbers_of_copies(bundle, num_micro_batches)}:
+            for count in {1, *numbers_of_copies(self, bundle, num_micro_batches)}:
                 share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
                 ranked.append((bundle.filled.quick_time_s(share), count, index, bundle))
         ranked.sort()
@@ -163,7 +105,7 @@ class PoolBundles:
         """Yield equal bundles on nodes of one kind that end in less than so many seconds before
         the exchange.  It may be so much shorter than that of several kinds that they win."""
         for bundle in self.of_one_kind:
-            for count in self._numbers_of_copies(bundle, num_micro_batches):
+            for count in numbers_of_copies(self, bundle, num_micro_batches):
                 share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
                 if bundle.filled.quick_time_s(share) < most_s:
                     yield ((bundle, count),)
@@ -186,79 +128,8 @@ class PoolBundles:
         fractions."""
         return self._relaxed(step_s)[0]
 
-    def _equal_copies(self, shape: BundleShape, num_micro_batches: int) -> tuple[int, int]:
-        """Return how many of a bundle its scarcest kind of nodes allows, and the micro-batches of
-        each replica."""
-        most = min(self.capacity[k] // n for k, n in shape.num_nodes().items())
-        return most, -(-num_micro_batches // max(1, most * shape.num_replicas))
-
-    def _numbers_of_copies(self, bundle: Bundle, num_micro_batches: int) -> Iterator[int]:
-        """Yield as many copies as there is room for, and the fewest that are as soon."""
-        most, share = self._equal_copies(bundle.shape, num_micro_batches)
-        yield most
-        # Fewer do, where some would have a micro-batch less than others.
-        fewest = -(-num_micro_batches // (share * bundle.shape.num_replicas))
-        if fewest < most:
-            yield fewest
-
-    def _add_of_one_kind(self, pricer: BundlePricer) -> None:
-        """Add bundles for equal copies on one kind of nodes: of each number of micro-batches the
-        one that ends soonest."""
-        number = self.table.problem.num_micro_batches
-        soonest: dict[tuple[int, int], tuple[float, Bundle]] = {}
-        for shape in shapes_of_one_kind(self.table, pricer, self.capacity):
-            bundle = self._bundle(shape)
-            if bundle is not None:
-                _, share = self._equal_copies(shape, number)
-                time_s = bundle.filled.quick_time_s(share)
-                key = shape.blocks[0].kind, share
-                if key not in soonest or time_s < soonest[key][0]:
-                    soonest[key] = time_s, bundle
-        self.of_one_kind += [bundle for _, bundle in soonest.values()]
-
-    def _add_equal(self, pricer: BundlePricer) -> None:
-        """Add the bundles of several kinds of which equal copies end soonest: a few of each number
-        of micro-batches, which stands for the number of replicas."""
-        number = self.table.problem.num_micro_batches
-        ranked: list[tuple[float, int, int, BundleShape, Bundle]] = []
-        for index, shape in enumerate(equal_shapes(self.table, pricer, self.capacity)):
-            bundle = self._bundle(shape)
-            if bundle is not None:
-                _, share = self._equal_copies(shape, number)
-                ranked.append((bundle.filled.quick_time_s(share), share, index, shape, bundle))
-        ranked.sort(key=lambda entry: entry[:3])
-        kept: dict[int, int] = {}
-        for _, share, _, shape, bundle in ranked:
-            kept[share] = kept.get(share, 0) + 1
-            if kept[share] <= _MAX_EQUAL and len(kept) <= _MAX_EQUAL:
-                self.bundles.setdefault(shape, bundle)
-
     def _part_of(self, whole: int) -> int:
         return max(1, round(self.effort * whole))
-
-    def pass_s(self, bundle: Bundle) -> float:
-        """Return one pass of the gradients between two copies of a bundle, as the price list has
-        it; without room for a second one, by the layers of each node."""
-        # Pools of one site that differ in the most layers of a node share what is priced.
-        key = self.kinds, bundle.shape, bundle.filled.layers
-        if key not in self.table.pass_s:
-            self.table.pass_s[key] = self._priced_pass_s(bundle)
-        return self.table.pass_s[key]
-
-    def _priced_pass_s(self, bundle: Bundle) -> float:
-        shape, problem = bundle.shape, self.table.problem
-        if any(2 * count > self.capacity[kind] for kind, count in shape.num_nodes().items()):
-            return max(
-                layers * self.table.layer_sync_s(kind) for kind, layers in bundle.node_layers
-            )
-        nodes = {kind: list(self.table.kinds[kind].nodes) for kind in self.kinds}
-        # Of each copy one replica: those side by side on a node exchange inside it.
-        layers = bundle.filled.layers
-        pair = [
-            placed_replica(bundle_chains(shape, nodes, problem)[0], layers, 1) for _ in range(2)
-        ]
-        placement = Placement(tuple(pair))
-        return problem.costs.sync_s(placement, problem.costs.vocab_rows(placement.widths))
 
     def generate(self, step_s: float) -> bool:
         """Generate columns at the grid's step time next above `step_s`; whether it was
@@ -294,7 +165,7 @@ class PoolBundles:
             scarce: set[int] = set()
             for shape in pricer.best(step_s, values, least):
                 if shape not in self.bundles:
-                    self.bundles[shape] = self._bundle(shape)
+                    self.bundles[shape] = self.bundle(shape)
                     found |= self.bundles[shape] is not None
                 scarce |= {k for k, n in shape.num_nodes().items() if n > self.capacity[k]}
             if not scarce:
@@ -324,33 +195,6 @@ class PoolBundles:
                 np.array(rows, float).reshape(len(self.kinds), len(bundles)),
             )
         return self._made
-
-    def _bundle(self, shape: BundleShape) -> Bundle | None:
-        """Return the filled bundle, or None if nodes or memory are short."""
-        if any(count > self.capacity[kind] for kind, count in shape.num_nodes().items()):
-            return None
-        if any(len(block.widths) > self.max_node_layers for block in shape.blocks):
-            return None
-        chain = self._first_chain(shape)
-        # [stage]: the limit of a node is divided among its stages.
-        most = tuple(
-            self.max_node_layers // len(block.widths)
-            for block in shape.blocks
-            for _ in block.widths
-        )
-        filled = self.own_flags.chain(chain, limits=most)
-        return None if filled is None else Bundle(shape, filled)
-
-    def _first_chain(self, shape: BundleShape) -> Chain:
-        """Return the first chain that `bundle_chains` would make on the pool's nodes."""
-        taken: dict[int, int] = {}
-        chain: list[Unit] = []
-        for block in shape.blocks:
-            number = taken.get(block.kind, 0)
-            taken[block.kind] = number + block.num_nodes
-            node = self.table.kinds[block.kind].nodes[number].name
-            chain += self.table.units(node, block.widths)
-        return tuple(chain)
 
     def _first_values(self, step_s: float) -> dict[int, float]:
         """Guess before any bundle is known: a node's share of layers, were there no fill."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from megatron_hetero.planner.columns.bundle_mix import Bundle, Mix, PoolBundles
+from megatron_hetero.planner.columns.bundle_mix import PoolBundles
+from megatron_hetero.planner.columns.bundles import Bundle, Mix
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.kinds import Kind
 

@@ -10,9 +10,9 @@ from math import inf
 import numpy as np
 import pytest
 
-from megatron_hetero.planner.columns.bundle_mix import Bundle, Mix, PoolBundles
+from megatron_hetero.planner.columns.bundle_mix import PoolBundles
+from megatron_hetero.planner.columns.bundles import Mix
 from megatron_hetero.planner.columns.pricing import BundleShape, StageTable
-from megatron_hetero.planner.completion.filled import Filled
 from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.shapes.kinds import NodeBlock, kinds_of
@@ -32,26 +32,6 @@ def pool_of(problem: Problem, counts: tuple[int, ...] = (1, 2), **how: object) -
     table = StageTable(problem, kinds_of(problem))
     kinds = range(len(table.kinds))
     return PoolBundles(table, OwnFlags(problem), kinds, counts, 6, **how)  # type: ignore[arg-type]
-
-
-def bundle(num_replicas: int, fill_s: float, period_s: float, *kinds: int) -> Bundle:
-    blocks = tuple(NodeBlock(kind, 1, (1,)) for kind in kinds)
-    filled = Filled((1,) * len(kinds), (), None, 1, fill_s, period_s)
-    return Bundle(BundleShape(num_replicas, blocks), filled)
-
-
-def test_micro_batches_of_a_bundle_by_hand() -> None:
-    """The first one after 5 s, then one every 2 s, on each of three replicas."""
-    one = bundle(3, 5.0, 2.0, 0)
-    assert one.micro_batches(4.9) == 0.0
-    assert one.micro_batches(5.0) == 3.0
-    assert one.micro_batches(11.0) == pytest.approx(12.0)
-
-
-def test_node_layers_by_block() -> None:
-    blocks = NodeBlock(0, 1, (1, 1)), NodeBlock(1, 1, (1,))
-    one = Bundle(BundleShape(1, blocks), Filled((2, 3, 1), (), None, 1, 1.0, 1.0))
-    assert list(one.node_layers) == [(0, 5), (1, 1)]
 
 
 def test_columns_say_the_same_as_their_bundles() -> None:
@@ -195,7 +175,7 @@ def test_bundles_keep_to_nodes_and_memory() -> None:
             assert sum(one.filled.layers) == problem.num_layers
             assert all(n <= pool.capacity[k] for k, n in shape.num_nodes().items())
     too_many = BundleShape(1, (NodeBlock(0, 1, (1,)),) * 3)
-    assert pool._bundle(too_many) is None
+    assert pool.bundle(too_many) is None
 
 
 def test_the_best_shapes_do_most_for_their_nodes() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from megatron_hetero.planner.columns import equal_shapes as module
 from megatron_hetero.planner.columns.bundle_mix import PoolBundles
+from megatron_hetero.planner.columns.equal_copies import equal_copies
 from megatron_hetero.planner.columns.equal_shapes import equal_shapes
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.completion.own_flags import OwnFlags
@@ -63,10 +64,10 @@ def test_the_soonest_of_every_sequence_of_blocks(memory: tuple[int, int]) -> Non
     pool = PoolBundles(table, own_flags, list(capacity), [1], problem.num_layers)
 
     def seconds(shape: BundleShape) -> float:
-        bundle = pool._bundle(shape)
+        bundle = pool.bundle(shape)
         if bundle is None:
             return inf
-        return bundle.filled.quick_time_s(pool._equal_copies(shape, 16)[1])
+        return bundle.filled.quick_time_s(equal_copies(pool, shape, 16)[1])
 
     best_s = min(map(seconds, every_sequence(table, pricer, capacity, 6)))
     found = equal_shapes(table, pricer, capacity)

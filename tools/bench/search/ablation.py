@@ -28,7 +28,7 @@ from megatron_hetero.collector import no_collector
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import loop, structure_search
-from megatron_hetero.planner.columns import bundle_mix
+from megatron_hetero.planner.columns import equal_copies
 from megatron_hetero.planner.columns import strategy as columns
 from megatron_hetero.planner.evaluate import rescore
 from megatron_hetero.planner.evaluate.rescore import Rescorer
@@ -117,7 +117,7 @@ def parts() -> Mapping[str, LeaveOut]:
         "thorough tuning at the end": changed(structure_search, "THOROUGH", 0),
         "simulation of queues": changed(Rungs, "queued", _as_simulated),
         "a second micro-batch size": changed(Rungs, "sizes", _first_size(Rungs.sizes)),
-        "bundles for equal copies": changed(bundle_mix, "equal_shapes", lambda *_: []),
+        "bundles for equal copies": changed(equal_copies, "equal_shapes", lambda *_: []),
         "estimates of divisions that learn": changed(
             columns._Prices, "soonest", lambda self, choices: 0
         ),
