@@ -13,7 +13,8 @@ import pytest
 from megatron_hetero import api
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import FileFormatError
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatron_hetero.errors import HeteroError
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.plan.file import save_plan

@@ -13,7 +13,8 @@ from megatron_hetero.lab.verify.distance.compare import (
     tolerances,
 )
 from megatron_hetero.lab.verify.distance.half_precision import half_precision_tolerances
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord
 from megatron_hetero.lab.verify.run import data_ranks, is_drawn_alike, records, tensor_groups
 from megatron_hetero.lab.verify.small.shrink import Shrunk

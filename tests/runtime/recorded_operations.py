@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.cost.sync.buckets import EMBEDDING
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 from megatron_hetero.model.spec import TrainingSpec, Workload

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from megatron_hetero.cost.sync.communicators import job_communicators
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 from megatron_hetero.plan.file import save_plan

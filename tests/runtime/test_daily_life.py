@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.runtime import backend

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.lab.verify.processes.jobs import Options
+from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from tests.runtime.workloads import DEEPSEEK_LIKE, LATENT, LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.lab.verify.processes.jobs import Options
+from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout

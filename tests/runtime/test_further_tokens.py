@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.run import outcome_to_data, records, verify
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime.job.local_launch import run_jobs

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.plan import Plan

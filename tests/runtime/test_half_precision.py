@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import Recorder, read_record
 from megatron_hetero.lab.verify.run import outcome_to_data, records, verify
 from megatron_hetero.lab.verify.small.shrink import Shrunk, shrink

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from megatron_hetero.lab.kit.orders import with_interleaving
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan

@@ -12,7 +12,8 @@ import torch
 
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.lab.kit.live_bytes import LiveBytes
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 from megatron_hetero.plan.file import save_plan

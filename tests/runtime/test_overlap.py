@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.lab.verify.processes.jobs import Options
+from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 

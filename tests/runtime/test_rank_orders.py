@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy
 
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.file import save_plan

@@ -11,7 +11,8 @@ import pytest
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.lab.kit.orders import with_chunks, with_interleaving, with_zero_bubble
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import read_record
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.lab.verify.small.shrink import shrink

@@ -15,7 +15,8 @@ from megatron.core.utils import get_model_config
 
 from megatron_hetero.cost.memory.sharded import ShardedMemory
 from megatron_hetero.cost.memory.stage import StageMemory
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.plan import Plan

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.lab.verify.small.job_flags import without_flags

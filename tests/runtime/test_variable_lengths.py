@@ -13,13 +13,15 @@ import torch
 
 from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.verify.distance.compare import compare, tolerances
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs, save_without_a_server
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import DrawingRecorder, Recorder
 from megatron_hetero.lab.verify.run import data_ranks, records, tensor_groups
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.steps import StockJob, World, job_of
+from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from megatron_hetero.runtime.model import gpt
 from tests.runtime.workloads import plan, workload
 

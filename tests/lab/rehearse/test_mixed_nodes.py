@@ -24,7 +24,7 @@ from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile, load_profile
 from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
-from megatron_hetero.lab.verify.processes.jobs import Options as VerifyOptions
+from megatron_hetero.lab.verify.options import Options as VerifyOptions
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload

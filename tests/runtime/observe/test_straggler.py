@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.options import Options
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.batches import with_micro_batch_sizes

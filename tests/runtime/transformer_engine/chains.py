@@ -72,7 +72,8 @@ def _tuples(value: Any) -> Any:
 
 
 def _train(root: Path, part: Part) -> None:
-    from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+    from megatron_hetero.lab.verify.options import Options
+    from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
     from megatron_hetero.lab.verify.small.shrink import shrink
     from megatron_hetero.runtime.job import entry
     from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs

@@ -2,6 +2,7 @@
 
 late_weights     new weights that are not there until they are waited for
 jobs             all processes, started from one seed checkpoint
+run_flags        flags of these processes, and the precisions in which they train
 optimizer_flags  flags of learning rates and of Adam
 one_process      stock Megatron in one process: the reference
 casts            the one process in the precisions of a plan's stages

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.lab.verify.faults.newer import ONLY_RESUMED
-from megatron_hetero.lab.verify.processes.jobs import Options
+from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.run import Comparison, verify
 from tests.runtime.on_machines import on_machines
 from tests.runtime.workloads import LATENT, MIXTRAL_LIKE, plan, workload

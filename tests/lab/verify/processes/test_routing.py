@@ -10,7 +10,7 @@ import pytest
 import torch
 from megatron.core.transformer.moe import router
 
-from megatron_hetero.lab.verify.processes.jobs import Options
+from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.routing import Replay, Routers, _Seat, replay_of_rank
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.runtime.megatron import balance_choices

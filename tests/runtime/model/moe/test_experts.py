@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.lab.verify.processes.jobs import Options
+from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 from tests.runtime.workloads import MIXTRAL_LIKE, plan, workload
