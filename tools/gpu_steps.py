@@ -177,11 +177,10 @@ def show() -> None:
 
 def measure(output: Path, cases: Sequence[str]) -> None:
     """Train cases on this machine's first card; `output` has after each what is known by then."""
-    from megatron_hetero.lab.kit.command import _machine
-    from megatron_hetero.lab.kit.small_job import on_this_backend
+    from megatron_hetero.lab.kit.small_job import on_this_backend, this_machine
     from megatron_hetero.runtime.job.local_launch import LocalJob, preload, run_jobs
 
-    machine = _machine(None)
+    machine = this_machine(None)
     preload()
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}"

@@ -14,9 +14,14 @@ from dataclasses import dataclass
 import torch
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.cluster.inventory.discovery import find_gpus
+from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.gpu_needs import FP8_CAPABILITY
 from megatron_hetero.runtime.transformer_engine import layers
+from megatron_hetero.units import format_bytes
+
+NEEDED_BYTES = 8 << 30
+"""Memory of a card for six ranks, a CUDA context of 750 MiB each, and their small models."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,39 @@ class Machine:
             "--hidden-dropout=0",
             *own,
         )
+
+
+def this_machine(named: str | None) -> Machine:
+    """Return the GPUs of this machine, as the driver lists them: CUDA in this process forbids
+    forks.
+
+    Args:
+        named: a name of the catalogue, where it does not know the driver's.
+    Raises:
+        EnvironmentMismatchError: other programs take a card's memory.
+        UsageError: a GPU that the catalogue does not know.
+    """
+    count = torch.cuda.device_count()
+    if count == 0:
+        return Machine("CPU", 0)
+    cards = find_gpus()
+    # Every visible card has to hold its share of the ranks.
+    for card in cards[:count]:
+        free = card.memory_bytes - card.used_bytes
+        if free < NEEDED_BYTES:
+            raise EnvironmentMismatchError(
+                f"GPU {card.index} ({card.name}) has {format_bytes(free)} free and the kit needs "
+                f"{format_bytes(NEEDED_BYTES)}: end what runs on the card (`nvidia-smi` lists the "
+                "processes), or hide the card with CUDA_VISIBLE_DEVICES."
+            )
+    # The type's name stands in profile.json, so the catalogue or the user has to say it.
+    name = named or cards[0].catalogue_name
+    if name is None:
+        raise UsageError(
+            f"the catalogue does not know this machine's {cards[0].name}; name the type "
+            "nearest to it with --gpu"
+        )
+    return Machine(name, count)
 
 
 TRAINING = (

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.lab.kit.cases import CASES, Case, cases_for
-from megatron_hetero.lab.kit.command import MEMORY_FAULT, KitRequest, examine, judged
+from megatron_hetero.lab.kit.checks import MEMORY_FAULT
+from megatron_hetero.lab.kit.command import KitRequest, examine
 from megatron_hetero.lab.kit.documents import NUM_RANKS, deal, try_documents
 from megatron_hetero.lab.kit.equality import try_case
-from megatron_hetero.lab.kit.forecast import Forecast
 from megatron_hetero.lab.kit.lost_rank import LOSSES, Lost, lose
 from megatron_hetero.lab.kit.race import Race
 from megatron_hetero.lab.kit.shared_card import CONTROL, apart, side_by_side
@@ -247,23 +247,6 @@ def test_the_interval_holds_the_median() -> None:
 )
 def test_a_plan_and_a_kit_are_two_things(words: list[str]) -> None:
     assert main(["doctor", *words]) == 2
-
-
-@pytest.mark.parametrize(
-    ("held", "step_s", "is_planted", "ok"),
-    [
-        (1000, 1.0, False, True),
-        (1029, 1.2, False, True),
-        (1031, 1.0, False, False),  # more is held than was predicted
-        (1000, 1.0, True, False),  # nine tenths are predicted
-        (1000, 1.3, False, False),
-        (1000, 0.7, False, False),
-    ],
-)
-def test_a_forecast_holds_or_not(held: int, step_s: float, is_planted: bool, ok: bool) -> None:
-    found = judged(Forecast(1000, held, 1.0, step_s, None, {}), Machine("A100", 1), is_planted)
-    assert found.ok == ok
-    assert ("too little is predicted" in found.what) == (held > 1030 or is_planted)
 
 
 def test_unknown_faults_are_refused(tmp_path: Path) -> None:
