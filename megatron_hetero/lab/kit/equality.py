@@ -38,6 +38,8 @@ STEPS, SAVED_AT = 3, 2
 LIMIT_S = 120.0
 """Seconds that a run of a case may take. A run on a GPU takes 20; a hang shall not take all."""
 _KEYS = ("loss", "gradients", "gradient_norm", "weights")
+_PLACES = ("unequal_initial_weights", "unequal_holders")
+"""Keys of a weight that ranks do not have alike, by its name."""
 
 
 def try_case(
@@ -78,7 +80,7 @@ def try_case(
     if case.resumed is None:
         data = outcome_to_data(verify(plan, workload, options, folder, on_step))
         (run,) = data["runs"].values()
-        return {**data, "unequal_initial_weights": run["unequal_initial_weights"]}
+        return {**data, **{key: run[key] for key in _PLACES}}
     # From here the plan saves, and another plan goes on to the last step.
     shrunk = shrink(plan, workload)
     other = parse_layout(case.resumed)
@@ -119,9 +121,15 @@ def try_case(
         distances(before, shrunk, range(1, SAVED_AT + 1)),
         distances(after, resumed, range(SAVED_AT + 1, STEPS + 1)),
     )
+
+    # The name of the first weight that a part found unequal.
+    def first(key: str) -> str | None:
+        return next((found for part in parts if (found := getattr(part, key))), None)
+
     return {
         "ok": all(part.within(bounds) for part in parts),
         **{key: max(getattr(part, key).value for part in parts) for key in _KEYS},
         "tolerance": {key: getattr(bounds, key) for key in _KEYS},
-        "unequal_initial_weights": [],
+        "unequal_initial_weights": first("unequal_start"),
+        "unequal_holders": first("unequal_holder"),
     }

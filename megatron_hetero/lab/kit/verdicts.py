@@ -47,8 +47,8 @@ def equality_verdict(data: dict[str, Any]) -> Found:
     )
     if data["unequal_initial_weights"]:
         what += f"; unequal initial weights of {data['unequal_initial_weights']}"
-    if data.get("unequal_holders"):
-        what += f"; {data['unequal_holder']}"
+    if data["unequal_holders"]:
+        what += f"; ranks hold one weight in unlike bits: {data['unequal_holders']}"
     # JSON has no numbers for a diverged run: they become null.
     distances = {key: data[key] if math.isfinite(data[key]) else None for key in keys}
     return Found(data["ok"], what, {"distances": distances})

@@ -21,6 +21,7 @@ from megatron_hetero.lab.kit.lost_rank import LOSSES, Lost, lose
 from megatron_hetero.lab.kit.race import Race
 from megatron_hetero.lab.kit.shared_card import CONTROL, apart, side_by_side
 from megatron_hetero.lab.kit.small_job import Machine
+from megatron_hetero.lab.kit.verdicts import equality_verdict
 from megatron_hetero.report.text.trials.kit import kit_report
 from megatron_hetero.runtime.transformer_engine.layers import LOCAL, TRANSFORMER_ENGINE
 from tests.runtime.transformer_engine import with_layers
@@ -56,7 +57,7 @@ CHEAP = ("launched ahead", "resumed as another plan", "exchange by groups")
 )
 def test_a_case_trains_as_one_process(case: Case, tmp_path: Path) -> None:
     found = try_case(case, Machine("CPU", 0), tmp_path, lambda what, step: None)
-    assert found["ok"], found
+    assert equality_verdict(found).ok, found
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_local_layers_train_where_transformer_engine_is_installed(tmp_path: Path
 @pytest.mark.parametrize("fault", [None, pytest.param("slice-not-reduced", marks=pytest.mark.slow)])
 def test_dealt_documents_train_as_one_process(fault: str | None, tmp_path: Path) -> None:
     found = try_documents(Machine("CPU", 0), tmp_path, fault)
-    assert found["ok"] == (fault is None), found
+    assert equality_verdict(found).ok == (fault is None), found
 
 
 def test_the_deal_of_the_kit_has_all_that_a_deal_can() -> None:
@@ -181,11 +182,12 @@ def test_the_short_check_passes_on_a_cpu(tmp_path: Path) -> None:
     "fault",
     [
         "slice-not-reduced",
+        "last-bit-moved",
         pytest.param("unequal-starts", marks=pytest.mark.slow),
     ],
 )
 def test_planted_faults_are_found(fault: str, tmp_path: Path) -> None:
-    """A sum that is left out, and a weight that is another on one rank."""
+    """A sum that is left out, a bit of one holder, and a weight that is another on one rank."""
     data = tried(tmp_path, is_short=True, fault=fault)
     assert not data["ok"]
     assert data["planted"]["found_by"] == data["checks"][-1]["name"]

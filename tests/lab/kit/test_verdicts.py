@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from megatron_hetero.lab.kit.forecast import Forecast
 from megatron_hetero.lab.kit.small_job import Machine
-from megatron_hetero.lab.kit.verdicts import judged
+from megatron_hetero.lab.kit.verdicts import equality_verdict, judged
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,24 @@ def test_a_forecast_holds_or_not(held: int, step_s: float, is_planted: bool, ok:
     found = judged(Forecast(1000, held, 1.0, step_s, None, {}), Machine("A100", 1), is_planted)
     assert found.ok == ok
     assert ("too little is predicted" in found.what) == (held > 1030 or is_planted)
+
+
+def equality(**unequal: str | None) -> dict[str, Any]:
+    keys = ("loss", "gradients", "gradient_norm", "weights")
+    return {
+        **dict.fromkeys(keys, 1e-7),
+        "tolerance": dict.fromkeys(keys, 1e-6),
+        "ok": not any(unequal.values()),
+        "unequal_initial_weights": None,
+        "unequal_holders": None,
+        **unequal,
+    }
+
+
+def test_a_verdict_names_the_weight_that_ranks_do_not_have_alike() -> None:
+    """Distances within all bounds say nothing of it."""
+    assert equality_verdict(equality()).what == "loss differ by 1.0e-07, 1.0e-06 allowed"
+    held = equality_verdict(equality(unequal_holders="a.weight, step 1, rank 2"))
+    assert not held.ok and "unlike bits: a.weight, step 1, rank 2" in held.what
+    started = equality_verdict(equality(unequal_initial_weights="a.weight, rank 2"))
+    assert not started.ok and "unequal initial weights of a.weight, rank 2" in started.what
