@@ -178,7 +178,9 @@ def show() -> None:
 def measure(output: Path, cases: Sequence[str]) -> None:
     """Train cases on this machine's first card; `output` has after each what is known by then."""
     from megatron_hetero.lab.kit.small_job import on_this_backend, this_machine
-    from megatron_hetero.runtime.job.local_launch import LocalJob, preload, run_jobs
+    from megatron_hetero.runtime.job.local.jobs import LocalJob
+    from megatron_hetero.runtime.job.local.launch import run_jobs
+    from megatron_hetero.runtime.job.local.loading import preload
 
     machine = this_machine(None)
     preload()

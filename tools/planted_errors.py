@@ -49,7 +49,7 @@ def _run(only: str, out: Path, skips: bool) -> None:
     # Ranks are forked, which CUDA does not survive.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from megatron_hetero.lab.verify.faults.catalogue import FAULTS
-    from megatron_hetero.runtime.job.local_launch import preload
+    from megatron_hetero.runtime.job.local.loading import preload
     from tests.lab.verify.faults.jobs import STEPS, find, planted
 
     preload()

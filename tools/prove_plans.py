@@ -55,7 +55,7 @@ def main() -> int:
     options = parser.parse_args()
     # Ranks are forked, which CUDA does not survive.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from megatron_hetero.runtime.job.local_launch import preload
+    from megatron_hetero.runtime.job.local.loading import preload
     from megatron_hetero.runtime.transformer_engine import layers
 
     space = SPACE

@@ -175,7 +175,13 @@ def train(tree: Path, job: str, num_ranks: str, total: int, folder: Path) -> Non
     import megatron_hetero
     from megatron_hetero.runtime import backend
     from megatron_hetero.runtime.job import entry
-    from megatron_hetero.runtime.job.local_launch import LocalJob, preload, run_jobs
+
+    try:
+        from megatron_hetero.runtime.job.local.jobs import LocalJob
+        from megatron_hetero.runtime.job.local.launch import run_jobs
+        from megatron_hetero.runtime.job.local.loading import preload
+    except ModuleNotFoundError:  # of an older tree
+        from megatron_hetero.runtime.job.local_launch import LocalJob, preload, run_jobs
 
     # An installed package must not take the place of the tree.
     package = Path(str(megatron_hetero.__file__)).resolve().parents[1]

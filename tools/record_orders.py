@@ -37,7 +37,7 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.local_launch import preload
+from megatron_hetero.runtime.job.local.loading import preload
 from megatron_hetero.schedule.proof.of_plan import job_operations
 from megatron_hetero.schedule.proof.rules import blocked_ranks
 from megatron_hetero.schedule.stock import is_stock

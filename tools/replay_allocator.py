@@ -219,7 +219,8 @@ def recorded(layout: str, rank: int, flags: Sequence[str], folder: Path) -> Trac
     from megatron_hetero.runtime import backend
     from megatron_hetero.runtime.job import entry
     from megatron_hetero.runtime.job.arguments import HeteroArguments
-    from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+    from megatron_hetero.runtime.job.local.jobs import LocalJob
+    from megatron_hetero.runtime.job.local.launch import run_jobs
     from megatron_hetero.runtime.job.world import World
 
     plan = plan_from_layout(parse_layout(layout))

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients import weight_gradients
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.parallel.boundary import Boundary
 from megatron_hetero.runtime.steps.executor import Executor
 from megatron_hetero.schedule.orders.list_schedule import TimedPipeline

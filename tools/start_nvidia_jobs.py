@@ -142,7 +142,7 @@ def start(job: Small) -> dict[str, Any]:
 
 
 def _run(tree: Path, only: str, out: Path) -> None:
-    from megatron_hetero.runtime.job.local_launch import preload
+    from megatron_hetero.runtime.job.local.loading import preload
     from megatron_hetero.runtime.transformer_engine import layers
 
     # Ranks are forked, which CUDA does not survive.

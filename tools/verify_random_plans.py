@@ -70,7 +70,7 @@ def why(text: str) -> str:
 def _run(plans: int, seed: int, only: frozenset[int], out: Path) -> None:
     # Ranks are forked, which CUDA does not survive.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from megatron_hetero.runtime.job.local_launch import preload
+    from megatron_hetero.runtime.job.local.loading import preload
     from tests.runtime.job_generator import STEPS, jobs
 
     preload()

@@ -19,7 +19,8 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.patching import tree as patching
 from megatron_hetero.patching.unified_diff import apply_hunks, hunks_of
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.test_listeners import TINY
 
 HEAD = """\

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob, RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from tests.runtime.fault_runs import ASYMMETRIC, FaultJob
 

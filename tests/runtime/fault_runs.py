@@ -30,7 +30,8 @@ from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.runtime.faults.drill import Drill
 from megatron_hetero.runtime.faults.progress import OF_RANK_0, Phase
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob, RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from megatron_hetero.runtime.state import folders
 from megatron_hetero.runtime.state.manifest import faults_of, read_manifest

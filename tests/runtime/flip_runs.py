@@ -22,7 +22,8 @@ from pathlib import Path
 
 from megatron_hetero.errors import CheckpointError
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.state import folders
 from megatron_hetero.runtime.state.choosing import sound_step

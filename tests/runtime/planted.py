@@ -31,7 +31,8 @@ from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.runtime.job import agreement, entry
-from megatron_hetero.runtime.job.local_launch import preload, rank_environment
+from megatron_hetero.runtime.job.local.loading import preload
+from megatron_hetero.runtime.job.local.ranks import rank_environment
 from tests.runtime.workloads import plan, workload
 
 LAYOUT, NUM_RANKS = "tp1:3,tp1:1 @3 | tp1:4 @3", 3

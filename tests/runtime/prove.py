@@ -20,7 +20,7 @@ from megatron_hetero.lab.verify.run import data_ranks, is_drawn_alike, records, 
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.plan_generator import NUM_STEPS, SAVED_AT, Case
 
 TIMEOUT_S = 300.0

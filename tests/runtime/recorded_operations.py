@@ -29,7 +29,8 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.faults.progress import PROGRESS
 from megatron_hetero.runtime.gradients.groups import rounds
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.parallel.boundary import always_send_parts
 from megatron_hetero.schedule.proof.of_plan import How
 from megatron_hetero.schedule.proof.operations import Item, JobOperations

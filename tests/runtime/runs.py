@@ -16,7 +16,8 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from tests.runtime.workloads import plan
 

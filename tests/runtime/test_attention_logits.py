@@ -13,7 +13,8 @@ import pytest
 from megatron.core.utils import unwrap_model
 from megatron.training import arguments, training
 
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.megatron.guarded import standing_for
 from tests.runtime.flag_runs import LAYOUT, Log, one_process_job, plan_job, read_log
 

@@ -19,7 +19,8 @@ from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob, RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from megatron_hetero.runtime.state.random_states import PREFIX
 from tests.runtime.runs import checkpoint_tensors

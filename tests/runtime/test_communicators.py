@@ -20,7 +20,8 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.gradients.groups import pair_group
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.parallel.boundary import always_send_parts
 from tests.runtime.on_machines import on_machines
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload

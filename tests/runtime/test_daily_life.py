@@ -16,7 +16,8 @@ from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob, RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.workloads import plan, workload
 
 LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"

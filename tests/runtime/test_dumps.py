@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from megatron_hetero.runtime.gradients.sync import GradientSync
-from megatron_hetero.runtime.job.local_launch import RankFailedError, run_jobs
+from megatron_hetero.runtime.job.local.jobs import RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_effects import EXPERTS
 from tests.runtime.flag_runs import one_process_job, plan_and_one, plan_job, read_log
 from tests.runtime.test_flag_files import equal

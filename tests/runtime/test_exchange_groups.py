@@ -13,7 +13,7 @@ from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.on_machines import on_machines
 from tests.runtime.runs import train, whole_weights
 from tests.runtime.workloads import LLAMA_LIKE, workload

@@ -12,7 +12,7 @@ import pytest
 
 from megatron_hetero.runtime.faults.drill import Drill
 from megatron_hetero.runtime.faults.progress import Phase
-from megatron_hetero.runtime.job.local_launch import RankFailedError
+from megatron_hetero.runtime.job.local.jobs import RankFailedError
 from megatron_hetero.runtime.state import folders
 from tests.runtime.fault_runs import (
     ASYMMETRIC,

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_hetero.flags.support.lookup import support_of
 from megatron_hetero.model.flag_table import flag_table
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_effects import EFFECTS, Effect
 from tests.runtime.flag_runs import Log, one_process_job, plan_and_one, read_log
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_runs import one_process_job, plan_and_one, plan_job
 
 EXPERTS = (

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_hetero.flags.support.lookup import support_of
 from megatron_hetero.model.flag_table import flag_table
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_effects import EXPERTS
 from tests.runtime.flag_runs import one_process_job, plan_and_one, plan_job, read_log
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.lab.verify.small.text import write_text_dataset
-from megatron_hetero.runtime.job.local_launch import RankFailedError, run_jobs
+from megatron_hetero.runtime.job.local.jobs import RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_runs import one_process_job, plan_and_one, plan_job, read_log
 from tests.runtime.test_flag_files import LOSS, TEXT, equal
 

@@ -11,7 +11,7 @@ from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.run import outcome_to_data, records, verify
 from megatron_hetero.lab.verify.small.shrink import shrink
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.workloads import DEEPSEEK_LIKE, LLAMA_LIKE, plan, workload
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.batches import batch_schedule, with_micro_batch_sizes
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.model.samples.data import Order, ReplicaSampler
 from tests.runtime.runs import train
 from tests.runtime.workloads import plan, workload

@@ -17,7 +17,8 @@ from megatron_hetero.lab.verify.run import outcome_to_data, records, verify
 from megatron_hetero.lab.verify.small.shrink import Shrunk, shrink
 from megatron_hetero.runtime.gradients.memory import main_grad
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from tests.runtime.flag_runs import one_process_job, plan_job, read_log
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload

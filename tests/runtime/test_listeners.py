@@ -17,7 +17,7 @@ from megatron_hetero.cli.main import main
 from megatron_hetero.flags.launch import node_launches
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.runtime.job.local_launch import preload
+from megatron_hetero.runtime.job.local.loading import preload
 from tests.runtime.listeners import Place, is_loopback, listeners
 
 ROOT = Path(__file__).resolve().parents[2]

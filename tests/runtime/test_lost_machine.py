@@ -22,7 +22,8 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.fault_runs import ASYMMETRIC, INTERVAL, FaultJob
 
 STEPS, LOST_AFTER = 10, 5

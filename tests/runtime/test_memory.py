@@ -19,7 +19,8 @@ from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.parallel import fused_rows
 from megatron_hetero.schedule.estimate import estimate_plan
 from tests.cost.builders import make_cluster, place_plan

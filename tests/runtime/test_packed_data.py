@@ -17,7 +17,7 @@ import torch
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.lab.verify.small.text import write_text_dataset
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.model.samples import datasets
 from megatron_hetero.runtime.model.samples.packed import other_documents, packed_parameters
 from tests.runtime.flag_runs import one_process_job, plan_and_one, plan_job, read_log

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import pytest
 
 from megatron_hetero.runtime.job.checks import needs
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_runs import one_process_job, plan_job
 
 STEPS = 18

@@ -16,7 +16,8 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import Position, positions
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.workloads import plan, workload
 
 

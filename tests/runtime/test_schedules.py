@@ -20,7 +20,7 @@ from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.checks import support
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.schedule.of_plan import with_schedule
 from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
 from megatron_hetero.schedule.orders.synthesise import synthesise

@@ -24,7 +24,8 @@ from megatron_hetero.runtime.gradients.sharding import sharded_buckets
 from megatron_hetero.runtime.gradients.sharding.sharded_layers import ShardedLayer
 from megatron_hetero.runtime.gradients.sync import gradient_sync
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.runs import checkpoint_tensors, train, whole_weights
 from tests.runtime.test_memory import with_settings
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload

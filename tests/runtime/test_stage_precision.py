@@ -24,7 +24,8 @@ from megatron_hetero.runtime.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.gradients.memory import main_grad
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.checks.support import check_plan
-from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob, RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from tests.runtime.runs import checkpoint_tensors
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload

@@ -24,7 +24,8 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.arguments import split_arguments
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.schedule.stock import is_stock
 from tests.runtime.workloads import plan, workload
 

@@ -19,7 +19,8 @@ from megatron_hetero.lab.verify.processes.record import DrawingRecorder, Recorde
 from megatron_hetero.lab.verify.run import data_ranks, records, tensor_groups
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.job.steps import StockJob, World, job_of
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from megatron_hetero.runtime.model import gpt

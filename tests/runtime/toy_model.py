@@ -22,7 +22,8 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.plan.sharding.shards import shard_edges
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.parallel.groups import RankGroups, build_groups
 from megatron_hetero.runtime.parallel.shards import TIED_EMBEDDING, global_parameters, shard_of

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.job.world import World
 from tools.bench.show import Option, option
 from tools.shaped_links import shaped_links

@@ -20,7 +20,7 @@ from typing import Any
 from megatron_hetero.errors import FileFormatError, UsageError
 from megatron_hetero.lab.data.documents import Cut, TextDocument, documents
 from megatron_hetero.lab.data.encode import BYTES_VOCAB_SIZE, Encode, byte_tokens, tokenizer_of
-from megatron_hetero.runtime.job.local_launch import preload
+from megatron_hetero.runtime.job.local.loading import preload
 
 _NUM_FAULTS_SHOWN = 5
 _BATCH = 64

@@ -26,7 +26,7 @@ from megatron_hetero.lab.kit.shared_card import side_by_side
 from megatron_hetero.lab.kit.small_job import Machine, this_machine
 from megatron_hetero.lab.kit.verdicts import Found
 from megatron_hetero.lab.verify.faults.catalogue import FAULTS
-from megatron_hetero.runtime.job.local_launch import preload
+from megatron_hetero.runtime.job.local.loading import preload
 
 REPORT = "report.json"
 """The name of the report in the folder of the results."""

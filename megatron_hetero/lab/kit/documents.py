@@ -23,7 +23,8 @@ from megatron_hetero.lab.verify.run import records
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.job.stock import StockJob
 from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.model import gpt

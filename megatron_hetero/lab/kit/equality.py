@@ -2,7 +2,7 @@
 hand.
 
 On GPUs NCCL is between the ranks, which share cards where there are too few
-(`runtime.job.local_launch`); without any, the ranks are processes on the CPU over gloo.
+(`runtime.job.local`); without any, the ranks are processes on the CPU over gloo.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 
 STEPS, SAVED_AT = 3, 2
 LIMIT_S = 120.0

@@ -20,7 +20,8 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.runtime.faults.drill import Drill
 from megatron_hetero.runtime.faults.progress import Phase
-from megatron_hetero.runtime.job.local_launch import LocalJob, log_of, run_jobs, run_without_rank
+from megatron_hetero.runtime.job.local.jobs import LocalJob, log_of
+from megatron_hetero.runtime.job.local.launch import run_jobs, run_without_rank
 
 LAYOUT = "tp2:1,tp1:1 @3"
 LOSSES: Mapping[str, Drill] = {

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatron_hetero.errors import CheckFailedError
-from megatron_hetero.runtime.job.local_launch import rank_environment
+from megatron_hetero.runtime.job.local.ranks import rank_environment
 
 _POLL_S = 0.1
 

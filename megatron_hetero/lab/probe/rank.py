@@ -2,7 +2,7 @@
 
     python -m megatron_hetero.lab.probe.rank SPEC.json RESULT.json
 
-The environment gives rank, world and store, as for `runtime.job.local_launch`.
+The environment gives rank, world and store, as for `runtime.job.local`.
 """
 
 from __future__ import annotations

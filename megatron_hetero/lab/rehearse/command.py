@@ -11,7 +11,8 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.local_launch import kept_folder, preload
+from megatron_hetero.runtime.job.local.folders import kept_folder
+from megatron_hetero.runtime.job.local.loading import preload
 from megatron_hetero.runtime.transformer_engine import layers
 
 _FLAG = "--transformer-impl"

@@ -10,7 +10,9 @@ from typing import NoReturn
 
 from megatron_hetero.lab.serve.endpoint import endpoint
 from megatron_hetero.lab.serve.rank import ServeOptions, plan_of_layout, serve_rank
-from megatron_hetero.runtime.job.local_launch import LocalJob, kept_folder, run_jobs
+from megatron_hetero.runtime.job.local.folders import kept_folder
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 
 _FOREVER_S = float("inf")
 

@@ -15,7 +15,8 @@ from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout, parse_layout
 from megatron_hetero.plan.plan import Layout, Plan
 from megatron_hetero.plan.precision import in_one_precision, mixes_precisions
-from megatron_hetero.runtime.job.local_launch import kept_folder, preload
+from megatron_hetero.runtime.job.local.folders import kept_folder
+from megatron_hetero.runtime.job.local.loading import preload
 from megatron_hetero.runtime.transformer_engine import layers
 
 

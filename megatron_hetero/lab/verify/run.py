@@ -36,7 +36,8 @@ from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.job.local_launch import LocalJob, log_of, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob, log_of
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.transformer_engine import layers
 from megatron_hetero.schedule.stock import is_stock
 

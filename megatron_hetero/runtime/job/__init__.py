@@ -1,5 +1,5 @@
-"""A training job from flags to Megatron's `pretrain`. Room: `checks` (refusals before the job
-starts).
+"""A training job from flags to Megatron's `pretrain`. Rooms: `checks` (refusals before the job
+starts), `local` (ranks as processes of this machine).
 
 entry         `python -m megatron_hetero.pretrain_gpt`
 hook          a plan in a script of the user's own
@@ -15,5 +15,4 @@ agreement     everything that ranks must have in common
 meeting       the meeting of all ranks, before any group: all start alike, or none starts
 world         the place of a process in its job, and its process group of all
 one_machine   a job of one machine, on loopback alone
-local_launch  ranks as processes of this machine
 """

@@ -23,7 +23,7 @@ class World:
     """Place of this process in the job, as `torchrun` or the local launcher gives it.
 
     `store_path` is a file through which the ranks meet, instead of a TCP port.  `is_local`: forked
-    processes of one machine (`local_launch`) stand for the plan's devices, wherever these are.
+    processes of one machine (`job.local`) stand for the plan's devices, wherever these are.
     """
 
     rank: int

@@ -2,7 +2,7 @@
 
 It asks for it at import where flash-attn is installed, as in NVIDIA's containers.  Torch would
 start CUDA for the answer, and a process that has started CUDA cannot fork ranks
-(`runtime.job.local_launch`).
+(`runtime.job.local`).
 """
 
 from __future__ import annotations

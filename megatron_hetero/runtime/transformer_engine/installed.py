@@ -23,7 +23,7 @@ NO_GPU = "there is no GPU"
 
 # Torch then asks the driver (NVML) whether there is a GPU.  Otherwise the question alone, which
 # Transformer Engine's import asks too, marks the process as one that cannot fork ranks
-# (`runtime.job.local_launch`).
+# (`runtime.job.local`).
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 

@@ -16,7 +16,7 @@ from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError, Us
 from megatron_hetero.lab.data.command import DataRequest, write_data
 from megatron_hetero.lab.data.encode import byte_tokens, tokenizer_of
 from megatron_hetero.runtime.job.checks import needs
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_runs import plan_job, read_log
 
 LINES = [

@@ -17,7 +17,8 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.lab.doctor.command import CheckOutcome, examine_machines, leave
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.preflight.groups import group_tests
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.preflight.jobs import with_width
 
 PLAN, CLUSTER = with_width(

@@ -22,7 +22,8 @@ from megatron_hetero.lab.huggingface import job
 from megatron_hetero.lab.huggingface.folder import WeightFolder, write_folder
 from megatron_hetero.lab.verify.processes.record import Recorder, read_record
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 
 VOCAB, LENGTH, HIDDEN, LAYERS, HEADS = 53, 16, 32, 2, 4
 Weights = Mapping[str, Tensor]

@@ -21,7 +21,8 @@ from megatron_hetero.lab.probe.link_fit import (
 )
 from megatron_hetero.lab.probe.links import SIZES, exchanges, sweep
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.job.world import World
 
 TRUE = GenModelFit(20e-6, 8e-10, 1e-10, 5e-11, 4e-10, 2)

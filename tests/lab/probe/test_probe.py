@@ -17,7 +17,8 @@ from megatron_hetero.errors import CheckFailedError, UsageError
 from megatron_hetero.lab.probe import command
 from megatron_hetero.lab.probe.command import ProbeRequest, megatron_flags, probe
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 
 FLAGS = (
     "--num-layers=8",

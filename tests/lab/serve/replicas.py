@@ -17,7 +17,8 @@ from megatron_hetero.lab.serve.batch import Sampling, Step
 from megatron_hetero.lab.serve.engine import RequestEvent, ServingEngine
 from megatron_hetero.lab.serve.rank import ServeOptions, serve_rank
 from megatron_hetero.lab.serve.sampling import draw_token
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 
 VOCAB, LENGTH = 61, 48
 COMMON = (

@@ -11,7 +11,8 @@ import pytest
 
 from megatron_hetero.errors import HeteroError, UnsupportedError, UsageError
 from megatron_hetero.lab.verify.command import verify_arguments
-from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob, RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
 
 LATENT = (
     "--transformer-impl=local --multi-latent-attention --q-lora-rank=48 --kv-lora-rank=32 "

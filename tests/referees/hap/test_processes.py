@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.job.world import World
 from tests.referees.hap.numeric import (
     Array,

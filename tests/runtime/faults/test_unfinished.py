@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from megatron_hetero.runtime.faults import unfinished
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 
 
 def test_each_thread_has_its_own_messages(tmp_path: Path) -> None:

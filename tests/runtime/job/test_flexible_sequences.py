@@ -17,7 +17,8 @@ from megatron_hetero.errors import (
 )
 from megatron_hetero.runtime.job.arguments import split_arguments
 from megatron_hetero.runtime.job.flexible_sequences import sequences_plan
-from megatron_hetero.runtime.job.local_launch import RankFailedError, run_jobs
+from megatron_hetero.runtime.job.local.jobs import RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.job.steps import job_of
 from megatron_hetero.runtime.sequences import steps
 from tests.runtime.sequences.flexible_runs import (

@@ -11,7 +11,7 @@ import pytest
 
 from megatron_hetero.errors import EXIT_RANK_DIED
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import rank_environment
+from megatron_hetero.runtime.job.local.ranks import rank_environment
 from tests.runtime.planted import (
     NUM_RANKS,
     Difference,

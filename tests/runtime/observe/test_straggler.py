@@ -12,7 +12,8 @@ from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.observe.straggler import flops_part
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 

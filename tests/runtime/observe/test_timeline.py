@@ -10,7 +10,8 @@ import pytest
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.observe.timeline import measured_step, timeline_to_data
 from megatron_hetero.schedule.of_plan import replica_schedule
 from megatron_hetero.schedule.programme import COMPUTE

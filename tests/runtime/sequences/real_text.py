@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy
 import torch
 
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.sequences.flexible_runs import flexible_job, records, stock_job, write_cluster
 
 SHORTEST, LONGEST = 16, 4096

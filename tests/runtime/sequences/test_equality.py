@@ -10,7 +10,8 @@ import numpy
 import pytest
 
 from megatron_hetero.lab.verify.processes.record import RankRecord
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.sequences import steps
 from megatron_hetero.sequences.step_tokens import GroupTokens, StepTokens
 from tests.runtime.sequences.flexible_runs import (

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from megatron_hetero.runtime.job.local_launch import RankFailedError, run_jobs
+from megatron_hetero.runtime.job.local.jobs import RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.sequences.flexible_runs import (
     flexible_job,
     records,

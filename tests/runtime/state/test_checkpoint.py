@@ -16,7 +16,7 @@ from megatron_hetero.lab.verify.processes.record import RankRecord
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.runs import plan_of, train, whole_weights
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 

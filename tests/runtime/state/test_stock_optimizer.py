@@ -14,7 +14,7 @@ from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.schedule.stock import is_stock
 from tests.runtime.runs import train
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload

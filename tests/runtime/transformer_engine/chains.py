@@ -76,7 +76,8 @@ def _train(root: Path, part: Part) -> None:
     from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
     from megatron_hetero.lab.verify.small.shrink import shrink
     from megatron_hetero.runtime.job import entry
-    from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+    from megatron_hetero.runtime.job.local.jobs import LocalJob
+    from megatron_hetero.runtime.job.local.launch import run_jobs
     from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
     from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 

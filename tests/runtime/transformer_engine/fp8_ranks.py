@@ -28,7 +28,8 @@ def divided_beside_whole(num_ranks: int, recipe: str, is_reduced: bool, folder: 
     """
     import torch
 
-    from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+    from megatron_hetero.runtime.job.local.jobs import LocalJob
+    from megatron_hetero.runtime.job.local.launch import run_jobs
 
     at = Path(folder)
 

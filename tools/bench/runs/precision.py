@@ -23,7 +23,7 @@ import torch
 
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tests.runtime.flag_runs import one_process_job, plan_job, read_log
 from tests.runtime.workloads import plan
 from tools.bench.jobs import ROOT

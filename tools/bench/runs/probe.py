@@ -37,7 +37,9 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_and_explain
-from megatron_hetero.runtime.job.local_launch import LocalJob, kept_folder, run_jobs
+from megatron_hetero.runtime.job.local.folders import kept_folder
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tools.bench.jobs import quoted
 from tools.bench.show import Columns, Failure, option
 

@@ -138,7 +138,7 @@ def _shape(candidate: Candidate) -> tuple[int, ...]:
 
 def rehearsed(case: Case, steps: int) -> dict[str, Any]:
     """Return the figures of one rehearsal."""
-    from megatron_hetero.runtime.job.local_launch import preload
+    from megatron_hetero.runtime.job.local.loading import preload
 
     preload()
     from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse

@@ -84,7 +84,7 @@ OPTIONS = (only("plans"),)
 def run(given: argparse.Namespace) -> Iterator[Columns | list[str] | str]:
     """Rehearse each plan with each choice of flags."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from megatron_hetero.runtime.job.local_launch import preload
+    from megatron_hetero.runtime.job.local.loading import preload
 
     preload()
     from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse

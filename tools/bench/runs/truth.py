@@ -33,7 +33,9 @@ from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.place import place_in_order
 from megatron_hetero.plan.plan import Layout, Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.job.local_launch import LocalJob, kept_folder, run_jobs
+from megatron_hetero.runtime.job.local.folders import kept_folder
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from tools.bench.runs.probe import TRAINING, cluster_text, judged, train
 from tools.bench.show import option
 from tools.score_runs import score, tables

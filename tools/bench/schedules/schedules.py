@@ -142,7 +142,7 @@ def really_run(
     """Yield runs beside the simulation."""
     # Ranks are forked, which CUDA does not survive.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from megatron_hetero.runtime.job.local_launch import preload
+    from megatron_hetero.runtime.job.local.loading import preload
     from tools.sleeping_pipeline import measure
 
     preload()

@@ -14,7 +14,7 @@ from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job.local_launch import kept_folder
+from megatron_hetero.runtime.job.local.folders import kept_folder
 from megatron_hetero.sequences.job_plan import job_groups, job_plan
 from megatron_hetero.sequences.lengths import Lengths
 

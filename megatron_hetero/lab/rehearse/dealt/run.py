@@ -34,7 +34,8 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local.jobs import LocalJob
+from megatron_hetero.runtime.job.local.launch import run_jobs
 from megatron_hetero.runtime.job.steps import job_of
 from megatron_hetero.runtime.sequences.balance import balance, slowest_of_each
 from megatron_hetero.sequences.deal.dealt import check_lengths

@@ -30,7 +30,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import narrowest
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
-from megatron_hetero.runtime.job.local_launch import LocalJob
+from megatron_hetero.runtime.job.local.jobs import LocalJob
 from megatron_hetero.runtime.megatron import checkpoint_metadata
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from megatron_hetero.runtime.parallel.boundary import always_send_parts

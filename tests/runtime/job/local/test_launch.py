@@ -18,14 +18,9 @@ from megatron_hetero.errors import (
     InfeasiblePlanError,
     UsageError,
 )
-from megatron_hetero.flags.environment import CONNECTIONS_VARIABLE
-from megatron_hetero.runtime.job.local_launch import (
-    LocalJob,
-    RankFailedError,
-    kept_folder,
-    rank_environment,
-    run_jobs,
-)
+from megatron_hetero.runtime.job.local.jobs import LocalJob, RankFailedError
+from megatron_hetero.runtime.job.local.launch import run_jobs
+from megatron_hetero.runtime.job.local.ranks import rank_environment
 
 
 def run(folder: Path, *functions: Callable[[int], None], timeout_s: float = 60) -> None:
@@ -110,7 +105,7 @@ def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
     # Every rank says where it stands.
     stacks = str(told.value).split(" is at:")[1:]
     assert len(stacks) == 2 and all(
-        "test_local_launch.py" in own and "wait" in own for own in stacks
+        "test_launch.py" in own and "wait" in own for own in stacks
     )
     for rank in range(2):
         with pytest.raises(ProcessLookupError):
@@ -144,35 +139,4 @@ def test_a_job_that_hangs_names_the_communicators(tmp_path: Path) -> None:
     assert re.search(r"waits in all_reduce, communicator \S+ of ranks 0, 1 \(gradients\)", second)
     assert "waits in a message from rank 0, communicator" in third
     assert "of ranks 0, 2 (forward messages of boundary 0)" in third
-    assert "test_local_launch.py" in first and "test_local_launch.py" in third
-
-
-def test_a_folder_that_is_kept_stays(tmp_path: Path) -> None:
-    with kept_folder(tmp_path / "kept", "verify") as folder:
-        (folder / "file").write_text("1")
-    with kept_folder(None, "verify") as other:
-        assert other.is_dir() and "megatron-hetero-verify-" in other.name
-    assert (tmp_path / "kept" / "file").is_file() and not other.exists()
-
-
-def test_ranks_share_the_cards_of_a_machine_that_has_too_few() -> None:
-    """NCCL takes two ranks on one card only from what it believes to be two hosts."""
-    ranks = [rank_environment(rank, 3, "store", num_cards=2) for rank in range(3)]
-    assert [own["LOCAL_RANK"] for own in ranks] == ["0", "1", "0"]
-    assert len({own["NCCL_HOSTID"] for own in ranks}) == 3
-    assert all(own["NCCL_SOCKET_IFNAME"] == "lo" for own in ranks)
-    for num_cards in (0, 3, 8):
-        alone = rank_environment(2, 3, "store", num_cards)
-        assert alone["LOCAL_RANK"] == "2" and "NCCL_HOSTID" not in alone
-
-
-def test_ranks_have_one_connection_unless_the_user_says_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Megatron refuses tensor and context parallelism with any other number before Blackwell."""
-    monkeypatch.delenv(CONNECTIONS_VARIABLE, raising=False)
-    assert CONNECTIONS_VARIABLE not in rank_environment(0, 1, "store", num_cards=1)
-    for num_cards in (0, 1, 2):
-        assert rank_environment(0, 2, "store", num_cards)[CONNECTIONS_VARIABLE] == "1"
-    monkeypatch.setenv(CONNECTIONS_VARIABLE, "8")
-    assert rank_environment(0, 2, "store", num_cards=1)[CONNECTIONS_VARIABLE] == "8"
+    assert "test_launch.py" in first and "test_launch.py" in third
