@@ -71,9 +71,9 @@ def test_a_name_of_the_glossary_is_in_the_code(name: str) -> None:
 
 
 def test_a_name_that_is_not_there_is_noticed() -> None:
-    assert not _is_there("cluster.spec.Nodes")
+    assert not _is_there("cluster.nodes.Nodes")
     assert not _is_there("cluster.specs.Node")
-    assert not _is_there("cluster.spec.Node.no_such_field")
+    assert not _is_there("cluster.nodes.Node.no_such_field")
 
 
 def test_a_public_class_has_one_meaning() -> None:

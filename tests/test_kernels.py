@@ -12,7 +12,7 @@ import pytest
 
 from megatron_hetero.bounds.chains import rests
 from megatron_hetero.bounds.chains.rests import least_of_rests
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost import pipeline
 from megatron_hetero.cost.network.holder_flow import Flow
 from megatron_hetero.cost.network.seconds import BoundaryTime

@@ -18,7 +18,7 @@ from typing import Any
 from scipy.optimize import least_squares
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.calibration import Calibration, product_flops_per_s
 from megatron_hetero.cost.work.compute import PassTimes, core_attention_times

@@ -25,7 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import CHOICES, Cluster, Limits, Link, Node
+from megatron_hetero.cluster.limits import CHOICES, Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.causes import stage_causes
 from megatron_hetero.cost.memory.libraries import torch_workspace_bytes
 from megatron_hetero.cost.model import CostModel

@@ -24,7 +24,7 @@ from calibration_tables import (
 from scipy.optimize import least_squares
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.network.collectives import all_reduce_s
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.work.calibration import (

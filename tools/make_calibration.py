@@ -42,7 +42,7 @@ from layer_fits import fit_launch, fit_layers, fit_link
 from product_tables import by_gpu, fit_products, product_points, reading_efficiency, sources
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.work.calibration import (
     Calibration,
     has_tf32,

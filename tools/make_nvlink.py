@@ -27,8 +27,7 @@ from product_tables import TABLES
 from scipy.optimize import least_squares
 
 from megatron_hetero.cluster.catalogue import sheet_link
-from megatron_hetero.cluster.node_links import NvlinkCurve
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link, NvlinkCurve
 from megatron_hetero.cost.network.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from megatron_hetero.files import read_json, write_json
 

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.work.calibration import product_flops_per_s
 from megatron_hetero.cost.work.products import GemmEfficiency, Product, ProductSpeed
 

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from megatron_hetero.cluster.spec import Cluster, Link, Node
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.serving.compose.problem import Composition
 from megatron_hetero.serving.fleet.offers import Fleet, OfferedReplica
 from megatron_hetero.serving.fleet.shapes import Shape

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.choices import context_parallels, shares_tokens
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.share import TensorShare, even_share

@@ -10,7 +10,7 @@ from rich.table import Table
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.spec import Limits
+from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cost.memory.libraries import LEAST_MARGIN_BYTES, REMAINDER_BYTES
 from megatron_hetero.errors import CheckFailedError, UsageError
 from megatron_hetero.flags.emit import check_user_flags

@@ -1,6 +1,8 @@
 """The cluster as data: GPUs, nodes, links, sites; its file is read in `cluster.file`.
 
-spec          `Cluster`, `Node`, `Device`, `GpuType`: what all rooms plan with
+spec          `Cluster`: what all rooms plan with
+nodes         `Node`, `Device`, `GpuType`: what it is made of
+limits        `Limits`: what the user fixes in every plan
 catalogue     GPU types by name, each number with its source
 makers        communication libraries, and which GPUs cannot talk
 gpu_names     names that drivers, schedulers and clouds give to GPUs

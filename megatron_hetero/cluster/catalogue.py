@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from megatron_hetero.cluster.file.quantities import Bandwidth, Latency, MemorySize, Peak
 from megatron_hetero.cluster.makers import Library, cannot_train, library_of_name
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import ClusterError
 from megatron_hetero.files import near_names, read_json, validate_document
 

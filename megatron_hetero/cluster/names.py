@@ -78,7 +78,7 @@ def is_number(name: str) -> bool:
 
 def island_name(machine: str, label: str) -> str:
     """Return the name of the node that stands for some of a machine's GPUs
-    (`cluster.spec.Node`)."""
+    (`cluster.nodes.Node`)."""
     return f"{machine}{_ISLAND}{label}"
 
 

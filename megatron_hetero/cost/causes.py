@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.placement import PlacedReplica
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.stage_prices import StagePrices

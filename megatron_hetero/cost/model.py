@@ -7,7 +7,8 @@ from itertools import accumulate, pairwise
 from typing import ClassVar, Self
 
 from megatron_hetero.cluster.node_links import NodePair
-from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.parameters import embedding_params, layer_params

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from megatron_hetero.cluster.names import machine_of
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.holdings import Holdings, Interval, StateSizes, Tensor, without
 from megatron_hetero.cost.network.lines import line_seconds
 

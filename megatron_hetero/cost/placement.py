@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.hashed import hashed_once, value
 from megatron_hetero.model.spec import Precision, TokenDispatcher
 from megatron_hetero.plan.plan import StageShape

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Self
 
-from megatron_hetero.cluster.spec import Cluster, GpuType
+from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.device import kept_sends
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.sharded import sharded_memory

@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import Device, Node
+from megatron_hetero.cluster.nodes import Device, Node
 from megatron_hetero.cost.memory.device import stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree, inward_communicators, kept_free
 from megatron_hetero.cost.memory.stage import StageMemory, least_memory, with_in_flight

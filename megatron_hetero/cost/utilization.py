@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from megatron_hetero.cluster.spec import Cluster, GpuType
+from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.compute import peak_flops_per_s
 from megatron_hetero.model.blocks import blocks
 from megatron_hetero.model.spec import Workload

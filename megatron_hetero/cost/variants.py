@@ -7,7 +7,8 @@ from copy import copy
 from dataclasses import replace
 from typing import Self
 
-from megatron_hetero.cluster.spec import Cluster, Device, GpuType, Node
+from megatron_hetero.cluster.nodes import Device, GpuType, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.states import EVERY_DEVICE, StateHolders
 from megatron_hetero.cost.placement import PlacedStage, Placement, Recompute
 from megatron_hetero.cost.work.profile import Profile

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.model.spec import ModelSpec, Workload
 

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from megatron_hetero.cluster.makers import mixed_libraries
-from megatron_hetero.cluster.spec import Cluster, Device, Node
+from megatron_hetero.cluster.nodes import Device, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import context_parallels
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.placement import PlacedStage, Placement

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from megatron_hetero.cluster.spec import Cluster, GpuType, Node
+from megatron_hetero.cluster.nodes import GpuType, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.launch import node_launches
 from megatron_hetero.model.flag_table import flag_table, last_of_each

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.lines import faster_lines
-from megatron_hetero.cluster.node_links import mapped_links
-from megatron_hetero.cluster.spec import Cluster, GpuType, Link
+from megatron_hetero.cluster.node_links import Link, mapped_links
+from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.plan.plan import Plan

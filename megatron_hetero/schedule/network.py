@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.cluster.names import machine_of, node_words
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.nics import group_seconds
 from megatron_hetero.cost.placement import PlacedStage

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.libraries import kept_free, memory_kind
 from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.cost.work.profile import Profile

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_hetero.cluster.spec import Cluster, GpuType
+from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.serving.fleet.plan import PlannedReplica, ServingPlan
 

@@ -13,7 +13,8 @@ from megatron_hetero.bounds.divided import bound_with_context_parallel_s, divide
 from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.bounds.free_groups import free_groups_bound_s
 from megatron_hetero.bounds.step_time import WORK_BOUND_RELAXES, work_bound_s
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import shares_tokens
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedStage, Placement

@@ -7,7 +7,7 @@ import pytest
 
 from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.bounds.step_time import Bound
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.errors import (

@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from megatron_hetero.bounds.free_groups import free_groups_bound_s
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.load import load_workload

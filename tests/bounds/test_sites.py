@@ -8,7 +8,9 @@ import pytest
 
 from megatron_hetero.bounds.chains.kinds import gpu_classes
 from megatron_hetero.bounds.sites import SiteBounds, rates_of
-from megatron_hetero.cluster.spec import Cluster, Line, Link
+from megatron_hetero.cluster.lines import Line
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.lines import most_bytes_per_s
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.bounds.space import has_every_plan, relaxed, why_outside
-from megatron_hetero.cluster.spec import Cluster, Device, Limits
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from tests.cost.builders import AS_GIVEN, CLUSTER, FAST, FREE, SLOW, make_cluster, make_workload

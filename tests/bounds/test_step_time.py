@@ -14,7 +14,11 @@ from megatron_hetero.bounds.chains import levels as bound_levels
 from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.free_groups import free_groups_bound_s
 from megatron_hetero.bounds.step_time import step_time_bound, step_time_bound_s
-from megatron_hetero.cluster.spec import CHOICES, Cluster, Device, Line, Link
+from megatron_hetero.cluster.limits import CHOICES
+from megatron_hetero.cluster.lines import Line
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.spec import Workload

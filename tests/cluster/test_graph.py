@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.graph import connected_parts, link_graph
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 
 
 def test_an_edge_has_the_slower_direction() -> None:

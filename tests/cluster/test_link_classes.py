@@ -5,7 +5,9 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Cluster, Link, Node
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.seconds import slowest_link, worst_link
 from tests.cost.builders import FAST, SLOW
 from tests.planner.strategies import clusters

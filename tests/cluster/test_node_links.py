@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.file.description import cluster_hash
 from megatron_hetero.cluster.node_links import Link, NodeLinks, mapped_links, summarise_links
-from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 
 LINKS = st.sampled_from([Link(1e9, 1e-3), Link(2e9, 1e-3), Link(2e9, 1e-4)])
 

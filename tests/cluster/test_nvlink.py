@@ -8,8 +8,8 @@ import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.inventory.draft import link_guess
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cluster.nvlink import nvlink_curve, with_collectives
-from megatron_hetero.cluster.spec import Link
 
 FILE = """
 version: 1

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron_hetero.bounds.estimate import estimates_of, workload_of
-from megatron_hetero.cluster.spec import CHOICES, Cluster, GpuType, Limits, Link, Node
+from megatron_hetero.cluster.limits import CHOICES, Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.placing import placement_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.memory.activations import layer_activation_bytes
 from megatron_hetero.cost.memory.holdings import StateSizes, held_bytes, holdings, parts_of_plan
 from megatron_hetero.cost.memory.states import state_bytes

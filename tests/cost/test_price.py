@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from megatron_hetero.cluster.spec import Cluster, Limits
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.cost.price import price_of, price_per_hour

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement

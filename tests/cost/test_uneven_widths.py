@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from megatron_hetero.bounds.chains.kinds import group_widths
 from megatron_hetero.bounds.space import why_outside
 from megatron_hetero.bounds.step_time import step_time_bound, thorough_bound, work_bound_s
-from megatron_hetero.cluster.spec import CHOICES, Device, Limits, Node
+from megatron_hetero.cluster.limits import CHOICES, Limits
+from megatron_hetero.cluster.nodes import Device, Node
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.widths import uneven_widths

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Device, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.unit_prices import UnitPrices

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Device, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.memory.states import EVERY_DEVICE, StateHolders
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.unit_prices import UnitPrices

@@ -8,8 +8,10 @@ from math import inf
 
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.node_links import mapped_links
-from megatron_hetero.cluster.spec import Cluster, GpuType, Incast, Limits, Link, Node
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Incast, Link, mapped_links
+from megatron_hetero.cluster.nodes import GpuType, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_workload
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Limits
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.price import price_per_hour
 from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.objectives.objective_bound import objective_bound

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.bounds.estimate import estimates_of
-from megatron_hetero.cluster.spec import Limits
+from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.spec import Workload

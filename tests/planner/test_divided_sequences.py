@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.bounds.estimate import estimates_of
-from megatron_hetero.cluster.spec import CHOICES, Cluster, Link
+from megatron_hetero.cluster.limits import CHOICES
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.placing import placement_of, with_optimizer_shares
 from megatron_hetero.errors import InfeasiblePlanError

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Limits, Link, Node
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.diff import diff_plans

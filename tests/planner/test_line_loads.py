@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.spec import CHOICES, Cluster
+from megatron_hetero.cluster.limits import CHOICES
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.files import canonical_json

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Cluster, Limits
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.price import price_of
 from megatron_hetero.errors import InfeasiblePlanError, UsageError

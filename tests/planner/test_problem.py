@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.objective import Objective

@@ -10,7 +10,8 @@ import pytest
 
 from megatron_hetero.cli.arguments import with_sends
 from megatron_hetero.cli.main import main
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.model.spec import Sends
 from megatron_hetero.plan.file import load_plan, plan_to_data, save_plan

@@ -9,7 +9,9 @@ from functools import partial
 import pytest
 
 from megatron_hetero.cluster.doubt import Doubt
-from megatron_hetero.cluster.spec import Cluster, Limits, Link
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.lab.kit.orders import with_interleaving

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from megatron_hetero.bounds.chains.kinds import gpu_classes
 from megatron_hetero.bounds.effort import QUICK
-from megatron_hetero.cluster.spec import Cluster, Limits, Node
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 from tests.planner.naive import best_step_time_s

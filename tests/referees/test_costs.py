@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.bounds.effort import QUICK
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.errors import FileFormatError, UnsupportedError
 from tools.bench.search.planners import CASES, RESULT_FIELDS

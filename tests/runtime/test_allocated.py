@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.lab.kit.small_job import TRAINING, on_this_backend
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout

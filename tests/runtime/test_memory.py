@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.lab.kit.live_bytes import LiveBytes
 from megatron_hetero.lab.verify.options import Options
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs

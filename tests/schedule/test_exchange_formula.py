@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.bounds.estimate import workload_of
-from megatron_hetero.cluster.spec import Incast, Link
+from megatron_hetero.cluster.node_links import Incast, Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.plan.build import canonical_hosts

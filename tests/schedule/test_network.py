@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.schedule.network import crossing

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.sequences.cluster_groups import cluster_groups
 from megatron_hetero.sequences.deal.micro_batch import deal_micro_batch
 from megatron_hetero.sequences.deal.price_table import price_table

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.sequences.cluster_groups import ClusterGroups, cluster_groups
 from megatron_hetero.sequences.deal.batch import deal_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from megatron_hetero.cluster.spec import Device, Node
+from megatron_hetero.cluster.nodes import Device, Node
 from tools.referees.hexiscale import DEVICE_TYPES, ELEMENT_BYTES, SYNC_FACTOR
 from tools.referees.hexiscale_costs import HexiscaleCosts
 from tools.referees.waiting.rules import FillRules

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import accumulate
 from math import inf
 
-from megatron_hetero.cluster.spec import Device, Node
+from megatron_hetero.cluster.nodes import Device, Node
 from tools.referees.sailor import WIDEST_IN_SYNC
 from tools.referees.sailor_costs import SailorCosts
 from tools.referees.sailor_tables import ELEMENT_BYTES, Endpoint

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from megatron_hetero.cluster.spec import Cluster, Device, Node
+from megatron_hetero.cluster.nodes import Device, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, Placement

@@ -16,7 +16,7 @@ import numpy as np
 
 from megatron_hetero.bounds.chains.kinds import GpuClass
 from megatron_hetero.bounds.chains.stages import PLACES, ChainStageOptions
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.lines import most_bytes_per_s
 from megatron_hetero.cost.sync.least import Cut

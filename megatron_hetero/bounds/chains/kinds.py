@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.widths import uneven_widths, usable_gpus

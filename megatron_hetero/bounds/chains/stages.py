@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_hetero.bounds.chains.kinds import GpuClass
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import may_choose, recomputes
 from megatron_hetero.cost.memory.stage import update_traffic_bytes, with_some_layers_recomputed
 from megatron_hetero.cost.memory.states import StateHolders

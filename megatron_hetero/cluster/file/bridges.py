@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_hetero.cluster.catalogue import SheetLink, sheet_link
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import ClusterError
 from megatron_hetero.units import format_bandwidth
 

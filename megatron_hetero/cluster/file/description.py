@@ -22,9 +22,10 @@ from megatron_hetero.cluster.file.references import References
 from megatron_hetero.cluster.file.schema import ClusterSection, NodeSection
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY
 from megatron_hetero.cluster.nics import Nics
-from megatron_hetero.cluster.node_links import NodePair
+from megatron_hetero.cluster.node_links import Link, NodePair
+from megatron_hetero.cluster.nodes import GpuType, Node
 from megatron_hetero.cluster.nvlink import with_collectives
-from megatron_hetero.cluster.spec import Cluster, GpuType, Link, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import ClusterError, FileFormatError
 from megatron_hetero.files import Document, content_hash, read_yaml, validate_document
 

@@ -8,7 +8,7 @@ from megatron_hetero.cluster.catalogue import gpu_type, usual_launch_s
 from megatron_hetero.cluster.file.references import References
 from megatron_hetero.cluster.file.schema import ClusterSection, GpuSection
 from megatron_hetero.cluster.makers import LIBRARIES, Library, library_of_name
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import ClusterError, some_of
 from megatron_hetero.files import near_names
 

@@ -22,7 +22,7 @@ from megatron_hetero.cluster.file.references import References, listed
 from megatron_hetero.cluster.file.schema import CardsSection, LinkSection, LinksSection, NodeSection
 from megatron_hetero.cluster.names import island_name
 from megatron_hetero.cluster.node_links import Link, NodePair
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.units import format_bytes
 
 

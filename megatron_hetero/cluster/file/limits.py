@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from megatron_hetero.cluster.file.islands import Island
 from megatron_hetero.cluster.file.references import References
 from megatron_hetero.cluster.file.schema import LimitsSection
-from megatron_hetero.cluster.spec import CHOICES, Limits
+from megatron_hetero.cluster.limits import CHOICES, Limits
 
 TENSOR_PARALLEL_CLASSES = ("nodes", "sites")
 _DEVICE = re.compile(r"(?P<node>.+):(?P<index>[0-9]{1,4})", re.ASCII)

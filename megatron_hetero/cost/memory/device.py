@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import add
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.memory.activations import (
     embedding_activation_bytes,
     further_activation_bytes,

@@ -6,7 +6,8 @@ None of this is Megatron's.  PyTorch's allocator counts its own workspaces of ma
 
 from __future__ import annotations
 
-from megatron_hetero.cluster.spec import Cluster, GpuType, Node
+from megatron_hetero.cluster.nodes import GpuType, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import NOT_MEASURED, Profile
 from megatron_hetero.hashed import value
 from megatron_hetero.plan.communication.communicators import CHANNELS_OF_MESSAGES

@@ -9,8 +9,7 @@ choose.  In steps and bytes both count as rings, whatever algorithm NCCL takes.
 
 from __future__ import annotations
 
-from megatron_hetero.cluster.node_links import NvlinkCurve
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link, NvlinkCurve
 from megatron_hetero.cost.network.link_terms import adding_s
 
 

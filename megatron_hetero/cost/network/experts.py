@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.collectives import all_gather_s, reduce_scatter_s
 from megatron_hetero.cost.network.seconds import slowest_link, worst_link
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec

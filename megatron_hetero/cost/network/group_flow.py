@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_hetero.cluster.names import machine_of
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.exchange.groups.by_group import grouping_of
 from megatron_hetero.exchange.groups.grouping import Grouping, RangeSums, reduce_scatter
 from megatron_hetero.exchange.plan import Ints, Owned, Purpose

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_hetero.cluster.node_links import NodePair
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.group_flow import group_transfers
 from megatron_hetero.cost.network.lines import LineTable
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from megatron_hetero.cluster.spec import Cluster, Device, Incast, Link
+from megatron_hetero.cluster.node_links import Incast, Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 
 
 def adding_s(num_bytes: float, num_received: int, link: Link) -> float:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 
 Port = tuple[str, bool]
 """Name of a NIC, and True if the NIC sends."""

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.link_terms import adding_s, transfer_s
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.share import largest_fraction, member_shares

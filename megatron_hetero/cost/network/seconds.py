@@ -15,8 +15,9 @@ from math import lcm
 
 import numpy as np
 
-from megatron_hetero.cluster.node_links import NodePair
-from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cluster.node_links import Link, NodePair
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.collectives import all_gather_s
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.network.link_terms import FanIn, transfer_s

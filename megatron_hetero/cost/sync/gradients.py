@@ -20,7 +20,8 @@ from types import MappingProxyType
 import numpy as np
 
 from megatron_hetero.cluster.node_links import NodePair
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.holder_flow import Flow, HolderFlows, Ints
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedStage, Placement

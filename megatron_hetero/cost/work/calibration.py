@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.work.products import NO_GROUPED, GemmEfficiency, GroupedCall
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import read_json

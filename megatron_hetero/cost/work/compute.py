@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megatron_hetero.cluster.makers import FACTS
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.share import TensorShare, even_share
 from megatron_hetero.cost.work.calibration import (
     Calibration,

@@ -7,7 +7,7 @@ micro-batch on one GPU of a tensor-parallel group, without communication.
 
 from __future__ import annotations
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.work.calibration import Calibration
 from megatron_hetero.cost.work.compute import (
     PassTimes,

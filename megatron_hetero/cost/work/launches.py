@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.parameters import attention_matrices
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work import host_work

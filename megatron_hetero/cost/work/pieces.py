@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import NamedTuple
 
-from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.network.collectives import (
     context_parallel_times,
     end_exchanges,

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.errors import ProfileError

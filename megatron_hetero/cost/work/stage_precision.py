@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.model.spec import Precision, TrainingSpec
 
 _INSTEAD: tuple[Precision, ...] = ("fp16", "fp32")

@@ -28,7 +28,8 @@ from collections.abc import Sequence
 from itertools import starmap
 from typing import NamedTuple
 
-from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.network.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.cost.work.compute import PassTimes, speed_of

@@ -20,7 +20,10 @@ from typing import Any
 import torch
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import CHOICES, Cluster, GpuType, Limits, Link, Node
+from megatron_hetero.cluster.limits import CHOICES, Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.libraries import torch_workspace_bytes
 from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.lab.kit.live_bytes import LiveBytes

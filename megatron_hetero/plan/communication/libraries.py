@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, Library, library_of_name
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import ClusterError
 from megatron_hetero.plan.plan import Host
 

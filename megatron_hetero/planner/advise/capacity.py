@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.planner.problem import Problem

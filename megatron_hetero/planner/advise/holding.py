@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_hetero.cluster.spec import Cluster, GpuType, Limits, Link, Node
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.stage import StageMemory
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.compute import can_train

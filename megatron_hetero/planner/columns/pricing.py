@@ -17,7 +17,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.hashed import hashed_once, value
 from megatron_hetero.planner.columns.bundle_paths import (

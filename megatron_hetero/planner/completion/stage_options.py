@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.choices import deals_experts, deals_unlike, expert_groups, recomputes
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.stage import StageMemory

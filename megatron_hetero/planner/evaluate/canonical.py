@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from megatron_hetero.cluster.names import machine_of
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.placement import NO_SETTINGS, PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.placing import with_expert_groups
 from megatron_hetero.plan.stock_ranks import (

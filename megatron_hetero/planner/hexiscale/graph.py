@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.planner.hexiscale.partition import Weights
 from megatron_hetero.planner.problem import Problem
 

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import product
 from math import gcd, lcm
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.share import TensorShare, even_share, member_shares

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.planner.moves.places import ReplicaPlaces
 from megatron_hetero.planner.problem import Chain, Problem, Structure, Unit
 

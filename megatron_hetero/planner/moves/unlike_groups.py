@@ -14,7 +14,7 @@ from itertools import islice
 from math import lcm
 
 from megatron_hetero.cluster.names import machine_of
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.choices import may_choose, shares_tokens
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.plan.layout import MAX_CONTEXT_PARALLEL

@@ -12,7 +12,7 @@ from itertools import product
 from math import inf, prod
 
 from megatron_hetero.bounds.chains.kinds import group_widths
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.kinds import kinds_of

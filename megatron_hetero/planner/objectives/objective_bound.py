@@ -17,7 +17,8 @@ from math import ceil, inf, isinf
 from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.space import has_every_plan
 from megatron_hetero.bounds.step_time import step_time_bound
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.objectives.node_pools import (

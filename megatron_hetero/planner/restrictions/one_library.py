@@ -10,7 +10,8 @@ from math import inf
 from typing import Any, Concatenate, cast
 
 from megatron_hetero.cluster.makers import Library, cannot_train
-from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.errors import InfeasiblePlanError, LibraryError

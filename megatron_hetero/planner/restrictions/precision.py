@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from megatron_hetero.cluster.spec import Cluster, GpuType
+from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Precision, Workload

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from megatron_hetero.cluster.spec import Link, Node
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.planner.completion.own_flags import OwnFlags
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, Unit

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heapreplace
 from itertools import accumulate, groupby, islice
 from math import inf
 
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.filled import placed_replica
 from megatron_hetero.planner.division.layers import split_layers

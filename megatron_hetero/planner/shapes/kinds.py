@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.hashed import hashed_once, value
 from megatron_hetero.planner.problem import Problem
 

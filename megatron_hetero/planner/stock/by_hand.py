@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import expert_groups
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.plan import Plan

@@ -9,7 +9,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.ring import ring_key
 from megatron_hetero.cost.placement import PlacedReplica, Placement

@@ -12,7 +12,8 @@ from typing import cast
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.states import StateHolders
 from megatron_hetero.hashed import value
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.ring import ring_key

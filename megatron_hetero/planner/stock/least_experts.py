@@ -8,7 +8,9 @@ from math import gcd
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import Cluster, Link, Node
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.experts import ExpertLinks
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_hetero.cluster.spec import Cluster, Device, Link, Node
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks, expert_links
 from megatron_hetero.cost.network.seconds import groups_of, slowest_link, worst_link

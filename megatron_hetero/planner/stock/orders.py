@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.planner.problem import Problem, Unit, equal_units
 from megatron_hetero.planner.shapes.kinds import Kind, kinds_of
 from megatron_hetero.planner.stock.grids import StockGrid, StockRanks, grids_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.choices import dispatchers
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.experts import ExpertLinks

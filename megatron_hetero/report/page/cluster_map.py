@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.checks.violation import layer_range, stages
 from megatron_hetero.plan.chunks import layer_ranges
 from megatron_hetero.plan.plan import Plan, Stage

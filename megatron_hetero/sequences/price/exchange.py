@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.lines import line_seconds
 
 

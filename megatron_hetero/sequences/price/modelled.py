@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.spec import ModelSpec, Workload

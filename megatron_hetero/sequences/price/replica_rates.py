@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement

@@ -14,7 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.memory.device import stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.memory.states import StateHolders

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.serving.compose.problem import Composition
 from megatron_hetero.serving.fleet.offers import Fleet
 from megatron_hetero.serving.fleet.plan import Phase, PlannedReplica, PlannedStage

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from math import inf
 
 from megatron_hetero.cluster.names import device_place
-from megatron_hetero.cluster.spec import Cluster, Device, GpuType, Link, Node
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device, GpuType, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.serving.compose.problem import Wire
 

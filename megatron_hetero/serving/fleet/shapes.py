@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.serving.fleet.pools import Pool, link_between
 from megatron_hetero.serving.prices.engine import Engine
 from megatron_hetero.serving.prices.memory import kv_tokens, weight_bytes, working_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.serving.prices.engine import Engine
 from megatron_hetero.serving.prices.kernels import card_speed, table_of
 from megatron_hetero.serving.prices.measured import StepPhase

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import ProfileError
 from megatron_hetero.files import read_json, validate_document
 from megatron_hetero.serving.prices.sizes import SizeGrid, SizeRatios

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import ModelSpec, Precision

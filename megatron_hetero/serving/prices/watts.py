@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.work.calibration import shipped_calibration
 
 

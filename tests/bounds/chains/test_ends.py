@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from megatron_hetero.bounds.chains.ends import EndsCase, ends_cases
 from megatron_hetero.bounds.chains.kinds import gpu_classes
 from megatron_hetero.bounds.chains.stages import PLACES, ChainStageOptions
-from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from tests.bounds.chains.chain_options import options

@@ -10,7 +10,9 @@ import pytest
 
 from megatron_hetero.bounds.chains.kinds import gpu_classes
 from megatron_hetero.bounds.chains.stages import PLACES, ChainStageOptions, StageOptionMaker
-from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage
 from megatron_hetero.model.spec import Workload

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.file.description import cluster_hash, cluster_json_schema, load_cluster
-from megatron_hetero.cluster.node_links import summarise_links
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Incast, Link, summarise_links
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cluster.nvlink import with_collectives
-from megatron_hetero.cluster.spec import Cluster, Device, Incast, Limits, Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import ClusterError, HeteroError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "a100-rtx4090" / "cluster.yaml"

@@ -9,7 +9,8 @@ import pytest
 
 from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
 from megatron_hetero.cluster.nics import Nics
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import ClusterError
 
 FILE = """version: 1

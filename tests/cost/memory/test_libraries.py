@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import Cluster, Limits, Link, Node
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory.libraries import (
     CONTEXT_BYTES,
     KeptFree,

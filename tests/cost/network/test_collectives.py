@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.cluster.node_links import NvlinkCurve
+from megatron_hetero.cluster.node_links import Link, NvlinkCurve
 from megatron_hetero.cluster.nvlink import nvlink_curve
-from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.network.collectives import (
     all_gather_s,
     all_reduce_s,

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.node_links import mapped_links
-from megatron_hetero.cluster.spec import Cluster, Device, Incast, Link
+from megatron_hetero.cluster.node_links import Incast, Link, mapped_links
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.group_flow import GroupTransfers, group_transfers
 from megatron_hetero.exchange.plan import Purpose
 from tests.cost.builders import FAST, SLOW, make_cluster

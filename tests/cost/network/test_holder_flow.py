@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Cluster, Device, Incast, Link
+from megatron_hetero.cluster.node_links import Incast, Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.holder_flow import HolderFlow, HolderFlows
 from megatron_hetero.cost.network.ring import ring_order
 from megatron_hetero.cost.placement import PlacedStage

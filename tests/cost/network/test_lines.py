@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.lines import Line
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.network.lines import LineTable, line_seconds, most_bytes_per_s
 from tests.cost.builders import FAST, make_cluster
 

@@ -7,7 +7,9 @@ from math import inf
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Device, Incast, Link
+from megatron_hetero.cluster.node_links import Incast, Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.collectives import (
     context_parallel_times,

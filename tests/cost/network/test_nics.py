@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.nics import Nics
-from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import boundary_time
 from megatron_hetero.cost.placing import placement_of

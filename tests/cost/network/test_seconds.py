@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.network.collectives import ring_all_gather_s
 from megatron_hetero.cost.network.seconds import boundary_time
 from tests.cost.builders import BETWEEN, FAST, INSIDE, SLOW, make_cluster

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_hetero.cluster.spec import Device, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.share import even_share

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.parameters import embedding_params, layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.share import even_share

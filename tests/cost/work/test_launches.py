@@ -14,7 +14,7 @@ import pytest
 from megatron_hetero.bounds.step_time import step_time_bound
 from megatron_hetero.cluster.catalogue import gpu_type, usual_launch_s
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.cost.work import host_work

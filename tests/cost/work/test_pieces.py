@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.share import member_shares
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.pieces import PieceTimes, activation_bytes, price_pieces

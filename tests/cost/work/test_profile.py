@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.cluster.spec import GpuType, Limits
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.memory.libraries import CONTEXT_BYTES, communicators_bytes, num_channels
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.compute import PassTimes

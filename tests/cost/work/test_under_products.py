@@ -9,8 +9,9 @@ from typing import get_args
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cluster.nvlink import nvlink_curve
-from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.memory.working import overlap_buffer_bytes
 from megatron_hetero.cost.network.collectives import (
     all_gather_s,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal
 from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.cluster.spec import Line, Link
+from megatron_hetero.cluster.lines import Line
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.lab.rehearse.rehearsal import rehearsal_to_data
 from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 from tests.cost.builders import FAST, SLOW, make_cluster

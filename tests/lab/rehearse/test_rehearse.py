@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cli.arguments import with_sends
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.lab.kit.orders import with_interleaving
 from megatron_hetero.lab.rehearse import run as rehearse_run

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from megatron_hetero.cluster.spec import Cluster, Limits
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.checks import cluster as check_cluster
 from megatron_hetero.plan.plan import (
     DeviceEstimate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatron_hetero.cluster.spec import Limits
+from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.plan.checks.cluster import data_parallel_stays_in_sites
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import LayerRange, Plan

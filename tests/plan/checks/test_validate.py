@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from megatron_hetero.cluster.spec import Cluster, Limits
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.checks import cluster as check_cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.planner.advise.alternatives import layout_text, runners_up
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.portfolio import search, strategies_of

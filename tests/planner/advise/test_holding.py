@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cli.main import main
-from megatron_hetero.cluster.spec import CHOICES, Limits
+from megatron_hetero.cluster.limits import CHOICES, Limits
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.advise.holding import holdings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.advise import idle
 from megatron_hetero.planner.completion.completer import Completer

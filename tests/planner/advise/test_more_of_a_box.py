@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.planner.advise.capacity import MoreGpus
 from megatron_hetero.planner.advise.nothing_fits.relaxations import more_words, with_more
 

@@ -7,7 +7,8 @@ from itertools import product
 
 import pytest
 
-from megatron_hetero.cluster.spec import Limits, Link
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.shapes.kinds import NodeBlock, kinds_of

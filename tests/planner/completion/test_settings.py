@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.bounds.step_time import step_time_bound_s
-from megatron_hetero.cluster.spec import CHOICES, Cluster, Link
+from megatron_hetero.cluster.limits import CHOICES
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import deals_experts, micro_batch_sizes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement

@@ -9,7 +9,8 @@ from math import inf
 
 import pytest
 
-from megatron_hetero.cluster.spec import Limits, Link
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, Recompute
 from megatron_hetero.cost.placing import with_sharded_layers

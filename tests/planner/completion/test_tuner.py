@@ -8,7 +8,8 @@ from math import inf
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Filled, least_time_s

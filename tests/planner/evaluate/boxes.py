@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.planner.problem import Problem, make_problem
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import InfeasiblePlanError, PlanFormatError
 from megatron_hetero.plan.communication import under_way
 from megatron_hetero.plan.layout import format_layout

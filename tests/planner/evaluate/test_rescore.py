@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate import rescore as module
 from megatron_hetero.planner.evaluate.rescore import Rescorer, distinct

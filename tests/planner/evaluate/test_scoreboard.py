@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.nodes import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.own_flags import OwnFlags

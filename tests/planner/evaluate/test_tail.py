@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Line, Link
+from megatron_hetero.cluster.lines import Line
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.completion.filled import Completion
 from megatron_hetero.planner.evaluate.tail import Tails

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Device, Limits, Link
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout

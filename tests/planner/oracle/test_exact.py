@@ -9,7 +9,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.bounds.step_time import step_time_bound_s
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner import plan_cluster, portfolio

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cli.main import main
-from megatron_hetero.cluster.spec import Cluster, GpuType, Limits
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.profile import Profile, load_profile

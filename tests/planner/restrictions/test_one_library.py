@@ -10,7 +10,7 @@ import pytest
 
 from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import Limits
+from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.errors import InfeasiblePlanError, LibraryError, PlanFormatError
 from megatron_hetero.flags.launch import node_launches
 from megatron_hetero.plan.checks.validate import validate_plan

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, GpuType, Limits
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.nodes import GpuType
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_cluster

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.shapes.kinds import blocks_of, cut, cuts, kinds_of
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_cluster, make_workload

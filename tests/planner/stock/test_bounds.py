@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import dispatchers, expert_groups
 from megatron_hetero.cost.network.experts import expert_links
 from megatron_hetero.cost.placement import PlacedExperts

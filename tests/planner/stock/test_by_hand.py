@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import Cluster, Limits, Link
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.advise.explain import Explanation

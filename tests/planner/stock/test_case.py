@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.case import StockCase

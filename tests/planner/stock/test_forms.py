@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Limits
+from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.planner.problem import Unit, make_problem
 from megatron_hetero.planner.stock.forms import contexts
 from megatron_hetero.planner.stock.grids import StockRanks

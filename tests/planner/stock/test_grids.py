@@ -7,7 +7,9 @@ from itertools import permutations, product
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Limits, Link
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, places_by_rank
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock import orders as module

@@ -11,7 +11,8 @@ import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.node_links import Link
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import ClusterError
 from megatron_hetero.files import canonical_json
 from tests.cost.builders import FAST, SLOW, make_cluster

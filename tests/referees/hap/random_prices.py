@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from tools.referees.hap.prices import ProgramPrices, Shares
 from tools.referees.hap.states import (
     Dimension,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage
 from megatron_hetero.errors import UnsupportedError

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.model import CostModel
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.referees.hap.random_programs import random_program

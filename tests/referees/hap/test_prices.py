@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.network.collectives import (
     ring_all_gather_s,
     ring_all_reduce_s,

@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import GpuType
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.completion.stage_options import StagePlace

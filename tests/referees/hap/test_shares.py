@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from tests.referees.hap.random_prices import random_graph, random_prices, random_shares
 from tools.referees.hap.prices import (
     ProgramPrices,

@@ -8,7 +8,8 @@ from math import inf
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.layout import parse_layout
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload

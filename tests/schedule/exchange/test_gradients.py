@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.parameters import layer_params, whole_layer_params
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.plan.plan import Plan

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.model.load import load_workload

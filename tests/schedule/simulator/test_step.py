@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placing import placement_of
 from megatron_hetero.errors import PlanFormatError, UsageError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.errors import ProfileError, UsageError
 from megatron_hetero.serving.prices.basis import price_basis
 from megatron_hetero.serving.prices.engine import ENGINES, Engine

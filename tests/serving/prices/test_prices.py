@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.serving.prices.engine import ENGINES
 from megatron_hetero.serving.prices.kernels import card_speed
 from megatron_hetero.serving.prices.matrices import Matrix, layer_matrices

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.compose.problem import Wire
 from megatron_hetero.serving.prices.work import StepWork

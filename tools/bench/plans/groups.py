@@ -17,7 +17,8 @@ from dataclasses import replace
 from itertools import combinations, permutations, product
 
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.load import load_workload

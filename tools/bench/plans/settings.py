@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.spec import CHOICES, Cluster
+from megatron_hetero.cluster.limits import CHOICES
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout

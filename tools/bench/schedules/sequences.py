@@ -27,7 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import Cluster, Link, Node
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.sequences.cluster_groups import ClusterGroups, cluster_groups
 from megatron_hetero.sequences.deal.batch import deal_batch

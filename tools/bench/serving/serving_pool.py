@@ -36,7 +36,8 @@ from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.serving.compose.milp import serve_most
 from megatron_hetero.serving.compose.problem import ROUTES

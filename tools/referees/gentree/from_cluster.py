@@ -15,7 +15,8 @@ from math import inf
 
 from megatron_hetero.cluster.lines import Line
 from megatron_hetero.cluster.node_links import Incast, Link
-from megatron_hetero.cluster.spec import Cluster, Device, Node
+from megatron_hetero.cluster.nodes import Device, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import ClusterError
 from tools.referees.gentree.tree import Branch, DeviceTerms, LinkTree
 

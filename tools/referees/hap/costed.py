@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from megatron_hetero.cluster.spec import Device, GpuType
+from megatron_hetero.cluster.nodes import Device, GpuType
 from megatron_hetero.cost.memory.activations import layer_activation_bytes
 from megatron_hetero.cost.memory.states import state_bytes
 from megatron_hetero.cost.model import CostModel

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from megatron_hetero.bounds.chains.kinds import GpuClass
-from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cluster.nodes import Node
 from megatron_hetero.cost.model import CostModel
 from tools.referees.waiting.rules import FillRules
 from tools.referees.waiting.table import PLACES, Floats, Ints, StageKinds

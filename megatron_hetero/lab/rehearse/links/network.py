@@ -12,7 +12,8 @@ from itertools import pairwise
 from math import inf, prod
 
 from megatron_hetero.cluster.names import machine_of
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.nodes import Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import UsageError
 from megatron_hetero.exchange.plan import ExchangePlan
 

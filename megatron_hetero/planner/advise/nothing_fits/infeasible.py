@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
 from megatron_hetero.model.spec import TrainingSpec
 from megatron_hetero.planner.advise.capacity import MoreGpus, may_fit, may_fit_proves

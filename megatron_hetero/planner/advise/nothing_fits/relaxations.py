@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
+from megatron_hetero.cluster.limits import Limits
 from megatron_hetero.cluster.names import machine_of
-from megatron_hetero.cluster.spec import Cluster, Limits, Node
+from megatron_hetero.cluster.nodes import Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.work.compute import can_train, peak_flops_per_s
 from megatron_hetero.model.spec import TrainingSpec

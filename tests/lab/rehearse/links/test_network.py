@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatron_hetero.cluster.spec import Line, Link
+from megatron_hetero.cluster.lines import Line
+from megatron_hetero.cluster.node_links import Link
 from megatron_hetero.lab.rehearse.links.board import Board
 from megatron_hetero.lab.rehearse.links.network import Network, SlowLink
 from tests.cost.builders import SLOW, make_cluster

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.spec import Cluster, Limits
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.planner import plan_cluster

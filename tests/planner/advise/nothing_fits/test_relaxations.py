@@ -7,7 +7,9 @@ from math import ceil
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Limits, Link
+from megatron_hetero.cluster.limits import Limits
+from megatron_hetero.cluster.node_links import Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.planner.advise.capacity import MoreGpus
 from megatron_hetero.planner.advise.nothing_fits.relaxations import (
     FULL_RECOMPUTE,
